@@ -1,0 +1,112 @@
+"""The command line: `python -m bookbinder --help`."""
+
+import argparse
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from bookbinder import book as books
+from bookbinder import progress, site
+from bookbinder.execute import Stopped
+
+
+def main(arguments=None):
+    """Run a command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="bookbinder", description="Bind chapters that are programs into a site.")
+    parser.add_argument("--root", default=".", help="the folder of the book, with _toc.yml in it (default: here)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    build = commands.add_parser("build", help="execute what changed, and make the site in _build/html")
+    chapter = commands.add_parser("chapter", help="execute one chapter, and make its page alone")
+    chapter.add_argument("file", help="such as book/arrays.md")
+    serve = commands.add_parser("serve", help="show the site on localhost; rebuild and reload on every save")
+    serve.add_argument("--port", type=int, default=8000, help="default: 8000")
+    for command in (build, serve):
+        command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
+    options = parser.parse_args(arguments)
+    try:
+        return {"build": _build, "chapter": _chapter, "serve": _serve}[options.command](options)
+    except (books.BookError, site.SiteError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except (Stopped, KeyboardInterrupt) as stop:
+        name = str(stop) or "SIGINT"
+        print(f"stopped ({name}); the site is as it was", file=sys.stderr)
+        return 128 + getattr(signal, name)
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number
+
+
+def _build(options):
+    book = books.load(options.root)
+    results = site.build(book, jobs=options.jobs, progress=progress.for_this_terminal())
+    print(progress.table(results))
+    failed = [result.failure for result in results if result.failure]
+    for failure in failed:
+        _print_failure(failure)
+    if failed:
+        print(f"{len(failed)} of {len(results)} chapters failed; the site is as it was", file=sys.stderr)
+        return 1
+    print(f"the site: {_shown(book.build_folder / 'html' / 'index.html')}")
+    return 0
+
+
+def _chapter(options):
+    book = books.load(options.root)
+    chapter = book.chapter(options.file)
+    result, page = site.build_chapter(book, chapter, progress=progress.for_this_terminal())
+    print(progress.table([result]))
+    if result.failure:
+        _print_failure(result.failure)
+        return 1
+    print(f"the page: {_shown(page)}")
+    return 0
+
+
+def _print_failure(failure):
+    print(f"\n{failure}", file=sys.stderr)
+    if failure.traceback:
+        print(failure.traceback.rstrip(), file=sys.stderr)
+
+
+def _shown(path):
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _serve(options):
+    """A server that never waits for a build: saving a file starts one beside it, its end reloads the page."""
+    from livereload import Server
+
+    book = books.load(options.root)
+    command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
+    command += ["--jobs", str(options.jobs)] if options.jobs else []
+    changed, stopping = threading.Event(), threading.Event()
+
+    def keep_building():
+        while changed.wait() and not stopping.is_set():
+            changed.clear()
+            subprocess.run(command, check=False)  # it says what is wrong, and leaves the last good site
+
+    first = subprocess.run(command, check=False).returncode
+    if not (book.build_folder / "html").exists():
+        return first
+    builder = threading.Thread(target=keep_building, daemon=True)
+    builder.start()
+    server = Server()
+    for pattern in ("book", "src", "_config.yml", "_toc.yml"):
+        server.watch(str(book.root / pattern), changed.set, delay="forever")  # rebuild, do not reload yet
+    server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
+    server.serve(root=str(book.build_folder / "html"), port=options.port, host="127.0.0.1", open_url_delay=None)
+    stopping.set()
+    changed.set()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

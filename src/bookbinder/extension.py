@@ -1,0 +1,52 @@
+"""A Sphinx extension that makes plain `jupyter-book build .` as truthful as `make book`.
+
+Stock Jupyter Book reuses outputs while a chapter's own code is the same, whatever else has changed, and
+publishes a page whose cell failed. With this in `_config.yml`, chapters are executed by
+`bookbinder.execute` before Sphinx reads them, and a failure ends the build.
+"""
+
+import os
+from pathlib import Path
+
+from sphinx.errors import ExtensionError
+
+from bookbinder import book as books
+from bookbinder import execute
+from bookbinder.progress import Lines
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("config-inited", _take_repository_from_ci, priority=400)
+    app.connect("env-get-outdated", _execute)
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
+
+
+def _take_repository_from_ci(app, config):
+    """In GitHub's CI links lead to the repository that is built, so that a fork's lead to the fork."""
+    name = os.environ.get("GITHUB_REPOSITORY")
+    if name:
+        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+        config.html_theme_options["repository_url"] = f"{server}/{name}"
+
+
+def _execute(app, env, added, changed, removed):
+    """Execute the chapters; returns those whose outputs are newer than what Sphinx has read."""
+    if env.mystnb_config.execution_mode != "cache":
+        return []
+    source = Path(app.srcdir)
+    root = source if (source / "_toc.yml").exists() else source.parent
+    prefix = f"{books.FOLDER}/" if source == root else ""
+    book = books.load(root)
+    chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
+    folder = env.mystnb_config.execution_cache_path
+    results = execute.run(book, folder, chapters=chapters, progress=Lines())
+    failures = [str(result.failure) for result in results if result.failure]
+    if failures:
+        raise ExtensionError("\n".join(["cells failed:", *failures]))
+
+    made = execute.records(folder)
+    now = {chapter.name: made.get(str(root / chapter.path)) for chapter in chapters}
+    read = getattr(env, "bookbinder_records", {})
+    env.bookbinder_records = now
+    return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]

@@ -1,0 +1,118 @@
+"""Say what is going on: a live table on a terminal, plain lines elsewhere."""
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+
+class Progress:
+    """Tells nothing; the base of the two that do."""
+
+    @contextmanager
+    def watching(self, count):
+        """While `count` chapters run."""
+        yield
+
+    def cell(self, name, number, total):
+        """Cell `number` of `total` of a chapter starts; 0 while its kernel starts."""
+
+    def finished(self, result):
+        """A chapter came to its end."""
+
+    def say(self, text):
+        """A line of its own."""
+
+
+class Lines(Progress):
+    """Plain lines: when a chapter starts and ends, and every ten seconds where it is."""
+
+    def __init__(self, stream=None, every=10.0):
+        """Print to `stream`, by default standard error."""
+        self._stream, self._every = stream or sys.stderr, every
+        self._began, self._spoke, self._lock = {}, {}, threading.Lock()
+
+    def say(self, text):
+        print(text, file=self._stream, flush=True)
+
+    def cell(self, name, number, total):
+        with self._lock:
+            now = time.monotonic()
+            began = self._began.setdefault(name, now)
+            if number == 0:
+                self.say(f"{name}: running {total} cells")
+            elif now - self._spoke.setdefault(name, began) >= self._every:
+                self._spoke[name] = now
+                self.say(f"{name}: cell {number} of {total}, {now - began:.0f} s")
+
+    def finished(self, result):
+        with self._lock:
+            self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
+
+
+class Live(Progress):
+    """A table that is redrawn in place: each running chapter, its cell, its seconds."""
+
+    def __init__(self):
+        """Draw on standard error."""
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._running, self._done, self._count, self._lock = {}, 0, 0, threading.Lock()
+
+    def say(self, text):
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def watching(self, count):
+        from rich.live import Live as RichLive
+
+        self._count = count
+        if not count:
+            yield
+            return
+        with RichLive(get_renderable=self._table, console=self._console, refresh_per_second=4, transient=True):
+            yield
+
+    def _table(self):
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        with self._lock:
+            for name, (began, number, total) in self._running.items():
+                seconds = f"{time.monotonic() - began:.0f} s"
+                where = f"cell {number} of {total}" if number else "starting"
+                table.add_row(name, ProgressBar(total, max(0, number - 1), width=24), where, seconds)
+            table.add_row(f"{self._done} of {self._count} chapters done")
+        return table
+
+    def cell(self, name, number, total):
+        with self._lock:
+            began = self._running[name][0] if name in self._running else time.monotonic()
+            self._running[name] = (began, number, total)
+
+    def finished(self, result):
+        with self._lock:
+            self._running.pop(result.name, None)
+            self._done += 1
+        self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
+
+
+def for_this_terminal():
+    """Live on a terminal, lines in a log."""
+    return Live() if sys.stderr.isatty() else Lines()
+
+
+def table(results):
+    """The closing table: each chapter, its cells, what became of it, and how long its run took."""
+    rows = [("chapter", "cells", "result", "seconds")]
+    for result in results:
+        ran = result.status != "no code"
+        rows.append(
+            (result.name, str(result.cells) if ran else "", result.status, f"{result.seconds:.1f}" if ran else "")
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}".rstrip() for row in rows
+    )

@@ -1,0 +1,241 @@
+"""Turn executed chapters into HTML with Jupyter Book, and replace the published site only by a good one."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from bookbinder import execute
+from bookbinder.book import FOLDER
+
+CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
+
+
+class SiteError(Exception):
+    """Jupyter Book refused to make the site; the message holds what it said."""
+
+
+def build(book, *, jobs=None, progress=None):
+    """Execute what changed, then make the site below `_build/html`.
+
+    The site that is there stays until the new one is complete and without a warning.
+
+    Returns:
+      The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
+
+    Raises:
+      SiteError: Jupyter Book failed or warned.
+    """
+    progress = progress or execute.Progress()
+    folder = book.build_folder
+    with _alone(folder, progress) as lock:
+        _finish_swap(folder)
+        state_file = folder / "state.json"
+        inputs = _inputs_digest(book)
+        state = _read_state(state_file)
+        if state and state["inputs"] == inputs and state["outputs"] == _outputs_digest(folder / "html"):
+            return [
+                execute.Result(**{**r, "status": "reused" if r["status"] == "ran" else r["status"]})
+                for r in state["results"]
+            ]
+        results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress)
+        if any(result.failure for result in results):
+            return results
+
+        progress.say("making the pages")
+        made = _jupyter_book(book, folder / "staging", lock)
+        _swap(made, folder)
+        state = {
+            "inputs": inputs,
+            "outputs": _outputs_digest(folder / "html"),
+            "results": [asdict(result) for result in results],
+        }
+        _write(state_file, json.dumps(state))
+        return results
+
+
+def build_chapter(book, chapter, *, progress=None):
+    """Execute one chapter and make its page alone. Returns its result, and the page (None if it failed).
+
+    Links to other chapters lead nowhere here; everything else is as in the book.
+    """
+    progress = progress or execute.Progress()
+    folder = book.build_folder
+    with _alone(folder, progress) as lock:
+        results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress)
+        if results[0].failure:
+            return results[0], None
+        progress.say("making the page")
+        made = _jupyter_book(book, folder / "chapter", lock, only=chapter)
+        return results[0], made / f"{chapter.name}.html"
+
+
+def _jupyter_book(book, folder, lock, only=None):
+    """Run `jupyter-book build` on the chapters' folder; returns the folder of the HTML."""
+    fresh = _fresh_digest(book, only)
+    stamp = folder / "made-with"
+    if folder.exists() and (not stamp.exists() or stamp.read_text() != fresh):
+        shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "_config.yml", yaml.safe_dump(_config_for_folder(book, only)))
+    _write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
+    _write(stamp, fresh)
+
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", str(book.root / FOLDER)]
+    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
+    command += ["--path-output", str(folder), "--quiet"]
+    if not only:
+        command += ["--warningiserror", "--keep-going"]
+    # The child holds the lock too: were this process killed, the next build would wait for it.
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
+    process = subprocess.Popen(
+        command, pass_fds=[lock], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    with execute._kernels():  # signals raise Stopped here too
+        try:
+            said, warned = process.communicate()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if process.returncode:
+        shutil.rmtree(folder / "_build" / "html", ignore_errors=True)
+        raise SiteError(_what_was_wrong(book, said, warned))
+    if only and warned.strip():
+        print(_relative(book, warned).strip(), file=sys.stderr)
+    return folder / "_build" / "html"
+
+
+def _what_was_wrong(book, said, warned):
+    """The warnings and errors out of Sphinx's output; all of it, if there are none."""
+    lines = [line for line in warned.splitlines() if "WARNING" in line or "ERROR" in line or "CRITICAL" in line]
+    return _relative(book, "\n".join(lines) if lines else f"{said}\n{warned}".strip())
+
+
+def _relative(book, text):
+    return text.replace(f"{book.root}{os.sep}", "")
+
+
+# --- The same configuration, seen from the chapters' folder ----------------------------------------------
+# Entries of _toc.yml and paths in _config.yml are relative to the root, since that is where people type
+# `jupyter-book build .`; made from book/ instead, pages have addresses without /book/.
+
+
+def _config_for_folder(book, only):
+    config = _strip_folder(book.config)
+    config.setdefault("execute", {})["cache"] = str(book.build_folder / CACHE)
+    if "url" in config.get("repository", {}):
+        config["repository"]["path_to_book"] = FOLDER
+    if only:
+        sphinx = config.setdefault("sphinx", {}).setdefault("config", {})
+        sphinx["suppress_warnings"] = ["myst.xref_missing", "ref", "toc", "bibtex", *sphinx.get("suppress_warnings", [])]
+    return config
+
+
+def _toc_for_folder(book, only):
+    if only:
+        return {"format": "jb-book", "root": only.name}
+    return _strip_folder(yaml.safe_load((book.root / "_toc.yml").read_text("utf-8")))
+
+
+def _strip_folder(value):
+    if isinstance(value, dict):
+        return {key: _strip_folder(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strip_folder(item) for item in value]
+    return value.removeprefix(f"{FOLDER}/") if isinstance(value, str) else value
+
+
+# --- What a site was made from ---------------------------------------------------------------------------
+
+
+def _inputs_digest(book):
+    """Everything that the site depends on."""
+    return _digest(
+        execute._environment(),
+        execute.folder_digest(book.root / FOLDER),
+        execute.folder_digest(book.root / "src", "*.py"),
+        (book.root / "_toc.yml").read_text("utf-8"),
+        _fresh_digest(book, None),
+    )
+
+
+def _fresh_digest(book, only):
+    """What Sphinx must start afresh for."""
+    return _digest(
+        execute._environment(),
+        execute.folder_digest(Path(__file__).parent, "*.py"),
+        (book.root / "_config.yml").read_text("utf-8"),
+        os.environ.get("GITHUB_REPOSITORY", ""),
+        only.name if only else "",
+    )
+
+
+def _outputs_digest(html):
+    """Whether the published files are still those that we put there."""
+    files = sorted(path for path in html.rglob("*") if path.is_file())
+    return _digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
+
+
+def _digest(*texts):
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def _read_state(file):
+    try:
+        state = json.loads(file.read_text())
+        return state if {"inputs", "outputs", "results"} <= state.keys() else None
+    except (OSError, ValueError):
+        return None
+
+
+# --- Replacing files and folders whole -------------------------------------------------------------------
+
+
+def _write(path, text):
+    """Write a file so that it is never seen half-written."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, "utf-8")
+    part.replace(path)
+
+
+def _swap(made, folder):
+    """Put a copy of a finished site in the place of the old one."""
+    new, old = folder / "html.new", folder / "html.old"
+    shutil.rmtree(new, ignore_errors=True)
+    shutil.copytree(made, new, ignore=shutil.ignore_patterns(".buildinfo"))
+    if (folder / "html").exists():
+        (folder / "html").rename(old)
+    new.rename(folder / "html")
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _finish_swap(folder):
+    """A build that was killed between the two renames above left the old site beside its place."""
+    old = folder / "html.old"
+    if old.exists() and not (folder / "html").exists():
+        old.rename(folder / "html")
+    for leftover in (old, folder / "html.new"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder, progress):
+    """One build at a time in a folder: others wait, and say so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("waiting for another build of this book to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()

@@ -1,0 +1,11 @@
+"""shardlab: draw, describe and check parallel JAX.
+
+The companion package of the book *One Program, Many Devices*. Each module does one thing:
+
+- `shardlab.devices`: give this process several (emulated) devices
+- `shardlab.layout`: say in plain data which device holds which slice of an array
+- `shardlab.draw`: draw arrays and meshes, in colour, with every device numbered
+- `shardlab.check`: check the answer to an exercise: its values and its layout
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,195 @@
+"""Check the answer to an exercise: its values, and on which devices they lie.
+
+An exercise states what a right answer is, as something that can be run, not as a text to compare with:
+
+    exercise = Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))
+    answer = ...                            # the reader's line
+    check(answer, exercise)                 # prints "not solved yet" until there is one
+
+The folded solution ends with `check(answer, exercise, strict=True)`, which accepts nothing less than a
+right answer, so that building the book proves every solution.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from shardlab.layout import describe, index_text, same_layout
+
+__all__ = ["Exercise", "NotSolved", "WrongAnswer", "check"]
+
+
+class WrongAnswer(AssertionError):
+    """The answer differs from what the exercise asks; the message says in what."""
+
+
+class NotSolved(WrongAnswer):
+    """There is no answer yet: the stub is still in its place."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What a right answer is.
+
+    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A that
+    lies on the mesh in 2-D tiles.
+
+    Attributes:
+      value: what the answer must equal: an array, a number, or any tuple, list or dict of them.
+        Arrays may be of any kind; their layout is not looked at here.
+      layout: where the answer's arrays must lie: a sharding (or a `PartitionSpec`, read on the
+        answer's own mesh) for all of them, or a structure like the answer's; None if anywhere.
+      args: if given, the answer is a function, and its result for these arguments is checked.
+      rtol, atol: how far a number may be off, relative to its size and in itself.
+    """
+
+    value: Any = None
+    layout: Any = None
+    args: tuple | None = None
+    rtol: float = 1e-5
+    atol: float = 1e-6
+
+
+def check(answer, exercise, *, strict=False):
+    """Check an answer and print what was found.
+
+    With `exercise = Exercise(value=np.arange(4))`, `check(..., exercise)` prints "not solved yet",
+    `check(jnp.arange(4), exercise)` prints "Right: the values agree.", and
+    `check(4 * jnp.arange(4), exercise)` raises: every value is 4 times what it should be.
+
+    Args:
+      answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
+      exercise: what a right answer is, an `Exercise`.
+      strict: raise if there is no answer, instead of saying so.
+
+    Raises:
+      WrongAnswer: the answer is wrong (an `AssertionError`).
+      NotSolved: there is none, and `strict` is set.
+      Exception: whatever the answer itself raises, if it is a function.
+    """
+    if exercise.args is not None and isinstance(answer, Callable):
+        answer = answer(*exercise.args)
+    elif exercise.args is not None and not _is_stub(answer):
+        raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
+    if _is_stub(answer):
+        message = "Not solved yet: put your answer in place of the three dots and run the cell again."
+        if strict:
+            raise NotSolved(message)
+        print(message)
+        return
+
+    found = []
+    if exercise.value is not None:
+        _check_values(answer, exercise)
+        found.append("the values agree")
+    if exercise.layout is not None:
+        _check_layout(answer, exercise.layout)
+        found.append("every device holds what it should")
+    if not found:
+        raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
+    print(f"Right: {' and '.join(found)}.")
+
+
+def _is_stub(answer):
+    leaves = jax.tree.leaves(answer, is_leaf=lambda leaf: leaf is None)
+    return any(leaf is ... or leaf is None for leaf in leaves)
+
+
+def _check_values(answer, exercise):
+    expected, structure = jax.tree.flatten(exercise.value)
+    got, got_structure = jax.tree.flatten(answer)
+    if structure != got_structure:
+        raise WrongAnswer(f"the answer should be {_kind(exercise.value)}, but is {_kind(answer)}")
+    for place, want, have in zip(_places(exercise.value), expected, got, strict=True):
+        problem = _difference(want, have, exercise)
+        if problem:
+            raise WrongAnswer(f"values{place}: {problem}")
+
+
+def _difference(want, have, exercise):
+    """What is wrong with one value, or None."""
+    want, have = _numpy(want), _numpy(have)
+    if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # words, not numbers
+        return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
+    if want.shape != have.shape:
+        return f"expected shape {want.shape}, got {have.shape}"
+    close = np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
+    if close.all():
+        return None
+    if not want.shape:
+        return f"expected {want.item()}, got {have.item()}{_times(want, have, exercise)}"
+    wrong = np.argwhere(~close)
+    place = tuple(wrong[0].tolist())
+    return (
+        f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
+        f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
+    )
+
+
+def _times(want, have, exercise):
+    """The usual mistake in parallel programs: right, but for a factor that is a number of devices."""
+    if want.dtype.kind not in "fc":
+        return ""
+    for n in range(2, 65):
+        if np.allclose(have, n * want, rtol=exercise.rtol, atol=exercise.atol):
+            return f" (every value is {n} times what it should be: summed over too many devices?)"
+        if np.allclose(n * have, want, rtol=exercise.rtol, atol=exercise.atol):
+            return f" (every value is 1/{n} of what it should be: a sum over devices left out?)"
+    return ""
+
+
+def _check_layout(answer, layout):
+    leaves, structure = jax.tree.flatten(answer)
+    if jax.tree.structure(layout, is_leaf=_is_layout).num_leaves == 1 and _is_layout(layout):
+        layouts = [layout] * len(leaves)
+    else:
+        layouts, layout_structure = jax.tree.flatten(layout, is_leaf=_is_layout)
+        if layout_structure != structure:
+            raise ValueError(f"the exercise's layout is {layout_structure}, its answer {structure}")
+    for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
+        if not isinstance(have, jax.Array):
+            raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which lies on no device")
+        if isinstance(want, jax.sharding.PartitionSpec):
+            if not isinstance(have.sharding, jax.sharding.NamedSharding):
+                raise WrongAnswer(f"layout{place}: expected {want} on a mesh, but the array lies on no mesh: {describe(have)}")
+            want = jax.sharding.NamedSharding(have.sharding.mesh, want)
+        if not same_layout(have, want):
+            raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
+
+
+def _first_misplaced(have, want):
+    wanted, got = describe(want, have.shape, have.dtype), describe(have)
+    held = {shard.device: shard.index for shard in got.shards}
+    for shard in wanted.shards:
+        if held.get(shard.device) != shard.index:
+            mine = f"holds {index_text(held[shard.device])}" if shard.device in held else "holds nothing"
+            return (
+                f"expected {wanted.type} on {len(wanted.shards)} devices, got {got.type} on {len(got.shards)}; "
+                f"device {shard.device} {mine} and should hold {index_text(shard.index)}"
+            )
+    return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked"
+
+
+def _is_layout(leaf):
+    return isinstance(leaf, (jax.sharding.Sharding, jax.sharding.PartitionSpec)) or leaf is None
+
+
+def _numpy(value):
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float8")) else array
+
+
+def _places(tree):
+    """Where each leaf is, such as "['loss']"; empty for a tree that is one leaf."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _kind(value):
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"an array of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__

@@ -1,0 +1,78 @@
+"""Give one process several devices, so that parallel programs run on any laptop."""
+
+import os
+import re
+
+__all__ = ["emulate"]
+
+_FLAG = "--xla_force_host_platform_device_count"
+
+
+def emulate(n=8, *, keep_accelerators=False):
+    """Make this process see `n` CPU devices and return them.
+
+    `emulate(8)` on a laptop gives eight devices that share its cores: as a place to learn
+    layouts and collectives they behave like eight chips, but they are no faster than one.
+    It must come before JAX first computes anything, and may safely run a second time.
+
+    Args:
+      n: how many CPU devices, 1 or more (up to 256 are known to work).
+      keep_accelerators: if this machine has GPUs or TPUs, use those and leave the emulated
+        devices aside; without any, emulate as usual.
+
+    Returns:
+      The devices, as `jax.devices()` lists them: a list of length `n`, or all accelerators.
+
+    Raises:
+      ValueError: `n` is not a whole number of at least 1.
+      RuntimeError: JAX has started already, with other devices.
+
+    It sets three things, each by environment variable and, where JAX has one, by its
+    configuration too, so that processes started from this one see the same:
+
+    - the platform: `JAX_PLATFORMS=cpu` (not with `keep_accelerators`);
+    - the count: `jax_num_cpu_devices`, and `--xla_force_host_platform_device_count` in
+      `XLA_FLAGS`;
+    - `NPROC=32`: XLA's CPU client sizes its thread pool by it. With fewer threads than
+      waiting devices, a loop of collectives can stop for ever on a machine of two cores.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {n!r}")
+
+    before = {name: os.environ.get(name) for name in ("NPROC", "XLA_FLAGS", "JAX_PLATFORMS")}
+    os.environ["NPROC"] = str(max(32, 2 * n))
+    other_flags = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{_FLAG}={n}"])
+    if not keep_accelerators:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+    import jax
+
+    try:
+        # JAX refuses this one once it has started; the platform it would change silently.
+        jax.config.update("jax_num_cpu_devices", n)
+    except RuntimeError:
+        devices = jax.devices()
+        on_cpu = devices[0].platform == "cpu"
+        if (on_cpu and len(devices) == n) or (keep_accelerators and not on_cpu):
+            return devices
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        raise RuntimeError(
+            f"emulate({n}) comes too late: JAX has already started, with {len(devices)} "
+            f"{devices[0].platform} device(s). Restart the kernel (in Colab: Runtime, "
+            "Restart session) and run this cell before anything else that uses JAX."
+        ) from None
+    if not keep_accelerators:
+        jax.config.update("jax_platforms", "cpu")
+
+    devices = jax.devices()
+    if devices[0].platform == "cpu" and len(devices) != n:
+        raise RuntimeError(
+            f"asked for {n} CPU devices, but JAX made {len(devices)}; look for a setting of "
+            f"{_FLAG} in XLA_FLAGS={os.environ['XLA_FLAGS']!r} that wins over this one"
+        )
+    return devices

@@ -1,0 +1,328 @@
+"""Draw arrays and meshes: a device is a place with one colour everywhere, its number always printed.
+
+A picture is made in two steps: `shardlab.layout.describe` says in plain data who holds what, and this
+module turns that into inline SVG for notebooks and into box drawing for consoles.
+
+How to read a picture of an array: the last dimension runs to the right, the one before it down, earlier
+ones from slab to slab. Each rectangle is what one device holds. An array of which several devices hold
+copies is drawn once for each copy, so the inked area is the memory that it takes.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from itertools import product
+
+from shardlab.layout import MeshLayout, describe, index_text
+
+__all__ = ["PALETTE", "Picture", "draw"]
+
+# Okabe and Ito's eight colours, told apart by colour-blind readers too. Device i has colour i modulo 8.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+
+_DRAWN_IN_FULL = 64  # devices; a larger layout is summarised
+_TILE_W, _TILE_H = 26, 22  # the smallest tile, in px, in which a three-digit number is legible
+_WRAP = 12  # tiles in a row before it is continued below, so that pictures fit a phone
+_GAP = 10
+_SKIP = None  # stands for blocks left out of a summary
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing: `html` is what notebooks show, `text` what consoles print."""
+
+    html: str
+    text: str
+
+    def _repr_html_(self):
+        return self.html
+
+    def __repr__(self):
+        return self.text
+
+
+def draw(*things, shape=None, **named):
+    """Draw where arrays lie: which device holds which piece.
+
+    `draw(x)` draws one array, `draw(before=x, after=y)` two side by side with their names, and
+    `draw(mesh)` a mesh. `draw(sharding, shape=(4, 16))` draws an array that does not exist.
+
+    Args:
+      *things: what `shardlab.layout.describe` takes: arrays, shardings, meshes; or a `Layout`.
+      shape: the shape of the array, where a thing is a sharding.
+      **named: the same, each drawn with its name.
+
+    Returns:
+      A `Picture`. At the end of a cell it shows itself; printed, it is box drawing.
+
+    Raises:
+      TypeError, ValueError: as `describe` does.
+    """
+    if not things and not named:
+        raise TypeError("draw() needs something to draw, such as draw(x) or draw(mesh)")
+    labelled = [("", thing) for thing in things] + list(named.items())
+    panels = []
+    for name, thing in labelled:
+        layout = describe(thing, shape)
+        panels.append(_mesh_panel(name, layout) if isinstance(layout, MeshLayout) else _array_panel(name, layout))
+    figures = "".join(html for html, _ in panels)
+    # The row wraps on narrow screens; nothing here depends on a style sheet of the page.
+    html = f'<div class="shardlab" style="display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-end">{figures}</div>'
+    return Picture(html, "\n\n".join(text for _, text in panels))
+
+
+# --- What to draw: slabs of blocks -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One rectangle: the device in it, and its extent down and right in elements."""
+
+    device: int
+    down: int
+    right: int
+    index: tuple
+
+
+def _slabs(layout):
+    """The array as slabs of rows of blocks: {leading slices: [copy][row][column] -> _Block}."""
+    blocks = {}
+    for shard in layout.shards:
+        *leading, down, right = ((0, 1), (0, 1), *shard.index)[-max(2, len(shard.index)) :]
+        block = _Block(shard.device, down[1] - down[0], right[1] - right[0], shard.index)
+        blocks[shard.copy, tuple(leading), down, right] = block
+    copies, leading, down, right = (sorted({key[i] for key in blocks}) for i in range(4))
+    # A summary shows the first blocks and the last along each dimension, and the first copy alone.
+    summarised = len(layout.shards) > _DRAWN_IN_FULL
+    shown = [_first_and_last(values) if summarised else values for values in (leading, down, right)]
+    copies = copies[: 1 if summarised else None]
+    return {
+        slab: [[[blocks.get((copy, slab, d, r)) for r in shown[2]] for d in shown[1]] for copy in copies]
+        for slab in shown[0]
+    }
+
+
+def _first_and_last(values):
+    return values if len(values) <= 3 else [values[0], _SKIP, values[-1]]
+
+
+# --- SVG -------------------------------------------------------------------------------------------------
+
+
+def _array_panel(name, layout):
+    slabs = _slabs(layout)
+    copies = next(grids for slab, grids in slabs.items() if slab is not _SKIP)
+    rows, columns = len(copies[0]), len(copies[0][0])
+    tile_w, tile_h = _tile_size(layout, len(copies), len(slabs), rows, columns)
+
+    # As many copies in a row as fit, the rows of equal length; with slabs, a row for each copy.
+    across = max(1, int((330 + _GAP) // (min(columns, _WRAP) * tile_w + _GAP))) if len(slabs) == 1 else 1
+    across = -(-len(copies) // -(-len(copies) // across))
+    parts, width, top = [], 0, 0
+    for start in range(0, len(copies), across):
+        left, height = 0, 0
+        for copy in range(start, min(start + across, len(copies))):
+            for slab, grids in slabs.items():
+                if slab is _SKIP:
+                    parts.append(_svg_text(left + 8, top + rows * tile_h / 2 + 4, "…"))
+                    left += 16 + _GAP
+                    continue
+                depth = 7 if slab else 0
+                body, w, h = _grid(grids[copy], left, top + depth, tile_w, tile_h, depth)
+                parts.append(body)
+                if slab and copy == 0:
+                    parts.append(_svg_text(left + w / 2, top + depth + h + 13, index_text(slab), size=11))
+                left += w + depth + _GAP
+                height = max(height, h + depth + (16 if slab and copy == 0 else 0))
+        width = max(width, left - _GAP)
+        top += height + _GAP
+
+    title = f"{name + ': ' if name else ''}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
+    of_copy = f" of copy 1 of {layout.copies:,}" if layout.copies > 1 else ""
+    left_out = f" Drawn: the first and the last tiles{of_copy}." if len(layout.shards) > _DRAWN_IN_FULL else ""
+    summary = str(layout).split(": ", 1)[1] + "." + left_out
+    caption = f"{_name_html(name)}<code>{escape(layout.type)}</code><br>{escape(summary)}"
+    text = f"{name + ': ' if name else ''}{layout.type}\n{_text_slabs(layout)}\n{summary}"
+    return _figure(parts, width, top - _GAP, title, _describe_shards(layout), caption), text
+
+
+def _mesh_panel(name, mesh):
+    sizes = (1, 1, *mesh.shape)[-max(2, len(mesh.shape)) :]
+    names = [axis for axis, _ in mesh.axes]
+    summarised = len(mesh.devices) > _DRAWN_IN_FULL
+    device = dict(zip(product(*map(range, sizes)), mesh.devices, strict=True))
+    places = [_first_and_last(range(size)) if summarised else range(size) for size in sizes]
+
+    parts, left, width = [], 0, 0
+    tile, margin_left, margin_top = 36 if summarised else 30, (34 if len(names) > 1 else 0), 18
+    lines = []
+    for slab in product(*places[:-2]):
+        if _SKIP in slab:
+            if slab.index(_SKIP) == len(slab) - 1 or len(set(slab)) == 1:
+                parts.append(_svg_text(left + 8, margin_top + tile, "…"))
+                left += 16 + _GAP
+                lines.append("…")
+            continue
+        grid = [
+            [
+                _SKIP if _SKIP in (row, column) else _Block(device[(*slab, row, column)], 1, 1, ())
+                for column in places[-1]
+            ]
+            for row in places[-2]
+        ]
+        body, w, h = _grid(grid, left + margin_left, margin_top, tile, tile, 0)
+        parts.append(body)
+        if names:
+            parts.append(_svg_text(left + margin_left + w / 2, 12, f"{names[-1]} →", size=12))
+        if len(names) > 1:
+            parts.append(_svg_text(left + margin_left - 6, margin_top + h / 2 + 4, f"{names[-2]} ↓", size=12, anchor="end"))
+        where = ", ".join(f"{axis}={place}" for axis, place in zip(names, slab, strict=False))
+        if where:
+            parts.append(_svg_text(left + margin_left + w / 2, margin_top + h + 14, where, size=11))
+            lines.append(where)
+        lines += _text_grid([[[block.device] if block else None for block in row] for row in grid])
+        left += margin_left + w + _GAP
+        width = max(width, left - _GAP)
+    height = margin_top + len(grid) * tile + (16 if len(names) > 2 else 0)
+
+    shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
+    title = f"{name + ': ' if name else ''}mesh {shape}, {len(mesh.devices):,} devices"
+    listed = _listed(
+        f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})" for place, id in device.items()
+    )
+    caption = f"{_name_html(name)}mesh <code>{escape(shape)}</code>, {len(mesh.devices):,} devices"
+    return _figure(parts, width, height, title, listed, caption), "\n".join([title, *lines])
+
+
+def _tile_size(layout, copies, slabs, rows, columns):
+    """Tile width and height in px: the array's proportions, within what is legible and what fits."""
+    down, right = (1, 1, *layout.shape)[-2:]
+    longer = next(px for most, px in ((1, 230), (2, 150), (4, 100), (8, 70), (copies, 0)) if copies <= most)
+    proportion = min(3.0, max(1 / 3, max(right, 1) / max(down, 1)))
+    width, height = (longer, longer / proportion) if proportion >= 1 else (longer * proportion * 0.8, longer * 0.8)
+    # Rows and columns continued after _WRAP tiles share the same area; slabs share the width.
+    width, height = min(width / -(-rows // _WRAP), 310 / slabs), height / -(-columns // _WRAP)
+    legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
+    return round(max(legible, width / min(columns, _WRAP)), 1), round(max(_TILE_H, height / min(rows, _WRAP)), 1)
+
+
+def _grid(grid, left, top, tile_w, tile_h, depth):
+    """One sheet of tiles as SVG, rows and columns continued below or beside after _WRAP of them."""
+    parts, far_right, far_down = [], 0, 0
+    rows, columns = len(grid), len(grid[0])
+    band_height = min(rows, _WRAP) * tile_h + _GAP / 2
+    stack_width = min(columns, _WRAP) * tile_w + _GAP / 2
+    widest = max((b.right for row in grid for b in row if b), default=1) or 1
+    tallest = max((b.down for row in grid for b in row if b), default=1) or 1
+    if depth:  # the two visible sides of a slab
+        w, h = columns * tile_w, rows * tile_h
+        side = f"M{left:g} {top:g}l{depth} -{depth}h{w:g}v{h:g}l-{depth} {depth}M{left + w:g} {top:g}l{depth} -{depth}"
+        parts.append(f'<path d="{side}" fill="none" stroke="currentColor"/>')
+    for r, row in enumerate(grid):
+        for c, block in enumerate(row):
+            x = left + (c % _WRAP) * tile_w + (r // _WRAP) * stack_width
+            y = top + (r % _WRAP) * tile_h + (c // _WRAP) * band_height
+            far_right, far_down = max(far_right, x + tile_w - left), max(far_down, y + tile_h - top)
+            if block is None:
+                parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, "…"))
+                continue
+            w, h = tile_w * block.right / widest, tile_h * block.down / tallest
+            if not w or not h:  # an empty piece of an uneven layout: the device has a place, but no area
+                parts.append(f'<rect x="{x:g}" y="{y:g}" width="{tile_w:g}" height="{tile_h:g}" fill="none" stroke="currentColor" stroke-dasharray="2 3"/>')
+                parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, str(block.device), size=12))
+                continue
+            colour = PALETTE[block.device % len(PALETTE)]
+            tip = f"<title>device {block.device}: {index_text(block.index)}</title>" if block.index else ""
+            parts.append(
+                f'<g><rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="{colour}" stroke="currentColor"/>'
+                + _svg_text(x + w / 2, y + h / 2 + 4.5, str(block.device), size=13, fill=_ink(colour))
+                + f"{tip}</g>"
+            )
+    return "".join(parts), far_right, far_down
+
+
+def _figure(parts, width, height, title, description, caption):
+    # One px of room around, so that outlines are not cut. No ids: the same picture may stand twice on a page.
+    w, h = width + 2, height + 2
+    svg = (
+        f'<svg role="img" width="{w:g}" height="{h:g}" viewBox="-1 -1 {w:g} {h:g}" style="max-width:100%;height:auto" '
+        'font-family="system-ui,sans-serif" text-anchor="middle">'
+        f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
+    )
+    return f'<figure style="margin:0 0 .5rem">{svg}<figcaption style="font-size:.85em">{caption}</figcaption></figure>'
+
+
+def _svg_text(x, y, text, *, size=14, fill="currentColor", anchor=None):
+    anchor = f' text-anchor="{anchor}"' if anchor else ""
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{anchor}>{escape(text)}</text>'
+
+
+def _ink(colour):
+    """Black or white, whichever stands out more from a colour (WCAG's relative luminance)."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return "#fff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000"
+
+
+def _name_html(name):
+    return f"<strong>{escape(name)}</strong> " if name else ""
+
+
+# --- Words -----------------------------------------------------------------------------------------------
+
+
+def _describe_shards(layout):
+    if not layout.shape:
+        return f"A single number, on each of {len(layout.shards):,} devices."
+    return _listed(
+        f"device {shard.device} holds {index_text(shard.index)}"
+        + (f" (copy {shard.copy + 1})" if layout.copies > 1 else "")
+        for shard in layout.shards
+    )
+
+
+def _listed(sentences):
+    """At most sixteen of them, the rest counted; for readers who hear the picture."""
+    sentences = list(sentences)
+    more = len(sentences) - 16
+    text = "; ".join(sentences[:16]) + (f"; and {more:,} more devices" if more > 0 else "")
+    return text[:1].upper() + text[1:] + "."
+
+
+# --- Text ------------------------------------------------------------------------------------------------
+
+
+def _text_slabs(layout):
+    """Each tile once, with all devices that hold it."""
+    owners = layout.owners
+    lines = []
+    for slab, grids in _slabs(layout).items():
+        if slab is _SKIP:
+            lines.append("…")
+            continue
+        if slab:
+            lines.append(index_text(slab))
+        lines += _text_grid([[owners[block.index] if block else None for block in row] for row in grids[0]])
+    return "\n".join(lines)
+
+
+def _text_grid(cells):
+    """Box drawing around lists of device numbers; None stands for what a summary leaves out."""
+    if len(cells[0]) > 2 * _WRAP:  # a long row is continued below
+        return _text_grid([row[:_WRAP] for row in cells]) + _text_grid([row[_WRAP:] for row in cells])
+    texts = [["…" if ids is None else _ids_text(ids) for ids in row] for row in cells]
+    widths = [max(len(row[c]) for row in texts) for c in range(len(texts[0]))]
+
+    def rule(left, middle, right):
+        return left + middle.join("─" * (w + 2) for w in widths) + right
+
+    lines = [rule("┌", "┬", "┐")]
+    for i, row in enumerate(texts):
+        if i:
+            lines.append(rule("├", "┼", "┤"))
+        lines.append("│" + "│".join(f" {text:^{w}} " for text, w in zip(row, widths, strict=True)) + "│")
+    return [*lines, rule("└", "┴", "┘")]
+
+
+def _ids_text(ids):
+    return " ".join(map(str, ids)) if len(ids) <= 8 else f"{ids[0]} {ids[1]} … {ids[-1]} ({len(ids):,} devices)"

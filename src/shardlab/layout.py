@@ -1,0 +1,317 @@
+"""Say, in plain data, which device holds which slice of an array.
+
+Everything here is arithmetic on names and numbers: no array is moved or copied, and a layout
+over 4,096 chips can be described on a laptop that has none of them.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
+
+__all__ = ["Layout", "MeshLayout", "Shard", "describe", "index_text", "same_layout"]
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """A mesh as plain data: its axes, and the devices in row-major order.
+
+    A 2x4 mesh with axes x and y has `axes == (("x", 2), ("y", 4))` and eight `devices`;
+    the device at x=1, y=2 is `devices[1 * 4 + 2]`.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+
+    @property
+    def shape(self):
+        """The number of devices along each axis, such as `(2, 4)`."""
+        return tuple(size for _, size in self.axes)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The piece of an array that one device holds.
+
+    Attributes:
+      device: the device's id.
+      index: a `(start, stop)` pair for each dimension of the array.
+      copy: 0 for the first device that holds this slice, 1 for the second, and so on.
+    """
+
+    device: int
+    index: tuple[tuple[int, int], ...]
+    copy: int
+
+    @property
+    def shape(self):
+        """The shape of the piece: stop minus start, for each dimension."""
+        return tuple(stop - start for start, stop in self.index)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which device holds which slice of one array.
+
+    Attributes:
+      shape: the shape of the whole array.
+      dtype: the name of its element type, such as `"float32"`.
+      mesh: the mesh it lies on, or None if its sharding names none.
+      spec: for each dimension the mesh axes that cut it, such as `(("x",), ())`;
+        None if the sharding names no mesh.
+      shards: one `Shard` for each device, in the order of the mesh.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    mesh: MeshLayout | None
+    spec: tuple[tuple[str, ...], ...] | None
+    shards: tuple[Shard, ...]
+
+    @property
+    def devices(self):
+        """The ids of the devices, in the order of the mesh."""
+        return tuple(shard.device for shard in self.shards)
+
+    @property
+    def copies(self):
+        """How many devices hold each element: 1 if nothing is replicated."""
+        return 1 + max(shard.copy for shard in self.shards)
+
+    @property
+    def tiles(self):
+        """How many different slices there are; `tiles * copies` is the number of devices."""
+        return len(self.shards) // self.copies
+
+    @property
+    def shard_shape(self):
+        """The shape of one device's piece; of the largest, where they differ."""
+        return tuple(map(max, zip(*(shard.shape for shard in self.shards), strict=True)))
+
+    @property
+    def itemsize(self):
+        """Bytes in one element."""
+        return _itemsize(self.dtype)
+
+    @property
+    def nbytes(self):
+        """Bytes of the array itself, counted once."""
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def bytes_per_device(self):
+        """Bytes that each device holds, by device id."""
+        return {shard.device: math.prod(shard.shape) * self.itemsize for shard in self.shards}
+
+    @property
+    def total_bytes(self):
+        """Bytes on all devices together: `copies` times `nbytes`."""
+        return sum(self.bytes_per_device.values())
+
+    @property
+    def owners(self):
+        """The ids of the devices that hold each slice, as a dict from index to ids."""
+        owners = {}
+        for shard in self.shards:
+            owners.setdefault(shard.index, []).append(shard.device)
+        return {index: tuple(ids) for index, ids in owners.items()}
+
+    @property
+    def type(self):
+        """The array's type with its layout, such as `f32[16, 32@x]`: 32 cut along mesh axis x."""
+        cuts = self.spec or ((),) * len(self.shape)
+        dims = (f"{size}@{_axes_text(cut)}" if cut else f"{size}" for size, cut in zip(self.shape, cuts, strict=True))
+        return f"{_short(self.dtype)}[{', '.join(dims)}]"
+
+    def __str__(self):
+        """One line, such as "f32[4@x, 16@y]: 8 tiles of (2, 4), 32 bytes on each of 8 devices, 1 copy"."""
+        held = max(self.bytes_per_device.values())
+        alike = len(set(self.bytes_per_device.values())) == 1
+        return (
+            f"{self.type}: {_count(self.tiles, 'tile')} of {self.shard_shape}, {'' if alike else 'at most '}"
+            f"{_count(held, 'byte')} on {'each of ' if len(self.shards) > 1 else ''}"
+            f"{_count(len(self.shards), 'device')}, {_count(self.copies, 'copy', 'copies')}"
+        )
+
+
+def describe(thing, shape=None, dtype="float32", *, uneven=False):
+    """Describe the layout of an array, of a sharding with a shape, or of a mesh.
+
+    On a 2x4 mesh with axes x and y, a float32 array of shape (4, 16) cut as
+    `PartitionSpec("x", "y")` has 8 tiles of shape (4/2, 16/4) = (2, 4), 2 * 4 * 4 = 32 bytes
+    on each device, and one copy; cut as `PartitionSpec("x", None)` it has 2 tiles of shape
+    (2, 16), 128 bytes on each device, and 4 copies.
+
+    Args:
+      thing: a `jax.Array` or anything else with a shape, a dtype and a sharding (such as a
+        `jax.ShapeDtypeStruct`); or a `jax.sharding.Sharding`; or a `Mesh` or `AbstractMesh`.
+      shape: the array's shape, where `thing` is a sharding.
+      dtype: its element type, where `thing` is a sharding; only bytes depend on it.
+      uneven: where a dimension does not divide by its number of devices, describe what XLA
+        does inside a compiled program (pieces of the rounded-up size, the last ones shorter or
+        empty) instead of raising the error that JAX raises for arrays.
+
+    Returns:
+      A `Layout`, or a `MeshLayout` for a mesh. On an `AbstractMesh`, which has no devices,
+      they are numbered from 0.
+
+    Raises:
+      ValueError: the array cannot be cut so, in the same cases as JAX refuses it.
+      TypeError: `thing` is none of these.
+    """
+    if isinstance(thing, (Layout, MeshLayout)):
+        return thing
+    if isinstance(thing, (Mesh, AbstractMesh)):
+        return _mesh_layout(thing)
+    if isinstance(thing, Sharding):
+        if shape is None:
+            raise TypeError("describe(sharding, shape) needs the shape of the array, such as (4, 16)")
+        sharding, shape = thing, tuple(int(size) for size in shape)
+    elif isinstance(getattr(thing, "sharding", None), Sharding):
+        sharding, shape, dtype = thing.sharding, tuple(thing.shape), thing.dtype
+    else:
+        hint = "; a NumPy array lives on no device: jax.device_put it first" if isinstance(thing, np.ndarray) else ""
+        raise TypeError(
+            f"describe() takes a jax.Array, a sharding with a shape, or a mesh, not {type(thing).__name__}{hint}"
+        )
+    dtype = _dtype_name(dtype)
+    if isinstance(sharding, NamedSharding):
+        return _named(sharding, shape, dtype, uneven)
+    return _other(sharding, shape, dtype)
+
+
+def same_layout(array, other):
+    """Whether two layouts put the same slice on every device.
+
+    `same_layout(z, PartitionSpec("y"))` asks whether `z` is cut along mesh axis y of the mesh
+    that it lies on. Shardings are compared by what they do, not by how they print: on a 2x4
+    mesh, `P("x")` and `P("x", None)` are the same layout of a matrix.
+
+    Args:
+      array: a `jax.Array`, or anything else that `describe` takes without a shape.
+      other: a `PartitionSpec` (read on the array's own mesh), a sharding, or an array.
+
+    Returns:
+      True or False.
+
+    Raises:
+      TypeError: `other` is a `PartitionSpec`, but `array` lies on no mesh.
+    """
+    mine = describe(array)
+    if isinstance(other, PartitionSpec):
+        if not isinstance(getattr(array, "sharding", None), NamedSharding):
+            raise TypeError(
+                f"{other} needs a mesh to be read on, but the array has a "
+                f"{type(getattr(array, 'sharding', array)).__name__}; compare with a NamedSharding instead"
+            )
+        other = NamedSharding(array.sharding.mesh, other)
+    if isinstance(other, Sharding):
+        other = describe(other, mine.shape, mine.dtype)
+    other = describe(other)
+    where = {shard.device: shard.index for shard in other.shards}
+    return mine.shape == other.shape and where == {shard.device: shard.index for shard in mine.shards}
+
+
+def index_text(index):
+    """A shard's index as NumPy writes slices: `((0, 2), (4, 8))` is "[0:2, 4:8]"."""
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in index)}]"
+
+
+def _mesh_layout(mesh):
+    axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    if isinstance(mesh, Mesh):
+        devices = tuple(int(device.id) for device in mesh.devices.flat)
+    else:
+        devices = tuple(range(math.prod(size for _, size in axes)))
+    return MeshLayout(axes, devices)
+
+
+def _named(sharding, shape, dtype, uneven):
+    mesh = _mesh_layout(sharding.mesh)
+    sizes = dict(mesh.axes)
+    spec = _cuts(sharding.spec, len(shape))
+
+    # For each dimension, the slice that each position along its mesh axes holds.
+    intervals = []
+    for dim, (size, cut) in enumerate(zip(shape, spec, strict=True)):
+        parts = math.prod(sizes[axis] for axis in cut)
+        if size % parts and not uneven:
+            raise ValueError(
+                f"mesh axis {_axes_text(cut)} has {parts} devices but dimension {dim} of shape {shape} "
+                f"has size {size}; use a multiple of {parts}, or leave this dimension uncut"
+            )
+        step = -(-size // parts)
+        intervals.append([(min(i * step, size), min((i + 1) * step, size)) for i in range(parts)])
+
+    # A device's position along a cut dimension, from its coordinates: the first axis is the major one.
+    names = [name for name, _ in mesh.axes]
+    cut_by = [[(names.index(axis), sizes[axis]) for axis in cut] for cut in spec]
+    used = {axis for cut in spec for axis in cut}
+    spare = [(position, size) for position, (name, size) in enumerate(mesh.axes) if name not in used]
+
+    shards = []
+    for device, place in zip(mesh.devices, product(*map(range, mesh.shape)), strict=True):
+        index = tuple(
+            pieces[_row_major(place, axes)] for pieces, axes in zip(intervals, cut_by, strict=True)
+        )
+        shards.append(Shard(device, index, _row_major(place, spare)))
+    return Layout(shape, dtype, mesh, spec, tuple(shards))
+
+
+def _cuts(spec, ndim):
+    """A PartitionSpec as one tuple of axis names for each dimension."""
+    if len(spec) > ndim:
+        raise ValueError(f"{spec} has {len(spec)} entries, but the array has {ndim} dimension(s); drop the last ones")
+    cuts = []
+    for entry in spec:
+        if entry is PartitionSpec.UNCONSTRAINED:
+            raise ValueError(f"{spec} leaves a dimension unconstrained; a layout needs None or axis names there")
+        cuts.append(() if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,))
+    return tuple(cuts) + ((),) * (ndim - len(cuts))
+
+
+def _other(sharding, shape, dtype):
+    """Any sharding that names no mesh, by JAX's own map from devices to slices."""
+    shards, seen = [], {}
+    for device, slices in sharding.devices_indices_map(shape).items():
+        index = tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
+        shards.append(Shard(int(device.id), index, seen.get(index, 0)))
+        seen[index] = seen.get(index, 0) + 1
+    return Layout(shape, dtype, None, None, tuple(shards))
+
+
+def _count(number, noun, plural=None):
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _row_major(place, axes):
+    position = 0
+    for axis, size in axes:
+        position = position * size + place[axis]
+    return position
+
+
+def _axes_text(axes):
+    return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
+
+
+# Typed PRNG keys are no NumPy dtype: threefry keys are two 32-bit words, the others four.
+_KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
+
+
+def _dtype_name(dtype):
+    return str(dtype) if str(dtype) in _KEY_BYTES else jax.numpy.dtype(dtype).name
+
+
+def _itemsize(dtype):
+    return _KEY_BYTES.get(dtype) or jax.numpy.dtype(dtype).itemsize
+
+
+def _short(dtype):
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        if dtype.startswith(long):
+            return dtype.replace(long, short, 1)
+    return dtype
