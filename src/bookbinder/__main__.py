@@ -1,6 +1,7 @@
 """The command line: `python -m bookbinder --help`."""
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def _chapter(options):
 def _print_failure(failure):
     print(f"\n{failure}", file=sys.stderr)
     if failure.traceback:
-        print(failure.traceback.rstrip(), file=sys.stderr)
+        colours = failure.traceback if sys.stderr.isatty() else re.sub(r"\x1b\[[0-9;]*m", "", failure.traceback)
+        print(colours.rstrip(), file=sys.stderr)
 
 
 def _shown(path):

@@ -17,17 +17,22 @@ from bookbinder.progress import Lines
 
 def setup(app):
     """Called by Sphinx."""
-    app.connect("config-inited", _take_repository_from_ci, priority=400)
+    app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
-def _take_repository_from_ci(app, config):
-    """In GitHub's CI links lead to the repository that is built, so that a fork's lead to the fork."""
+def _name_the_repository(app, config):
+    """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
+
+    Chapters name it as {{ repository }}.
+    """
     name = os.environ.get("GITHUB_REPOSITORY")
     if name:
         server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
         config.html_theme_options["repository_url"] = f"{server}/{name}"
+    address = config.html_theme_options.get("repository_url", "")
+    config.myst_substitutions = {**config.myst_substitutions, "repository": f"<{address}>"}
 
 
 def _execute(app, env, added, changed, removed):

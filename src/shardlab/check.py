@@ -10,8 +10,13 @@ The folded solution ends with `check(answer, exercise, strict=True)`, which acce
 right answer, so that building the book proves every solution.
 """
 
+import io
+import re
+import textwrap
 from collections.abc import Callable
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,7 +24,7 @@ import numpy as np
 
 from shardlab.layout import describe, index_text, same_layout
 
-__all__ = ["Exercise", "NotSolved", "WrongAnswer", "check"]
+__all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
 
 
 class WrongAnswer(AssertionError):
@@ -91,6 +96,40 @@ def check(answer, exercise, *, strict=False):
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
     print(f"Right: {' and '.join(found)}.")
+
+
+@contextmanager
+def raises(kind):
+    """Show an error on purpose: print what it says and go on; without the error, fail.
+
+        with raises(ZeroDivisionError) as error:
+            1 / 0
+
+    prints "ZeroDivisionError: division by zero", and `error.message` can be asserted on after it.
+
+    Args:
+      kind: the exception expected, or one of its bases.
+
+    Returns:
+      An object whose `message` holds the text once the block has ended.
+
+    Raises:
+      AssertionError: the block ended without an error.
+      Exception: an error of another kind goes through as it is.
+    """
+    seen, printed, caught = SimpleNamespace(message=None), io.StringIO(), None
+    try:
+        with redirect_stdout(printed):
+            yield seen
+    except kind as error:
+        caught = error
+    # Some versions of JAX print, and add to the message, where in which file the error arose; in a notebook
+    # that is a temporary name, of no use to a reader.
+    print(re.sub(r"^\S+:\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
+    if caught is None:
+        raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
+    seen.message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
+    print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
 
 
 def _is_stub(answer):

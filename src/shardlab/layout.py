@@ -127,13 +127,13 @@ class Layout:
         return f"{_short(self.dtype)}[{', '.join(dims)}]"
 
     def __str__(self):
-        """One line, such as "f32[4@x, 16@y]: 8 tiles of (2, 4), 32 bytes on each of 8 devices, 1 copy"."""
-        held = max(self.bytes_per_device.values())
-        alike = len(set(self.bytes_per_device.values())) == 1
+        """One line, such as "f32[4@x, 16@y]: 8 tiles of (2, 4) × 1 copy on 8 devices, 32 bytes each"."""
+        held = self.bytes_per_device.values()
+        each = "" if len(self.shards) == 1 else " each" if len(set(held)) == 1 else " at most"
         return (
-            f"{self.type}: {_count(self.tiles, 'tile')} of {self.shard_shape}, {'' if alike else 'at most '}"
-            f"{_count(held, 'byte')} on {'each of ' if len(self.shards) > 1 else ''}"
-            f"{_count(len(self.shards), 'device')}, {_count(self.copies, 'copy', 'copies')}"
+            f"{self.type}: {_count(self.tiles, 'tile')} of {self.shard_shape} × "
+            f"{_count(self.copies, 'copy', 'copies')} on {_count(len(self.shards), 'device')}, "
+            f"{_count(max(held), 'byte')}{each}"
         )
 
 
