@@ -86,27 +86,42 @@ def _serve(options):
     from livereload import Server
 
     book = books.load(options.root)
+    html = book.build_folder / "html"
     command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
     command += ["--jobs", str(options.jobs)] if options.jobs else []
-    changed, stopping = threading.Event(), threading.Event()
+    subprocess.run(command, check=False)
+    if not html.exists():
+        return 1  # there is no good site yet, and the build has said why
+
+    changed, stopping, builds = threading.Event(), threading.Event(), []
 
     def keep_building():
         while changed.wait() and not stopping.is_set():
             changed.clear()
-            subprocess.run(command, check=False)  # it says what is wrong, and leaves the last good site
+            builds[:] = [subprocess.Popen(command)]  # it says what is wrong, and leaves the last good site
+            builds[0].wait()
 
-    first = subprocess.run(command, check=False).returncode
-    if not (book.build_folder / "html").exists():
-        return first
-    builder = threading.Thread(target=keep_building, daemon=True)
-    builder.start()
+    threading.Thread(target=keep_building, daemon=True).start()
     server = Server()
-    for pattern in ("book", "src", "_config.yml", "_toc.yml"):
-        server.watch(str(book.root / pattern), changed.set, delay="forever")  # rebuild, do not reload yet
+    for name in (books.FOLDER, "src", "_config.yml", "_toc.yml"):
+        server.watch(str(book.root / name), changed.set, delay="forever")  # rebuild, do not reload yet
     server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
-    server.serve(root=str(book.build_folder / "html"), port=options.port, host="127.0.0.1", open_url_delay=None)
-    stopping.set()
-    changed.set()
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        server.serve(root=str(html), port=options.port, host="127.0.0.1")
+    except OSError as error:
+        print(f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001", file=sys.stderr)
+        return 1
+    finally:
+        stopping.set()
+        changed.set()
+        for build in builds:
+            build.terminate()
+            build.wait()
     return 0
 
 

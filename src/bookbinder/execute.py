@@ -257,7 +257,8 @@ def _run_chapter(book, chapter, kernels, progress):
         error = None
     except CellExecutionError as failure:
         traceback = failure.traceback
-        error = _one_line(f"{failure.ename}: {failure.evalue}")
+        # A syntax error names a temporary file; we name the real one.
+        error = _one_line(re.sub(r" \(\d+\.py, line \d+\)$", "", f"{failure.ename}: {failure.evalue}"))
         line = cells[now].line + _line_in_cell(traceback, now + 1) - 1
     except CellTimeoutError:
         error = f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (execute: timeout: in _config.yml)"

@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,9 +117,11 @@ def _jupyter_book(book, folder, lock, only=None):
 
 
 def _what_was_wrong(book, said, warned):
-    """The warnings and errors out of Sphinx's output; all of it, if there are none."""
-    lines = [line for line in warned.splitlines() if "WARNING" in line or "ERROR" in line or "CRITICAL" in line]
-    return _relative(book, "\n".join(lines) if lines else f"{said}\n{warned}".strip())
+    """Sphinx's warnings and errors; or the first exception, if it stopped for one; or else all that was said."""
+    lines = warned.splitlines()
+    wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
+    wrong = wrong or [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)][:1]
+    return _relative(book, "\n".join(wrong) or f"{said}\n{warned}".strip())
 
 
 def _relative(book, text):

@@ -248,8 +248,8 @@ def _figure(parts, width, height, title, description, caption):
         'font-family="system-ui,sans-serif" text-anchor="middle">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
     )
-    words = f'<figcaption style="font-size:.85em;text-align:left;color:inherit">{caption}</figcaption>'
-    return f'<figure style="margin:0 0 .5rem;max-width:22rem">{svg}{words}</figure>'
+    words = f'<figcaption style="font-size:.85em;font-weight:400;text-align:left;color:inherit">{caption}</figcaption>'
+    return f'<figure style="margin:0 0 .5rem;max-width:20rem">{svg}{words}</figure>'
 
 
 def _svg_text(x, y, text, *, size=14, fill="currentColor", anchor=None):

@@ -1,0 +1,119 @@
+"""shardlab.check: accepts what is right, says what is wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_layout import MESH
+
+from shardlab.check import Exercise, NotSolved, WrongAnswer, check, raises
+
+A = np.arange(64.0, dtype=np.float32).reshape(4, 16)
+TILES = NamedSharding(MESH, P("x", "y"))
+BOTH = Exercise(value=A, layout=TILES)
+
+
+def put(values, spec):
+    return jax.device_put(values, NamedSharding(MESH, spec))
+
+
+def test_a_right_answer_is_praised(capsys):
+    check(put(A, P("x", "y")), BOTH, strict=True)
+    assert capsys.readouterr().out == "Right: the values agree and every device holds what it should.\n"
+    check(put(A, P("x", "y")), Exercise(layout=P("x", "y")), strict=True)
+    check({"loss": 1.0, "where": (2, 4)}, Exercise(value={"loss": 1.0 + 1e-7, "where": (2, 4)}), strict=True)
+
+
+@pytest.mark.parametrize("stub", [..., None, (1, ...), {"a": None}])
+def test_a_stub_is_no_failure_until_strict(stub, capsys):
+    check(stub, Exercise(value=A))
+    assert capsys.readouterr().out.startswith("Not solved yet")
+    with pytest.raises(NotSolved):
+        check(stub, Exercise(value=A), strict=True)
+
+
+def test_functions_are_called_with_the_arguments(capsys):
+    column_sum = Exercise(args=(put(A, P("x", "y")),), value=A.sum(0), layout=P("y"))
+    check(lambda a: ..., column_sum)
+    assert "Not solved yet" in capsys.readouterr().out
+    check(lambda a: None, column_sum)
+    check(jax.jit(lambda a: a.sum(0)), column_sum, strict=True)
+    with pytest.raises(NotSolved):
+        check(lambda a: ..., column_sum, strict=True)
+    with pytest.raises(WrongAnswer, match="must be a function, not int"):
+        check(3, column_sum)
+    with pytest.raises(ZeroDivisionError):
+        check(lambda a: 1 / 0, column_sum)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (A + np.eye(4, 16, dtype=np.float32), r"values: 4 of 64 differ, the first at \[0, 0\]: expected 0.0, got 1.0"),
+        (8 * A, "every value is 8 times what it should be"),
+        (A / 4, "every value is 1/4 of what it should be"),
+        (A[:2], r"expected shape \(4, 16\), got \(2, 16\)"),
+        ((A, A), "should be an array of shape .* but is a tuple of 2"),
+        (A, "which lies on no device"),
+        (jnp.asarray(A), r"expected f32\[4@x, 16@y\] on 8 devices, got f32\[4, 16\] on 1; device 0 holds \[0:4, 0:16\]"),
+        (put(A, P("x")), r"device 0 holds \[0:2, 0:16\] and should hold \[0:2, 0:4\]"),
+        (put(A, P("y", "x")), "device 0 holds"),
+    ],
+)
+def test_a_wrong_answer_is_told_in_what(answer, says):
+    for strict in (False, True):
+        with pytest.raises(WrongAnswer, match=says):
+            check(answer, BOTH, strict=strict)
+
+
+def test_words_numbers_and_structures():
+    with pytest.raises(WrongAnswer, match=r"values\['n'\]: expected 'auto', got 'manual'"):
+        check({"n": "manual"}, Exercise(value={"n": "auto"}))
+    with pytest.raises(WrongAnswer, match=r"values\[1\]: expected 4, got 5"):
+        check((2, 5), Exercise(value=(2, 4)))
+    with pytest.raises(WrongAnswer, match="should be a dict of 1, but is a dict of 2"):
+        check({"a": 1, "b": 2}, Exercise(value={"a": 1}))
+    check(jnp.bfloat16(2.0), Exercise(value=2.0), strict=True)
+    check(jnp.float32(np.nan), Exercise(value=np.nan), strict=True)
+    with pytest.raises(WrongAnswer):
+        check(jnp.float32(np.nan), Exercise(value=1.0))
+    check(jax.random.key(1), Exercise(value=jax.random.key(1)), strict=True)
+
+
+def test_layouts_of_structures():
+    pair = {"w": put(A, P("x", "y")), "b": put(A[0], P())}
+    wanted = {"w": TILES, "b": NamedSharding(MESH, P())}
+    check(pair, Exercise(layout=wanted), strict=True)
+    with pytest.raises(WrongAnswer, match=r"layout\['b'\]"):
+        check(pair | {"b": put(A[0], P("y"))}, Exercise(layout=wanted))
+    with pytest.raises(WrongAnswer, match="lies on no mesh"):
+        check(jnp.ones(3), Exercise(layout=P()))
+    half = NamedSharding(jax.sharding.Mesh(MESH.devices[:1], ("x", "y")), P())
+    with pytest.raises(WrongAnswer, match="more than asked"):
+        check(put(A, P()), Exercise(layout=half))
+
+
+def test_an_exercise_that_accepts_anything_is_a_mistake():
+    with pytest.raises(ValueError, match="accepts anything"):
+        check(1, Exercise())
+
+
+def test_raises_shows_the_error_and_goes_on(capsys):
+    with raises(ZeroDivisionError) as error:
+        print("before")
+        1 / 0  # noqa: B018
+    assert error.message == "division by zero"
+    assert capsys.readouterr().out == "before\nZeroDivisionError: division by zero\n"
+    with pytest.raises(AssertionError, match="expected ValueError, but nothing was raised"), raises(ValueError):
+        pass
+    with pytest.raises(KeyError), raises(ValueError):
+        {}["other"]
+
+
+def test_raises_leaves_out_names_of_temporary_files(capsys):
+    with raises(ValueError) as error:
+        put(np.ones(3), P("x"))
+    assert "partitioned 2 times" in error.message
+    assert ".py" not in capsys.readouterr().out + error.message

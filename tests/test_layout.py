@@ -1,0 +1,193 @@
+"""shardlab.layout against JAX's own index map, and against what programs and arrays really hold."""
+
+import re
+from itertools import product
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from shardlab.layout import describe, index_text, same_layout
+
+
+def make_mesh(sizes, names="abcdef"):
+    return jax.make_mesh(tuple(sizes), tuple(names[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+MESH = make_mesh((2, 4), "xy")
+
+
+@st.composite
+def shardings(draw, even):
+    """A mesh of up to 64 devices in any order, a shape of up to four dimensions, and a spec."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda s: prod(s) <= 64))
+    order = draw(st.permutations(jax.devices()[: prod(sizes)]))
+    mesh = Mesh(np.array(order).reshape(sizes), tuple("abc"[: len(sizes)]))
+    ndim = draw(st.integers(0, 4))
+    # Deal the axes out: each to one dimension, or to none.
+    axes = draw(st.permutations(mesh.axis_names))
+    homes = draw(st.lists(st.integers(-1, ndim - 1) if ndim else st.just(-1), min_size=len(axes), max_size=len(axes)))
+    cuts = [tuple(axis for axis, home in zip(axes, homes, strict=True) if home == d) for d in range(ndim)]
+    entries = [
+        draw(st.sampled_from([cut, cut[0]])) if len(cut) == 1 else cut or draw(st.sampled_from([None, ()])) for cut in cuts
+    ]
+    while entries and not entries[-1] and draw(st.booleans()):
+        entries.pop()  # a spec may be shorter than the shape
+    parts = [prod(mesh.shape[axis] for axis in cut) for cut in cuts]
+    if even:
+        shape = tuple(part * draw(st.integers(0, 3)) for part in parts)
+    else:
+        shape = tuple(draw(st.integers(0, 13)) for _ in parts)
+    return NamedSharding(mesh, P(*entries)), shape
+
+
+@settings(max_examples=400, deadline=None)
+@given(shardings(even=True))
+def test_every_device_holds_what_jax_says(case):
+    sharding, shape = case
+    layout = describe(sharding, shape)
+    truth = {
+        device.id: tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
+        for device, slices in sharding.devices_indices_map(shape).items()
+    }
+    assert {shard.device: shard.index for shard in layout.shards} == truth
+    assert layout.devices == tuple(device.id for device in sharding.mesh.devices.flat)
+    assert layout.shard_shape == sharding.shard_shape(shape)
+    assert layout.tiles * layout.copies == len(layout.shards)
+    assert sum(map(len, layout.owners.values())) == len(layout.shards)
+    if 0 not in shape:
+        assert layout.tiles == len(set(truth.values()))
+        # Copies are counted along the mesh: 0, 1, 2 ... for the devices with one slice.
+        for ids in layout.owners.values():
+            numbers = {shard.device: shard.copy for shard in layout.shards}
+            assert [numbers[device] for device in ids] == list(range(layout.copies))
+    assert layout.total_bytes == layout.copies * layout.nbytes == 4 * prod(shape) * layout.copies
+
+
+@settings(max_examples=200, deadline=None)
+@given(shardings(even=False))
+def test_it_refuses_a_shape_just_when_jax_does(case):
+    sharding, shape = case
+    try:
+        expected = sharding.shard_shape(shape)
+    except ValueError:
+        with pytest.raises(ValueError, match="use a multiple of"):
+            describe(sharding, shape)
+        uneven = describe(sharding, shape, uneven=True)
+        assert uneven.nbytes * uneven.copies == uneven.total_bytes  # nothing is lost or counted twice
+    else:
+        assert describe(sharding, shape).shard_shape == expected
+
+
+@settings(max_examples=25, deadline=None)
+@given(shardings(even=True).filter(lambda case: prod(case[1]) > 0))
+def test_a_real_array_is_described_as_it_lies(case):
+    sharding, shape = case
+    array = jax.device_put(np.arange(prod(shape), dtype=np.int16).reshape(shape), sharding)
+    layout = describe(array)
+    held = {shard.device.id: (np.asarray(shard.data), shard.replica_id) for shard in array.addressable_shards}
+    for shard in layout.shards:
+        data, copy = held[shard.device]
+        assert data.shape == shard.shape and copy == shard.copy
+        assert (data == np.asarray(array)[tuple(slice(*part) for part in shard.index)]).all()
+        assert data.nbytes == layout.bytes_per_device[shard.device]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 9])
+def test_uneven_pieces_are_those_of_the_compiled_program(size):
+    """XLA rounds the piece up: the local shape that stands in the program it makes."""
+    sharding = NamedSharding(make_mesh((4,)), P("a"))
+
+    def program(x):
+        return jax.lax.with_sharding_constraint(jnp.sin(x), sharding).sum()
+
+    text = jax.jit(program).lower(jnp.arange(float(size))).compile().as_text()
+    local = {int(n) for n in re.findall(r"f32\[(\d+)\]\S* sine\(", text)}
+    assert local == {describe(sharding, (size,), uneven=True).shard_shape[0]}
+
+
+def test_a_description_is_what_the_book_says():
+    layout = describe(NamedSharding(MESH, P("x", "y")), (4, 16))
+    assert layout.type == "f32[4@x, 16@y]"
+    assert str(layout) == "f32[4@x, 16@y]: 8 tiles of (2, 4) × 1 copy on 8 devices, 32 bytes each"
+    assert describe(NamedSharding(MESH, P(None, ("x", "y"))), (4, 16), "bfloat16").type == "bf16[4, 16@(x,y)]"
+    assert str(describe(jnp.ones(3, jnp.int8))) == "i8[3]: 1 tile of (3,) × 1 copy on 1 device, 3 bytes"
+    assert describe(NamedSharding(MESH, P()), ()).copies == 8
+    assert index_text(((0, 2), (4, 8))) == "[0:2, 4:8]" and index_text(()) == "[]"
+
+
+def test_meshes_real_and_abstract():
+    mesh = describe(MESH)
+    assert mesh.axes == (("x", 2), ("y", 4)) and mesh.shape == (2, 4) and mesh.devices == tuple(range(8))
+    backwards = Mesh(np.array(jax.devices()[:8])[::-1].reshape(2, 4), ("x", "y"))
+    assert describe(backwards).devices == tuple(range(7, -1, -1))
+    abstract = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    assert describe(abstract) == mesh
+    assert describe(NamedSharding(abstract, P("y")), (8,)) == describe(NamedSharding(MESH, P("y")), (8,))
+
+
+def test_a_pod_of_4096_devices():
+    sizes = (16, 16, 16)
+    pod = AbstractMesh(sizes, ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
+    layout = describe(NamedSharding(pod, P("x", ("z", "y"))), (32, 512))
+    assert (layout.tiles, layout.copies, layout.shard_shape) == (4096, 1, (2, 2))
+    for device, (x, y, z) in zip(layout.devices, product(*map(range, sizes)), strict=True):
+        start = 2 * (z * 16 + y)
+        assert layout.shards[device].index == ((2 * x, 2 * x + 2), (start, start + 2))
+
+
+def test_arrays_without_a_mesh_and_things_like_arrays():
+    layout = describe(jnp.ones((2, 3)))
+    assert layout.mesh is None and layout.spec is None and layout.shards[0].index == ((0, 2), (0, 3))
+    assert describe(SingleDeviceSharding(jax.devices()[5]), (4,)).devices == (5,)
+    promised = jax.ShapeDtypeStruct((8,), jnp.bfloat16, sharding=NamedSharding(MESH, P("x")))
+    assert describe(promised).type == "bf16[8@x]"
+    keys = jax.random.split(jax.random.key(0), 8)
+    assert describe(keys).total_bytes == jax.random.key_data(keys).nbytes
+    assert describe(layout) is layout
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "says"),
+    [
+        (P("x", "y"), (3, 16), "mesh axis x has 2 devices but dimension 0 of shape (3, 16) has size 3; use a multiple of 2"),
+        (P(("x", "y")), (12,), "mesh axis (x,y) has 8 devices but dimension 0 of shape (12,) has size 12"),
+        (P("x", "y"), (4,), "has 2 entries, but the array has 1 dimension(s)"),
+        (P(P.UNCONSTRAINED), (4,), "leaves a dimension unconstrained"),
+    ],
+)
+def test_errors_name_the_values_and_the_next_step(spec, shape, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        describe(NamedSharding(MESH, spec), shape)
+
+
+@pytest.mark.parametrize(
+    ("thing", "says"),
+    [
+        (np.ones(3), "a NumPy array lives on no device"),
+        ([1, 2], "not list"),
+        (NamedSharding(MESH, P("x")), "needs the shape"),
+    ],
+)
+def test_other_things_are_refused_by_name(thing, says):
+    with pytest.raises(TypeError, match=says):
+        describe(thing)
+
+
+def test_same_layout_compares_what_shardings_do():
+    rows = jax.device_put(jnp.ones((4, 8)), NamedSharding(MESH, P("x")))
+    assert same_layout(rows, P("x", None)) and same_layout(rows, NamedSharding(MESH, P("x"))) and same_layout(rows, rows)
+    assert not same_layout(rows, P("y")) and not same_layout(rows, P(None, "x"))
+    assert not same_layout(rows, jnp.ones((4, 8))) and not same_layout(rows, rows[:, :4])
+    other_names = make_mesh((2, 4))
+    assert same_layout(rows, NamedSharding(other_names, P("a")))
+    backwards = Mesh(MESH.devices[::-1], ("x", "y"))
+    assert not same_layout(rows, NamedSharding(backwards, P("x")))
+    with pytest.raises(TypeError, match="needs a mesh to be read on"):
+        same_layout(jnp.ones(4), P("x"))
