@@ -37,8 +37,8 @@ find_python() {
   if [ -n "${PYTHON:-}" ]; then
     python=$(command -v "$PYTHON" || true)
     [ -n "$python" ] && consider "$python" && return
-    say "PYTHON=$PYTHON cannot be used: need a Python 3.$oldest to 3.$newest with venv; found ${rejected:-, nothing there}" |
-      sed 's/found , /found /' >&2
+    rejected=${rejected:-, nothing there}
+    say "PYTHON=$PYTHON cannot be used: need a Python 3.$oldest to 3.$newest with venv; found ${rejected#, }"
     exit 1
   fi
   best=0 python=
@@ -54,8 +54,9 @@ find_python() {
     done
   done
   [ -n "$python" ] && version=$python_version && return
-  say "no usable Python: looked for 3.$oldest to 3.$newest with venv on PATH, in $pyenv_folder and in $uv_folder; found ${rejected:-, none at all}. Install one, or name it: make book PYTHON=/path/to/python" |
-    sed 's/found , /found /' >&2
+  rejected=${rejected:-, none at all}
+  looked="looked for 3.$oldest to 3.$newest with venv on PATH, in $pyenv_folder and in $uv_folder"
+  say "no usable Python: $looked; found ${rejected#, }. Install one, or name it: make book PYTHON=/path/to/python"
   exit 1
 }
 

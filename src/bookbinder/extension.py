@@ -8,6 +8,7 @@ publishes a page whose cell failed. With this in `_config.yml`, chapters are exe
 import os
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.errors import ExtensionError
 
 from bookbinder import book as books
@@ -19,6 +20,7 @@ def setup(app):
     """Called by Sphinx."""
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
+    app.connect("doctree-read", _drop_repeated_ids)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
@@ -55,3 +57,9 @@ def _execute(app, env, added, changed, removed):
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
+
+
+def _drop_repeated_ids(app, doctree):
+    """sphinx-exercise gives the body of every exercise and solution the same id; a page may have each id once."""
+    for section in doctree.findall(nodes.section):
+        section["ids"] = [name for name in section["ids"] if name not in ("exercise-content", "solution-content")]

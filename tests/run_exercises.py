@@ -1,0 +1,80 @@
+"""Run a chapter as its reader would, and every wrong answer to its exercises as well.
+
+Used by test_book.py, in a process of its own because a chapter asks for devices of its own:
+`python run_exercises.py arrays` prints, as JSON, for each exercise what its stub printed and what the strict
+check said to the stub, to each wrong answer, and to the solution.
+"""
+
+import ast
+import io
+import json
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from wrong_answers import WRONG_ANSWERS
+
+from bookbinder.book import load
+
+ROOT = Path(__file__).parent.parent
+
+
+def sections(chapter):
+    """The chapter's cells, each with what it belongs to: ("exercise" or "solution", label), or (None, None)."""
+    lines = chapter.text.splitlines()
+    labels = {
+        n: (kind, label)
+        for n, line in enumerate(lines, 1)
+        for kind, label in re.findall(r"^`{3,}\{(exercise|solution)-start\}(?: ([\w-]+)$)?", line)
+    }
+    for n, (kind, _) in labels.items():
+        if kind == "exercise":
+            labels[n] = (kind, re.match(r":label: (\S+)", lines[n])[1])
+    ends = [n for n, line in enumerate(lines, 1) if re.match(r"`{3,}\{(exercise|solution)-end\}", line)]
+    for cell in chapter.cells:
+        start = max((n for n in labels if n < cell.line), default=None)
+        inside = start is not None and not any(start < end < cell.line for end in ends)
+        yield cell, labels[start] if inside else (None, None)
+
+
+def run(code, names):
+    """Run code; returns what it printed."""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, "<cell>", "exec"), names)
+    return printed.getvalue()
+
+
+def verdict(code, names):
+    """What running code comes to: "accepted", or the name of the error."""
+    try:
+        run(code, names)
+    except Exception as error:
+        return type(error).__name__
+    return "accepted"
+
+
+def main(name):
+    names, found = {"__name__": "__main__"}, {}
+    cells = list(sections(load(ROOT).chapter(name)))
+    for cell, (kind, label) in cells:
+        if kind == "solution" and "strict" not in found[label]:
+            # The solution's own strict check, put to the stub and to the wrong answers first.
+            checks = [s for s in ast.parse(cell.source).body if re.match(r"check\(.*strict=True", ast.unparse(s))]
+            strict = "\n".join(map(ast.unparse, checks))
+            found[label]["strict"] = strict
+            found[label]["stub"] = verdict(strict, names)
+            found[label]["wrong"] = {
+                title: verdict(f"{answer}\n{strict}", names) for title, answer in WRONG_ANSWERS.get(label, {}).items()
+            }
+            found[label]["solution"] = verdict(cell.source, names)
+            continue
+        printed = run(cell.source, names)
+        if kind == "exercise":
+            found.setdefault(label, {"printed": ""})["printed"] += printed
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

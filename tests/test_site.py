@@ -1,0 +1,126 @@
+"""The site of the real book, as `make book` leaves it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from bs4 import BeautifulSoup
+
+from bookbinder.book import load
+
+ROOT = Path(__file__).parent.parent
+BOOK = load(ROOT)
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """Every chapter's page, parsed."""
+    return {c.name: BeautifulSoup((site / f"{c.name}.html").read_text(), "html.parser") for c in BOOK.chapters}
+
+
+def article(page):
+    return page.select_one("article.bd-article")
+
+
+def test_home_is_at_the_root_and_nothing_redirects(site, pages):
+    assert pages["index"].h1.get_text().startswith("One Program, Many Devices")
+    assert not (site / "book").exists()
+    for file in site.rglob("*.html"):
+        assert not BeautifulSoup(file.read_text(), "html.parser").select('meta[http-equiv="Refresh" i]'), file
+
+
+def test_nothing_is_left_to_do_on_the_second_build(site):
+    before = {path: path.stat().st_mtime_ns for path in site.rglob("*")}
+    run = subprocess.run([sys.executable, "-m", "bookbinder", "build"], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and " ran " not in run.stdout
+    assert before == {path: path.stat().st_mtime_ns for path in site.rglob("*")}
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    for file in site.rglob("*.html"):
+        page = BeautifulSoup(file.read_text(), "html.parser")
+        loaded = [tag.get("src") for tag in page.select("script[src], img[src], iframe[src], source[src]")]
+        loaded += [tag.get("href") for tag in page.select('link[rel~="stylesheet"], link[rel~="preload"], link[rel~="icon"]')]
+        assert not [address for address in loaded if urlsplit(address).netloc], file
+
+
+def test_every_internal_link_and_anchor_is_alive(site):
+    parsed = {}
+
+    def anchors(file):
+        if file not in parsed:
+            page = BeautifulSoup(file.read_text(), "html.parser")
+            parsed[file] = {tag["id"] for tag in page.select("[id]")} | {tag["name"] for tag in page.select("a[name]")}
+        return parsed[file]
+
+    checked = 0
+    for file in site.rglob("*.html"):
+        for tag in BeautifulSoup(file.read_text(), "html.parser").select("a[href]"):
+            link = urlsplit(tag["href"])
+            if link.scheme or link.netloc:
+                continue
+            target = (file.parent / unquote(link.path)).resolve() if link.path else file
+            assert target.is_file(), f"{file.name}: dead link {tag['href']}"
+            if link.fragment and target.suffix == ".html":
+                assert unquote(link.fragment) in anchors(target), f"{file.name}: dead anchor {tag['href']}"
+            checked += 1
+    assert checked > 50
+
+
+def test_outputs_are_on_the_pages(pages):
+    for chapter in BOOK.chapters:
+        text = article(pages[chapter.name]).get_text()
+        assert "Traceback (most recent call last)" not in text
+        assert len(article(pages[chapter.name]).select(".cell_input")) == len(chapter.cells)
+        drawn = sum(bool(re.search(r"^(draw|draw_specs)\(", cell.source, re.MULTILINE)) for cell in chapter.cells)
+        assert len(article(pages[chapter.name]).select(".cell_output div.shardlab")) == drawn
+    assert "float32[16@y]" in article(pages["index"]).get_text()
+    assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()
+
+
+def test_exercises_say_not_solved_and_solutions_are_folded_and_right(pages):
+    for chapter in BOOK.chapters:
+        page = article(pages[chapter.name])
+        exercises, solutions = page.select("div.exercise"), page.select("div.solution")
+        assert len(exercises) == len(solutions) == len(re.findall(r"\{exercise-start\}", chapter.text))
+        for exercise in exercises:
+            assert "Not solved yet" in exercise.get_text()
+        for solution in solutions:
+            assert "dropdown" in solution["class"] and "Right: " in solution.get_text()
+
+
+def test_pictures_describe_themselves(pages):
+    for page in pages.values():
+        for svg in article(page).select('svg[role="img"]'):
+            assert len(svg.title.get_text()) > 10 and len(svg.desc.get_text()) > 10
+        for image in article(page).select("img"):
+            assert len(image.get("alt", "")) > 10 and not re.fullmatch(r"\S+\.\w+", image["alt"])
+
+
+def test_pages_are_well_formed(pages):
+    for name, page in pages.items():
+        assert page.html["lang"] == "en" and len(article(page).select("h1")) == 1, name
+        ids = [tag["id"] for tag in article(page).select("[id]")]
+        assert len(ids) == len(set(ids)), f"{name}: duplicate ids"
+        assert "{{" not in article(page).get_text() and "{doc}" not in re.sub(r"``.*?``", "", article(page).get_text()).replace(
+            "{doc}`arrays`", ""
+        )
+
+
+def test_pages_tell_nothing_about_the_machine_that_built_them(site):
+    for file in [*site.rglob("*.html"), site / "searchindex.js"]:
+        text = file.read_text()
+        for trace in (str(ROOT), str(Path.home()) + "/", "site-packages", "ipykernel_"):
+            assert trace not in text, f"{file.name}: {trace}"
+
+
+def test_source_links_lead_to_the_chapter(pages):
+    url = BOOK.config["repository"]["url"]
+    branch = BOOK.config["repository"]["branch"]
+    for chapter in BOOK.chapters:
+        links = {tag["href"] for tag in pages[chapter.name].select("a[href]")}
+        edit = [link for link in links if f"/edit/{branch}/book/{chapter.name}.md" in link]
+        assert edit, f"{chapter.name}: no edit link among {sorted(link for link in links if url in link)}"
