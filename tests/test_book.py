@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,9 @@ def test_code_fits_the_page_and_is_small(chapter):
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
 def test_claims_are_asserted(chapter):
     asserting = [cell for cell in chapter.cells if re.search(r"^\s*(assert |check\()", cell.source, re.MULTILINE)]
-    assert 3 * len(asserting) >= len(chapter.cells), f"only {len(asserting)} of {len(chapter.cells)} cells assert anything"
+    assert 3 * len(asserting) >= len(chapter.cells), (
+        f"only {len(asserting)} of {len(chapter.cells)} cells assert anything"
+    )
 
 
 @pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
@@ -88,7 +91,7 @@ def test_no_leftovers(chapter):
 def test_headings_come_in_order(chapter):
     levels = [len(m[1]) for m in re.finditer(r"^(#+) ", "\n".join(prose(chapter).values()), re.MULTILINE)]
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
 @pytest.mark.parametrize("chapter", [c for c in PROGRAMS if c.name != "index"], ids=ids)
@@ -107,7 +110,9 @@ def test_labels_are_unique_and_begin_with_their_chapter():
     for chapter in BOOK.chapters:
         for label in re.findall(r"^(?::label: |\()([\w-]+)\)?=?$", chapter.text, re.MULTILINE):
             assert label not in seen, f"{label} is in {seen[label]} and in {chapter.path}"
-            assert label.startswith(f"{chapter.name}-"), f"{chapter.path}: label {label} should begin with {chapter.name}-"
+            assert label.startswith(f"{chapter.name}-"), (
+                f"{chapter.path}: label {label} should begin with {chapter.name}-"
+            )
             seen[label] = chapter.path
 
 
@@ -177,9 +182,10 @@ def test_what_readers_import_is_documented(module, name):
     assert len(inspect.getdoc(thing)) > 30
     if inspect.isfunction(thing):
         for argument in inspect.signature(thing).parameters:
-            assert re.search(rf"(Args|Arguments):.*\b{argument}\b", thing.__doc__, re.DOTALL) or len(
-                inspect.signature(thing).parameters
-            ) == 1, f"{name}: {argument} is not described"
+            assert (
+                re.search(rf"(Args|Arguments):.*\b{argument}\b", thing.__doc__, re.DOTALL)
+                or len(inspect.signature(thing).parameters) == 1
+            ), f"{name}: {argument} is not described"
     else:
         for attribute, value in vars(thing).items():
             if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):

@@ -55,9 +55,12 @@ def test_functions_are_called_with_the_arguments(capsys):
         (8 * A, "every value is 8 times what it should be"),
         (A / 4, "every value is 1/4 of what it should be"),
         (A[:2], r"expected shape \(4, 16\), got \(2, 16\)"),
-        ((A, A), "should be an array of shape .* but is a tuple of 2"),
+        ((A, A), r"expected an array of shape \(4, 16\), got a tuple of 2"),
         (A, "which lies on no device"),
-        (jnp.asarray(A), r"expected f32\[4@x, 16@y\] on 8 devices, got f32\[4, 16\] on 1; device 0 holds \[0:4, 0:16\]"),
+        (
+            jnp.asarray(A),
+            r"expected f32\[4@x, 16@y\] on 8 devices, got f32\[4, 16\] on 1; device 0 holds \[0:4, 0:16\]",
+        ),
         (put(A, P("x")), r"device 0 holds \[0:2, 0:16\] and should hold \[0:2, 0:4\]"),
         (put(A, P("y", "x")), "device 0 holds"),
     ],
@@ -73,8 +76,22 @@ def test_words_numbers_and_structures():
         check({"n": "manual"}, Exercise(value={"n": "auto"}))
     with pytest.raises(WrongAnswer, match=r"values\[1\]: expected 4, got 5"):
         check((2, 5), Exercise(value=(2, 4)))
-    with pytest.raises(WrongAnswer, match="should be a dict of 1, but is a dict of 2"):
+    with pytest.raises(WrongAnswer, match=r"the keys should be \['a'\]; 'b' is not expected"):
         check({"a": 1, "b": 2}, Exercise(value={"a": 1}))
+    with pytest.raises(WrongAnswer, match="; 0 is missing"):
+        check({jax.devices()[0]: 1, jax.devices()[1]: 2}, Exercise(value={0: 1, 1: 2}))
+    with pytest.raises(WrongAnswer, match=r"values\['a'\]: expected a tuple of 2, got a tuple of 3"):
+        check({"a": (2, 16, 4)}, Exercise(value={"a": ((2, 16), 4)}))
+    with pytest.raises(WrongAnswer, match="expected a dict, got an array"):
+        check(A, Exercise(value={"a": A}))
+    with pytest.raises(WrongAnswer, match="expected .*y.*, got .*x"):
+        check((P("x"),), Exercise(value=(P("y"),)))
+    state = jax.tree_util.Partial(max, A)  # a structure of JAX's own
+    check(state, Exercise(value=state), strict=True)
+    with pytest.raises(WrongAnswer, match=r"values\[0\]: 64 of 64 differ"):
+        check(jax.tree_util.Partial(max, A + 1), Exercise(value=state))
+    with pytest.raises(WrongAnswer, match="expected the structure of Partial, got int"):
+        check(3, Exercise(value=state))
     check(jnp.bfloat16(2.0), Exercise(value=2.0), strict=True)
     check(jnp.float32(np.nan), Exercise(value=np.nan), strict=True)
     with pytest.raises(WrongAnswer):

@@ -50,7 +50,8 @@ def test_each_device_is_drawn_once_in_its_colour_and_no_tile_covers_another(case
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape"), [(P("x", "y"), (8, 16)), (P("y", "x"), (8, 16)), (P(("y", "x")), (8, 16)), (P(None, "y"), (8, 16))]
+    ("spec", "shape"),
+    [(P("x", "y"), (8, 16)), (P("y", "x"), (8, 16)), (P(("y", "x")), (8, 16)), (P(None, "y"), (8, 16))],
 )
 def test_a_tile_stands_where_its_slice_is(spec, shape):
     layout = describe(NamedSharding(MESH, spec), shape)

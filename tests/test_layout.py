@@ -35,7 +35,8 @@ def shardings(draw, even):
     homes = draw(st.lists(st.integers(-1, ndim - 1) if ndim else st.just(-1), min_size=len(axes), max_size=len(axes)))
     cuts = [tuple(axis for axis, home in zip(axes, homes, strict=True) if home == d) for d in range(ndim)]
     entries = [
-        draw(st.sampled_from([cut, cut[0]])) if len(cut) == 1 else cut or draw(st.sampled_from([None, ()])) for cut in cuts
+        draw(st.sampled_from([cut, cut[0]])) if len(cut) == 1 else cut or draw(st.sampled_from([None, ()]))
+        for cut in cuts
     ]
     while entries and not entries[-1] and draw(st.booleans()):
         entries.pop()  # a spec may be shorter than the shape
@@ -156,7 +157,11 @@ def test_arrays_without_a_mesh_and_things_like_arrays():
 @pytest.mark.parametrize(
     ("spec", "shape", "says"),
     [
-        (P("x", "y"), (3, 16), "mesh axis x has 2 devices but dimension 0 of shape (3, 16) has size 3; use a multiple of 2"),
+        (
+            P("x", "y"),
+            (3, 16),
+            "mesh axis x has 2 devices but dimension 0 of shape (3, 16) has size 3; use a multiple of 2",
+        ),
         (P(("x", "y")), (12,), "mesh axis (x,y) has 8 devices but dimension 0 of shape (12,) has size 12"),
         (P("x", "y"), (4,), "has 2 entries, but the array has 1 dimension(s)"),
         (P(P.UNCONSTRAINED), (4,), "leaves a dimension unconstrained"),
@@ -182,7 +187,9 @@ def test_other_things_are_refused_by_name(thing, says):
 
 def test_same_layout_compares_what_shardings_do():
     rows = jax.device_put(jnp.ones((4, 8)), NamedSharding(MESH, P("x")))
-    assert same_layout(rows, P("x", None)) and same_layout(rows, NamedSharding(MESH, P("x"))) and same_layout(rows, rows)
+    assert (
+        same_layout(rows, P("x", None)) and same_layout(rows, NamedSharding(MESH, P("x"))) and same_layout(rows, rows)
+    )
     assert not same_layout(rows, P("y")) and not same_layout(rows, P(None, "x"))
     assert not same_layout(rows, jnp.ones((4, 8))) and not same_layout(rows, rows[:, :4])
     other_names = make_mesh((2, 4))

@@ -25,7 +25,11 @@ def project(tmp_path):
 def fake(path, version, *, works=True):
     """An interpreter that says it has a version; making a virtual environment with it fails, and says which it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    says = f'case "$1" in -c) echo {version} ;; *) echo "fake $0" >&2; exit 3 ;; esac' if works else "echo shim >&2; exit 127"
+    says = (
+        f'case "$1" in -c) echo {version} ;; *) echo "fake $0" >&2; exit 3 ;; esac'
+        if works
+        else "echo shim >&2; exit 127"
+    )
     path.write_text(f"#!/bin/sh\n{says}\n")
     path.chmod(0o755)
     return path
@@ -38,7 +42,10 @@ def set_up(project, path=(), **environment):
     for tool in ("sh", "dirname", "cat", "cksum", "rm", "awk", "sed"):
         if not (tools / tool).exists():
             (tools / tool).symlink_to(shutil.which(tool))
-    environment = {"HOME": str(project.parent / "home"), "PATH": os.pathsep.join([*map(str, path), str(tools)])} | environment
+    environment = {
+        "HOME": str(project.parent / "home"),
+        "PATH": os.pathsep.join([*map(str, path), str(tools)]),
+    } | environment
     run = subprocess.run(["sh", project / "scripts/setup.sh"], env=environment, capture_output=True, text=True)
     return run.returncode, run.stderr
 
@@ -87,7 +94,9 @@ def test_without_a_usable_python_one_line_says_what_was_looked_for_and_found(pro
     fake(tmp_path / "bin/python3.12", "", works=False)
     status, said = set_up(project, [tmp_path / "bin"])
     assert status == 1 and len(said.splitlines()) == 1
-    assert f"{tmp_path}/bin/python3 (3.9.2)" in said and f"{tmp_path}/bin/python3.12 (does not run, or lacks venv)" in said
+    assert (
+        f"{tmp_path}/bin/python3 (3.9.2)" in said and f"{tmp_path}/bin/python3.12 (does not run, or lacks venv)" in said
+    )
     assert "make book PYTHON=/path/to/python" in said
 
 

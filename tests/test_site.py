@@ -43,7 +43,9 @@ def test_pages_load_nothing_from_elsewhere(site):
     for file in site.rglob("*.html"):
         page = BeautifulSoup(file.read_text(), "html.parser")
         loaded = [tag.get("src") for tag in page.select("script[src], img[src], iframe[src], source[src]")]
-        loaded += [tag.get("href") for tag in page.select('link[rel~="stylesheet"], link[rel~="preload"], link[rel~="icon"]')]
+        loaded += [
+            tag.get("href") for tag in page.select('link[rel~="stylesheet"], link[rel~="preload"], link[rel~="icon"]')
+        ]
         assert not [address for address in loaded if urlsplit(address).netloc], file
 
 
@@ -105,9 +107,9 @@ def test_pages_are_well_formed(pages):
         assert page.html["lang"] == "en" and len(article(page).select("h1")) == 1, name
         ids = [tag["id"] for tag in article(page).select("[id]")]
         assert len(ids) == len(set(ids)), f"{name}: duplicate ids"
-        assert "{{" not in article(page).get_text() and "{doc}" not in re.sub(r"``.*?``", "", article(page).get_text()).replace(
-            "{doc}`arrays`", ""
-        )
+        assert "{{" not in article(page).get_text() and "{doc}" not in re.sub(
+            r"``.*?``", "", article(page).get_text()
+        ).replace("{doc}`arrays`", "")
 
 
 def test_pages_tell_nothing_about_the_machine_that_built_them(site):

@@ -6,19 +6,32 @@ The key is the exercise's label; each answer is code that takes the place of the
 WRONG_ANSWERS = {
     "arrays-all-devices": {
         "right values, never moved": "answer = A",
-        "right values, rows cut and columns copied": "answer = jax.device_put(A, NamedSharding(mesh, P('x')))",
-        "axes exchanged": "answer = jax.device_put(A, NamedSharding(mesh, P('y', 'x')))",
-        "right layout, other values": "answer = jax.device_put(8 * A, NamedSharding(mesh, P('x', 'y')))",
+        "right values, rows cut and columns copied": "answer = jax.device_put(A, NamedSharding(mesh, P('y')))",
+        "the layout of the text": "answer = A_sharded",
+        "right layout, other values": "answer = jax.device_put(8 * A, NamedSharding(mesh, P('y', 'x')))",
     },
     "arrays-who-holds-what": {
-        "the whole array everywhere": "def holdings(x): return {s.device.id: np.asarray(x) for s in x.addressable_shards}",
-        "pieces in the order of the list, not of the devices": (
-            "def holdings(x):\n"
-            "    pieces = [np.asarray(s.data) for s in sorted(x.addressable_shards, key=lambda s: str(s.index))]\n"
-            "    return dict(enumerate(pieces))"
+        "the whole array everywhere": (
+            "def holdings(x): return 8, x.sharding.spec, {d.id: np.asarray(x) for d in x.devices()}"
         ),
-        "slices instead of pieces": "def holdings(x): return {s.device.id: s.index for s in x.addressable_shards}",
-        "one device missing": "def holdings(x): return {s.device.id: np.asarray(s.data) for s in x.addressable_shards[1:]}",
+        "a place in the list taken for a device": (
+            "def holdings(x):\n"
+            "    shards = enumerate(x.addressable_shards)\n"
+            "    return len(x.devices()), x.sharding.spec, {i: np.asarray(s.data) for i, s in shards}"
+        ),
+        "slices instead of values": (
+            "def holdings(x): return 8, x.sharding.spec, {s.device.id: s.index for s in x.addressable_shards}"
+        ),
+        "one copy only": (
+            "def holdings(x):\n"
+            "    first = [s for s in x.addressable_shards if s.replica_id == 0]\n"
+            "    return len(x.devices()), x.sharding.spec, {s.device.id: np.asarray(s.data) for s in first}"
+        ),
+        "pieces counted instead of devices": (
+            "def holdings(x):\n"
+            "    pieces = {s.device.id: np.asarray(s.data) for s in x.addressable_shards}\n"
+            "    return len({str(s.index) for s in x.addressable_shards}), x.sharding.spec, pieces"
+        ),
     },
     "arrays-four-specs": {
         "None taken for one copy": (

@@ -114,7 +114,10 @@ def _serve(options):
     try:
         server.serve(root=str(html), port=options.port, host="127.0.0.1")
     except OSError as error:
-        print(f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001", file=sys.stderr)
+        print(
+            f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001",
+            file=sys.stderr,
+        )
         return 1
     finally:
         stopping.set()

@@ -48,7 +48,9 @@ class Chapter:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
-            raise BookError(self.path, line, f"not UTF-8: byte {data[error.start : error.end]!r}; save it as UTF-8") from None
+            raise BookError(
+                self.path, line, f"not UTF-8: byte {data[error.start : error.end]!r}; save it as UTF-8"
+            ) from None
 
     @cached_property
     def front_matter(self):
@@ -63,7 +65,9 @@ class Chapter:
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             raise BookError(
-                self.path, mark.line + 2 if mark else 1, f"the front matter is not YAML: {getattr(error, 'problem', error)}"
+                self.path,
+                mark.line + 2 if mark else 1,
+                f"the front matter is not YAML: {getattr(error, 'problem', error)}",
             ) from None
         if not isinstance(matter, dict):
             raise BookError(self.path, 2, f"the front matter must be keys with values, not {type(matter).__name__}")
@@ -82,11 +86,15 @@ class Chapter:
         representation = (matter.get("jupytext") or {}).get("text_representation") or {}
         if representation.get("format_name") != "myst":
             raise BookError(
-                self.path, 1, "has code cells, but its front matter does not say `jupytext: text_representation: "
+                self.path,
+                1,
+                "has code cells, but its front matter does not say `jupytext: text_representation: "
                 "format_name: myst`, so nothing would run them; copy the front matter of book/writing.md",
             )
         if not (matter.get("kernelspec") or {}).get("name"):
-            raise BookError(self.path, 1, "has code cells, but its front matter names no kernel; copy that of book/writing.md")
+            raise BookError(
+                self.path, 1, "has code cells, but its front matter names no kernel; copy that of book/writing.md"
+            )
 
     @cached_property
     def notebook(self):
@@ -165,7 +173,9 @@ def load(root):
         chapters.append(chapter)
     strays = sorted({p.stem for p in (root / FOLDER).glob("*.md")} - {chapter.name for chapter in chapters})
     if strays:
-        raise BookError(f"{FOLDER}/{strays[0]}.md", None, "is not in _toc.yml, so nobody would find it; list it there or delete it")
+        raise BookError(
+            f"{FOLDER}/{strays[0]}.md", None, "is not in _toc.yml, so nobody would find it; list it there or delete it"
+        )
     return Book(root, tuple(chapters), config)
 
 
@@ -181,4 +191,6 @@ def _read_yaml(root, name):
         return yaml.safe_load(_read(root, name)) or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise BookError(name, mark.line + 1 if mark else None, f"not YAML: {getattr(error, 'problem', error)}") from None
+        raise BookError(
+            name, mark.line + 1 if mark else None, f"not YAML: {getattr(error, 'problem', error)}"
+        ) from None

@@ -84,31 +84,32 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None):
             waiting.append((before.data.get("execution_seconds", 0.0) if before else len(chapter.cells), chapter))
     waiting = [chapter for _, chapter in sorted(waiting, key=lambda pair: -pair[0])]
 
-    with progress.watching(len(waiting)), _kernels() as kernels:
-        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            running = {
-                pool.submit(_run_chapter, book, chapter, kernels, progress): chapter for chapter in waiting
-            }
-            try:
-                for future in as_completed(running):
-                    chapter = running[future]
-                    result, notebook = future.result()
-                    if notebook is not None:
-                        outputs.cache_notebook_bundle(
-                            CacheBundleIn(
-                                notebook,
-                                str(book.root / chapter.path),
-                                data={"execution_seconds": result.seconds, "fingerprint": fingerprint(book, chapter)},
-                            ),
-                            check_validity=False,
-                            overwrite=True,
-                        )
-                    results[chapter.name] = result
-                    progress.finished(result)
-            except BaseException:
-                kernels.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
+    with (
+        progress.watching(len(waiting)),
+        _kernels() as kernels,
+        ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool,
+    ):
+        running = {pool.submit(_run_chapter, book, chapter, kernels, progress): chapter for chapter in waiting}
+        try:
+            for future in as_completed(running):
+                chapter = running[future]
+                result, notebook = future.result()
+                if notebook is not None:
+                    outputs.cache_notebook_bundle(
+                        CacheBundleIn(
+                            notebook,
+                            str(book.root / chapter.path),
+                            data={"execution_seconds": result.seconds, "fingerprint": fingerprint(book, chapter)},
+                        ),
+                        check_validity=False,
+                        overwrite=True,
+                    )
+                results[chapter.name] = result
+                progress.finished(result)
+        except BaseException:
+            kernels.stop()
+            pool.shutdown(cancel_futures=True)
+            raise
     return [results[chapter.name] for chapter in chapters]
 
 
@@ -261,7 +262,9 @@ def _run_chapter(book, chapter, kernels, progress):
         error = _one_line(re.sub(r" \(\d+\.py, line \d+\)$", "", f"{failure.ename}: {failure.evalue}"))
         line = cells[now].line + _line_in_cell(traceback, now + 1) - 1
     except CellTimeoutError:
-        error = f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (execute: timeout: in _config.yml)"
+        error = (
+            f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (execute: timeout: in _config.yml)"
+        )
         line = cells[now].line
     except DeadKernelError:
         error = "DeadKernelError: the kernel died while this cell ran (out of memory, or the process was ended)"

@@ -20,7 +20,7 @@ def setup(app):
     """Called by Sphinx."""
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
-    app.connect("doctree-read", _drop_repeated_ids)
+    app.connect("doctree-read", _make_ids_unique)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
@@ -59,7 +59,8 @@ def _execute(app, env, added, changed, removed):
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
 
 
-def _drop_repeated_ids(app, doctree):
+def _make_ids_unique(app, doctree):
     """sphinx-exercise gives the body of every exercise and solution the same id; a page may have each id once."""
-    for section in doctree.findall(nodes.section):
-        section["ids"] = [name for name in section["ids"] if name not in ("exercise-content", "solution-content")]
+    repeated = [s for s in doctree.findall(nodes.section) if s["ids"] in (["exercise-content"], ["solution-content"])]
+    for number, section in enumerate(repeated, 1):
+        section["ids"] = [f"{section['ids'][0]}-{number}"]

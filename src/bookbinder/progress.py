@@ -114,5 +114,6 @@ def table(results):
         )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}".rstrip() for row in rows
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}".rstrip()
+        for row in rows
     )

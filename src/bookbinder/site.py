@@ -117,11 +117,13 @@ def _jupyter_book(book, folder, lock, only=None):
 
 
 def _what_was_wrong(book, said, warned):
-    """Sphinx's warnings and errors; or the first exception, if it stopped for one; or else all that was said."""
+    """Sphinx's warnings and errors; or the exception that stopped it, with all that was said below it."""
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
-    wrong = wrong or [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)][:1]
-    return _relative(book, "\n".join(wrong) or f"{said}\n{warned}".strip())
+    if not wrong:
+        cause = next((line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)), "Jupyter Book failed")
+        wrong = [cause, said, warned]
+    return _relative(book, "\n".join(wrong).strip())
 
 
 def _relative(book, text):
@@ -140,7 +142,13 @@ def _config_for_folder(book, only):
         config["repository"]["path_to_book"] = FOLDER
     if only:
         sphinx = config.setdefault("sphinx", {}).setdefault("config", {})
-        sphinx["suppress_warnings"] = ["myst.xref_missing", "ref", "toc", "bibtex", *sphinx.get("suppress_warnings", [])]
+        sphinx["suppress_warnings"] = [
+            "myst.xref_missing",
+            "ref",
+            "toc",
+            "bibtex",
+            *sphinx.get("suppress_warnings", []),
+        ]
     return config
 
 

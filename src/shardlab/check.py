@@ -61,9 +61,9 @@ class Exercise:
 def check(answer, exercise, *, strict=False):
     """Check an answer and print what was found.
 
-    With `exercise = Exercise(value=np.arange(4))`, `check(..., exercise)` prints "not solved yet",
-    `check(jnp.arange(4), exercise)` prints "Right: the values agree.", and
-    `check(4 * jnp.arange(4), exercise)` raises: every value is 4 times what it should be.
+    With `exercise = Exercise(value=np.arange(4.0))`, `check(..., exercise)` prints "not solved yet",
+    `check(jnp.arange(4.0), exercise)` prints "Right: the values agree.", and
+    `check(4 * jnp.arange(4.0), exercise)` raises: every value is 4 times what it should be.
 
     Args:
       answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
@@ -88,7 +88,7 @@ def check(answer, exercise, *, strict=False):
 
     found = []
     if exercise.value is not None:
-        _check_values(answer, exercise)
+        _check_values(exercise.value, answer, exercise)
         found.append("the values agree")
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
@@ -133,23 +133,44 @@ def raises(kind):
 
 
 def _is_stub(answer):
-    leaves = jax.tree.leaves(answer, is_leaf=lambda leaf: leaf is None)
-    return any(leaf is ... or leaf is None for leaf in leaves)
+    if isinstance(answer, dict):
+        return any(_is_stub(item) for item in answer.values())
+    if isinstance(answer, (tuple, list)):
+        return any(_is_stub(item) for item in answer)
+    return answer is ... or answer is None
 
 
-def _check_values(answer, exercise):
-    expected, structure = jax.tree.flatten(exercise.value)
-    got, got_structure = jax.tree.flatten(answer)
-    if structure != got_structure:
-        raise WrongAnswer(f"the answer should be {_kind(exercise.value)}, but is {_kind(answer)}")
-    for place, want, have in zip(_places(exercise.value), expected, got, strict=True):
-        problem = _difference(want, have, exercise)
-        if problem:
-            raise WrongAnswer(f"values{place}: {problem}")
+def _check_values(want, have, exercise, where=""):
+    """Compare piece by piece, so that the message can say which piece is wrong."""
+    if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one piece to us
+        if want != have:
+            raise WrongAnswer(f"values{where}: expected {want}, got {have}")
+    elif isinstance(want, dict):
+        if not isinstance(have, dict):
+            raise WrongAnswer(f"values{where}: expected a dict, got {_kind(have)}")
+        keys = [f"{key!r} is missing" for key in want if key not in have]
+        keys += [f"{key!r} is not expected" for key in have if key not in want]
+        if keys:
+            raise WrongAnswer(f"values{where}: the keys should be {list(want)!r}; {keys[0]}")
+        for key in want:
+            _check_values(want[key], have[key], exercise, f"{where}[{key!r}]")
+    elif isinstance(want, (tuple, list)):
+        if not isinstance(have, (tuple, list)) or len(have) != len(want):
+            raise WrongAnswer(f"values{where}: expected {_kind(want)}, got {_kind(have)}")
+        for place, (one, other) in enumerate(zip(want, have, strict=True)):
+            _check_values(one, other, exercise, f"{where}[{place}]")
+    elif not jax.tree_util.all_leaves([want]):  # a training state, or another structure known to JAX
+        if jax.tree.structure(want) != jax.tree.structure(have):
+            raise WrongAnswer(f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}")
+        _check_values(jax.tree.leaves(want), jax.tree.leaves(have), exercise, where)
+    elif problem := _difference(want, have, exercise):
+        raise WrongAnswer(f"values{where}: {problem}")
 
 
 def _difference(want, have, exercise):
     """What is wrong with one value, or None."""
+    if isinstance(have, (tuple, list, dict)):
+        return f"expected {_kind(want)}, got {_kind(have)}"
     want, have = _numpy(want), _numpy(have)
     if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # words, not numbers
         return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
@@ -193,7 +214,9 @@ def _check_layout(answer, layout):
             raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which lies on no device")
         if isinstance(want, jax.sharding.PartitionSpec):
             if not isinstance(have.sharding, jax.sharding.NamedSharding):
-                raise WrongAnswer(f"layout{place}: expected {want} on a mesh, but the array lies on no mesh: {describe(have)}")
+                raise WrongAnswer(
+                    f"layout{place}: expected {want} on a mesh, but the array lies on no mesh: {describe(have)}"
+                )
             want = jax.sharding.NamedSharding(have.sharding.mesh, want)
         if not same_layout(have, want):
             raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")

@@ -5,7 +5,7 @@ module turns that into inline SVG for notebooks and into box drawing for console
 
 How to read a picture of an array: the last dimension runs to the right, the one before it down, earlier
 ones from slab to slab. Each rectangle is what one device holds. An array of which several devices hold
-copies is drawn once for each copy, so the inked area is the memory that it takes.
+copies is drawn once for each copy, because each takes memory.
 """
 
 from dataclasses import dataclass
@@ -66,7 +66,9 @@ def draw(*things, shape=None, **named):
         panels.append(_mesh_panel(name, layout) if isinstance(layout, MeshLayout) else _array_panel(name, layout))
     figures = "".join(html for html, _ in panels)
     # The row wraps on narrow screens; nothing here depends on a style sheet of the page.
-    html = f'<div class="shardlab" style="display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-end">{figures}</div>'
+    html = (
+        f'<div class="shardlab" style="display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-end">{figures}</div>'
+    )
     return Picture(html, "\n\n".join(text for _, text in panels))
 
 
@@ -136,7 +138,9 @@ def _array_panel(name, layout):
         width = max(width, left - _GAP)
         top += height + _GAP
 
-    title = f"{name + ': ' if name else ''}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
+    title = (
+        f"{name + ': ' if name else ''}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
+    )
     of_copy = f" of copy 1 of {layout.copies:,}" if layout.copies > 1 else ""
     left_out = f" Drawn: the first and the last tiles{of_copy}." if len(layout.shards) > _DRAWN_IN_FULL else ""
     summary = str(layout).split(": ", 1)[1] + "." + left_out
@@ -174,7 +178,9 @@ def _mesh_panel(name, mesh):
         if names:
             parts.append(_svg_text(left + margin_left + w / 2, 12, f"{names[-1]} →", size=12))
         if len(names) > 1:
-            parts.append(_svg_text(left + margin_left - 6, margin_top + h / 2 + 4, f"{names[-2]} ↓", size=12, anchor="end"))
+            parts.append(
+                _svg_text(left + margin_left - 6, margin_top + h / 2 + 4, f"{names[-2]} ↓", size=12, anchor="end")
+            )
         where = ", ".join(f"{axis}={place}" for axis, place in zip(names, slab, strict=False))
         if where:
             parts.append(_svg_text(left + margin_left + w / 2, margin_top + h + 14, where, size=11))
@@ -226,8 +232,11 @@ def _grid(grid, left, top, tile_w, tile_h, depth):
                 parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, "…"))
                 continue
             w, h = tile_w * block.right / widest, tile_h * block.down / tallest
-            if not w or not h:  # an empty piece of an uneven layout: the device has a place, but no area
-                parts.append(f'<rect x="{x:g}" y="{y:g}" width="{tile_w:g}" height="{tile_h:g}" fill="none" stroke="currentColor" stroke-dasharray="2 3"/>')
+            if not w or not h:  # an empty piece of an uneven layout: a place, but no area
+                parts.append(
+                    f'<rect x="{x:g}" y="{y:g}" width="{tile_w:g}" height="{tile_h:g}" fill="none" '
+                    'stroke="currentColor" stroke-dasharray="2 3"/>'
+                )
                 parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, str(block.device), size=12))
                 continue
             colour = PALETTE[block.device % len(PALETTE)]

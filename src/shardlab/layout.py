@@ -254,9 +254,7 @@ def _named(sharding, shape, dtype, uneven):
 
     shards = []
     for device, place in zip(mesh.devices, product(*map(range, mesh.shape)), strict=True):
-        index = tuple(
-            pieces[_row_major(place, axes)] for pieces, axes in zip(intervals, cut_by, strict=True)
-        )
+        index = tuple(pieces[_row_major(place, axes)] for pieces, axes in zip(intervals, cut_by, strict=True))
         shards.append(Shard(device, index, _row_major(place, spare)))
     return Layout(shape, dtype, mesh, spec, tuple(shards))
 
