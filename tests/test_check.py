@@ -84,7 +84,7 @@ def test_words_numbers_and_structures():
         check({"a": (2, 16, 4)}, Exercise(value={"a": ((2, 16), 4)}))
     with pytest.raises(WrongAnswer, match="expected a dict, got an array"):
         check(A, Exercise(value={"a": A}))
-    with pytest.raises(WrongAnswer, match="expected .*y.*, got .*x"):
+    with pytest.raises(WrongAnswer, match=r"expected .*y.*, got .*x"):
         check((P("x"),), Exercise(value=(P("y"),)))
     state = jax.tree_util.Partial(max, A)  # a structure of JAX's own
     check(state, Exercise(value=state), strict=True)
