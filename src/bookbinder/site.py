@@ -185,6 +185,7 @@ def _fresh_digest(book, only):
     return _digest(
         execute._environment(),
         execute.folder_digest(Path(__file__).parent, "*.py"),
+        execute.folder_digest(book.root / FOLDER / "static"),
         (book.root / "_config.yml").read_text("utf-8"),
         os.environ.get("GITHUB_REPOSITORY", ""),
         only.name if only else "",

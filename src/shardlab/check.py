@@ -80,7 +80,7 @@ def check(answer, exercise, *, strict=False):
     elif exercise.args is not None and not _is_stub(answer):
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
     if _is_stub(answer):
-        message = "Not solved yet: put your answer in place of the three dots and run the cell again."
+        message = "Not solved yet: replace the three dots, and run the cell again."
         if strict:
             raise NotSolved(message)
         print(message)
