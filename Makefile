@@ -19,7 +19,7 @@ book: setup
 	@$(python) -m bookbinder build
 
 test: setup
-	@$(python) -m pytest $(ARGS)
+	@$(python) -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 chapter: setup
 	@test -n "$(FILE)" || { echo "which chapter? make chapter FILE=book/arrays.md" >&2; exit 2; }
