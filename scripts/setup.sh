@@ -4,12 +4,13 @@
 #   scripts/setup.sh                    set up, or return at once
 #   PYTHON=/path/to/python scripts/setup.sh    use that interpreter
 set -eu
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
+home=${HOME:-/nonexistent}
 oldest=11 newest=14 # minor versions of Python 3
-pyenv_folder=${PYENV_ROOT:-$HOME/.pyenv}/versions
-uv_folder=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/uv/python}
+pyenv_folder=${PYENV_ROOT:-$home/.pyenv}/versions
+uv_folder=${UV_PYTHON_INSTALL_DIR:-${XDG_DATA_HOME:-$home/.local/share}/uv/python}
 
-state="$PWD ${PYTHON:-newest} $(cat requirements.txt pyproject.toml scripts/setup.sh | cksum)"
+state="${PYTHON:-newest} $(cat requirements.txt pyproject.toml scripts/setup.sh | cksum) $PWD"
 [ "$(cat .venv/ready 2>/dev/null)" = "$state" ] && [ -x .venv/bin/python ] && exit 0
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -60,13 +61,18 @@ find_python() {
   exit 1
 }
 
-# An environment that exists is kept unless it is broken or PYTHON asks for another.
-if [ -n "${PYTHON:-}" ] || ! .venv/bin/python -c 'import pip' 2>/dev/null; then
+# An environment that exists is kept, unless it is broken, came here from another folder (its scripts name
+# that one), or PYTHON asks for another version.
+usable=yes
+.venv/bin/python -c 'import pip' 2>/dev/null || usable=
+[ "$(cat .venv/folder 2>/dev/null)" = "$PWD" ] || usable=
+if [ -n "${PYTHON:-}" ] || [ -z "$usable" ]; then
   find_python
-  if [ "$(version_of .venv/bin/python)" != "$version" ]; then
+  if [ -z "$usable" ] || [ "$(version_of .venv/bin/python)" != "$version" ]; then
     say "making .venv with Python $version ($python)"
     rm -rf .venv
     "$python" -m venv .venv
+    printf '%s\n' "$PWD" >.venv/folder
   fi
 fi
 
@@ -74,9 +80,8 @@ say "installing what requirements.txt locks"
 rm -f .venv/ready
 awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.txt >.venv/uv.txt
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
-VIRTUAL_ENV=$PWD/.venv
-export VIRTUAL_ENV
-.venv/bin/uv pip sync --quiet --require-hashes requirements.txt
-.venv/bin/uv pip install --quiet --offline --no-deps --no-build-isolation --editable .
+unset UV_SYSTEM_PYTHON # it would mean another environment than ours
+.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes requirements.txt
+.venv/bin/uv pip install --quiet --python .venv/bin/python --offline --no-deps --no-build-isolation --editable .
 printf '%s\n' "$state" >.venv/ready
 say "ready"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,6 +154,11 @@ def test_a_book_through_its_life(tiny):
     status, out, err = tiny.build()
     assert status == 1 and "book/index.md:3: WARNING: unknown document: 'nowhere'" in err
     assert tiny.site() == good
+    tiny.write("book/index.md", "# Home\n\n```{no-such-directive}\n```\n")
+    for _ in range(2):  # what was wrong stays wrong, although nothing has changed
+        status, out, err = tiny.build()
+        assert status == 1 and re.search(r"^book/index\.md:3: WARNING: Unknown directive type", err, re.MULTILINE), err
+    assert tiny.site() == good
 
     tiny.write("book/index.md", "# Home\n")
     tiny.write("book/one.md", chapter("One", "x = 0", "y = 1\nprint(\n  y / x)\n", "print('never')"))
@@ -164,10 +170,17 @@ def test_a_book_through_its_life(tiny):
     assert "1 of 3 chapters failed; the site is as it was" in err
     assert tiny.site() == good
 
-    tiny.write("book/one.md", chapter("One", "print('mended')"))
+    # A new title shows in the side bar of pages that were not touched.
+    tiny.write("book/one.md", chapter("A new title", "print('mended')"))
     status, out, err = tiny.build()
     assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "reused"}
-    assert "mended" in tiny.page("one") and "two again" in tiny.page("two")
+    assert "mended" in tiny.page("one") and "two again" in tiny.page("two") and "A new title" in tiny.page("two")
+
+    # A chapter that is taken out is gone, from the site and from every page.
+    tiny.write("_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n  - file: book/two\n")
+    (tiny.root / "book/one.md").unlink()
+    assert tiny.build()[0] == 0
+    assert "one.html" not in tiny.site() and "A new title" not in tiny.page("two")
     assert not kernels_below(tiny.root)
 
 
@@ -200,14 +213,88 @@ def test_a_cell_that_goes_wrong_is_named_by_line(tiny, cell, message):
 
 
 def test_what_a_cell_leaves_running_is_ended(tiny):
-    tiny.write("book/one.md", chapter("One", "import subprocess\nprint('pid', subprocess.Popen(['sleep', '600']).pid)"))
+    code = """
+        import subprocess
+        for detached in (False, True):
+            print('pid', subprocess.Popen(['sleep', '600'], start_new_session=detached).pid)
+        """
+    tiny.write("book/one.md", chapter("One", code))
     status, _, err = tiny.build()
     assert status == 0, err
-    pid = int(re.search(r"pid (\d+)", tiny.page("one"))[1])
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the child of a cell still runs"
+    pids = [int(pid) for pid in re.findall(r"pid (\d+)", tiny.page("one"))]
+    assert len(pids) == 2
+    for pid in pids:
+        deadline = time.monotonic() + 10
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the child of a cell still runs"
+            time.sleep(0.05)
+
+
+def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
+    ready = tiny.root / "ready"
+    code = f"""
+        exec(open('../src/shardlab/value.py').read())
+        open({str(ready)!r}, 'w').close()
+        import time
+        time.sleep(1.5)
+        print('two', VALUE)
+        """
+    tiny.write("book/two.md", chapter("Two", code))
+    process = tiny.start()
+    while not ready.exists():
+        assert process.poll() is None, process.communicate()
         time.sleep(0.05)
+    tiny.write("src/shardlab/value.py", "VALUE = 2\n")
+    process.communicate()
+    assert tiny.build()[0] == 0
+    assert "two 2" in tiny.page("two")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # SQLite's, of a broken database
+def test_a_damaged_cache_costs_a_run_and_nothing_else(tiny):
+    assert tiny.build()[0] == 0
+    book, cache = load(tiny.root), tiny.root / "_build" / site.CACHE
+
+    def reused():
+        results = execute.run(book, cache)
+        assert not [result for result in results if result.failure]
+        return {result.name for result in results if result.status == "reused"}
+
+    assert reused() == {"one", "two"}
+    notebooks = sorted(cache.glob("executed/*/base.ipynb"))
+    assert len(notebooks) == 2
+    notebooks[0].write_text(notebooks[0].read_text()[:100])
+    assert len(reused()) == 1 and reused() == {"one", "two"}
+    notebooks[1].unlink()
+    assert len(reused()) == 1 and reused() == {"one", "two"}
+    shutil.rmtree(cache / "executed")
+    assert reused() == set() and reused() == {"one", "two"}
+    (cache / "global.db").write_bytes(b"not a database at all" * 100)
+    assert reused() == set() and reused() == {"one", "two"}
+
+
+def test_two_chapters_with_the_same_code_both_follow_a_change(tiny):
+    same = "# from shardlab\nexec(open('../src/shardlab/value.py').read()); print('value', VALUE)"
+    tiny.write("book/one.md", chapter("One", same))
+    tiny.write("book/two.md", chapter("Two", same))
+    assert tiny.build()[0] == 0
+    tiny.write("src/shardlab/value.py", "VALUE = 5\n")
+    assert tiny.build()[0] == 0
+    assert "value 5" in tiny.page("one") and "value 5" in tiny.page("two")
+
+
+def test_included_files_and_subfolders(tiny):
+    (tiny.root / "book" / "part").mkdir()
+    tiny.write("NOTES.md", "An old note.\n")
+    tiny.write("book/index.md", "# Home\n\n```{include} ../NOTES.md\n```\n")
+    tiny.write("book/part/deep.md", chapter("Deep", "print('deep', 3 * 3)"))
+    tiny.write("_toc.yml", (tiny.root / "_toc.yml").read_text() + "  - file: book/part/deep\n")
+    status, out, err = tiny.build()
+    assert status == 0, err
+    assert "deep 9" in tiny.page("part/deep") and "An old note" in tiny.page("index")
+    tiny.write("NOTES.md", "A new note.\n")
+    assert tiny.build()[0] == 0
+    assert "A new note" in tiny.page("index")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -223,6 +310,7 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
     assert kernels_below(tiny.root)
     began = time.monotonic()
     process.send_signal(number)
+    process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
     out, err = process.communicate(timeout=20)
     assert time.monotonic() - began < 10
     assert process.returncode == 128 + number and f"stopped ({number.name}); the site is as it was" in err
@@ -305,6 +393,9 @@ def test_in_ci_links_lead_to_the_repository_that_is_built(tiny):
     assert "https://github.com/tiny/here" in tiny.page("index") and "somebody" not in tiny.page("index")
 
 
+TOC_WITH_A_PATTERN = "format: jb-book\nroot: book/index\nchapters:\n- glob: book/*\n"
+
+
 def mangled(text):
     return lambda tiny: tiny.write("book/one.md", text)
 
@@ -330,6 +421,14 @@ def removed(*names):
         (lambda t: t.write("_toc.yml", "format: jb-book\n"), "_toc.yml: "),
         (lambda t: t.write("_toc.yml", "format: jb-book\nroot: index\n"), "_toc.yml:2: index is not in book/"),
         (lambda t: t.write("_config.yml", "title: 'x\n"), "_config.yml:2: not YAML"),
+        (lambda t: t.write("_config.yml", "- a\n"), "_config.yml:1: must be keys with values, not list"),
+        (lambda t: (t.root / "_toc.yml").write_bytes(b"format: \xff\n"), "_toc.yml: not UTF-8"),
+        (lambda t: t.write("_toc.yml", TOC_WITH_A_PATTERN), "_toc.yml:4: the pattern book/*"),
+        (mangled("---\njupytext: x\n---\n# One\n"), "book/one.md:1: jupytext: must have keys below it"),
+        (mangled(FRONT + "# O\n\n```{code-cell}\n:tags: [a\n\n1\n```\n"), "book/one.md: cannot be read as a notebook"),
+        (mangled(FRONT + "# O\n\n````{note}\n```{code-cell}\n1\n```\n````\n"), "book/one.md:14: a code cell inside"),
+        (mangled(FRONT + "# O\n\n:::{code-cell}\n1\n:::\n"), "book/one.md:13: a code cell inside another block"),
+        (mangled(FRONT + "# O\n\n- x\n\n  ```{code-cell}\n  1\n  ```\n"), "book/one.md:15: a code cell inside"),
     ],
 )  # fmt: skip
 def test_broken_sources_are_named_in_one_line(tiny, damage, says):
@@ -364,6 +463,30 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     cells = load(tiny.root).chapter("one").cells
     assert [lines[cell.line - 1] for cell in cells] == ["print(1)", "# print(1)"]
     assert [cell.line for cell in cells] == [18, 27]
+
+    # Other fences, blank lines before the code, a cell that only shows how to write one, Windows' line ends.
+    text = (
+        FRONT + "# One\n\n````markdown\n```{code-cell}\n0\n```\n````\n\n~~~{code-cell}\n\n\nprint(2)\n~~~\n\n"
+        "```{code-cell}\n```\n\n```{code-cell}\nprint(3)\n```\n"
+    )
+    (tiny.root / "book/one.md").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    cells = load(tiny.root).chapter("one").cells
+    assert [text.split("\n")[cell.line - 1] for cell in cells] == ["print(2)", "print(3)"]
+
+    # A page that only shows cells is no program, and needs no front matter.
+    tiny.write("book/one.md", "# One\n\n````markdown\n```{code-cell}\n0\n```\n````\n")
+    assert not load(tiny.root).chapter("one").runs
+    tiny.write("book/one.md", "---\n---\n# One\n")
+    assert load(tiny.root).chapter("one").front_matter == {}
+
+
+def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
+    skipped = "```{code-cell}\n:tags: [skip-execution]\n\n1 / 0\n```\n\n"
+    text = FRONT + "# One\n\n" + skipped + "```{code-cell}\n\n\nx = 1\nx / 0\n```\n"
+    tiny.write("book/one.md", text)
+    results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
+    failure = next(result.failure for result in results if result.name == "one")
+    assert text.splitlines()[failure.line - 1] == "x / 0" and ": ZeroDivisionError: division by zero" in str(failure)
 
 
 def test_the_fingerprint_follows_python_packages_and_shardlab(tiny, monkeypatch):

@@ -105,11 +105,32 @@ def test_layouts_of_structures():
     check(pair, Exercise(layout=wanted), strict=True)
     with pytest.raises(WrongAnswer, match=r"layout\['b'\]"):
         check(pair | {"b": put(A[0], P("y"))}, Exercise(layout=wanted))
-    with pytest.raises(WrongAnswer, match="lies on no mesh"):
+    with pytest.raises(WrongAnswer, match="lies on none"):
         check(jnp.ones(3), Exercise(layout=P()))
     half = NamedSharding(jax.sharding.Mesh(MESH.devices[:1], ("x", "y")), P())
     with pytest.raises(WrongAnswer, match="more than asked"):
         check(put(A, P()), Exercise(layout=half))
+
+
+def test_wrong_shapes_and_meshes_are_wrong_answers_not_errors():
+    with pytest.raises(WrongAnswer, match="use a multiple of 2"):
+        check(put(A[:3], P()), Exercise(layout=TILES))
+    with pytest.raises(WrongAnswer, match="has 2 entries, but the array has 1"):
+        check(put(A[0], P()), Exercise(layout=TILES))
+    other = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    with pytest.raises(WrongAnswer, match="x"):
+        check(jax.device_put(A, NamedSharding(other, P("a"))), Exercise(layout=P("x")))
+    with pytest.raises(WrongAnswer, match="expected the structure"):
+        check((put(A, P()),), Exercise(layout={"w": TILES}))
+    check({"w": put(A, P("x", "y")), "n": 3}, Exercise(layout={"w": TILES, "n": None}), strict=True)
+
+
+def test_counts_are_exact_and_none_can_be_an_answer():
+    with pytest.raises(WrongAnswer, match="expected 1000000, got 1000001"):
+        check(1_000_001, Exercise(value=1_000_000))
+    check(("x", None), Exercise(value=("x", None)), strict=True)
+    with pytest.raises(NotSolved):
+        check(("x", None), Exercise(value=("x", "y")), strict=True)
 
 
 def test_an_exercise_that_accepts_anything_is_a_mistake():

@@ -120,6 +120,16 @@ def test_uneven_pieces_are_drawn_in_their_size():
     assert [round(w / seven[0][3], 2) for _, _, _, w, *_ in seven] == [1, 1, 1, 0.5]
 
 
+def test_pieces_without_elements_have_a_place_too():
+    for shape, count in (((3,), 8), ((2,), 64), ((0,), 8)):
+        picture = draw(describe(NamedSharding(make_mesh((count,)), P("a")), shape, uneven=True))
+        (svg,) = svgs(picture)
+        numbers = [int(text.text) for text in svg.iter("text") if text.text.isdigit()]
+        assert sorted(numbers) == list(range(count))
+    (svg,) = svgs(draw(describe(NamedSharding(MESH, P("x", "y")), (0, 0))))
+    assert sorted(int(text.text) for text in svg.iter("text")) == list(range(8))
+
+
 @pytest.mark.parametrize(
     "picture",
     [
@@ -128,15 +138,21 @@ def test_uneven_pieces_are_drawn_in_their_size():
         draw(describe(NamedSharding(make_mesh((8, 8)), P("a")), (64, 64))),
         draw(describe(NamedSharding(make_mesh((8, 8)), P()), (64, 64))),
         draw(describe(NamedSharding(make_mesh((4, 4, 4)), P("b", "c", "a")), (8, 8, 8))),
+        draw(describe(NamedSharding(make_mesh((64,)), P("a")), (64, 4, 4))),
         draw(make_mesh((8, 8))),
+        draw(make_mesh((4, 4, 4))),
+        draw(make_mesh((16, 2, 2), ["batch", "sequence", "model"])),
     ],
-    ids=["64 rows", "64 columns", "8 copies", "64 copies", "slabs", "mesh"],
+    ids=["64 rows", "64 columns", "8 copies", "64 copies", "slabs", "64 slabs", "mesh", "3-D mesh", "long names"],
 )
 def test_64_devices_are_drawn_in_full_and_legibly(picture):
     (svg,) = svgs(picture)
     assert sorted(device for device, *_ in tiles(svg)) == list(range(64))
-    # The stock size; a narrower screen scales it, and digits of 13 px stay legible down to half of that.
-    assert float(svg.get("width")) <= 640 and float(svg.get("height")) <= 640
+    assert float(svg.get("width")) <= 330  # on a phone it need not be scaled, and digits keep their 13 px
+    # Words stay inside the drawing.
+    for text in svg.iter("text"):
+        half = 0.25 * float(text.get("font-size")) * len(text.text) * (2 if text.get("text-anchor") == "end" else 1)
+        assert float(text.get("x")) - half >= -2, text.text
 
 
 def test_numbers_stand_out_from_every_colour():

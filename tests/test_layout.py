@@ -185,6 +185,15 @@ def test_other_things_are_refused_by_name(thing, says):
         describe(thing)
 
 
+def test_partial_sums_are_no_slices():
+    with pytest.raises(ValueError, match="partial sums, not slices"):
+        describe(NamedSharding(make_mesh_of(AxisType.Explicit), P("y", unreduced={"x"})), (8,))
+
+
+def make_mesh_of(kind):
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2)
+
+
 def test_same_layout_compares_what_shardings_do():
     rows = jax.device_put(jnp.ones((4, 8)), NamedSharding(MESH, P("x")))
     assert (

@@ -118,3 +118,27 @@ def test_every_requirement_is_locked_with_hashes():
     entries = [entry for entry in text.split("\n") if entry and entry[0] not in " #"]
     assert len(entries) > 100 and all("==" in entry and entry.endswith("\\") for entry in entries)
     assert "://" not in text  # no registry is named
+
+
+def test_no_home_and_a_foreign_cdpath_do_no_harm(project, tmp_path):
+    fake(tmp_path / "bin/python3.13", "3.13.0")
+    (tmp_path / "elsewhere/scripts").mkdir(parents=True)
+    environment = {"HOME": "", "CDPATH": str(tmp_path / "elsewhere")}
+    status, said = set_up(project, [tmp_path / "bin"], **environment)
+    assert status == 3 and "making .venv with Python 3.13.0" in said
+    environment = {"PATH": f"{tmp_path / 'bin'}:{tmp_path / 'tools'}", "CDPATH": str(tmp_path / "elsewhere")}
+    run = subprocess.run(["sh", "scripts/setup.sh"], cwd=project, env=environment, capture_output=True, text=True)
+    assert run.returncode == 3 and "HOME" not in run.stderr
+
+
+def test_a_broken_or_moved_environment_is_made_anew(project, tmp_path):
+    fake(tmp_path / "bin/python3.13", "3.13.0")
+    own = project / ".venv/bin/python"
+    fake(own, "3.13.0", works=False)  # as when its making was interrupted
+    assert "making .venv" in set_up(project, [tmp_path / "bin"])[1]
+    fake(own, "3.13.0")
+    (project / ".venv/folder").write_text("/somewhere/else\n")
+    assert "making .venv" in set_up(project, [tmp_path / "bin"])[1]
+    fake(own, "3.13.0")
+    (project / ".venv/folder").write_text(f"{project}\n")
+    assert "making .venv" not in set_up(project, [tmp_path / "bin"])[1]

@@ -21,7 +21,7 @@ class BookError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: its source, its place among the notebook's cells, and the line of its first line of code."""
+    """A code cell: its source, its place among the notebook's cells, and the number of its first line of code."""
 
     source: str
     position: int
@@ -42,15 +42,14 @@ class Chapter:
 
     @cached_property
     def text(self):
-        """The source of the chapter."""
+        """The source of the chapter, with lines ended as everywhere else."""
         data = (self.root / self.path).read_bytes()
         try:
-            return data.decode("utf-8")
+            return data.decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
-            raise BookError(
-                self.path, line, f"not UTF-8: byte {data[error.start : error.end]!r}; save it as UTF-8"
-            ) from None
+            wrong = data[error.start : error.end]
+            raise BookError(self.path, line, f"not UTF-8: byte {wrong!r}; save it as UTF-8") from None
 
     @cached_property
     def front_matter(self):
@@ -60,61 +59,89 @@ class Chapter:
         block = re.match(r"---\n(.*?)^---\s*$", self.text, re.DOTALL | re.MULTILINE)
         if not block:
             raise BookError(self.path, 1, "the front matter does not end: put a line with --- below it")
-        try:
-            matter = yaml.safe_load(block[1])
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            raise BookError(
-                self.path,
-                mark.line + 2 if mark else 1,
-                f"the front matter is not YAML: {getattr(error, 'problem', error)}",
-            ) from None
+        matter = _yaml(block[1], self.path, "the front matter is", first_line=2) or {}
         if not isinstance(matter, dict):
             raise BookError(self.path, 2, f"the front matter must be keys with values, not {type(matter).__name__}")
         return matter
-
-    @property
-    def runs(self):
-        """Whether the chapter has code to run."""
-        return bool(re.search(r"^```+\{code-cell\}", self.text, re.MULTILINE))
-
-    def check(self):
-        """Raise BookError if the chapter's code would not be run, or not as a notebook."""
-        matter = self.front_matter
-        if not self.runs:
-            return
-        representation = (matter.get("jupytext") or {}).get("text_representation") or {}
-        if representation.get("format_name") != "myst":
-            raise BookError(
-                self.path,
-                1,
-                "has code cells, but its front matter does not say `jupytext: text_representation: "
-                "format_name: myst`, so nothing would run them; copy the front matter of book/writing.md",
-            )
-        if not (matter.get("kernelspec") or {}).get("name"):
-            raise BookError(
-                self.path, 1, "has code cells, but its front matter names no kernel; copy that of book/writing.md"
-            )
 
     @cached_property
     def notebook(self):
         """The chapter as a notebook (nbformat), read just as Jupyter Book reads it."""
         from myst_nb.core.read import read_myst_markdown_notebook
 
-        return read_myst_markdown_notebook(self.text, add_source_map=True, path=self.root / self.path)
+        try:
+            return read_myst_markdown_notebook(self.text, add_source_map=True, path=self.root / self.path)
+        except Exception as error:  # such as options of a cell that are not YAML
+            raise BookError(self.path, None, f"cannot be read as a notebook: {' '.join(str(error).split())}") from None
 
     @cached_property
     def cells(self):
-        """The code cells that will run, in order."""
-        lines, cells = self.text.splitlines(), []
+        """The code cells, in order, but for empty ones."""
+        if "{code-cell}" not in self.text:
+            return []
+        lines, cells = self.text.split("\n"), []
         fences = self.notebook.metadata["source_map"]
         for position, (cell, fence) in enumerate(zip(self.notebook.cells, fences, strict=True)):
             if cell.cell_type == "code" and cell.source.strip():
-                # Between the fence and the code there may be options: look for the code's own first line.
-                first = cell.source.splitlines()[0]
-                line = next((n for n in range(fence, len(lines)) if lines[n] == first), fence)
+                # Between the fence and the code there may be options: look for the first line that is code.
+                blank = len(cell.source) - len(cell.source.lstrip("\n"))
+                first = cell.source.split("\n")[blank]
+                line = next((n for n in range(fence, len(lines)) if lines[n].strip() == first.strip()), fence + blank)
                 cells.append(Cell(cell.source, position, line + 1))
         return cells
+
+    @property
+    def runs(self):
+        """Whether the chapter has code to run."""
+        return bool(self.cells)
+
+    def check(self):
+        """Raise BookError if the chapter's code would not be run, or not as a notebook."""
+        jupytext, kernel = (self.front_matter.get(key) or {} for key in ("jupytext", "kernelspec"))
+        for key, value in (("jupytext", jupytext), ("kernelspec", kernel)):
+            if not isinstance(value, dict):
+                raise BookError(
+                    self.path, 1, f"{key}: must have keys below it; copy the front matter of book/writing.md"
+                )
+        if not self._has_cells():
+            return
+        if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
+            message = (
+                "has code cells, but its front matter does not say `jupytext: text_representation: format_name: myst`, "
+                "so nothing would run them; copy the front matter of book/writing.md"
+            )
+            raise BookError(self.path, 1, message)
+        if not kernel.get("name"):
+            message = "has code cells, but its front matter names no kernel; copy that of book/writing.md"
+            raise BookError(self.path, 1, message)
+        _ = self.notebook  # options of cells that cannot be read are an error too
+
+    def _has_cells(self):
+        """Whether there are code cells. They run at the top level only; one inside another block is an error."""
+        marks = [
+            n for n, line in enumerate(self.text.split("\n")) if re.match(r"\s*(`{3,}|~{3,}|:{3,})\{code-cell\}", line)
+        ]
+        if not marks:
+            return False
+        from markdown_it import MarkdownIt
+
+        top, shown = set(), []
+        for token in MarkdownIt("commonmark").parse(re.sub(r"\A---\n.*?^---$", _blanked, self.text, flags=re.S | re.M)):
+            if token.type in ("fence", "code_block") and token.map:
+                if token.level == 0 and token.info.startswith("{code-cell}"):
+                    top.add(token.map[0])
+                elif not token.info.startswith("{") or re.match(r"\{code(-block)?\}", token.info):
+                    shown.append(range(*token.map))  # a block that shows how to write a cell
+        for n in marks:
+            if n not in top and not any(n in block for block in shown):
+                raise BookError(
+                    self.path, n + 1, "a code cell inside another block is not run; put it at the top level"
+                )
+        return bool(top)
+
+
+def _blanked(match):
+    return "\n" * match[0].count("\n")
 
 
 @dataclass(frozen=True)
@@ -137,7 +164,8 @@ class Book:
 
     def chapter(self, path):
         """The chapter of a path as a user types it: book/arrays.md, arrays.md or arrays."""
-        name = str(path).removeprefix("./").removeprefix(f"{FOLDER}/").removesuffix(".md")
+        name = str(path).removeprefix(f"{self.root}/").removeprefix("./")
+        name = name.removeprefix(f"{FOLDER}/").removesuffix(".md")
         for chapter in self.chapters:
             if chapter.name == name:
                 return chapter
@@ -154,28 +182,35 @@ def load(root):
 
     root = Path(root).resolve()
     config = _read_yaml(root, "_config.yml")
-    toc_text = _read(root, "_toc.yml")
     _read_yaml(root, "_toc.yml")
     try:
-        listed = list(parse_toc_yaml(root / "_toc.yml"))
+        toc = parse_toc_yaml(root / "_toc.yml")
     except MalformedError as error:
         raise BookError("_toc.yml", None, str(error)) from None
+    lines = _read(root, "_toc.yml").split("\n")
+
+    def line_of(entry):
+        return next((n for n, text in enumerate(lines, 1) if text.split()[-1:] == [entry]), None)
 
     chapters = []
-    for entry in listed:
-        line = next((n for n, text in enumerate(toc_text.splitlines(), 1) if text.split()[-1:] == [entry]), None)
+    for entry, document in toc.items():
+        for pattern in document.child_globs():
+            raise BookError(
+                "_toc.yml", line_of(pattern), f"the pattern {pattern}: list the chapters one by one instead"
+            )
         if not entry.startswith(f"{FOLDER}/"):
-            raise BookError("_toc.yml", line, f"{entry} is not in {FOLDER}/, where chapters are")
+            raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
         chapter = Chapter(root, entry.removeprefix(f"{FOLDER}/").removesuffix(".md"))
         if not (root / chapter.path).is_file():
-            raise BookError("_toc.yml", line, f"lists {entry}, but there is no file {chapter.path}")
+            raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")
         chapter.check()
         chapters.append(chapter)
-    strays = sorted({p.stem for p in (root / FOLDER).glob("*.md")} - {chapter.name for chapter in chapters})
+    files = (path.relative_to(root / FOLDER).with_suffix("") for path in (root / FOLDER).rglob("*.md"))
+    visible = (path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
+    strays = sorted(set(visible) - {chapter.name for chapter in chapters})
     if strays:
-        raise BookError(
-            f"{FOLDER}/{strays[0]}.md", None, "is not in _toc.yml, so nobody would find it; list it there or delete it"
-        )
+        message = "is not in _toc.yml, so nobody would find it; list it there or delete it"
+        raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
     return Book(root, tuple(chapters), config)
 
 
@@ -184,13 +219,21 @@ def _read(root, name):
         return (root / name).read_text("utf-8")
     except FileNotFoundError:
         raise BookError(name, None, f"not found in {root}; run this in the folder of the book") from None
+    except UnicodeDecodeError as error:
+        raise BookError(name, None, f"not UTF-8: {error.reason}; save it as UTF-8") from None
 
 
 def _read_yaml(root, name):
+    content = _yaml(_read(root, name), name, "") or {}
+    if not isinstance(content, dict):
+        raise BookError(name, 1, f"must be keys with values, not {type(content).__name__}")
+    return content
+
+
+def _yaml(text, path, what, first_line=1):
     try:
-        return yaml.safe_load(_read(root, name)) or {}
+        return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise BookError(
-            name, mark.line + 1 if mark else None, f"not YAML: {getattr(error, 'problem', error)}"
-        ) from None
+        problem = f"{what} not YAML: {getattr(error, 'problem', None) or error}".strip()
+        raise BookError(path, mark.line + first_line if mark else first_line, problem) from None

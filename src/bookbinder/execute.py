@@ -4,19 +4,24 @@ Outputs live in a jupyter-cache. It finds them by a chapter's code; beside them 
 everything else that they depend on, and run the chapter again when that is no longer the same.
 """
 
+import asyncio
+import atexit
 import hashlib
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
+
+import psutil
 
 from bookbinder.progress import Progress
 
@@ -49,7 +54,7 @@ class Stopped(BaseException):
     """The builder was told to stop, by Ctrl-C or a signal; like KeyboardInterrupt, no ordinary exception."""
 
 
-def run(book, cache_folder, *, chapters=None, jobs=None, progress=None):
+def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=None):
     """Bring the outputs of chapters up to date.
 
     A chapter whose outputs are still true is left alone; the others run, `jobs` at a time, the longest
@@ -61,56 +66,119 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None):
       chapters: those to look at; all by default.
       jobs: how many at once; by default as many as there are processors.
       progress: a `bookbinder.progress.Progress` to tell what is going on.
+      stop: the `Stop` of whoever calls; by default signals stop this run alone.
 
     Returns:
       A `Result` for each chapter, in the order given.
-    """
-    from jupyter_cache import get_cache
-    from jupyter_cache.base import CacheBundleIn
 
+    Raises:
+      Stopped: the builder was told to stop; no kernel is left.
+    """
+    if stop is None:
+        with stoppable() as stop:
+            return run(book, cache_folder, chapters=chapters, jobs=jobs, progress=progress, stop=stop)
     chapters = book.chapters if chapters is None else chapters
     progress = progress or Progress()
-    outputs = get_cache(cache_folder)
+    with Outputs(cache_folder) as outputs:
+        return _run(book, outputs, chapters, jobs, progress, stop)
+
+
+def _run(book, outputs, chapters, jobs, progress, stop):
     results, waiting = {}, []
     for chapter in chapters:
         if not chapter.runs:
             results[chapter.name] = Result(chapter.name, "no code")
             continue
-        before = _recorded(outputs, chapter)
-        if before is not None and before.data.get("fingerprint") == fingerprint(book, chapter):
-            seconds = before.data.get("execution_seconds", 0.0)
-            results[chapter.name] = Result(chapter.name, "reused", len(chapter.cells), seconds)
+        # Taken before the run: what changes meanwhile makes the outputs stale.
+        now = fingerprint(book, chapter)
+        before = outputs.data(chapter)
+        if before.get("fingerprint") == now:
+            results[chapter.name] = Result(
+                chapter.name, "reused", len(chapter.cells), before.get("execution_seconds", 0.0)
+            )
         else:
-            waiting.append((before.data.get("execution_seconds", 0.0) if before else len(chapter.cells), chapter))
-    waiting = [chapter for _, chapter in sorted(waiting, key=lambda pair: -pair[0])]
+            waiting.append((before.get("execution_seconds", len(chapter.cells)), chapter, now))
+    waiting.sort(key=lambda item: -item[0])
 
     with (
         progress.watching(len(waiting)),
-        _kernels() as kernels,
+        _Kernels(stop) as kernels,
         ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool,
     ):
-        running = {pool.submit(_run_chapter, book, chapter, kernels, progress): chapter for chapter in waiting}
-        try:
-            for future in as_completed(running):
-                chapter = running[future]
-                result, notebook = future.result()
+        running = {
+            pool.submit(_run_chapter, book, chapter, kernels, progress): (chapter, now) for _, chapter, now in waiting
+        }
+        pending = set(running)
+        while pending:
+            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            if stop.signal:
+                pool.shutdown(cancel_futures=True)
+                raise Stopped(stop.signal)
+            for future in done:
+                chapter, now = running[future]
+                results[chapter.name], notebook = future.result()
                 if notebook is not None:
-                    outputs.cache_notebook_bundle(
-                        CacheBundleIn(
-                            notebook,
-                            str(book.root / chapter.path),
-                            data={"execution_seconds": result.seconds, "fingerprint": fingerprint(book, chapter)},
-                        ),
-                        check_validity=False,
-                        overwrite=True,
-                    )
-                results[chapter.name] = result
-                progress.finished(result)
-        except BaseException:
-            kernels.stop()
-            pool.shutdown(cancel_futures=True)
-            raise
+                    outputs.keep(chapter, notebook, results[chapter.name].seconds, now)
+                progress.finished(results[chapter.name])
     return [results[chapter.name] for chapter in chapters]
+
+
+class Outputs:
+    """The outputs kept in a jupyter-cache; what is damaged there counts as not there."""
+
+    def __init__(self, folder):
+        """Open the cache in a folder, or begin one; anew, if its database cannot be read."""
+        from jupyter_cache import get_cache
+
+        self._cache = get_cache(folder)
+        try:
+            self._cache.list_cache_records()
+        except Exception:  # any error of its database, of which it uses several kinds
+            self._cache.db.dispose()
+            shutil.rmtree(folder, ignore_errors=True)
+            self._cache = get_cache(folder)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._cache.db.dispose()
+
+    def _record(self, chapter):
+        try:
+            record = self._cache.match_cache_notebook(chapter.notebook)
+        except KeyError:
+            return None
+        try:
+            self._cache.get_cache_bundle(record.pk)
+        except Exception:  # the record is there, its notebook is not, or only half of it
+            from jupyter_cache.cache.db import NbCacheRecord
+
+            shutil.rmtree(self._cache.path / "executed" / record.hashkey, ignore_errors=True)
+            NbCacheRecord.remove_record(record.pk, self._cache.db)
+            return None
+        return record
+
+    def data(self, chapter):
+        """What was noted with a chapter's outputs: their fingerprint, and the seconds of the run."""
+        record = self._record(chapter)
+        return record.data if record else {}
+
+    def version(self, chapter):
+        """A text that changes whenever the outputs do; None if there are none."""
+        record = self._record(chapter)
+        return f"{record.hashkey} {record.created}" if record else None
+
+    def keep(self, chapter, notebook, seconds, now):
+        """Keep an executed notebook, with the fingerprint of what it was made from."""
+        from jupyter_cache.base import CacheBundleIn
+
+        bundle = CacheBundleIn(
+            notebook,
+            str(chapter.root / chapter.path),
+            data={"execution_seconds": seconds, "fingerprint": now},
+        )
+        self._cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 
 def fingerprint(book, chapter):
@@ -141,72 +209,92 @@ def folder_digest(folder, pattern="*"):
     return digest.hexdigest()
 
 
-def records(cache_folder):
-    """For each chapter's file, a text that changes whenever its outputs do: what a site was made from."""
-    from jupyter_cache import get_cache
-
-    made = {}
-    for record in sorted(get_cache(cache_folder).list_cache_records(), key=lambda record: record.pk):
-        made[record.uri] = f"{record.hashkey} {record.created}"
-    return made
+# --- Stopping --------------------------------------------------------------------------------------------
 
 
-def _recorded(outputs, chapter):
-    try:
-        return outputs.match_cache_notebook(chapter.notebook)
-    except KeyError:
-        return None
+class Stop:
+    """Whether the builder was told to stop: the name of the signal, or None."""
 
-
-# --- Kernels ---------------------------------------------------------------------------------------------
-
-
-class _Kernels:
-    """The kernels that run now, so that all can be stopped at once."""
-
-    def __init__(self, folder):
-        self.folder, self.stopping = folder, False
-        self._groups, self._lock = set(), threading.Lock()
-
-    def add(self, group):
-        with self._lock:
-            self._groups.add(group)
-        if self.stopping:  # it started while the others were being stopped
-            self.end(group)
-
-    def end(self, group):
-        """End a kernel and whatever it started: it leads a process group of its own."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-        with self._lock:
-            self._groups.discard(group)
-
-    def stop(self):
-        self.stopping = True
-        for group in list(self._groups):
-            self.end(group)
+    def __init__(self):
+        """Not yet."""
+        self.signal = None
 
 
 @contextmanager
-def _kernels():
-    """Make Ctrl-C and polite signals end the kernels, and leave by raising `Stopped`."""
-    # We talk to kernels through sockets in a folder of ours, with a short path, rather than open ports.
-    folder = tempfile.TemporaryDirectory(prefix="book-")
-    kernels = _Kernels(folder.name)
+def stoppable():
+    """While it lasts, Ctrl-C and polite signals are noted in a `Stop`, and nothing is torn apart.
 
-    def on_signal(number, frame):
-        raise Stopped(signal.Signals(number).name)
+    Whoever works looks at it often, cleans up, and raises `Stopped`.
+    """
+    stop = Stop()
 
-    watched = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    def note(number, frame):
+        stop.signal = stop.signal or signal.Signals(number).name
+
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, on_signal) for number in watched} if main else {}
+    watched = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if main else []
+    before = {number: signal.signal(number, note) for number in watched}
     try:
-        yield kernels
+        yield stop
     finally:
-        kernels.stop()
-        folder.cleanup()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Kernels:
+    """The kernels that run now, with a folder for the files through which we talk to them."""
+
+    def __init__(self, stop):
+        self._stop, self._running, self._lock, self._count = stop, set(), threading.Lock(), 0
+
+    def __enter__(self):
+        # Sockets must have short paths, and temporary folders can be deep.
+        parent = tempfile.gettempdir()
+        self._folder = tempfile.TemporaryDirectory(prefix="book-", dir=parent if len(parent) < 60 else "/tmp")
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._watcher.join()
+        for kernel in list(self._running):
+            self.end(kernel)
+        self._folder.cleanup()
+
+    def _watch(self):
+        """End all kernels as soon as the builder is told to stop, those that start meanwhile too."""
+        while not self._done.wait(0.1):
+            if self._stop.signal:
+                for kernel in list(self._running):
+                    self.end(kernel)
+
+    @property
+    def stopping(self):
+        return self._stop.signal is not None
+
+    def address(self):
+        """A name of their own for a kernel's connection file and sockets."""
+        with self._lock:
+            self._count += 1
+            return f"{self._folder.name}/{self._count}"
+
+    def add(self, kernel):
+        self._running.add(kernel)
+
+    def end(self, kernel):
+        """End a kernel and whatever its cells have started."""
+        try:
+            children = psutil.Process(kernel).children(recursive=True)
+        except psutil.NoSuchProcess:
+            children = []
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(kernel, signal.SIGKILL)  # it leads a process group of its own
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._running.discard(kernel)
 
 
 def _run_chapter(book, chapter, kernels, progress):
@@ -217,65 +305,65 @@ def _run_chapter(book, chapter, kernels, progress):
     from traitlets.config import Config
 
     if kernels.stopping:
-        raise Stopped
+        return None, None
     cells = chapter.cells
     at = {cell.position: number for number, cell in enumerate(cells)}
-    now = -1  # the number of the cell that runs
+    now, ran = 0, 0  # the number of the cell that runs, and how many have run up to it
 
     class Client(NotebookClient):
-        group = None
+        kernel = None
 
         async def async_start_new_kernel(self, **kwargs):
             await super().async_start_new_kernel(**kwargs)
-            self.group = self.km.provisioner.pid
-            kernels.add(self.group)
+            self.kernel = self.km.provisioner.pid
+            kernels.add(self.kernel)
 
-    def on_cell_start(cell, cell_index):
-        nonlocal now
-        if cell_index in at:
-            now = at[cell_index]
-            progress.cell(chapter.name, now + 1, len(cells))
+        async def _async_cleanup_kernel(self):
+            if self.kernel:
+                kernels.end(self.kernel)  # while it can still tell what it has started
+            await super()._async_cleanup_kernel()
+
+    def on_cell_execute(cell, cell_index):
+        nonlocal now, ran
+        now, ran = at[cell_index], ran + 1
+        progress.cell(chapter.name, now + 1, len(cells))
 
     notebook = nbformat.from_dict(chapter.notebook)
     notebook.metadata.pop("source_map", None)
+    address = kernels.address()
     client = Client(
         notebook,
         timeout=book.cell_seconds,
         kernel_name=notebook.metadata.kernelspec.name,
-        on_cell_start=on_cell_start,
+        on_cell_execute=on_cell_execute,
         shutdown_kernel="immediate",
         record_timing=False,  # times in the cells' metadata would change what the cache finds them by
-        config=Config({"KernelManager": {"transport": "ipc", "ip": f"{kernels.folder}/{chapter.name}"}}),
+        # Through files in a folder of ours, rather than open ports.
+        config=Config({"KernelManager": {"transport": "ipc", "ip": address, "connection_file": f"{address}.json"}}),
         resources={"metadata": {"path": str((book.root / chapter.path).parent)}},
     )
     client.log.disabled = True  # it reports what we report, less well
     progress.cell(chapter.name, 0, len(cells))
     began = time.monotonic()
     line = cells[0].line
-    traceback = ""
+    error, traceback = None, ""
     try:
-        client.execute()
-        error = None
+        asyncio.run(client.async_execute())
     except CellExecutionError as failure:
         traceback = failure.traceback
         # A syntax error names a temporary file; we name the real one.
         error = _one_line(re.sub(r" \(\d+\.py, line \d+\)$", "", f"{failure.ename}: {failure.evalue}"))
-        line = cells[now].line + _line_in_cell(traceback, now + 1) - 1
+        line = cells[now].line + _line_in_cell(traceback, ran) - 1
     except CellTimeoutError:
-        error = (
-            f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (execute: timeout: in _config.yml)"
-        )
+        error = f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (timeout: in _config.yml)"
         line = cells[now].line
     except DeadKernelError:
         error = "DeadKernelError: the kernel died while this cell ran (out of memory, or the process was ended)"
-        line = cells[max(now, 0)].line
+        line = cells[now].line
     except Exception as failure:  # a kernel that is not installed, or does not start
         error = _one_line(f"{type(failure).__name__}: {failure}")
     finally:
-        if client.group:
-            kernels.end(client.group)
-    if kernels.stopping:
-        raise Stopped
+        atexit.unregister(client._cleanup_kernel)  # it would fail, after a kernel that never came up
     seconds = time.monotonic() - began
     if error:
         failure = Failure(chapter.path, line, error, traceback)

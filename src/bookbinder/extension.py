@@ -5,6 +5,7 @@ publishes a page whose cell failed. With this in `_config.yml`, chapters are exe
 `bookbinder.execute` before Sphinx reads them, and a failure ends the build.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def setup(app):
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
+    app.connect("build-finished", _name_dependencies)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
@@ -47,13 +49,16 @@ def _execute(app, env, added, changed, removed):
     book = books.load(root)
     chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
     folder = env.mystnb_config.execution_cache_path
-    results = execute.run(book, folder, chapters=chapters, progress=Lines())
+    try:
+        results = execute.run(book, folder, chapters=chapters, progress=Lines())
+    except execute.Stopped:
+        raise KeyboardInterrupt from None  # which Sphinx knows
     failures = [str(result.failure) for result in results if result.failure]
     if failures:
         raise ExtensionError("\n".join(["cells failed:", *failures]))
 
-    made = execute.records(folder)
-    now = {chapter.name: made.get(str(root / chapter.path)) for chapter in chapters}
+    with execute.Outputs(folder) as outputs:
+        now = {chapter.name: outputs.version(chapter) for chapter in chapters}
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
@@ -64,3 +69,10 @@ def _make_ids_unique(app, doctree):
     repeated = [s for s in doctree.findall(nodes.section) if s["ids"] in (["exercise-content"], ["solution-content"])]
     for number, section in enumerate(repeated, 1):
         section["ids"] = [f"{section['ids'][0]}-{number}"]
+
+
+def _name_dependencies(app, exception):
+    """Leave a list of the files that pages were made from besides the chapters, such as included ones."""
+    if exception is None:
+        files = {str((Path(app.srcdir) / file).resolve()) for used in app.env.dependencies.values() for file in used}
+        (Path(app.outdir).parent / "dependencies.json").write_text(json.dumps(sorted(files)))

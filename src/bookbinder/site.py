@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -37,26 +39,31 @@ def build(book, *, jobs=None, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with _alone(folder, progress) as lock:
+    with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
         _finish_swap(folder)
         state_file = folder / "state.json"
         inputs = _inputs_digest(book)
         state = _read_state(state_file)
-        if state and state["inputs"] == inputs and state["outputs"] == _outputs_digest(folder / "html"):
+        if (
+            state.get("inputs") == inputs
+            and state.get("outputs") == _outputs_digest(folder / "html")
+            and state.get("dependencies") == _dependencies(state.get("dependencies", {}))
+        ):
             return [
                 execute.Result(**{**r, "status": "reused" if r["status"] == "ran" else r["status"]})
                 for r in state["results"]
             ]
-        results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress)
+        results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
         if any(result.failure for result in results):
             return results
 
         progress.say("making the pages")
-        made = _jupyter_book(book, folder / "staging", lock)
+        made = _jupyter_book(book, folder / "staging", lock, stop)
         _swap(made, folder)
         state = {
             "inputs": inputs,
             "outputs": _outputs_digest(folder / "html"),
+            "dependencies": _dependencies(json.loads((made.parent / "dependencies.json").read_text())),
             "results": [asdict(result) for result in results],
         }
         _write(state_file, json.dumps(state))
@@ -70,16 +77,16 @@ def build_chapter(book, chapter, *, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with _alone(folder, progress) as lock:
-        results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress)
+    with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
+        results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
         if results[0].failure:
             return results[0], None
         progress.say("making the page")
-        made = _jupyter_book(book, folder / "chapter", lock, only=chapter)
+        made = _jupyter_book(book, folder / "chapter", lock, stop, only=chapter)
         return results[0], made / f"{chapter.name}.html"
 
 
-def _jupyter_book(book, folder, lock, only=None):
+def _jupyter_book(book, folder, lock, stop, only=None):
     """Run `jupyter-book build` on the chapters' folder; returns the folder of the HTML."""
     fresh = _fresh_digest(book, only)
     stamp = folder / "made-with"
@@ -96,28 +103,41 @@ def _jupyter_book(book, folder, lock, only=None):
     command += ["--path-output", str(folder), "--quiet"]
     if not only:
         command += ["--warningiserror", "--keep-going"]
+    # All pages are written anew, since each shows titles and the order of the others; what was read is kept.
+    html = folder / "_build" / "html"
+    shutil.rmtree(html, ignore_errors=True)
     # The child holds the lock too: were this process killed, the next build would wait for it.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
     process = subprocess.Popen(
-        command, pass_fds=[lock], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        pass_fds=[lock],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # so that Ctrl-C reaches it through us alone
     )
-    with execute._kernels():  # signals raise Stopped here too
+    while True:
         try:
-            said, warned = process.communicate()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
+            said, warned = process.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if stop.signal:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                raise execute.Stopped(stop.signal) from None
     if process.returncode:
-        shutil.rmtree(folder / "_build" / "html", ignore_errors=True)
+        # Kept, what was read would be taken for good next time, and its warnings never be seen again.
+        shutil.rmtree(folder, ignore_errors=True)
         raise SiteError(_what_was_wrong(book, said, warned))
     if only and warned.strip():
         print(_relative(book, warned).strip(), file=sys.stderr)
-    return folder / "_build" / "html"
+    return html
 
 
 def _what_was_wrong(book, said, warned):
     """Sphinx's warnings and errors; or the exception that stopped it, with all that was said below it."""
+    warned = re.sub(r"\x1b\[[0-9;]*m", "", warned)
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
@@ -188,6 +208,7 @@ def _fresh_digest(book, only):
         execute.folder_digest(book.root / FOLDER / "static"),
         (book.root / "_config.yml").read_text("utf-8"),
         os.environ.get("GITHUB_REPOSITORY", ""),
+        os.environ.get("GITHUB_SERVER_URL", ""),
         only.name if only else "",
     )
 
@@ -202,12 +223,17 @@ def _digest(*texts):
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
+def _dependencies(files):
+    """A digest for each file that chapters include."""
+    return {file: _digest(Path(file).read_bytes().hex() if Path(file).is_file() else "gone") for file in files}
+
+
 def _read_state(file):
     try:
         state = json.loads(file.read_text())
-        return state if {"inputs", "outputs", "results"} <= state.keys() else None
+        return state if isinstance(state, dict) else {}
     except (OSError, ValueError):
-        return None
+        return {}
 
 
 # --- Replacing files and folders whole -------------------------------------------------------------------
@@ -241,13 +267,20 @@ def _finish_swap(folder):
 
 
 @contextmanager
-def _alone(folder, progress):
+def _alone(folder, progress, stop):
     """One build at a time in a folder: others wait, and say so."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say("waiting for another build of this book to end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    progress.say("waiting for another build of this book to end")
+                waiting = True
+                time.sleep(0.2)
+                if stop.signal:
+                    raise execute.Stopped(stop.signal) from None
         yield lock.fileno()

@@ -77,9 +77,9 @@ def check(answer, exercise, *, strict=False):
     """
     if exercise.args is not None and isinstance(answer, Callable):
         answer = answer(*exercise.args)
-    elif exercise.args is not None and not _is_stub(answer):
+    elif exercise.args is not None and not _is_stub(answer, ...):
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
-    if _is_stub(answer):
+    if answer is None or _is_stub(answer, exercise.value if exercise.value is not None else ...):
         message = "Not solved yet: replace the three dots, and run the cell again."
         if strict:
             raise NotSolved(message)
@@ -132,12 +132,15 @@ def raises(kind):
     print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
 
 
-def _is_stub(answer):
+def _is_stub(answer, want):
+    """Whether there are still three dots somewhere, or nothing where something is wanted."""
     if isinstance(answer, dict):
-        return any(_is_stub(item) for item in answer.values())
-    if isinstance(answer, (tuple, list)):
-        return any(_is_stub(item) for item in answer)
-    return answer is ... or answer is None
+        inside = want if isinstance(want, dict) else {}
+        return any(_is_stub(item, inside.get(key, ...)) for key, item in answer.items())
+    if isinstance(answer, (tuple, list)) and not isinstance(answer, jax.sharding.PartitionSpec):
+        inside = want if isinstance(want, (tuple, list)) and len(want) == len(answer) else [...] * len(answer)
+        return any(_is_stub(item, part) for item, part in zip(answer, inside, strict=True))
+    return answer is ... or (answer is None and want is not None)
 
 
 def _check_values(want, have, exercise, where=""):
@@ -176,7 +179,10 @@ def _difference(want, have, exercise):
         return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
-    close = np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
+    if want.dtype.kind in "iub" and have.dtype.kind in "iub":
+        close = have == want  # counts and bytes are exact
+    else:
+        close = np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
     if close.all():
         return None
     if not want.shape:
@@ -203,22 +209,28 @@ def _times(want, have, exercise):
 
 def _check_layout(answer, layout):
     leaves, structure = jax.tree.flatten(answer)
-    if jax.tree.structure(layout, is_leaf=_is_layout).num_leaves == 1 and _is_layout(layout):
+    if _is_layout(layout):
         layouts = [layout] * len(leaves)
     else:
         layouts, layout_structure = jax.tree.flatten(layout, is_leaf=_is_layout)
         if layout_structure != structure:
-            raise ValueError(f"the exercise's layout is {layout_structure}, its answer {structure}")
+            raise WrongAnswer(f"layout: expected the structure {layout_structure}, got {structure}")
     for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
+        if want is None:  # anywhere
+            continue
         if not isinstance(have, jax.Array):
             raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which lies on no device")
-        if isinstance(want, jax.sharding.PartitionSpec):
-            if not isinstance(have.sharding, jax.sharding.NamedSharding):
-                raise WrongAnswer(
-                    f"layout{place}: expected {want} on a mesh, but the array lies on no mesh: {describe(have)}"
-                )
-            want = jax.sharding.NamedSharding(have.sharding.mesh, want)
-        if not same_layout(have, want):
+        try:
+            if isinstance(want, jax.sharding.PartitionSpec):
+                if not isinstance(have.sharding, jax.sharding.NamedSharding):
+                    raise WrongAnswer(
+                        f"layout{place}: expected {want} on a mesh, but the array lies on none: {describe(have)}"
+                    )
+                want = jax.sharding.NamedSharding(have.sharding.mesh, want)
+            same = same_layout(have, want)
+        except ValueError as error:  # another shape than the layout is for, or another mesh
+            raise WrongAnswer(f"layout{place}: {error}") from None
+        if not same:
             raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
 
 

@@ -23,6 +23,7 @@ _DRAWN_IN_FULL = 64  # devices; a larger layout is summarised
 _TILE_W, _TILE_H = 26, 22  # the smallest tile, in px, in which a three-digit number is legible
 _WRAP = 12  # tiles in a row before it is continued below, so that pictures fit a phone
 _GAP = 10
+_WIDTH = 316  # px: what fits beside the margins of a phone
 _SKIP = None  # stands for blocks left out of a summary
 
 
@@ -86,21 +87,26 @@ class _Block:
 
 
 def _slabs(layout):
-    """The array as slabs of rows of blocks: {leading slices: [copy][row][column] -> _Block}."""
-    blocks = {}
+    """The array as slabs of rows of blocks: [(leading slices, [copy][row][column] -> _Block)]; _SKIP is left out."""
+    blocks, slices = {}, {}
     for shard in layout.shards:
-        *leading, down, right = ((0, 1), (0, 1), *shard.index)[-max(2, len(shard.index)) :]
+        *_, down, right = ((0, 1), (0, 1), *shard.index)
+        *leading, row, column = (0, 0, *shard.tile)[-max(2, len(shard.tile)) :]
         block = _Block(shard.device, down[1] - down[0], right[1] - right[0], shard.index)
-        blocks[shard.copy, tuple(leading), down, right] = block
-    copies, leading, down, right = (sorted({key[i] for key in blocks}) for i in range(4))
+        blocks[shard.copy, tuple(leading), row, column] = block
+        slices[tuple(leading)] = shard.index[: len(leading)]
+    copies, leading, rows, columns = (sorted({key[i] for key in blocks}) for i in range(4))
     # A summary shows the first blocks and the last along each dimension, and the first copy alone.
-    summarised = len(layout.shards) > _DRAWN_IN_FULL
-    shown = [_first_and_last(values) if summarised else values for values in (leading, down, right)]
-    copies = copies[: 1 if summarised else None]
-    return {
-        slab: [[[blocks.get((copy, slab, d, r)) for r in shown[2]] for d in shown[1]] for copy in copies]
-        for slab in shown[0]
-    }
+    if len(layout.shards) > _DRAWN_IN_FULL:
+        copies = copies[:1]
+        leading, rows, columns = map(_first_and_last, (leading, rows, columns))
+
+    def grid(copy, slab):
+        return [[blocks.get((copy, slab, row, column)) for column in columns] for row in rows]
+
+    return [
+        (slices.get(slab, _SKIP), _SKIP if slab is _SKIP else [grid(copy, slab) for copy in copies]) for slab in leading
+    ]
 
 
 def _first_and_last(values):
@@ -112,31 +118,34 @@ def _first_and_last(values):
 
 def _array_panel(name, layout):
     slabs = _slabs(layout)
-    copies = next(grids for slab, grids in slabs.items() if slab is not _SKIP)
+    copies = slabs[0][1]
     rows, columns = len(copies[0]), len(copies[0][0])
     tile_w, tile_h = _tile_size(layout, len(copies), len(slabs), rows, columns)
+    depth = 7 if len(layout.shape) > 2 else 0
 
-    # As many copies in a row as fit, the rows of equal length; with slabs, a row for each copy.
-    across = max(1, int((330 + _GAP) // (min(columns, _WRAP) * tile_w + _GAP))) if len(slabs) == 1 else 1
-    across = -(-len(copies) // -(-len(copies) // across))
+    # A row of copies, or of the slabs of one copy: as many as fit, the rows of equal length.
+    sheets = [(copy, index, grids) for copy in range(len(copies)) for index, grids in slabs]
+    abreast = len(copies) if len(slabs) == 1 else len(slabs)
+    across = max(1, int((_WIDTH + _GAP) // (min(columns, _WRAP) * tile_w + depth + _GAP)))
+    across = -(-abreast // -(-abreast // across))
     parts, width, top = [], 0, 0
-    for start in range(0, len(copies), across):
-        left, height = 0, 0
-        for copy in range(start, min(start + across, len(copies))):
-            for slab, grids in slabs.items():
-                if slab is _SKIP:
+    for first in range(0, len(sheets), abreast):
+        for start in range(first, first + abreast, across):
+            left, height = 0, 0
+            for copy, index, grids in sheets[start : min(start + across, first + abreast)]:
+                if grids is _SKIP:
                     parts.append(_svg_text(left + 8, top + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                depth = 7 if slab else 0
                 body, w, h = _grid(grids[copy], left, top + depth, tile_w, tile_h, depth)
                 parts.append(body)
-                if slab and copy == 0:
-                    parts.append(_svg_text(left + w / 2, top + depth + h + 13, index_text(slab), size=11))
+                label = index_text(index)
+                if index and 6 * len(label) <= w + depth + _GAP:  # the tiles' tips say it in any case
+                    parts.append(_svg_text(left + w / 2, top + depth + h + 13, label, size=11))
                 left += w + depth + _GAP
-                height = max(height, h + depth + (16 if slab and copy == 0 else 0))
-        width = max(width, left - _GAP)
-        top += height + _GAP
+                height = max(height, h + depth + (16 if index else 0))
+            width = max(width, left - _GAP)
+            top += height + _GAP
 
     title = (
         f"{name + ': ' if name else ''}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
@@ -156,16 +165,15 @@ def _mesh_panel(name, mesh):
     device = dict(zip(product(*map(range, sizes)), mesh.devices, strict=True))
     places = [_first_and_last(range(size)) if summarised else range(size) for size in sizes]
 
-    parts, left, width = [], 0, 0
-    tile, margin_left, margin_top = 36 if summarised else 30, (34 if len(names) > 1 else 0), 18
-    lines = []
-    for slab in product(*places[:-2]):
-        if _SKIP in slab:
-            if slab.index(_SKIP) == len(slab) - 1 or len(set(slab)) == 1:
-                parts.append(_svg_text(left + 8, margin_top + tile, "…"))
-                left += 16 + _GAP
-                lines.append("…")
-            continue
+    tile, margin_top = 36 if summarised else 30, 18
+    margin_left = 7 * len(names[-2]) + 22 if len(names) > 1 else 0
+    slab_width, slab_height = margin_left + len(places[-1]) * tile + _GAP, margin_top + len(places[-2]) * tile + 24
+    across = max(1, _WIDTH // slab_width)
+
+    parts, lines, width, height = [], [], 0, 0
+    slabs = [slab for slab in product(*places[:-2]) if _SKIP not in slab]
+    for number, slab in enumerate(slabs):
+        left, top = (number % across) * slab_width, (number // across) * slab_height
         grid = [
             [
                 _SKIP if _SKIP in (row, column) else _Block(device[(*slab, row, column)], 1, 1, ())
@@ -173,22 +181,20 @@ def _mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, left + margin_left, margin_top, tile, tile, 0)
+        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0)
         parts.append(body)
         if names:
-            parts.append(_svg_text(left + margin_left + w / 2, 12, f"{names[-1]} →", size=12))
+            parts.append(_svg_text(left + margin_left + w / 2, top + 12, f"{names[-1]} →", size=12))
         if len(names) > 1:
-            parts.append(
-                _svg_text(left + margin_left - 6, margin_top + h / 2 + 4, f"{names[-2]} ↓", size=12, anchor="end")
-            )
+            middle = top + margin_top + h / 2 + 4
+            parts.append(_svg_text(left + margin_left - 6, middle, f"{names[-2]} ↓", size=12, anchor="end"))
         where = ", ".join(f"{axis}={place}" for axis, place in zip(names, slab, strict=False))
         if where:
-            parts.append(_svg_text(left + margin_left + w / 2, margin_top + h + 14, where, size=11))
+            parts.append(_svg_text(left + margin_left + w / 2, top + margin_top + h + 14, where, size=11))
             lines.append(where)
         lines += _text_grid([[[block.device] if block else None for block in row] for row in grid])
-        left += margin_left + w + _GAP
-        width = max(width, left - _GAP)
-    height = margin_top + len(grid) * tile + (16 if len(names) > 2 else 0)
+        width = max(width, left + margin_left + w)
+        height = max(height, top + margin_top + h + (18 if where else 0))
 
     shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
     title = f"{name + ': ' if name else ''}mesh {shape}, {len(mesh.devices):,} devices"
@@ -202,11 +208,14 @@ def _mesh_panel(name, mesh):
 def _tile_size(layout, copies, slabs, rows, columns):
     """Tile width and height in px: the array's proportions, within what is legible and what fits."""
     down, right = (1, 1, *layout.shape)[-2:]
-    longer = next(px for most, px in ((1, 230), (2, 150), (4, 100), (8, 70), (copies, 0)) if copies <= most)
+    sheets = copies * slabs
+    longer = next(px for most, px in ((1, 230), (2, 150), (4, 110), (8, 70), (sheets, 0)) if sheets <= most)
     proportion = min(3.0, max(1 / 3, max(right, 1) / max(down, 1)))
     width, height = (longer, longer / proportion) if proportion >= 1 else (longer * proportion * 0.8, longer * 0.8)
     # Rows and columns continued after _WRAP tiles share the same area; slabs share the width.
-    width, height = min(width / -(-rows // _WRAP), 310 / slabs), height / -(-columns // _WRAP)
+    abreast = min(slabs, 4)
+    width = min(width / -(-rows // _WRAP), _WIDTH / abreast - _GAP - 7) if slabs > 1 else width / -(-rows // _WRAP)
+    height = height / -(-columns // _WRAP)
     legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
     return round(max(legible, width / min(columns, _WRAP)), 1), round(max(_TILE_H, height / min(rows, _WRAP)), 1)
 
@@ -304,15 +313,18 @@ def _listed(sentences):
 
 def _text_slabs(layout):
     """Each tile once, with all devices that hold it."""
-    owners = layout.owners
+    owners = {}
+    for shard in layout.shards:
+        owners.setdefault(shard.tile, []).append(shard.device)
+    tile_of = {shard.device: shard.tile for shard in layout.shards}
     lines = []
-    for slab, grids in _slabs(layout).items():
-        if slab is _SKIP:
+    for index, grids in _slabs(layout):
+        if grids is _SKIP:
             lines.append("…")
             continue
-        if slab:
-            lines.append(index_text(slab))
-        lines += _text_grid([[owners[block.index] if block else None for block in row] for row in grids[0]])
+        if index:
+            lines.append(index_text(index))
+        lines += _text_grid([[owners[tile_of[block.device]] if block else None for block in row] for row in grids[0]])
     return "\n".join(lines)
 
 

@@ -40,11 +40,13 @@ class Shard:
       device: the device's id.
       index: a `(start, stop)` pair for each dimension of the array.
       copy: 0 for the first device that holds this slice, 1 for the second, and so on.
+      tile: where the slice stands among the pieces of each dimension, such as (0, 2): first row, third column.
     """
 
     device: int
     index: tuple[tuple[int, int], ...]
     copy: int
+    tile: tuple[int, ...]
 
     @property
     def shape(self):
@@ -254,13 +256,19 @@ def _named(sharding, shape, dtype, uneven):
 
     shards = []
     for device, place in zip(mesh.devices, product(*map(range, mesh.shape)), strict=True):
-        index = tuple(pieces[_row_major(place, axes)] for pieces, axes in zip(intervals, cut_by, strict=True))
-        shards.append(Shard(device, index, _row_major(place, spare)))
+        tile = tuple(_row_major(place, axes) for axes in cut_by)
+        index = tuple(pieces[position] for pieces, position in zip(intervals, tile, strict=True))
+        shards.append(Shard(device, index, _row_major(place, spare), tile))
     return Layout(shape, dtype, mesh, spec, tuple(shards))
 
 
 def _cuts(spec, ndim):
     """A PartitionSpec as one tuple of axis names for each dimension."""
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        raise ValueError(
+            f"{spec} has unreduced axes: its pieces are partial sums, not slices; add them up first, with jax.lax.psum "
+            "or jax.sharding.reshard"
+        )
     if len(spec) > ndim:
         raise ValueError(f"{spec} has {len(spec)} entries, but the array has {ndim} dimension(s); drop the last ones")
     cuts = []
@@ -273,10 +281,15 @@ def _cuts(spec, ndim):
 
 def _other(sharding, shape, dtype):
     """Any sharding that names no mesh, by JAX's own map from devices to slices."""
+    held = {
+        int(device.id): tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
+        for device, slices in sharding.devices_indices_map(shape).items()
+    }
+    pieces = [sorted({index[dim] for index in held.values()}) for dim in range(len(shape))]
     shards, seen = [], {}
-    for device, slices in sharding.devices_indices_map(shape).items():
-        index = tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
-        shards.append(Shard(int(device.id), index, seen.get(index, 0)))
+    for device, index in held.items():
+        tile = tuple(pieces[dim].index(part) for dim, part in enumerate(index))
+        shards.append(Shard(device, index, seen.get(index, 0), tile))
         seen[index] = seen.get(index, 0) + 1
     return Layout(shape, dtype, None, None, tuple(shards))
 
