@@ -140,7 +140,7 @@ def _array_panel(name, layout):
                 body, w, h = _grid(grids[copy], left, top + depth, tile_w, tile_h, depth)
                 parts.append(body)
                 label = index_text(index)
-                if index and 6 * len(label) <= w + depth + _GAP:  # the tiles' tips say it in any case
+                if index and 6 * len(label) <= w + 8:  # the tiles' tips say it in any case
                     parts.append(_svg_text(left + w / 2, top + depth + h + 13, label, size=11))
                 left += w + depth + _GAP
                 height = max(height, h + depth + (16 if index else 0))
