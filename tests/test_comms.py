@@ -1,0 +1,290 @@
+"""shardlab.comms on programs whose communication is known by construction.
+
+The expected numbers come from arithmetic on shapes and meshes, or from the program as JAX lowered it (StableHLO,
+before XLA), never from the parser itself.
+"""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from test_layout import MESH, make_mesh
+
+from shardlab.comms import UnreadableProgram, collectives, read_program
+
+A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
+
+
+def manual(f, in_specs, out_specs, mesh=MESH):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+
+
+def ring(n):
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
+KNOWN = {
+    # name: (the program of a device, in_specs, out_specs), then kind, axes, bytes in, group size, ring factor
+    "all-reduce along x": ((lambda a: lax.psum(a, "x"), P("x", "y"), P(None, "y")), "all-reduce", ("x",), 64, 2, 2),
+    "all-reduce along y": ((lambda a: lax.psum(a, "y"), P("x", "y"), P("x")), "all-reduce", ("y",), 64, 4, 2),
+    "all-reduce on both": ((lambda a: lax.psum(a, ("x", "y")), P("x", "y"), P()), "all-reduce", ("x", "y"), 64, 8, 2),
+    "maximum": ((lambda a: lax.pmax(a, "y"), P("x", "y"), P("x")), "all-reduce", ("y",), 64, 4, 2),
+    "two sums merged": (
+        (lambda a: lax.psum((a, a.sum(0)), "y"), P("x", "y"), (P("x"), P())), "all-reduce", ("y",), 64 + 16, 4, 2,
+    ),
+    "reduce-scatter": (
+        (lambda a: lax.psum_scatter(a, "y", tiled=True), P(), P("y")), "reduce-scatter", ("y",), 512, 4, 1,
+    ),
+    "all-to-all": (
+        (lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), P("y"), P(None, "y")), "all-to-all", ("y",), 128, 4, 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_collectives(name):
+    (f, in_specs, out_specs), kind, axes, held, n, passes = KNOWN[name]
+    found = collectives(manual(f, in_specs, out_specs), A)
+    assert found == {kind: 1}
+    (move,) = found.moves
+    assert move.axes == axes and move.times == 1 and {len(group) for group in move.groups} == {n}
+    assert found.bytes == move.bytes == passes * (n - 1) * held // n
+    assert sorted(sum(move.groups, ())) == list(range(8))
+
+
+def test_all_gather_and_permute():
+    gathered = collectives(manual(lambda a: lax.all_gather(a, "y", axis=1, tiled=True), P("x", "y"), P("x")), A)
+    assert gathered == {"all-gather": 1} and gathered.bytes == 3 * 64
+    assert gathered.moves[0].operands == ("f32[4,4]",) and gathered.moves[0].results == ("f32[4,16]",)
+    permuted = collectives(manual(lambda a: lax.ppermute(a, "y", ring(4)), P("x", "y"), P("x", "y")), A)
+    assert permuted == {"collective-permute": 1} and permuted.bytes == 64
+    assert (
+        permuted.moves[0].axes == ("y",) and (3, 0) in permuted.moves[0].groups and (7, 4) in permuted.moves[0].groups
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations("abc"), st.integers(1, 3), st.sampled_from([(2, 2, 2), (2, 4, 1), (4, 2, 2), (2, 3, 4)]))
+def test_groups_are_named_by_the_axes_that_the_program_names(order, count, sizes):
+    mesh = make_mesh(sizes)
+    axes = tuple(sorted(order[:count]))
+    whole = math.prod(sizes)
+    found = collectives(
+        manual(lambda a: lax.psum(a, axes), P("abc"[0]), P("abc"[0]), mesh), jnp.ones((12, 5)), mesh=mesh
+    )
+    n = math.prod(mesh.shape[axis] for axis in axes)
+    if n == 1:  # along an axis of size 1 nothing needs to be sent; what the compiler leaves there costs nothing
+        assert found.bytes == 0
+        return
+    (move,) = found.moves
+    assert set(move.axes) == {axis for axis in axes if mesh.shape[axis] > 1}
+    assert {len(group) for group in move.groups} == {n} and sorted(sum(move.groups, ())) == list(range(whole))
+    assert found.bytes == math.ceil(2 * (n - 1) / n * (12 // sizes[0]) * 5 * 4)
+
+
+def test_no_communication():
+    assert collectives(jnp.sin, jax.device_put(jnp.ones((8, 16)), NamedSharding(MESH, P("x", "y")))) == {}
+    one = collectives(lambda a: a @ a.T, jnp.ones((3, 3)))
+    assert one == {} and one.bytes == 0 and repr(one) == "no communication" == one._repr_html_()[3:-4]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 17])
+def test_a_loop_counts_as_often_as_it_runs(length):
+    def f(a):
+        return lax.scan(lambda c, _: (lax.ppermute(c, "y", ring(4)), None), a, None, length=length)[0]
+
+    found = collectives(manual(f, P("x", "y"), P("x", "y")), A)
+    assert found == {"collective-permute": length} and found.bytes == length * 64
+
+
+def test_loops_in_loops_multiply():
+    def inner(a):
+        return lax.fori_loop(0, 3, lambda i, c: lax.ppermute(c, "y", ring(4)), a)
+
+    def f(a):
+        return lax.fori_loop(0, 7, lambda i, c: inner(c) * 2, a)
+
+    found = collectives(manual(f, P("x", "y"), P("x", "y")), A)
+    assert found["collective-permute"] == 21
+
+
+def test_what_only_the_run_decides_is_unknown():
+    def until(a):
+        return lax.while_loop(lambda c: c.sum() < 100, lambda c: lax.pmax(c, "x") + 1, a)
+
+    found = collectives(manual(until, P("x", "y"), P("x", "y")), A)
+    assert found == {"all-reduce": None} and found.bytes is None and "unknown" in repr(found)
+
+    def perhaps(a):
+        return lax.cond(a.sum() > 0, lambda c: lax.psum(c, "x"), lambda c: 2 * c, a)
+
+    assert collectives(manual(perhaps, P("x", "y"), P(None, "y")), A) == {"all-reduce": None}
+
+
+def lowered_count(lowered, kind):
+    return len(re.findall(rf"stablehlo\.{kind.replace('-', '_')}\b", lowered.as_text()))
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+def test_counts_agree_with_the_program_that_jax_lowered(repeats):
+    """Sums with different operators are not merged, so that XLA keeps as many as JAX wrote."""
+
+    def f(a):
+        for i in range(repeats):
+            a = jnp.sin(lax.ppermute(a, "y", ring(4))) + i
+            a = jnp.cos(lax.psum(a, "x"))
+            a = lax.psum_scatter(lax.all_gather(a, "y", tiled=True), "y", tiled=True) * 0.5
+        return a
+
+    jitted = manual(f, P("x", "y"), P("x", "y"))
+    lowered = jitted.lower(A)
+    found = collectives(jitted, A)
+    for kind in ("collective-permute", "all-reduce", "all-gather", "reduce-scatter"):
+        assert found[kind] == lowered_count(lowered, kind) == repeats
+
+
+def put(shape, spec, mesh=MESH):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (P("x", None), P(None, "y"), {}),
+        (P(None, "x"), P("x", None), {"all-reduce": 1}),
+        (P("x", None), P(None, None), {}),
+    ],
+)
+def test_matmuls_by_the_automatic_way(left, right, expected):
+    found = collectives(jnp.dot, put((8, 16), left), put((16, 8), right))
+    assert found == expected
+    if expected:
+        assert found.moves[0].axes == ("x",) and found.bytes == 8 * 8 * 4  # 2 * (2-1)/2 * 256 bytes
+
+
+def test_explicit_meshes_and_compiled_programs():
+    typed = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    a = put((8, 16), P("x", "y"), typed)
+    assert collectives(lambda a: a.sum(0), a) == {"all-reduce": 1}
+    compiled = jax.jit(lambda a: a.sum(0)).lower(a).compile()
+    assert collectives(compiled) == {"all-reduce": 1} and collectives(compiled).moves[0].axes == ("x",)
+
+
+def program(body, computations="", partitions=8):
+    return (
+        f"HloModule m, num_partitions={partitions}\n\n{computations}ENTRY %main (p: f32[4]) -> f32[4] {{\n{body}\n}}\n"
+    )
+
+
+def test_asynchronous_pairs_count_once_and_merged_operands_add_up():
+    text = program("""\
+  %p = f32[4,4]{1,0:T(8,128)} parameter(0)
+  %q = bf16[8]{0} parameter(1)
+  %ag = (f32[4,4]{1,0}, f32[16,4]{1,0}) all-gather-start(f32[4,4]{1,0:T(8,128)} %p), channel_id=1, \
+replica_groups=[2,4]<=[8], dimensions={0}, use_global_device_ids=true
+  %agd = f32[16,4]{1,0} all-gather-done((f32[4,4]{1,0}, f32[16,4]{1,0}) %ag)
+  %ar = (f32[4,4]{1,0}, bf16[8]{0}) all-reduce-start(%p, /*index=1*/%q), replica_groups=[4,2]<=[2,4]T(1,0)
+  %ard = (f32[4,4]{1,0}, bf16[8]{0}) all-reduce-done(%ar)
+  %cp = (f32[4,4]{1,0}, f32[4,4]{1,0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+  ROOT %cpd = f32[4,4]{1,0} collective-permute-done(%cp)""")
+    found = read_program(text, MESH)
+    assert found == {"all-gather": 1, "all-reduce": 1, "collective-permute": 1}
+    assert all(move.asynchronous for move in found.moves)
+    gather, reduce, permute = found.moves
+    assert (gather.operands, gather.results, gather.axes, gather.bytes) == (("f32[4,4]",), ("f32[16,4]",), ("y",), 192)
+    assert reduce.operands == ("f32[4,4]", "bf16[8]") and reduce.axes == ("x",) and reduce.bytes == 64 + 16
+    assert permute.results == ("f32[4,4]",) and permute.bytes == 64
+
+
+def test_collectives_in_called_computations_and_in_async_wrappers():
+    text = program(
+        """\
+  %p = f32[16]{0} parameter(0)
+  %s = ((f32[16]{0}), f32[2]{0}, u32[]) async-start(%p), calls=%wrapped
+  %d = f32[2]{0} async-done(%s)
+  ROOT %c = f32[16]{0} call(%p), to_apply=%called""",
+        """\
+%wrapped (a: f32[16]) -> f32[2] {
+  %a = f32[16]{0} parameter(0)
+  ROOT %rs = f32[2]{0} reduce-scatter(%a), replica_groups={}, dimensions={0}, to_apply=%add
+}
+
+%called (b: f32[16]) -> f32[16] {
+  %b = f32[16]{0} parameter(0)
+  ROOT %ar = f32[16]{0} all-reduce(%b), replica_groups={{0,1,2},{3,4,5,6,7}}, to_apply=%add
+}
+
+""",
+    )
+    found = read_program(text, MESH)
+    assert found == {"reduce-scatter": 1, "all-reduce": 1}
+    scatter, ragged = found.moves
+    assert scatter.asynchronous and scatter.axes == ("x", "y") and scatter.bytes == 7 * 64 // 8
+    assert not ragged.asynchronous and ragged.axes is None
+    assert ragged.bytes == math.ceil(2 * 4 / 5 * 64)  # the larger group's devices send most
+    assert "groups [[0, 1, 2], [3, 4, 5, 6, 7]]" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "one"),
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ("y",), (0, 1, 2, 3)),
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("x",), (0, 4)),
+        ("[2,4]<=[8]", ("y",), (4, 5, 6, 7)),
+        ("[4,2]<=[2,4]T(1,0)", ("x",), (1, 5)),
+        ("mesh['x'=2,'y'=4] {'x'}", ("x",), (3, 7)),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", ("y",), (0, 1, 2, 3)),
+        ("mesh['a'=1,'b'=2,'c'=4] {'b','c'}", ("x", "y"), tuple(range(8))),
+        ("mesh['x'=2,'y'=4] {'y':(2)2}", None, (0, 1)),
+        ("mesh['x'=2,'y'=4] {'y':(1)2}", None, (0, 2)),
+        ("mesh['x'=2,'y'=4] {'x','y':(1)2}", None, (0, 2, 4, 6)),
+        ("mesh['a'=8] {'a':(2)4}", ("y",), (4, 5, 6, 7)),
+        ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("y",), (0, 1, 2, 3)),
+        ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("x",), (0, 4)),
+        ("{}", ("x", "y"), tuple(range(8))),
+    ],
+)
+def test_every_spelling_of_groups(groups, axes, one):
+    body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={groups}, to_apply=%add"
+    (move,) = read_program(program(body), MESH).moves
+    assert move.axes == axes and one in move.groups and sorted(sum(move.groups, ())) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%r = f32[4] all-reduce(%p), replica_groups=mesh['x'=8] {'x':half}, to_apply=%add",
+        "%r = f32[4] all-reduce(%p), replica_groups=something-new, to_apply=%add",
+        "%r = f32[4] all-reduce(%unknown), replica_groups={}, to_apply=%add",
+        "%r = f32[4] collective-permute(%p), channel_id=1",
+        "%r = f32[4] all-reduce(%p, replica_groups={}",
+    ],
+)
+def test_what_cannot_be_read_is_shown(line):
+    with pytest.raises(UnreadableProgram) as error:
+        read_program(program(f"  %p = f32[4] parameter(0)\n  ROOT {line}"))
+    assert line.split("(")[1][:20] in str(error.value)
+    with pytest.raises(UnreadableProgram, match="no ENTRY"):
+        read_program("module @jit_f { }")
+
+
+def test_types_have_their_sizes():
+    types = ["f64[3]", "bf16[5]", "pred[8]", "s4[4]", "f8e4m3fn[2]"]
+    body = "\n".join(f"  %p{i} = {kind} parameter({i})" for i, kind in enumerate(types))
+    body += f"\n  ROOT %r = ({', '.join(types)}) all-gather(%p0, %p1, %p2, %p3, %p4), replica_groups=[1,2]<=[2]"
+    (move,) = read_program(program(body, partitions=2)).moves
+    assert move.bytes == 24 + 10 + 8 + 2 + 2
+
+
+def test_the_table_shows_everything():
+    found = collectives(manual(lambda a: lax.psum(a, "x"), P("x", "y"), P(None, "y")), A)
+    shown = repr(found)
+    for word in ("all-reduce", "along x", "f32[4,4] → f32[4,4]", "64"):
+        assert word in shown and word in found._repr_html_()
