@@ -133,6 +133,24 @@ def test_counts_are_exact_and_none_can_be_an_answer():
         check(("x", None), Exercise(value=("x", "y")), strict=True)
 
 
+def test_a_right_result_with_too_much_communication_is_wrong():
+    tiles = put(A, P("x", "y"))
+    once = Exercise(args=(tiles,), value=A.sum(0), layout=P("y"), communication={"all-reduce": 1}, max_bytes=16)
+    check(lambda a: a.sum(0), once, strict=True)
+
+    def twice(a):  # right value, right layout, one detour
+        everywhere = jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P()))
+        return jax.lax.with_sharding_constraint(everywhere.sum(0), NamedSharding(MESH, P("y")))
+
+    with pytest.raises(WrongAnswer, match=r"at most \{'all-reduce': 1\} is allowed, but .*\n.*\nall-gather"):
+        check(jax.jit(twice), once)
+    with pytest.raises(WrongAnswer, match="each device may send 15 bytes"):
+        check(lambda a: a.sum(0), Exercise(args=(tiles,), max_bytes=15))
+    with pytest.raises(WrongAnswer, match="at most none is allowed"):
+        check(lambda a: a.sum(0), Exercise(args=(tiles,), communication={}))
+    check(lambda a: a + 1, Exercise(args=(tiles,), communication={}), strict=True)
+
+
 def test_an_exercise_that_accepts_anything_is_a_mistake():
     with pytest.raises(ValueError, match="accepts anything"):
         check(1, Exercise())

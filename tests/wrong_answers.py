@@ -53,6 +53,52 @@ WRONG_ANSWERS = {
         "rows instead of columns": "spec = P(('y', 'x'))",
         "two dimensions": "spec = P('x', 'y')",
     },
+    "auto-two-operations": {
+        "no collective for the product": ("answer = {'B + C': ((('x',), ('y',)), {}), 'B.T @ C': (((), ('y',)), {})}"),
+        "the product as a gather": (
+            "answer = {'B + C': ((('x',), ('y',)), {}), 'B.T @ C': (((), ('y',)), {'all-gather': 1})}"
+        ),
+        "the sum taken for replicated": (
+            "answer = {'B + C': (((), ()), {}), 'B.T @ C': (((), ('y',)), {'all-reduce': 1})}"
+        ),
+    },
+    "auto-layer": {
+        "right value, one device": "parallel_layer = layer",
+        "right value, replicated": (
+            "def parallel_layer(X, W, b): return layer(*jax.device_put((X, W, b), NamedSharding(line, P())))"
+        ),
+        "right layout, gathered first": (
+            "def parallel_layer(X, W, b):\n"
+            "    whole, batch = NamedSharding(line, P()), NamedSharding(line, P('d'))\n"
+            "    cut = jax.lax.with_sharding_constraint(X * 1, batch)\n"
+            "    out = jax.lax.with_sharding_constraint(layer(cut, W, b), whole)\n"
+            "    return jax.lax.with_sharding_constraint(out, batch)"
+        ),
+        "off by the number of devices": (
+            "def parallel_layer(X, W, b): return 8 * layer(jax.device_put(X, NamedSharding(line, P('d'))), W, b)"
+        ),
+    },
+    "auto-cheap-product": {
+        "right value and layout, with an all-reduce": (
+            "def product(a, b):\n"
+            "    a = jax.lax.with_sharding_constraint(a, NamedSharding(line, P(None, 'd')))\n"
+            "    b = jax.lax.with_sharding_constraint(b, NamedSharding(line, P('d', None)))\n"
+            "    return jax.lax.with_sharding_constraint(a @ b, NamedSharding(line, P('d', None)))"
+        ),
+        "columns cut instead of rows": (
+            "def product(a, b): return a @ jax.lax.with_sharding_constraint(b, NamedSharding(line, P(None, 'd')))"
+        ),
+        "right value, one device": "def product(a, b): return a @ b",
+    },
+    "auto-expensive-line": {
+        "the same program again": "fast = slow",
+        "without the activation function": "def fast(x, W1, W2): return x @ W1 @ W2 - 1",
+        "rows cut instead of columns": (
+            "def fast(x, W1, W2):\n"
+            "    rows = NamedSharding(mesh, P('y', None))\n"
+            "    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), rows) @ W2"
+        ),
+    },
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",

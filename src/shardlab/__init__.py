@@ -5,7 +5,8 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.devices`: give this process several (emulated) devices
 - `shardlab.layout`: say in plain data which device holds which slice of an array
 - `shardlab.draw`: draw arrays and meshes, in colour, with every device numbered
-- `shardlab.check`: check the answer to an exercise: its values and its layout
+- `shardlab.comms`: say what a compiled program sends between devices, and how many bytes
+- `shardlab.check`: check the answer to an exercise: its values, its layout and its communication
 """
 
 __version__ = "0.1.0"

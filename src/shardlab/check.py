@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shardlab.comms import collectives
 from shardlab.layout import describe, index_text, same_layout
 
 __all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
@@ -48,12 +49,17 @@ class Exercise:
       layout: where the answer's arrays must lie: a sharding (or a `PartitionSpec`, read on the
         answer's own mesh) for all of them, or a structure like the answer's; None if anywhere.
       args: if given, the answer is a function, and its result for these arguments is checked.
+      communication: how often the compiled function may use each collective, such as `{"all-reduce": 1}`;
+        none but these, and none at all if `{}`. For answers that are functions.
+      max_bytes: how many bytes each device may send, on rings, in one call. For answers that are functions.
       rtol, atol: how far a number may be off, relative to its size and in itself.
     """
 
     value: Any = None
     layout: Any = None
     args: tuple | None = None
+    communication: dict | None = None
+    max_bytes: int | None = None
     rtol: float = 1e-5
     atol: float = 1e-6
 
@@ -75,8 +81,9 @@ def check(answer, exercise, *, strict=False):
       NotSolved: there is none, and `strict` is set.
       Exception: whatever the answer itself raises, if it is a function.
     """
+    function = None
     if exercise.args is not None and isinstance(answer, Callable):
-        answer = answer(*exercise.args)
+        function, answer = answer, answer(*exercise.args)
     elif exercise.args is not None and not _is_stub(answer, ...):
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
     if answer is None or _is_stub(answer, exercise.value if exercise.value is not None else ...):
@@ -93,9 +100,12 @@ def check(answer, exercise, *, strict=False):
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
         found.append("every device holds what it should")
+    if exercise.communication is not None or exercise.max_bytes is not None:
+        _check_communication(function, exercise)
+        found.append("no device sends more than it may")
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
-    print(f"Right: {' and '.join(found)}.")
+    print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
 
 
 @contextmanager
@@ -232,6 +242,18 @@ def _check_layout(answer, layout):
             raise WrongAnswer(f"layout{place}: {error}") from None
         if not same:
             raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
+
+
+def _check_communication(function, exercise):
+    found = collectives(function, *exercise.args)
+    allowed = exercise.communication
+    for kind, count in found.items() if allowed is not None else ():
+        if count is None or count > allowed.get(kind, 0):
+            raise WrongAnswer(
+                f"communication: at most {allowed or 'none'} is allowed, but the compiled program has\n{found}"
+            )
+    if exercise.max_bytes is not None and (found.bytes is None or found.bytes > exercise.max_bytes):
+        raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{found}")
 
 
 def _first_misplaced(have, want):
