@@ -149,6 +149,9 @@ def test_a_right_result_with_too_much_communication_is_wrong():
     with pytest.raises(WrongAnswer, match="at most none is allowed"):
         check(lambda a: a.sum(0), Exercise(args=(tiles,), communication={}))
     check(lambda a: a + 1, Exercise(args=(tiles,), communication={}), strict=True)
+    check(lambda a: a + 1, Exercise(args=(tiles,), max_flops=8), strict=True)
+    with pytest.raises(WrongAnswer, match="each device may do 8 operations, but does 64"):
+        check(lambda a: a + 1, Exercise(args=(put(A, P()),), max_flops=8))
 
 
 def test_an_exercise_that_accepts_anything_is_a_mistake():

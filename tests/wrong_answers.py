@@ -74,6 +74,9 @@ WRONG_ANSWERS = {
             "    out = jax.lax.with_sharding_constraint(layer(cut, W, b), whole)\n"
             "    return jax.lax.with_sharding_constraint(out, batch)"
         ),
+        "computed on one device, then spread": (
+            "def parallel_layer(X, W, b): return jax.device_put(layer(X, W, b), NamedSharding(line, P('d')))"
+        ),
         "off by the number of devices": (
             "def parallel_layer(X, W, b): return 8 * layer(jax.device_put(X, NamedSharding(line, P('d'))), W, b)"
         ),
@@ -89,10 +92,13 @@ WRONG_ANSWERS = {
             "def product(a, b): return a @ jax.lax.with_sharding_constraint(b, NamedSharding(line, P(None, 'd')))"
         ),
         "right value, one device": "def product(a, b): return a @ b",
+        "computed on one device, then spread": (
+            "def product(a, b): return jax.device_put(a @ b, NamedSharding(line, P('d')))"
+        ),
     },
     "auto-expensive-line": {
         "the same program again": "fast = slow",
-        "without the activation function": "def fast(x, W1, W2): return x @ W1 @ W2 - 1",
+        "without the activation function": "fast = two_layers",
         "rows cut instead of columns": (
             "def fast(x, W1, W2):\n"
             "    rows = NamedSharding(mesh, P('y', None))\n"

@@ -52,6 +52,8 @@ class Exercise:
       communication: how often the compiled function may use each collective, such as `{"all-reduce": 1}`;
         none but these, and none at all if `{}`. For answers that are functions.
       max_bytes: how many bytes each device may send, on rings, in one call. For answers that are functions.
+      max_flops: how many floating-point operations each device may do in one call, as the compiler counts
+        them. For answers that are functions.
       rtol, atol: how far a number may be off, relative to its size and in itself.
     """
 
@@ -60,6 +62,7 @@ class Exercise:
     args: tuple | None = None
     communication: dict | None = None
     max_bytes: int | None = None
+    max_flops: float | None = None
     rtol: float = 1e-5
     atol: float = 1e-6
 
@@ -103,6 +106,11 @@ def check(answer, exercise, *, strict=False):
     if exercise.communication is not None or exercise.max_bytes is not None:
         _check_communication(function, exercise)
         found.append("no device sends more than it may")
+    if exercise.max_flops is not None:
+        work = jax.jit(function).lower(*exercise.args).compile().cost_analysis()["flops"]
+        if work > exercise.max_flops:
+            raise WrongAnswer(f"work: each device may do {exercise.max_flops:,.0f} operations, but does {work:,.0f}")
+        found.append("no device does more than its share")
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
     print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
