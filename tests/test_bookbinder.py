@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -329,12 +330,15 @@ def test_a_kill_that_cannot_be_caught(tiny):
         time.sleep(0.05)
     process.kill()
     process.communicate()
+    folders = list(Path(tempfile.gettempdir()).glob(f"book-{process.pid}-*"))
+    assert len(folders) == 1
     deadline = time.monotonic() + 10  # kernels notice by themselves that their parent is gone
     while kernels_below(tiny.root):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     tiny.write("book/one.md", chapter("One", "print('after')"))
     assert tiny.build()[0] == 0 and "after" in tiny.page("one")
+    assert not folders[0].exists()
 
 
 def test_a_second_build_waits_for_the_first(tiny):

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
+from pathlib import Path
 
 import psutil
 
@@ -249,8 +250,12 @@ class _Kernels:
 
     def __enter__(self):
         # Sockets must have short paths, and temporary folders can be deep.
-        parent = tempfile.gettempdir()
-        self._folder = tempfile.TemporaryDirectory(prefix="book-", dir=parent if len(parent) < 60 else "/tmp")
+        parent = Path(tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp")
+        for left in parent.glob("book-*-*"):  # by a builder that was killed
+            pid = left.name.split("-")[1]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=f"book-{os.getpid()}-", dir=parent)
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
