@@ -79,6 +79,14 @@ class TinyBook:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.root, env=clean | environment,
         )  # fmt: skip
 
+    def start_until(self, file):
+        """Start the builder, and wait until a cell has made a file."""
+        process = self.start()
+        while not file.exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        return process
+
     def build(self, *arguments, **environment):
         """Run the builder to its end; returns its exit status, standard output and standard error."""
         process = self.start(*arguments, **environment)
@@ -241,10 +249,7 @@ def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
         print('two', VALUE)
         """
     tiny.write("book/two.md", chapter("Two", code))
-    process = tiny.start()
-    while not ready.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = tiny.start_until(ready)
     tiny.write("src/shardlab/value.py", "VALUE = 2\n")
     process.communicate()
     assert tiny.build()[0] == 0
@@ -304,10 +309,7 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
     good = tiny.site()
     ready = tiny.root / "ready"
     tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(15)"))
-    process = tiny.start()
-    while not ready.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = tiny.start_until(ready)
     assert kernels_below(tiny.root)
     began = time.monotonic()
     process.send_signal(number)
@@ -324,10 +326,7 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
 def test_a_kill_that_cannot_be_caught(tiny):
     ready = tiny.root / "ready"
     tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(15)"))
-    process = tiny.start()
-    while not ready.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    process = tiny.start_until(ready)
     process.kill()
     process.communicate()
     folders = list(Path(tempfile.gettempdir()).glob(f"book-{process.pid}-*"))
