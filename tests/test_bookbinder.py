@@ -502,8 +502,8 @@ def test_the_fingerprint_follows_python_packages_and_shardlab(tiny, monkeypatch)
     assert execute.fingerprint(book, one) == before[0] and execute.fingerprint(book, two) != before[1]
     (tiny.root / "src/shardlab/other.py").unlink()
     assert (execute.fingerprint(book, one), execute.fingerprint(book, two)) == before
-    assert f"jax=={__import__('jax').__version__}" in execute._environment() and sys.version in execute._environment()
-    monkeypatch.setattr(execute, "_environment", lambda: "jax==0.0.1")
+    assert f"jax=={__import__('jax').__version__}" in execute.environment() and sys.version in execute.environment()
+    monkeypatch.setattr(execute, "environment", lambda: "jax==0.0.1")
     assert execute.fingerprint(book, one) != before[0] and execute.fingerprint(book, two) != before[1]
 
 

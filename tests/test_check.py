@@ -155,6 +155,8 @@ def test_a_right_result_with_too_much_communication_is_wrong():
 
 
 def test_an_exercise_that_accepts_anything_is_a_mistake():
+    with pytest.raises(ValueError, match="give Exercise args"):
+        check(A, Exercise(value=A, communication={}))
     with pytest.raises(ValueError, match="accepts anything"):
         check(1, Exercise())
 

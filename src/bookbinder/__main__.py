@@ -1,7 +1,6 @@
 """The command line: `python -m bookbinder --help`."""
 
 import argparse
-import re
 import signal
 import subprocess
 import sys
@@ -73,8 +72,8 @@ def _chapter(options):
 def _print_failure(failure):
     print(f"\n{failure}", file=sys.stderr)
     if failure.traceback:
-        colours = failure.traceback if sys.stderr.isatty() else re.sub(r"\x1b\[[0-9;]*m", "", failure.traceback)
-        print(colours.rstrip(), file=sys.stderr)
+        shown = failure.traceback if sys.stderr.isatty() else progress.plain(failure.traceback)
+        print(shown.rstrip(), file=sys.stderr)
 
 
 def _shown(path):

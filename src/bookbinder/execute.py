@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from bookbinder.progress import Progress
+from bookbinder.progress import Progress, plain
 
 
 @dataclass(frozen=True)
@@ -187,15 +187,15 @@ def fingerprint(book, chapter):
 
     Only a chapter that mentions shardlab depends on it.
     """
-    parts = [_environment()]
+    parts = [environment()]
     if any(re.search(r"\bshardlab\b", cell.source) for cell in chapter.cells):
         parts.append(folder_digest(book.root / "src" / "shardlab", "*.py"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 @cache
-def _environment():
-    # What is installed, not what the lock says: the two differ until the set-up has run.
+def environment():
+    """Python and every installed package: not what the lock says, since the two differ until the set-up has run."""
     packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in distributions())
     return "\n".join([sys.version, sys.platform, *packages])
 
@@ -378,8 +378,7 @@ def _run_chapter(book, chapter, kernels, progress):
 
 def _line_in_cell(traceback, execution_count):
     """The line of a cell at which a traceback passes through it: its first frame in that cell."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", traceback)
-    found = re.search(rf"Cell In\[{execution_count}\], line (\d+)", plain)
+    found = re.search(rf"Cell In\[{execution_count}\], line (\d+)", plain(traceback))
     return int(found[1]) if found else 1
 
 

@@ -1,9 +1,15 @@
 """Say what is going on: a live table on a terminal, plain lines elsewhere."""
 
+import re
 import sys
 import threading
 import time
 from contextlib import contextmanager
+
+
+def plain(text):
+    """A text without the codes that colour it on a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 class Progress:
@@ -19,6 +25,7 @@ class Progress:
 
     def finished(self, result):
         """A chapter came to its end."""
+        self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
 
     def say(self, text):
         """A line of its own."""
@@ -47,7 +54,7 @@ class Lines(Progress):
 
     def finished(self, result):
         with self._lock:
-            self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
+            super().finished(result)
 
 
 class Live(Progress):
@@ -96,7 +103,7 @@ class Live(Progress):
         with self._lock:
             self._running.pop(result.name, None)
             self._done += 1
-        self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
+        super().finished(result)
 
 
 def for_this_terminal():

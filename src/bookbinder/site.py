@@ -18,6 +18,7 @@ import yaml
 
 from bookbinder import execute
 from bookbinder.book import FOLDER
+from bookbinder.progress import plain
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 
@@ -137,7 +138,7 @@ def _jupyter_book(book, folder, lock, stop, only=None):
 
 def _what_was_wrong(book, said, warned):
     """Sphinx's warnings and errors; or the exception that stopped it, with all that was said below it."""
-    warned = re.sub(r"\x1b\[[0-9;]*m", "", warned)
+    warned = plain(warned)
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
@@ -192,7 +193,7 @@ def _strip_folder(value):
 def _inputs_digest(book):
     """Everything that the site depends on."""
     return _digest(
-        execute._environment(),
+        execute.environment(),
         execute.folder_digest(book.root / FOLDER),
         execute.folder_digest(book.root / "src", "*.py"),
         (book.root / "_toc.yml").read_text("utf-8"),
@@ -203,7 +204,7 @@ def _inputs_digest(book):
 def _fresh_digest(book, only):
     """What Sphinx must start afresh for."""
     return _digest(
-        execute._environment(),
+        execute.environment(),
         execute.folder_digest(Path(__file__).parent, "*.py"),
         execute.folder_digest(book.root / FOLDER / "static"),
         (book.root / "_config.yml").read_text("utf-8"),

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shardlab.comms import collectives
+from shardlab.comms import collectives, compile_for
 from shardlab.layout import describe, index_text, same_layout
 
 __all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
@@ -89,7 +89,7 @@ def check(answer, exercise, *, strict=False):
         function, answer = answer, answer(*exercise.args)
     elif exercise.args is not None and not _is_stub(answer, ...):
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
-    if answer is None or _is_stub(answer, exercise.value if exercise.value is not None else ...):
+    if _is_stub(answer, exercise.value if exercise.value is not None else ...):
         message = "Not solved yet: replace the three dots, and run the cell again."
         if strict:
             raise NotSolved(message)
@@ -103,11 +103,17 @@ def check(answer, exercise, *, strict=False):
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
         found.append("every device holds what it should")
+    if (exercise.communication, exercise.max_bytes, exercise.max_flops) != (None, None, None):
+        if function is None:
+            raise ValueError(
+                "communication, max_bytes and max_flops are for answers that are functions: give Exercise args"
+            )
+        compiled = compile_for(function, *exercise.args)
     if exercise.communication is not None or exercise.max_bytes is not None:
-        _check_communication(function, exercise)
+        _check_communication(collectives(compiled), exercise)
         found.append("no device sends more than it may")
     if exercise.max_flops is not None:
-        work = jax.jit(function).lower(*exercise.args).compile().cost_analysis()["flops"]
+        work = compiled.cost_analysis()["flops"]
         if work > exercise.max_flops:
             raise WrongAnswer(f"work: each device may do {exercise.max_flops:,.0f} operations, but does {work:,.0f}")
         found.append("no device does more than its share")
@@ -252,8 +258,7 @@ def _check_layout(answer, layout):
             raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
 
 
-def _check_communication(function, exercise):
-    found = collectives(function, *exercise.args)
+def _check_communication(found, exercise):
     allowed = exercise.communication
     for kind, count in found.items() if allowed is not None else ():
         if count is None or count > allowed.get(kind, 0):

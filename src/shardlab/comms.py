@@ -25,6 +25,7 @@ _KINDS = (
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
     "reduce-scatter",
 )  # fmt: skip
+_COLUMNS = ("collective", "between", "each device", "times", "bytes sent each time")
 _BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
 
 
@@ -108,35 +109,40 @@ class Collectives(Mapping):
     def _rows(self):
         for move in self.moves:
             who = "along " + ", ".join(move.axes) if move.axes is not None else f"groups {_groups_text(move.groups)}"
-            times = "unknown" if move.times is None else f"{move.times:,}"
             what = f"{', '.join(move.operands)} → {', '.join(move.results)}"
-            yield move.kind + (" (async)" if move.asynchronous else ""), who, what, times, f"{move.bytes:,}"
+            yield (
+                move.kind + (" (async)" if move.asynchronous else ""),
+                who,
+                what,
+                _known(move.times),
+                _known(move.bytes),
+            )
 
     def __repr__(self):
         if not self.moves:
             return "no communication"
-        rows = [("collective", "between", "each device", "times", "bytes sent each time"), *self._rows()]
+        rows = [_COLUMNS, *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        total = "unknown" if self.bytes is None else f"{self.bytes:,}"
-        return "\n".join([*lines, f"bytes that a device sends in all: {total}"])
+        return "\n".join([*lines, f"bytes that a device sends in all: {_known(self.bytes)}"])
 
     def _repr_html_(self):
         if not self.moves:
             return "<p>no communication</p>"
-        head = "".join(
-            f"<th>{h}</th>" for h in ("collective", "between", "each device", "times", "bytes sent each time")
-        )
+        head = "".join(f"<th>{h}</th>" for h in _COLUMNS)
         body = "".join(
             f"<tr><td>{escape(kind)}</td><td>{escape(who)}</td><td><code>{escape(what)}</code></td>"
             f"<td>{times}</td><td>{sent}</td></tr>"
             for kind, who, what, times, sent in self._rows()
         )
-        total = "unknown" if self.bytes is None else f"{self.bytes:,}"
         return (
             f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-            f"<p>Bytes that a device sends in all: {total}.</p>"
+            f"<p>Bytes that a device sends in all: {_known(self.bytes)}.</p>"
         )
+
+
+def _known(number):
+    return "unknown" if number is None else f"{number:,}"
 
 
 def collectives(f, *args, mesh=None, **kwargs):
@@ -158,16 +164,22 @@ def collectives(f, *args, mesh=None, **kwargs):
     Raises:
       UnreadableProgram: the compiler wrote something that we do not understand; the message shows the line.
     """
-    if hasattr(f, "as_text") and hasattr(f, "input_shardings"):
-        compiled = f
-    else:
-        jitted = f if hasattr(f, "lower") else jax.jit(f)
-        compiled = jitted.lower(*args, **kwargs).compile()
+    compiled = f if _is_compiled(f) else compile_for(f, *args, **kwargs)
     if mesh is None:
         placed = (args, kwargs, compiled.output_shardings, compiled.input_shardings)
         shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(placed)]
         mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1), None)
     return read_program(compiled.as_text(), mesh)
+
+
+def compile_for(f, *args, **kwargs):
+    """A function, jitted or not, compiled for where its arguments lie."""
+    jitted = f if hasattr(f, "lower") else jax.jit(f)
+    return jitted.lower(*args, **kwargs).compile()
+
+
+def _is_compiled(f):
+    return hasattr(f, "as_text") and hasattr(f, "input_shardings")
 
 
 def read_program(text, mesh=None):

@@ -147,14 +147,12 @@ def _array_panel(name, layout):
             width = max(width, left - _GAP)
             top += height + _GAP
 
-    title = (
-        f"{name + ': ' if name else ''}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
-    )
+    title = f"{_prefix(name)}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
     of_copy = f" of copy 1 of {layout.copies:,}" if layout.copies > 1 else ""
     left_out = f" Drawn: the first and the last tiles{of_copy}." if len(layout.shards) > _DRAWN_IN_FULL else ""
     summary = str(layout).split(": ", 1)[1] + "." + left_out
     caption = f"{_name_html(name)}<code>{escape(layout.type)}</code><br>{escape(summary)}"
-    text = f"{name + ': ' if name else ''}{layout.type}\n{_text_slabs(layout)}\n{summary}"
+    text = f"{_prefix(name)}{layout.type}\n{_text_slabs(layout)}\n{summary}"
     return _figure(parts, width, top - _GAP, title, _describe_shards(layout), caption), text
 
 
@@ -197,7 +195,7 @@ def _mesh_panel(name, mesh):
         height = max(height, top + margin_top + h + (18 if where else 0))
 
     shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
-    title = f"{name + ': ' if name else ''}mesh {shape}, {len(mesh.devices):,} devices"
+    title = f"{_prefix(name)}mesh {shape}, {len(mesh.devices):,} devices"
     listed = _listed(
         f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})" for place, id in device.items()
     )
@@ -213,9 +211,9 @@ def _tile_size(layout, copies, slabs, rows, columns):
     proportion = min(3.0, max(1 / 3, max(right, 1) / max(down, 1)))
     width, height = (longer, longer / proportion) if proportion >= 1 else (longer * proportion * 0.8, longer * 0.8)
     # Rows and columns continued after _WRAP tiles share the same area; slabs share the width.
-    abreast = min(slabs, 4)
-    width = min(width / -(-rows // _WRAP), _WIDTH / abreast - _GAP - 7) if slabs > 1 else width / -(-rows // _WRAP)
-    height = height / -(-columns // _WRAP)
+    width, height = width / -(-rows // _WRAP), height / -(-columns // _WRAP)
+    if slabs > 1:
+        width = min(width, _WIDTH / min(slabs, 4) - _GAP - 7)
     legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
     return round(max(legible, width / min(columns, _WRAP)), 1), round(max(_TILE_H, height / min(rows, _WRAP)), 1)
 
@@ -281,6 +279,10 @@ def _ink(colour):
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#fff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000"
+
+
+def _prefix(name):
+    return f"{name}: " if name else ""
 
 
 def _name_html(name):
