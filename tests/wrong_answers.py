@@ -105,6 +105,115 @@ WRONG_ANSWERS = {
             "    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), rows) @ W2"
         ),
     },
+    "explicit-layer": {
+        "right value, one device": "def typed_layer(X, W, b): return layer(np.asarray(X), W, b)",
+        "right value, replicated": "def typed_layer(X, W, b): return layer(reshard(X, P()), W, b)",
+        "everywhere first, then cut": "def typed_layer(X, W, b): return reshard(layer(X, W, b), P('d', None))",
+        "gathered on the way": (
+            "def typed_layer(X, W, b):\n"
+            "    x = reshard(reshard(X, P('d')), P())\n"
+            "    return reshard(layer(x * 1, W, b), P('d'))"
+        ),
+        "off by the number of devices": "def typed_layer(X, W, b): return 8 * layer(reshard(X, P('d')), W, b)",
+    },
+    "explicit-types": {
+        "sizes of pieces": (
+            "answer = {'U @ V': 'float32[4@x,8@y]', '(U @ V).sum(1)': 'float32[4@x]', "
+            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[8@y,4@x]', 'Z.T @ U': 'ShardingTypeError'}"
+        ),
+        "the last one read as a plain sum": (
+            "answer = {'U @ V': 'float32[8@x,32@y]', '(U @ V).sum(1)': 'float32[8@x]', "
+            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'float32[32@x,16]'}"
+        ),
+        "the sum taken to follow its first operand": (
+            "answer = {'U @ V': 'float32[8@x,32@y]', '(U @ V).sum(1)': 'float32[8@x]', "
+            "'U @ V + Z': 'float32[8@x,32@y]', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'ShardingTypeError'}"
+        ),
+    },
+    "explicit-rows": {
+        "the whole table gathered": "def look_up(table, ids): return reshard(table, P())[ids]",
+        "right rows, cut": "def look_up(table, ids): return table.at[ids].get(out_sharding=P('d'))",
+        "added up once more for every device": (
+            "def look_up(table, ids): return 8 * table.at[ids].get(out_sharding=P())"
+        ),
+    },
+    "manual-layer": {
+        "right value, one device": "layer_by_hand = layer",
+        "right value, replicated": (
+            "def layer_by_hand(X, W, b):\n"
+            "    return jax.shard_map(layer, mesh=line, in_specs=P(), out_specs=P())(X, W, b)"
+        ),
+        "all of it on every device, then cut": (
+            "def layer_by_hand(X, W, b):\n"
+            "    out = jax.shard_map(layer, mesh=line, in_specs=P(), out_specs=P())(X, W, b)\n"
+            "    return jax.lax.with_sharding_constraint(out, NamedSharding(line, P('d')))"
+        ),
+        "an average that nobody needs": (
+            "def layer_by_hand(X, W, b):\n"
+            "    def f(x, W, b): return layer(x, lax.pmean(W + 0 * x[:1].T, 'd'), b)\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=(P('d'), P(), P()), out_specs=P('d'))(X, W, b)"
+        ),
+        "off by the number of devices": (
+            "def layer_by_hand(X, W, b):\n"
+            "    def f(x, W, b): return lax.psum(layer(lax.all_gather(x, 'd', tiled=True), W, b), 'd')\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=(P('d'), P(), P()), out_specs=P())(X, W, b)"
+        ),
+    },
+    "manual-clip": {
+        "each piece by its own norm": (
+            "def clip(g):\n"
+            "    def f(p): return p / jnp.maximum(1, jnp.sqrt((p ** 2).sum()))\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=P('d'), out_specs=P('d'))(g)"
+        ),
+        "the norms added instead of the squares": (
+            "def clip(g):\n"
+            "    def f(p): return p / jnp.maximum(1, lax.psum(jnp.sqrt((p ** 2).sum()), 'd'))\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=P('d'), out_specs=P('d'))(g)"
+        ),
+        "the gradient gathered": (
+            "def clip(g):\n"
+            "    def f(p):\n"
+            "        whole = lax.all_gather(p, 'd', tiled=True)\n"
+            "        return p / jnp.maximum(1, jnp.sqrt((whole ** 2).sum()))\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=P('d'), out_specs=P('d'))(g)"
+        ),
+        "right value, everywhere": "def clip(g): return jax.device_put(np.asarray(g) / max(1, norm), line.devices[0])",
+    },
+    "manual-noise": {
+        "the same noise twice": (
+            "def noise(key):\n"
+            "    def f(key): return jax.random.normal(key, (4, 16))\n"
+            "    return jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('x'))(key)"
+        ),
+        "one array of noise": ("def noise(key): return put(jax.random.normal(key, (8, 16)), 'x', None)"),
+        "different along y, unchecked": (
+            "def noise(key):\n"
+            "    place = lambda: 4 * lax.axis_index('x') + lax.axis_index('y')\n"
+            "    def f(key): return jax.random.normal(jax.random.fold_in(key, place()), (4, 16))\n"
+            "    return jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('x'), check_vma=False)(key)"
+        ),
+    },
+    "manual-scatter": {
+        "all of it to all": (
+            "def project(h, V):\n"
+            "    def f(h, V): return lax.psum(h @ V, 'd')\n"
+            "    whole = jax.shard_map(f, mesh=line, in_specs=(P(None, 'd'), P('d')), out_specs=P())(h, V)\n"
+            "    return jax.lax.with_sharding_constraint(whole, NamedSharding(line, P(None, 'd')))"
+        ),
+        "rows scattered instead of columns": (
+            "def project(h, V):\n"
+            "    def f(h, V): return lax.psum_scatter(h @ V, 'd', tiled=True)\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=(P(None, 'd'), P('d')), out_specs=P('d'))(h, V)"
+        ),
+        "left to the compiler": (
+            "def project(h, V):\n    return jax.lax.with_sharding_constraint(h @ V, NamedSharding(line, P(None, 'd')))"
+        ),
+        "partial sums, never added": (
+            "def project(h, V):\n"
+            "    def f(h, V): return (h @ V)[:, :5]\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=(P(None, 'd'), P('d')), out_specs=P(None, 'd'))(h, V)"
+        ),
+    },
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",

@@ -12,7 +12,7 @@ and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import combinations, pairwise, product
 
@@ -201,27 +201,31 @@ def read_program(text, mesh=None):
     partitions = re.search(r"num_partitions=(\d+)", text)
     devices = int(partitions[1]) if partitions else 1
     axis_names = _axes_by_groups(mesh) if mesh is not None else {}
+    started = _started_in_fusions(computations)
     moves = []
 
-    def walk(name, times, asynchronous):
-        for kind, instruction in computations[name]:
-            if kind in _KINDS or (kind.removesuffix("-start") in _KINDS and kind.endswith("-start")):
-                started = kind.endswith("-start")
-                moves.append(
-                    _collective(
-                        kind.removesuffix("-start"), instruction, devices, axis_names, times, started or asynchronous
-                    )
-                )
+    def walk(name, times, asynchronous, fusion):
+        if name not in computations:
+            raise UnreadableProgram(f"this program calls {name}, which is not in its text")
+        here = computations[name]
+        for instruction in here.that_matter():
+            kind = instruction.kind
+            if kind.removesuffix("-start") in _KINDS:
+                background = asynchronous or kind.endswith("-start")
+                move = _collective(kind.removesuffix("-start"), instruction, devices, axis_names, times, background)
+                move = move if fusion is None else _in_a_fusion(move, instruction, name, fusion, started)
+                moves.extend([move] if move else [])
                 continue
-            for callee, repeat in _calls(kind, instruction):
-                if callee in computations:
-                    walk(
-                        callee,
-                        None if times is None or repeat is None else times * repeat,
-                        asynchronous or kind == "async-start",
-                    )
+            _refuse_other_ways_to_talk(instruction)
+            for callee, repeat in _calls(instruction, here, computations):
+                walk(
+                    callee,
+                    None if times is None or repeat is None else times * repeat,
+                    asynchronous or kind.endswith("-start"),
+                    instruction if kind == "fusion" else fusion,
+                )
 
-    walk(entry, 1, False)
+    walk(entry, 1, False, None)
     return Collectives(tuple(moves))
 
 
@@ -230,37 +234,64 @@ def read_program(text, mesh=None):
 
 @dataclass(frozen=True)
 class _Instruction:
+    name: str
+    kind: str
     line: str
     result: str  # its type
+    inside: str  # the parentheses, in which the operands are
     operands: tuple[str, ...]  # their types
+    names: tuple[str, ...]  # of the operands
     attributes: str
 
 
+class _Computation:
+    """The instructions of a computation, by name; each is taken apart when asked for, as few matter."""
+
+    def __init__(self):
+        self.lines, self.root = {}, None
+
+    def __getitem__(self, name):
+        line = self.lines[name]
+        result, rest = self._typed(name)
+        operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
+        if not operation:
+            raise UnreadableProgram(f"cannot read this instruction: {line.strip()[:300]}")
+        inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
+        operands, names = [], []
+        for operand in _split(re.sub(r"/\*.*?\*/", "", inside)):
+            # Types are written before the operands' names, or known from where they were made.
+            written, _, operand = operand.rpartition(" ")
+            names.append(operand.lstrip("%"))
+            operands.append(written or (self._typed(names[-1])[0] if names[-1] in self.lines else ""))
+        return _Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes)
+
+    def _typed(self, name):
+        return _take_type(self.lines[name].partition(" = ")[2])
+
+    def that_matter(self):
+        """Those that may communicate, or run another computation."""
+        for name, line in self.lines.items():
+            communicates = re.search(r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)", line)
+            if communicates or re.search(r"(calls|to_apply|body|computations?)=", line):
+                yield self[name]
+
+
 def _computations(text):
-    """{name: [(kind, instruction)]} and the name of the entry, for instructions that matter here."""
-    computations, entry, types, name = {}, None, {}, None
+    """{name: computation} and the name of the entry."""
+    computations, entry, here = {}, None, None
     for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\([^=]*\) -> .*)?\{$", line)
-        if head and not line.startswith(" "):
-            name, types = head[2], {}
-            computations[name] = []
-            entry = name if head[1] else entry
-        elif name is not None and " = " in line:
-            parsed = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
-            if not parsed:
-                continue
-            result, rest = _take_type(line[parsed.end() :])
-            types[parsed[1]] = result
-            operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
-            if not operation:
-                continue
-            kind = operation[1]
-            matters = (
-                kind.removesuffix("-start") in _KINDS or "calls=" in rest or kind in ("while", "conditional", "call")
-            )
-            if matters:
-                inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
-                computations[name].append((kind, _Instruction(line, result, _operand_types(inside, types), attributes)))
+        head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$", line)
+        if head:
+            here = computations[head[2]] = _Computation()
+            entry = head[2] if head[1] else entry
+        elif here is not None:
+            made = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+            if made:
+                name = made[2]
+                here.lines[name] = line
+                here.root = name if made[1] else here.root
+            elif here.lines and line.strip() not in ("", "}"):  # the attributes of some kernels take several lines
+                here.lines[name] += line
     return computations, entry
 
 
@@ -293,15 +324,6 @@ def _split(text):
     return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
-def _operand_types(inside, types):
-    """The operands' types: written before their names, or known from where they were made."""
-    found = []
-    for operand in _split(re.sub(r"/\*.*?\*/", "", inside)):
-        written, _, name = operand.rpartition(" ")
-        found.append(written or types.get(name.lstrip("%"), ""))
-    return tuple(found)
-
-
 def _plain(type_text):
     """The array types in a type, without their layouts: "(f32[4,4]{1,0}, f32[4])" has two."""
     return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", type_text)))
@@ -316,20 +338,96 @@ def _type_bytes(type_text):
     return math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim) * size
 
 
-def _calls(kind, instruction):
+def _calls(instruction, here, computations):
     """The computations that an instruction runs, each with how often; None if that is decided while it runs."""
-    text = instruction.attributes
-    if kind == "while":
-        trips = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', text)
-        repeat = int(trips[1]) if trips else None
-        body, condition = re.search(r"\bbody=%?([\w.\-]+)", text), re.search(r"\bcondition=%?([\w.\-]+)", text)
-        return [(body[1], repeat), (condition[1], None if repeat is None else repeat + 1)]
-    if kind == "conditional":
+    text = re.sub(r'"[^"]*"', "", instruction.attributes)
+    if instruction.kind.endswith(("-update", "-done")):
+        return []  # what was started before
+    if instruction.kind == "while":
+        repeat = _trips(instruction, here, computations)
+        again = None if repeat is None else repeat + 1
+        return [(_callee("body", instruction), repeat), (_callee("condition", instruction), again)]
+    if instruction.kind == "conditional":
         branches = re.search(r"branch_computations=\{([^}]*)\}", text)
         names = branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=([%\w.\-]+)", text)
         return [(name.strip().lstrip("%"), None) for name in names]
-    called = re.search(r"\b(?:calls|to_apply)=%?([\w.\-]+)", text)
-    return [(called[1], 1)] if called else []
+    called = re.findall(r"\b(?:calls|to_apply|called_computations)=\{?([%\w.\-]+(?:, ?%[\w.\-]+)*)", text)
+    return [(name.strip().lstrip("%"), 1) for names in called for name in names.split(",")]
+
+
+def _trips(loop, here, computations):
+    """How often a loop's body runs, if the compiler says so, or if the loop only counts; else None."""
+    said = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if said:
+        return int(said[1])
+    # For TPUs it is not said. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
+    # as long as it compares with another constant (or with a number that is carried along unchanged).
+    body, condition = computations[_callee("body", loop)], computations[_callee("condition", loop)]
+    test, before, after = condition[condition.root], here[loop.names[0]], body[body.root]
+    if test.kind != "compare" or before.kind != "tuple" or after.kind != "tuple":
+        return None
+
+    def first_and_step(side):
+        place, more = _number(side, condition, computations) or (None, None)
+        if more is None or place is None:
+            return more, 0
+        first = _number(before.names[place], here, computations)
+        then = _number(after.names[place], body, computations)
+        known = first and then and first[0] is None and then[0] == place
+        return (first[1] + more, then[1]) if known else (None, None)
+
+    (left, left_step), (right, right_step) = map(first_and_step, test.names)
+    if left is None or right is None:
+        return None
+    direction = re.search(r"direction=(\w+)", test.attributes)[1]
+    distance, step = right - left, left_step - right_step
+    if direction in ("GT", "GE"):
+        distance, step = -distance, -step
+    if direction in ("LE", "GE"):
+        distance += 1
+    if direction == "NE" and step and distance % step == 0 and distance // step >= 0:
+        return distance // step
+    if direction in ("EQ", "NE"):
+        return None
+    return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
+
+
+def _callee(role, instruction):
+    return re.search(rf"\b{role}=%?([\w.\-]+)", instruction.attributes)[1]
+
+
+def _number(name, where, computations, given=None):
+    """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
+
+    None if it is neither, or made in a way that we do not follow. `given` are the inputs, as such pairs, of what
+    is no part of a loop.
+    """
+    made = where[name]
+
+    def operand(i):
+        return _number(made.names[i], where, computations, given)
+
+    if made.kind == "constant":
+        return (None, int(made.inside)) if re.fullmatch(r"-?\d+", made.inside) else None
+    if made.kind == "parameter":
+        return given[int(made.inside)] if given else None
+    if made.kind in ("bitcast", "copy", "copy-start", "copy-done"):
+        return operand(0)
+    if made.kind == "get-tuple-element":
+        place, source = int(re.search(r"\bindex=(\d+)", made.attributes)[1]), where[made.names[0]]
+        if source.kind == "tuple":
+            return _number(source.names[place], where, computations, given)
+        return (place, 0) if source.kind == "parameter" and given is None else None
+    if made.kind == "fusion":
+        callee = computations[_callee("calls", made)]
+        return _number(callee.root, callee, computations, [operand(i) for i in range(len(made.names))])
+    if made.kind in ("add", "subtract"):
+        left, right = operand(0), operand(1)
+        if left and right and made.kind == "add" and left[0] is None:
+            left, right = right, left
+        if left and right and right[0] is None:
+            return left[0], left[1] + (right[1] if made.kind == "add" else -right[1])
+    return None
 
 
 # --- A collective ----------------------------------------------------------------------------------------
@@ -346,6 +444,56 @@ def _collective(kind, instruction, devices, axis_names, times, asynchronous):
     groups = _groups(kind, instruction, devices)
     axes = axis_names.get(_as_sets(groups)) if kind != "collective-permute" else _axes_of_pairs(groups, axis_names)
     return Collective(kind, operands, results, groups, axes, times, asynchronous)
+
+
+def _started_in_fusions(computations):
+    """What fusions start and leave running: the collectives, by (computation, name), and by (kind, channel)."""
+    found = set()
+    for name, here in computations.items():
+        for made, line in here.lines.items():
+            if 'custom_call_target="AsyncCollectiveStart"' in line:
+                for collective in map(here.__getitem__, here[made].names):
+                    found |= {(name, collective.name), (collective.kind, _channel(collective))}
+    return found
+
+
+def _channel(instruction):
+    channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+    return channel and channel[1]
+
+
+def _in_a_fusion(move, instruction, computation, fusion, started):
+    """A collective that stands in a fusion, as it is to be counted; None if it was counted already.
+
+    For TPUs fusions hold collectives in two ways. One fusion starts a collective, others carry it on while they
+    compute, a last one ends it, and all of them repeat its line: only the start counts. And a reduce-scatter is
+    written as an all-reduce, fused with the choice of each device's own part.
+    """
+    if "chain_id=" in instruction.attributes:
+        if (computation, instruction.name) in started:
+            return replace(move, asynchronous=True)
+        if (instruction.kind, _channel(instruction)) in started:
+            return None
+    elif move.kind == "all-reduce":
+        parts, n = _plain(fusion.result), max(map(len, move.groups))
+        if list(map(_type_bytes, move.operands)) == [n * _type_bytes(part) for part in parts]:
+            return replace(move, kind="reduce-scatter", results=parts)
+    raise UnreadableProgram(
+        f"a collective in a fusion of a form that we do not know: {instruction.line.strip()[:300]}\n"
+        f"in the fusion: {fusion.line.strip()[:300]}"
+    )
+
+
+def _refuse_other_ways_to_talk(instruction):
+    """Raise if an instruction sends what we could not count."""
+    kind, text = instruction.kind, instruction.attributes
+    to_host = kind in ("send", "recv") and "is_host_transfer=true" in text and "megascale" not in text  # callbacks
+    unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
+    if (unknown and not to_host) or (kind == "custom-call" and re.search(r'"has_communication":\s*true', text)):
+        raise UnreadableProgram(
+            "this program sends in a way that we cannot read, such as between slices of TPUs or inside a kernel: "
+            f"{instruction.line.strip()[:300]}"
+        )
 
 
 def _groups(kind, instruction, devices):
