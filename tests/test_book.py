@@ -15,6 +15,7 @@ import shardlab.check
 import shardlab.comms
 import shardlab.devices
 import shardlab.draw
+import shardlab.follow
 import shardlab.layout
 from bookbinder.book import load
 
@@ -179,7 +180,7 @@ def test_wrong_answers_are_refused(label, outcomes):
     assert len(refused) >= 2 and set(refused.values()) == {"WrongAnswer"}, refused
 
 
-MODULES = [shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.layout]
+MODULES = [shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
 
 
@@ -203,7 +204,7 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     """shardlab needs NumPy and JAX only, and knows nothing of bookbinder."""
     program = """
 import sys
-import shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.layout
+import shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel"} & set(sys.modules)
 assert not foreign, foreign
 """

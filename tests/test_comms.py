@@ -1,4 +1,4 @@
-"""shardlab.comms on programs whose communication is known by construction.
+"""shardlab.comms on programs whose communication is known by construction, for emulated devices and for TPUs.
 
 The expected numbers come from arithmetic on shapes and meshes, or from the program as JAX lowered it (StableHLO,
 before XLA), never from the parser itself.
@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh
+from tpu_programs import PLACES, PROGRAMS, recordings
 
 from shardlab.comms import UnreadableProgram, collectives, read_program
 
@@ -288,3 +289,239 @@ def test_the_table_shows_everything():
     shown = repr(found)
     for word in ("all-reduce", "along x", "f32[4,4] → f32[4,4]", "64"):
         assert word in shown and word in found._repr_html_()
+
+
+def agree(found, known):
+    """Whether what was found in a program is what is known of it."""
+    if known.kinds is not None:
+        assert found == known.kinds
+    if known.least is None:
+        assert found.bytes is None and "unknown" in repr(found)
+    else:
+        assert known.least <= found.bytes <= known.most
+    if known.axes is not None:
+        assert {axis for move in found.moves for axis in move.axes} == set(known.axes)
+    assert {move.times for move in found.moves} <= set(known.times)
+
+
+RECORDED = recordings()
+
+
+@pytest.mark.parametrize("file", sorted({file for file, _ in RECORDED}))
+def test_recordings_are_complete(file):
+    place = file.partition("-jax-")[0]
+    assert [name for there, name in RECORDED if there == file] == [
+        name for name, program in PROGRAMS.items() if program.belongs(place)
+    ]
+
+
+def test_recordings_cover_every_place_and_the_oldest_jax():
+    files = {file for file, _ in RECORDED}
+    assert {file.partition("-jax-")[0] for file in files} == set(PLACES)
+    assert {"v5e-2x4-jax-0.7.1", "v5p-2x2x2-jax-0.7.1", "v6e-4x4-jax-0.7.1"} <= files
+
+
+@pytest.mark.parametrize(("file", "name"), RECORDED)
+def test_programs_for_tpus(file, name):
+    text, known, sizes = RECORDED[file, name], PROGRAMS[name].known, PLACES[file.partition("-jax-")[0]][2]
+    mesh = make_mesh(sizes.values(), tuple(sizes))
+    if known is None:
+        with pytest.raises(UnreadableProgram, match="megascale"):
+            read_program(text, mesh)
+        return
+    found = read_program(text, mesh)
+    agree(found, known(sizes))
+    # Every start is counted, and nothing else is in the background: no step, no end of what was started.
+    starts = len(re.findall(r'"AsyncCollectiveStart"|(?:all|collective)-[a-z-]*-start\(| call-start\(', text))
+    assert sum(move.asynchronous for move in found.moves) == starts
+    assert text.count('"AsyncCollectiveStart"') == text.count('"AsyncCollectiveDone"')
+    for move in found.moves:
+        members = sorted(sum(move.groups, ()))
+        assert set(members) <= set(range(mesh.size))
+        assert move.kind == "collective-permute" or members == list(range(mesh.size))
+
+
+def test_the_recordings_hold_what_is_hard_to_read():
+    texts = "".join(RECORDED.values())
+    for form in (
+        '"AsyncCollectiveStart"', "%async_collective_fusion", "calls=%all-reduce-scatter", " call-start(",
+        " all-to-all-start(", " ragged-all-to-all(", " while(", "/*index=5*/", "is_host_transfer=true",
+    ):  # fmt: skip
+        assert form in texts
+    assert "known_trip_count" not in texts  # for TPUs the number of turns is to be found
+
+
+# CPUs do not exchange ragged arrays, and they send bfloat16 as float32.
+NOT_ON_CPUS = (
+    "ragged exchange", "gather weights of layers", "train layers", "two matmuls of a model cut along y",
+    "sum across slices",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_ON_CPUS])
+def test_the_same_programs_on_emulated_devices(name):
+    f, *args = PROGRAMS[name].build(MESH)
+    agree(collectives(f, *args, mesh=MESH), PROGRAMS[name].known(dict(MESH.shape)))
+
+
+def turns(direction, first, limit, step):
+    """How often a loop runs that adds step to first, as long as that compares so with limit."""
+    holds = {
+        "LT": lambda i: i < limit, "LE": lambda i: i <= limit, "GT": lambda i: i > limit,
+        "GE": lambda i: i >= limit, "NE": lambda i: i != limit,
+    }[direction]  # fmt: skip
+    for count in range(100):
+        if not holds(first + count * step):
+            return count
+    return None  # never ends
+
+
+def loop(compare, step, first):
+    return program(
+        f"""\
+  %first = s32[] constant({first})
+  %copied = s32[]{{:T(128)}} copy(%first)
+  %limit = s32[] constant(5)
+  %p = f32[4] parameter(0)
+  %start = (s32[], f32[4], s32[]) tuple(%copied, %p, %limit)
+  %w = (s32[], f32[4], s32[]) while(%start), condition=%condition, body=%body
+  ROOT %r = f32[4] get-tuple-element(%w), index=1""",
+        f"""\
+%body (carried: (s32[], f32[4], s32[])) -> (s32[], f32[4], s32[]) {{
+  %carried = (s32[], f32[4], s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%carried), index=0
+  %step = s32[] constant({abs(step)})
+  %next = s32[] {"add(%step, %i)" if step >= 0 else "subtract(%i, %step)"}
+  %a = f32[4] get-tuple-element(%carried), index=1
+  %sum = f32[4] all-reduce(%a), replica_groups={{}}, to_apply=%add
+  %l = s32[] get-tuple-element(%carried), index=2
+  ROOT %t = (s32[], f32[4], s32[]) tuple(%next, %sum, %l)
+}}
+
+%condition (carried.1: (s32[], f32[4], s32[])) -> pred[] {{
+  %carried.1 = (s32[], f32[4], s32[]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%carried.1), index=0
+  %l.1 = s32[] get-tuple-element(%carried.1), index=2
+  %five = s32[] constant(5)
+  ROOT %c = pred[] {compare}
+}}
+
+""",
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["LT", "LE", "GT", "GE", "NE"]), st.integers(-20, 20), st.integers(-4, 4),
+    st.sampled_from(["%five", "%l.1"]), st.booleans(),
+)  # fmt: skip
+def test_loops_that_count(direction, first, step, limit, mirrored):
+    said = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction) if mirrored else direction
+    sides = f"{limit}, %i.1" if mirrored else f"%i.1, {limit}"
+    found = read_program(loop(f"compare({sides}), direction={said}", step, first))
+    assert found == {"all-reduce": turns(direction, first, 5, step)}
+
+
+def test_loops_that_do_not_merely_count_are_unknown():
+    for compare in (
+        "compare(%i.1, %five), direction=EQ",
+        "compare(%l.1, %unknown), direction=LT",
+        "less(%i.1, %five)",
+        "and(%i.1, %five)",
+    ):
+        text = loop(compare, 1, 0).replace("%five = s32[]", "%unknown = s32[] rng(), a=b\n  %five = s32[]")
+        assert read_program(text) == {"all-reduce": None}
+    squared = loop("compare(%i.1, %five), direction=LT", 1, 2).replace("add(%step, %i)", "multiply(%i, %i)")
+    assert read_program(squared) == {"all-reduce": None}
+
+
+STARTED = """\
+%starting (a: f32[4]) -> (f32[4], f32[16]) {
+  %a = f32[4] parameter(0)
+  %g = f32[16] all-gather(%a), channel_id=3, replica_groups=[2,4]<=[8], frontend_attributes={chain_id="0"}
+  ROOT %s = (f32[4], f32[16]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%ending (b: f32[4]) -> f32[16] {
+  %b = f32[4] parameter(0)
+  %h = f32[16] all-gather(%b), channel_id=3, replica_groups=[2,4]<=[8], frontend_attributes={chain_id="0"}
+  ROOT %d = f32[16] custom-call(%b, %h), custom_call_target="AsyncCollectiveDone"
+}
+
+%adding (c: f32[16]) -> f32[4] {
+  %c = f32[16] parameter(0)
+  %r = f32[16] all-reduce(%c), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %e = f32[4] dynamic-slice(%r), dynamic_slice_sizes={4}
+}
+
+"""
+IN_FUSIONS = """\
+  %p = f32[4] parameter(0)
+  %s = (f32[4], f32[16]) fusion(%p), kind=kCustom, calls=%starting
+  %d = f32[16] fusion(%p), kind=kCustom, calls=%ending
+  ROOT %r = f32[4] fusion(%d), kind=kCustom, calls=%adding"""
+
+
+def test_collectives_in_fusions():
+    found = read_program(program(IN_FUSIONS, STARTED), MESH)
+    assert found == {"all-gather": 1, "reduce-scatter": 1}
+    gather, scatter = found.moves
+    assert gather.asynchronous and gather.axes == ("y",) and gather.bytes == 3 * 16
+    assert not scatter.asynchronous and scatter.operands == ("f32[16]",) and scatter.results == ("f32[4]",)
+    assert scatter.bytes == 3 * 16
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("AsyncCollectiveStart", "SomethingElse", "%g"),  # an end without a start
+        (
+            "channel_id=3, replica_groups=[2,4]<=[8], frontend",
+            "channel_id=4, replica_groups=[2,4]<=[8], frontend",
+            "%h",
+        ),
+        (', frontend_attributes={chain_id="0"}', "", "%g"),  # a gather in a fusion, for no reason that we know
+        ("ROOT %r = f32[4] fusion", "ROOT %r = f32[5] fusion", "fusion"),  # no part of the sum
+        ("calls=%ending", "calls=%elsewhere", "elsewhere"),
+        ("dynamic-slice(%r)", "all-mixing(%r)", "all-mixing"),
+        ("dynamic-slice(%r)", "send(%r)", "send"),
+        ("custom-call(%g), custom", "custom-call(%nothing), custom", "nothing"),
+    ],
+)
+def test_what_we_do_not_know_in_fusions_is_shown(old, new, shown):
+    text = program(IN_FUSIONS, STARTED)
+    first = text.rindex(old) if "channel" in old else text.index(old)
+    with pytest.raises(UnreadableProgram) as error:
+        read_program(text[:first] + new + text[first + len(old) :], MESH)
+    assert shown in str(error.value)
+
+
+def test_ends_and_updates_do_not_count_again():
+    text = program(
+        """\
+  %p = f32[16]{0} parameter(0)
+  %s = ((f32[16]{0}), f32[2]{0}, u32[]) async-start(%p), calls=%wrapped
+  %u = ((f32[16]{0}), f32[2]{0}, u32[]) async-update(%s), calls=%wrapped
+  ROOT %d = f32[2]{0} async-done(%u), calls=%wrapped""",
+        """\
+%wrapped (a: f32[16]) -> f32[2] {
+  %a = f32[16]{0} parameter(0)
+  ROOT %rs = f32[2]{0} reduce-scatter(%a), replica_groups={}, dimensions={0}, to_apply=%add
+}
+
+""",
+    )
+    assert read_program(text) == {"reduce-scatter": 1}
+
+
+KERNEL = """\
+  %p = f32[4] parameter(0)
+  ROOT %k = f32[4] custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"mesh_axes":"x"
+}}, backend_config={"custom_call_config":{"has_communication":true}}"""
+
+
+def test_kernels_that_send_are_refused():
+    with pytest.raises(UnreadableProgram, match="inside a kernel"):
+        read_program(program(KERNEL))
+    assert read_program(program(KERNEL.replace("true", "false"))) == {}

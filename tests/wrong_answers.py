@@ -105,6 +105,93 @@ WRONG_ANSWERS = {
             "    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), rows) @ W2"
         ),
     },
+    "collectives-prices": {
+        "an all-gather priced by its piece": (
+            "answer = {'ppermute': MiB, 'all_gather': 7 * MiB // 8, 'psum_scatter': 7 * MiB // 8, "
+            "'psum': 2 * 7 * MiB // 8, 'all_to_all': 7 * MiB // 8}"
+        ),
+        "everybody sends everything to everybody": (
+            "answer = {'ppermute': MiB, 'all_gather': 7 * MiB, 'psum_scatter': 7 * MiB, "
+            "'psum': 7 * MiB, 'all_to_all': 7 * MiB}"
+        ),
+        "eight instead of seven": (
+            "answer = {'ppermute': MiB, 'all_gather': 8 * MiB, 'psum_scatter': MiB, 'psum': 2 * MiB, 'all_to_all': MiB}"
+        ),
+    },
+    "collectives-moving-average": {
+        "each piece alone": (
+            "def smooth(signal):\n"
+            "    def f(p):\n"
+            "        known = jnp.concatenate([jnp.zeros_like(p[:3]), p])\n"
+            "        return sum(known[i : i + len(p)] for i in range(4)) / 4\n"
+            "    return over(eight, f)(signal)"
+        ),
+        "a closed ring": (
+            "def smooth(signal):\n"
+            "    def f(p):\n"
+            "        known = jnp.concatenate([lax.ppermute(p[-3:], 'd', circle(8)), p])\n"
+            "        return sum(known[i : i + len(p)] for i in range(4)) / 4\n"
+            "    return over(eight, f)(signal)"
+        ),
+        "the whole piece sent": (
+            "def smooth(signal):\n"
+            "    def f(p):\n"
+            "        before = lax.ppermute(p, 'd', [(i, i + 1) for i in range(7)])\n"
+            "        known = jnp.concatenate([before, p])[-len(p) - 3 :]\n"
+            "        return sum(known[i : i + len(p)] for i in range(4)) / 4\n"
+            "    return over(eight, f)(signal)"
+        ),
+        "right value, on every device": (
+            "def smooth(signal):\n"
+            "    known = jnp.pad(jax.device_put(signal, NamedSharding(eight, P())), (3, 0))\n"
+            "    return sum(known[i : i + 800] for i in range(4)) / 4"
+        ),
+    },
+    "collectives-transpose": {
+        "pieces transposed, none moved": "def transpose(a): return over(eight, lambda r: r.T.reshape(4, 64))(a)",
+        "right value, columns cut": "def transpose(a): return over(eight, lambda r: r.T, out_specs=P(None, 'd'))(a)",
+        "gathered first": (
+            "def transpose(a):\n"
+            "    def f(rows):\n"
+            "        whole = lax.all_gather(rows, 'd', tiled=True).T\n"
+            "        return lax.dynamic_slice_in_dim(whole, 4 * lax.axis_index('d'), 4)\n"
+            "    return over(eight, f)(a)"
+        ),
+        "exchanged, but not transposed": (
+            "def transpose(a):\n"
+            "    f = lambda r: lax.all_to_all(r, 'd', split_axis=1, concat_axis=0, tiled=True)\n"
+            "    return over(eight, f)(a)"
+        ),
+    },
+    "collectives-matmul": {
+        "a reduce-scatter of the whole product": (
+            "def product(h, v):\n"
+            "    f = lambda h, v: lax.psum_scatter(h @ v, 'd', tiled=True)\n"
+            "    return over(ring, f, (P(None, 'd'), P('d')), P('d'))(h, v)"
+        ),
+        "the sum ends one device too early": (
+            "def product(h, v):\n"
+            "    def program(h, v):\n"
+            "        i, rows = lax.axis_index('d'), 64 // n\n"
+            "        part = lambda k: lax.dynamic_slice_in_dim(h, (k % n) * rows, rows) @ v\n"
+            "        total = part(i)\n"
+            "        for s in range(1, n):\n"
+            "            total = lax.ppermute(total, 'd', forward) + part(i - s)\n"
+            "        return total\n"
+            "    return over(ring, program, (P(None, 'd'), P('d')), P('d'))(h, v)"
+        ),
+        "the full product on every device, then messages": (
+            "def product(h, v):\n"
+            "    return over(ring, lambda x: own_slot(x.reshape(n, 16, 48)), P(None), P('d'))(h @ v)"
+        ),
+        "never added up": (
+            "def product(h, v):\n"
+            "    def program(h, v):\n"
+            "        mine = lax.dynamic_slice_in_dim(h, lax.axis_index('d') * 16, 16)\n"
+            "        return n * (mine @ v)\n"
+            "    return over(ring, program, (P(None, 'd'), P('d')), P('d'))(h, v)"
+        ),
+    },
     "explicit-layer": {
         "right value, one device": "def typed_layer(X, W, b): return layer(np.asarray(X), W, b)",
         "right value, replicated": "def typed_layer(X, W, b): return layer(reshard(X, P()), W, b)",

@@ -5,6 +5,7 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.devices`: give this process several (emulated) devices
 - `shardlab.layout`: say in plain data which device holds which slice of an array
 - `shardlab.draw`: draw arrays and meshes, in colour, with every device numbered
+- `shardlab.follow`: follow pieces of data through the program of a device
 - `shardlab.comms`: say what a compiled program sends between devices, and how many bytes
 - `shardlab.check`: check the answer to an exercise: its values, its layout and its communication
 """

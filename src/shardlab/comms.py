@@ -59,7 +59,12 @@ class Collective:
 
     @property
     def bytes(self):
-        """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where they differ."""
+        """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where they differ.
+
+        None for a ragged exchange, whose sizes are decided while it runs.
+        """
+        if self.kind == "ragged-all-to-all":
+            return None
         held = sum(map(_type_bytes, self.operands))
         n = max(map(len, self.groups), default=1)
         if self.kind in ("collective-permute", "collective-broadcast"):
@@ -101,8 +106,8 @@ class Collectives(Mapping):
 
     @property
     def bytes(self):
-        """Bytes that a device sends in one call, on rings; None if a number of repetitions is unknown."""
-        if any(move.times is None for move in self.moves):
+        """Bytes that a device sends in one call, on rings; None if that is decided while it runs."""
+        if any(move.times is None or move.bytes is None for move in self.moves):
             return None
         return sum(move.times * move.bytes for move in self.moves)
 
@@ -251,6 +256,8 @@ class _Computation:
         self.lines, self.root = {}, None
 
     def __getitem__(self, name):
+        if name not in self.lines:
+            raise UnreadableProgram(f"nothing makes {name} in this computation: {list(self.lines.values())[:3]}")
         line = self.lines[name]
         result, rest = self._typed(name)
         operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
@@ -381,13 +388,11 @@ def _trips(loop, here, computations):
         return None
     direction = re.search(r"direction=(\w+)", test.attributes)[1]
     distance, step = right - left, left_step - right_step
-    if direction in ("GT", "GE"):
+    if direction in ("GT", "GE") or (direction == "NE" and distance < 0):
         distance, step = -distance, -step
     if direction in ("LE", "GE"):
         distance += 1
-    if direction == "NE" and step and distance % step == 0 and distance // step >= 0:
-        return distance // step
-    if direction in ("EQ", "NE"):
+    if direction == "EQ" or (direction == "NE" and step > 0 and distance % step):
         return None
     return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
 

@@ -1,17 +1,22 @@
-"""Draw arrays and meshes: a device is a place with one colour everywhere, its number always printed.
+"""Draw arrays, meshes and collectives: a device is a place with one colour everywhere, its number always printed.
 
-A picture is made in two steps: `shardlab.layout.describe` says in plain data who holds what, and this
-module turns that into inline SVG for notebooks and into box drawing for consoles.
+A picture is made in two steps: `shardlab.layout.describe` or `shardlab.follow.follow` says in plain data who
+holds what, and this module turns that into inline SVG for notebooks and into text for consoles.
 
 How to read a picture of an array: the last dimension runs to the right, the one before it down, earlier
 ones from slab to slab. Each rectangle is what one device holds. An array of which several devices hold
 copies is drawn once for each copy, because each takes memory.
+
+How to read a picture of a collective: the devices stand side by side, each over what it holds. A piece has the
+colour of the device that it came from, a sum is hatched in the colours of all that are in it, what changed
+since the last frame has a bold outline, and an empty place a dotted one.
 """
 
 from dataclasses import dataclass
 from html import escape
 from itertools import product
 
+from shardlab.follow import Flow
 from shardlab.layout import MeshLayout, describe, index_text
 
 __all__ = ["PALETTE", "Picture", "draw"]
@@ -45,10 +50,11 @@ def draw(*things, shape=None, **named):
     """Draw where arrays lie: which device holds which piece.
 
     `draw(x)` draws one array, `draw(before=x, after=y)` two side by side with their names, and
-    `draw(mesh)` a mesh. `draw(sharding, shape=(4, 16))` draws an array that does not exist.
+    `draw(mesh)` a mesh. `draw(sharding, shape=(4, 16))` draws an array that does not exist, and
+    `draw(follow(program, mesh))` what a program moves, moment by moment.
 
     Args:
-      *things: what `shardlab.layout.describe` takes: arrays, shardings, meshes; or a `Layout`.
+      *things: what `shardlab.layout.describe` takes: arrays, shardings, meshes; a `Layout`; or a `Flow`.
       shape: the shape of the array, where a thing is a sharding.
       **named: the same, each drawn with its name.
 
@@ -63,14 +69,18 @@ def draw(*things, shape=None, **named):
     labelled = [("", thing) for thing in things] + list(named.items())
     panels = []
     for name, thing in labelled:
+        if isinstance(thing, Flow):
+            panels.append(_flow_panel(name, thing))
+            continue
         layout = describe(thing, shape)
         panels.append(_mesh_panel(name, layout) if isinstance(layout, MeshLayout) else _array_panel(name, layout))
-    figures = "".join(html for html, _ in panels)
-    # The row wraps on narrow screens; nothing here depends on a style sheet of the page.
-    html = (
-        f'<div class="shardlab" style="display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:flex-end">{figures}</div>'
-    )
-    return Picture(html, "\n\n".join(text for _, text in panels))
+    return Picture(_row("".join(html for html, _ in panels)), "\n\n".join(text for _, text in panels))
+
+
+def _row(figures, attributes="", align="flex-end"):
+    """Figures side by side, on narrow screens below each other; nothing here depends on a page's style sheet."""
+    style = f"display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:{align}"
+    return f'<div class="shardlab"{attributes} style="{style}">{figures}</div>'
 
 
 # --- What to draw: slabs of blocks -----------------------------------------------------------------------
@@ -203,6 +213,67 @@ def _mesh_panel(name, mesh):
     return _figure(parts, width, height, title, listed, caption), "\n".join([title, *lines])
 
 
+def _flow_panel(name, flow):
+    """A figure for each frame; what is marked as steps a page may show one by one."""
+    frames = [_frame_figure(name, flow, number) for number in range(len(flow.frames))]
+    steps = f' data-steps="{len(frames)}"' if len(frames) > 2 else ""
+    lines = [_frame_text(flow, frame) for frame in flow.frames]
+    return _row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
+
+
+def _frame_figure(name, flow, number):
+    frame, earlier = flow.frames[number], flow.frames[number - 1] if number else None
+    n, across, height, gap = len(flow.devices), 46 if len(flow.devices) <= 6 else 34, 26, 6
+    slots = max(map(len, frame.slots))
+    parts = []
+    for place, (device, held) in enumerate(zip(flow.devices, frame.slots, strict=True)):
+        left, colour = place * (across + gap), PALETTE[device % len(PALETTE)]
+        parts.append(
+            f'<circle cx="{left + across / 2:g}" cy="11" r="11" fill="{colour}" stroke="currentColor"/>'
+            + _svg_text(left + across / 2, 15.5, str(device), size=13, fill=_ink(colour))
+        )
+        before = earlier.slots[place] if earlier else held
+        for row, content in enumerate(held):
+            changed = len(before) != len(held) or before[row] != content
+            parts.append(_slot(flow, content, left, 30 + row * (height + 3), across, height, changed and content))
+    width, tall = n * (across + gap) - gap, 30 + slots * (height + 3)
+    title = f"{_prefix(name)}{frame.title}, {n} device{'s' * (n > 1)}"
+    caption = f"{_name_html(name)}{escape(frame.title)}"
+    description = _listed(
+        f"device {device} holds {_held_text(flow, held)}"
+        for device, held in zip(flow.devices, frame.slots, strict=True)
+    )
+    return _figure(parts, width, tall, title, description, caption)
+
+
+def _slot(flow, content, left, top, width, height, changed):
+    """One place of a device: empty, a piece, or a sum hatched in the colours of what is in it."""
+    box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
+    if not content:
+        return f'<rect {box} fill="none" stroke="currentColor" stroke-dasharray="2 3" opacity=".6"/>'
+    name = flow.name(content)
+    owners = list(dict.fromkeys(owner for owner, *_ in content))
+    colours = [PALETTE[flow.devices[owner] % len(PALETTE)] for owner in owners]
+    size = round(min(12, (width - 5) / (0.62 * len(name))), 1)
+    label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill=_ink(colours[0]))
+    ground, hatch = colours[0], ""
+    if len(content) > 1 or content[0][2] > 1:
+        # An inner svg clips its stripes without an id. Each colour has every k-th stripe.
+        stripe, stripes = 7, []
+        for i, colour in enumerate(colours):
+            starts = range(i * stripe, int(width + height + stripe), stripe * len(colours))
+            path = "".join(f"M{x + 3} -1l-{height + 2} {height + 2}" for x in starts)
+            stripes.append(f'<path d="{path}" stroke="{colour}" stroke-width="5.2"/>')
+        ground, hatch = "#fff", f"<svg {box}>{''.join(stripes)}</svg>"
+        # Letters on stripes need a ground of their own.
+        label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill="#000").replace(
+            "<text ", '<text paint-order="stroke" stroke="#fff" stroke-width="4" '
+        )
+    stroke = ' stroke-width="3"' if changed else ""
+    outline = f'<rect {box} fill="none" stroke="currentColor"{stroke}/>'
+    return f'<g><rect {box} fill="{ground}"/>{hatch}{outline}{label}</g>'
+
+
 def _tile_size(layout, copies, slabs, rows, columns):
     """Tile width and height in px: the array's proportions, within what is legible and what fits."""
     down, right = (1, 1, *layout.shape)[-2:]
@@ -300,6 +371,20 @@ def _describe_shards(layout):
         + (f" (copy {shard.copy + 1})" if layout.copies > 1 else "")
         for shard in layout.shards
     )
+
+
+def _held_text(flow, held):
+    return ", ".join(flow.name(content) if content else "nothing" for content in held)
+
+
+def _frame_text(flow, frame):
+    cells = [[flow.name(content) if content else "·" for content in held] for held in frame.slots]
+    width = max(len(cell) for row in cells for cell in row)
+    rows = [
+        f"  {device}: {' '.join(f'{cell:<{width}}' for cell in row)}".rstrip()
+        for device, row in zip(flow.devices, cells, strict=True)
+    ]
+    return "\n".join([frame.title, *rows])
 
 
 def _listed(sentences):

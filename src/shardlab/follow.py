@@ -1,0 +1,119 @@
+"""Follow pieces of data through the program of a device: who holds which piece, step by step.
+
+Every device gets pieces that are marked with its place, the program runs, and what each device holds then is
+read off the marks: a piece that came from elsewhere, or a sum of several. `shardlab.draw` makes the picture.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import ascii_lowercase
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+__all__ = ["Flow", "Frame", "follow"]
+
+_MOST = 8  # devices, and pieces: what a picture can show
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What every device holds at one moment.
+
+    Attributes:
+      title: "before", "after", "start", "step 1" and so on.
+      slots: for each device its slots, and for each slot what was added up in it, as (device, piece, how
+        often): `((2, 0, 1),)` is the first piece of the device at place 2, and `()` an empty slot.
+    """
+
+    title: str
+    slots: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a program moves, as frames.
+
+    Attributes:
+      devices: the ids of the devices, by their place in the flattened mesh.
+      pieces: how many pieces each device had.
+      frames: a `Frame` for each moment.
+    """
+
+    devices: tuple[int, ...]
+    pieces: int
+    frames: tuple[Frame, ...]
+
+    def name(self, parts):
+        """What is in a slot, in a few letters: "b2" is the second piece of device 2, "Σb" that of all devices."""
+        owners, letters = [owner for owner, _, _ in parts], {piece for _, piece, _ in parts}
+        letter = ascii_lowercase[parts[0][1]] if len(letters) == 1 and self.pieces > 1 else ""
+        if len(letters) > 1 or any(times > 1 for *_, times in parts):
+            return "+".join(f"{times}×" * (times > 1) + self.name(((owner, p, 1),)) for owner, p, times in parts)
+        if len(owners) == len(self.devices) > 1:
+            return f"Σ{letter}"
+        if len(owners) > 3:
+            return f"{letter} {len(owners)}/{len(self.devices)}".strip()
+        return letter + "+".join(str(self.devices[owner]) for owner in owners)
+
+
+def follow(program, mesh, *, pieces=1, steps=None):
+    """Run a device's program on marked pieces, and tell which piece is where.
+
+    On a mesh of 4 devices, `follow(lambda x: lax.all_gather(x, "d", tiled=True), mesh)` has a frame "before",
+    in which each device holds its own piece, and a frame "after", in which each holds all four.
+
+    Args:
+      program: what one device does with its pieces, as `jax.shard_map` takes it: a function of an array whose
+        rows are the pieces, to an array whose rows are what it holds then. It may move rows, and add them.
+        If `steps` is given it is called as `program(x, steps=k)` and must stop after k steps.
+      mesh: the mesh, of at most 8 devices.
+      pieces: how many pieces each device has, from 1 to 8.
+      steps: show the moments after 0, 1, ..., `steps` steps; without it those before and after the program.
+
+    Returns:
+      A `Flow`; `shardlab.draw.draw` draws it.
+
+    Raises:
+      TypeError: the program is not a function, or the mesh not a mesh.
+      ValueError: too many devices or pieces, or a program that does more with the pieces than move and add.
+    """
+    if not isinstance(program, Callable):
+        raise TypeError(f"program must be a function of one device's pieces, not {type(program).__name__}")
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(f"mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")
+    for number, what in ((mesh.size, "devices"), (pieces, "pieces")):
+        if not 1 <= number <= _MOST:
+            raise ValueError(f"{number} {what}, but a picture shows 1 to {_MOST}; with fewer the pattern is the same")
+
+    n, spec = mesh.size, P(tuple(mesh.axis_names))
+    marked = jax.device_put(np.eye(n * pieces, dtype=np.int32), NamedSharding(mesh, spec))
+
+    def frame(title, f):
+        # Unchecked, because what is equal on all devices is to be seen on each of them.
+        held = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        rows = np.asarray(jax.jit(held)(marked))
+        if rows.ndim != 2 or rows.shape[1] != n * pieces:
+            raise ValueError(
+                f"the program made shape {(rows.shape[0] // n, *rows.shape[1:])} of pieces {(pieces, n * pieces)}; "
+                "it may change how many rows there are, but must leave the rows as they are"
+            )
+        if (rows != rows.round()).any() or (rows < 0).any():
+            raise ValueError("the program does more with the pieces than move and add them: some are in parts")
+        slots = [_parts(row, pieces) for row in rows]
+        each = len(slots) // n
+        return Frame(title, tuple(tuple(slots[each * place : each * (place + 1)]) for place in range(n)))
+
+    if steps is None:
+        frames = [frame("before", jnp.asarray), frame("after", program)]
+    else:
+        frames = [frame(f"step {k}" if k else "start", lambda x, k=k: program(x, steps=k)) for k in range(steps + 1)]
+    return Flow(tuple(device.id for device in mesh.devices.flat), pieces, tuple(frames))
+
+
+def _parts(row, pieces):
+    """What was added up in a slot: the marks that are in it, and how often."""
+    return tuple((int(mark) // pieces, int(mark) % pieces, int(row[mark])) for mark in np.flatnonzero(row))
