@@ -102,6 +102,22 @@ def test_pictures_describe_themselves(pages):
             assert len(image.get("alt", "")) > 10 and not re.fullmatch(r"\S+\.\w+", image["alt"])
 
 
+def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(site, pages):
+    played = 0
+    for chapter in BOOK.chapters:
+        page = pages[chapter.name]
+        boxes = article(page).select("[data-steps]")
+        followed = sum(len(re.findall(r"draw\(follow\(.*steps=", cell.source)) for cell in chapter.cells)
+        assert len(boxes) == followed
+        for box in boxes:
+            figures = box.find_all("figure", recursive=False)
+            assert len(figures) == int(box["data-steps"]) > 2 and not box.select("[hidden], script")
+        (script,) = [tag for tag in page.select("script[src]") if "steps.js" in tag["src"]]
+        assert script.has_attr("defer") and (site / urlsplit(script["src"]).path).is_file()
+        played += len(boxes)
+    assert played >= 5
+
+
 def test_pages_are_well_formed(pages):
     for name, page in pages.items():
         assert page.html["lang"] == "en" and len(article(page).select("h1")) == 1, name

@@ -77,10 +77,10 @@ def draw(*things, shape=None, **named):
     return Picture(_row("".join(html for html, _ in panels)), "\n\n".join(text for _, text in panels))
 
 
-def _row(figures, attributes="", align="flex-end"):
+def _row(figures, attributes='class="shardlab"', align="flex-end"):
     """Figures side by side, on narrow screens below each other; nothing here depends on a page's style sheet."""
     style = f"display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:{align}"
-    return f'<div class="shardlab"{attributes} style="{style}">{figures}</div>'
+    return f'<div {attributes} style="{style}">{figures}</div>'
 
 
 # --- What to draw: slabs of blocks -----------------------------------------------------------------------
@@ -216,7 +216,7 @@ def _mesh_panel(name, mesh):
 def _flow_panel(name, flow):
     """A figure for each frame; what is marked as steps a page may show one by one."""
     frames = [_frame_figure(name, flow, number) for number in range(len(flow.frames))]
-    steps = f' data-steps="{len(frames)}"' if len(frames) > 2 else ""
+    steps = f'data-steps="{len(frames)}"' if len(frames) > 2 else ""
     lines = [_frame_text(flow, frame) for frame in flow.frames]
     return _row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
 

@@ -1,0 +1,218 @@
+"""shardlab.follow, and how draw shows it: held against collectives done on sets, by hand."""
+
+import re
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from test_layout import make_mesh
+
+from shardlab.draw import PALETTE, draw
+from shardlab.follow import Flow, Frame, follow
+
+
+def line(n):
+    return make_mesh((n,), ("d",))
+
+
+def everything(n, pieces):
+    """At the start: every device has its own pieces."""
+    return tuple(tuple(((owner, piece, 1),) for piece in range(pieces)) for owner in range(n))
+
+
+def total(n, piece):
+    return tuple((owner, piece, 1) for owner in range(n))
+
+
+# name: (the program, pieces for n devices, what device i has in the end)
+KNOWN = {
+    "psum": (lambda x: lax.psum(x, "d"), lambda n: 3, lambda n, i: [total(n, p) for p in range(3)]),
+    "pmax": (lambda x: lax.pmax(x, "d"), lambda n: 2, lambda n, i: [total(n, p) for p in range(2)]),
+    "all_gather": (
+        lambda x: lax.all_gather(x, "d", tiled=True), lambda n: 1, lambda n, i: [((o, 0, 1),) for o in range(n)],
+    ),
+    "psum_scatter": (lambda x: lax.psum_scatter(x, "d", tiled=True), lambda n: n, lambda n, i: [total(n, i)]),
+    "all_to_all": (
+        lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), lambda n: n, lambda n, i: [((o, i, 1),) for o in range(n)],
+    ),
+    "nothing": (lambda x: x, lambda n: 2, lambda n, i: [((i, p, 1),) for p in range(2)]),
+    "twice": (lambda x: x + x, lambda n: 1, lambda n, i: [((i, 0, 2),)]),
+    "thrown away": (lambda x: 0 * x, lambda n: 1, lambda n, i: [()]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_each_device_holds(name, n):
+    program, pieces, expected = KNOWN[name]
+    flow = follow(program, line(n), pieces=pieces(n))
+    before, after = flow.frames
+    assert (before.title, after.title, flow.devices) == ("before", "after", tuple(range(n)))
+    assert before.slots == everything(n, pieces(n))
+    assert after.slots == tuple(tuple(expected(n, i)) for i in range(n))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_permutes_move_what_the_pairs_say(data):
+    n = data.draw(st.integers(2, 8))
+    sources = data.draw(st.lists(st.integers(0, n - 1), unique=True))
+    targets = data.draw(st.permutations(range(n)))[: len(sources)]
+    pairs = list(zip(sources, targets, strict=True))
+    flow = follow(lambda x: lax.ppermute(x, "d", pairs), line(n))
+    arrived = {target: source for source, target in pairs}
+    assert flow.frames[1].slots == tuple(((((arrived[i], 0, 1),) if i in arrived else ()),) for i in range(n))
+
+
+def around(x, steps):
+    for _ in range(steps):
+        x = lax.ppermute(x, "d", [(i, (i + 1) % 4) for i in range(4)])
+    return x
+
+
+def test_steps_are_frames():
+    flow = follow(around, line(4), steps=5)
+    assert [frame.title for frame in flow.frames] == ["start", *(f"step {k}" for k in range(1, 6))]
+    for k, frame in enumerate(flow.frames):
+        assert frame.slots == tuple(((((i - k) % 4, 0, 1),),) for i in range(4))
+
+
+def test_a_mesh_of_two_axes_an_explicit_one_and_devices_in_another_order():
+    along_x = follow(lambda x: lax.psum(x, "x"), make_mesh((2, 2), "xy"))
+    assert along_x.frames[1].slots == tuple((((a, 0, 1), (a + 2, 0, 1)),) for a in (0, 1, 0, 1))
+    explicit = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+    assert follow(around, explicit, steps=1) == follow(around, line(4), steps=1)
+    backwards = Mesh(line(4).devices[::-1], ("d",))
+    flow = follow(lambda x: x, backwards)
+    assert flow.devices == (3, 2, 1, 0)
+    assert [flow.name(held[0]) for held in flow.frames[0].slots] == ["3", "2", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "pieces", "name"),
+    [
+        (((2, 0, 1),), 1, "2"),
+        (((2, 1, 1),), 4, "b2"),
+        (((0, 2, 1), (3, 2, 1)), 4, "c0+3"),
+        (total(4, 3), 4, "Σd"),
+        (total(4, 0), 1, "Σ"),
+        (((0, 0, 1), (1, 1, 1)), 2, "a0+b1"),
+        (((1, 0, 2),), 1, "2×1"),
+        (((0, 0, 1), (1, 0, 3)), 2, "a0+3×a1"),
+    ],
+)
+def test_names_of_what_is_held(parts, pieces, name):
+    assert Flow((0, 1, 2, 3), pieces, ()).name(parts) == name
+
+
+def test_long_sums_are_counted():
+    assert Flow(tuple(range(8)), 2, ()).name(total(8, 0)[:5]) == "a 5/8"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: follow(3, line(2)), TypeError, "function"),
+        (lambda: follow(around, 4), TypeError, "make_mesh"),
+        (lambda: follow(around, line(2), pieces=0), ValueError, "0 pieces"),
+        (lambda: follow(around, line(2), pieces=9), ValueError, "9 pieces"),
+        (lambda: follow(around, AbstractMesh((2,), ("d",))), TypeError, "AbstractMesh"),
+        (lambda: follow(lambda x: x / 2, line(2)), ValueError, "in parts"),
+        (lambda: follow(lambda x: -x, line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: x[:, :1], line(2)), ValueError, "leave the rows as they are"),
+        (lambda: follow(lambda x: x.sum(0), line(2)), ValueError, "leave the rows as they are"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(call, kind, words):
+    with pytest.raises(kind, match=words):
+        call()
+
+
+# --- Pictures --------------------------------------------------------------------------------------------
+
+
+def svgs(picture):
+    """The drawing of each frame."""
+    return [figure.find("svg") for figure in ElementTree.fromstring(picture.html).iter("figure")]
+
+
+def slots(svg):
+    """(name, fill or None if striped, stripes' colours, bold) of every slot with something in it."""
+    found = []
+    for group in svg.iter("g"):
+        stripes = [path.get("stroke") for path in group.iter("path")]
+        ground, outline = group.findall("rect")
+        found.append(
+            (group.find("text").text, None if stripes else ground.get("fill"), stripes, outline.get("stroke-width"))
+        )
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("name", ["psum", "all_gather", "psum_scatter", "all_to_all", "thrown away"])
+def test_pieces_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
+    program, pieces, _ = KNOWN[name]
+    flow = follow(program, line(n), pieces=pieces(n))
+    frames = svgs(draw(flow))
+    assert len(frames) == 2
+    for svg, frame, earlier in zip(frames, flow.frames, (flow.frames[0], flow.frames[0]), strict=True):
+        expected = []
+        for held, before in zip(frame.slots, earlier.slots, strict=True):
+            for row, parts in enumerate(held):
+                colours = [PALETTE[owner % 8] for owner, *_ in parts]
+                bold = "3" if len(before) != len(held) or before[row] != parts else None
+                if parts:
+                    one = len(parts) == 1
+                    expected.append((flow.name(parts), colours[0] if one else None, [] if one else colours, bold))
+        assert slots(svg) == expected
+        dotted = [rect for rect in svg.iter("rect") if rect.get("stroke-dasharray")]
+        assert len(dotted) == sum(not parts for held in frame.slots for parts in held)
+        heads = [circle.get("fill") for circle in svg.iter("circle")]
+        assert heads == [PALETTE[i % 8] for i in range(n)]
+        # It fits a phone, nothing sticks out, and the description says who holds what.
+        left, top, width, height = map(float, svg.get("viewBox").split())
+        assert width <= 330
+        for rect in svg.iter("rect"):
+            x, y, w, h = (float(rect.get(key)) for key in ("x", "y", "width", "height"))
+            assert x >= left and y >= top and x + w <= left + width and y + h <= top + height
+        for i, held in enumerate(frame.slots):
+            said = ", ".join(flow.name(parts) if parts else "nothing" for parts in held)
+            assert f"evice {i} holds {said}" in svg.find("desc").text
+
+
+def test_stripes_do_not_leave_their_slot():
+    """They are in an svg of their own, of the slot's size, which clips them."""
+    picture = draw(follow(lambda x: lax.psum(x, "d"), line(4)))
+    inner = list(svgs(picture)[1].iter("svg"))[1:]
+    assert len(inner) == 4 and all(svg.get("width") == "46" and svg.get("height") == "26" for svg in inner)
+    assert " id=" not in picture.html and "url(" not in picture.html  # it may stand twice on a page
+
+
+def test_only_pictures_in_steps_ask_for_the_stepper():
+    assert "data-steps" not in draw(follow(around, line(4), steps=1)).html
+    assert 'data-steps="4"' in draw(follow(around, line(4), steps=3)).html
+    outer = ElementTree.fromstring(draw(follow(around, line(4), steps=3)).html)
+    (box,) = outer.findall("div")
+    assert box.get("data-steps") == "4" and [child.tag for child in box] == ["figure"] * 4
+
+
+def test_flows_in_text_and_with_names():
+    picture = draw(shift=follow(around, line(4), steps=1))
+    assert repr(picture).splitlines() == [
+        "shift:", "start", "  0: 0", "  1: 1", "  2: 2", "  3: 3", "step 1", "  0: 3", "  1: 0", "  2: 1", "  3: 2",
+    ]  # fmt: skip
+    assert "<strong>shift</strong> start" in picture.html
+    assert re.search(r"<title>shift: step 1, 4 devices</title>", picture.html)
+    gathered = repr(draw(follow(lambda x: jnp.concatenate([0 * x, x]), line(2), pieces=1)))
+    assert gathered.splitlines()[-2:] == ["  0: · 0", "  1: · 1"]
+
+
+def test_a_flow_can_be_written_down_by_hand():
+    flow = Flow((5,), 1, (Frame("now", ((((0, 0, 1),), ()),)),))
+    (svg,) = svgs(draw(flow))
+    assert slots(svg) == [("5", PALETTE[5], [], None)]
