@@ -61,8 +61,9 @@ def main(name):
     for cell, (kind, label) in cells:
         if kind == "solution" and "strict" not in found[label]:
             # The solution's own strict check, put to the stub and to the wrong answers first.
-            checks = [s for s in ast.parse(cell.source).body if re.match(r"check\(.*strict=True", ast.unparse(s))]
-            strict = "\n".join(map(ast.unparse, checks))
+            statements = map(ast.unparse, ast.parse(cell.source).body)
+            checks = [s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)]
+            strict = "\n".join(checks)
             found[label]["strict"] = strict
             found[label]["stub"] = verdict(strict, names)
             found[label]["wrong"] = {

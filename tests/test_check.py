@@ -154,6 +154,38 @@ def test_a_right_result_with_too_much_communication_is_wrong():
         check(lambda a: a + 1, Exercise(args=(put(A, P()),), max_flops=8))
 
 
+def test_copies_that_differ_are_wrong_even_if_the_first_is_right():
+    def apart(a):  # JAX is told that the devices along y agree, and they do not
+        return a + jax.lax.axis_index("y")
+
+    specs = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+    lying = jax.shard_map(apart, mesh=MESH, **specs)(A)
+    assert (np.asarray(lying) == A).all()
+    with pytest.raises(WrongAnswer, match="devices 0 and 1 should hold copies"):
+        check(lying, Exercise(value=A))
+    check(put(A, P("x")), Exercise(value=A), strict=True)
+    # Sums in another order, and what is not a number, are no lies.
+    nearly = jax.shard_map(lambda a: a + 1e-9 * jax.lax.axis_index("y"), mesh=MESH, **specs)(A)
+    check(nearly, Exercise(value=A), strict=True)
+    check(put(A * np.nan, P()), Exercise(value=A * np.nan), strict=True)
+    check(put(jax.random.key(0), P()), Exercise(value=jax.random.key(0)), strict=True)
+
+
+def test_what_no_device_may_hold(capsys):
+    rows = put(A, P("y"))
+    never = Exercise(value=A.sum(), args=(rows,), never=("f32[4,16]",))
+    check(lambda a: a.sum(), never, strict=True)
+    assert "no device holds what it must not" in capsys.readouterr().out
+
+    def gathered(a):
+        return jnp.sort(jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P())), axis=0).sum()
+
+    with pytest.raises(WrongAnswer, match=r"f32\[4,16\]"):
+        check(gathered, never)
+    with pytest.raises(ValueError, match="give Exercise args"):
+        check(1.0, Exercise(value=1.0, never=("f32[4,16]",)))
+
+
 def test_an_exercise_that_accepts_anything_is_a_mistake():
     with pytest.raises(ValueError, match="give Exercise args"):
         check(A, Exercise(value=A, communication={}))

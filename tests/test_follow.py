@@ -32,7 +32,6 @@ def total(n, piece):
 # name: (the program, pieces for n devices, what device i has in the end)
 KNOWN = {
     "psum": (lambda x: lax.psum(x, "d"), lambda n: 3, lambda n, i: [total(n, p) for p in range(3)]),
-    "pmax": (lambda x: lax.pmax(x, "d"), lambda n: 2, lambda n, i: [total(n, p) for p in range(2)]),
     "all_gather": (
         lambda x: lax.all_gather(x, "d", tiled=True), lambda n: 1, lambda n, i: [((o, 0, 1),) for o in range(n)],
     ),
@@ -104,6 +103,7 @@ def test_a_mesh_of_two_axes_an_explicit_one_and_devices_in_another_order():
         (((0, 0, 1), (1, 1, 1)), 2, "a0+b1"),
         (((1, 0, 2),), 1, "2×1"),
         (((0, 0, 1), (1, 0, 3)), 2, "a0+3×a1"),
+        (tuple((owner, piece, 1) for owner in range(4) for piece in range(2)), 2, "8 parts"),
     ],
 )
 def test_names_of_what_is_held(parts, pieces, name):
@@ -122,8 +122,18 @@ def test_long_sums_are_counted():
         (lambda: follow(around, line(2), pieces=0), ValueError, "0 pieces"),
         (lambda: follow(around, line(2), pieces=9), ValueError, "9 pieces"),
         (lambda: follow(around, AbstractMesh((2,), ("d",))), TypeError, "AbstractMesh"),
-        (lambda: follow(lambda x: x / 2, line(2)), ValueError, "in parts"),
+        (lambda: follow(around, line(4), pieces="a"), TypeError, "pieces must be a whole number, not 'a'"),
+        (lambda: follow(around, line(4), steps=-1), ValueError, "-1 steps"),
+        (lambda: follow(around, line(4), steps=1.5), TypeError, "steps must be a whole number"),
+        (lambda: follow(lambda x: x / 2, line(2)), ValueError, "more with the pieces"),
         (lambda: follow(lambda x: -x, line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: x + 1, line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: lax.pmax(x, "d"), line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: lax.psum(x, "d") ** 2, line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: x[:, ::-1], line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: None, line(2)), ValueError, "made NoneType"),
+        (lambda: follow(lambda x: x[:0], line(2)), ValueError, "leave the rows as they are"),
+        (lambda: draw(follow(lambda x: x, line(2)), shape=(2,)), TypeError, "shape="),
         (lambda: follow(lambda x: x[:, :1], line(2)), ValueError, "leave the rows as they are"),
         (lambda: follow(lambda x: x.sum(0), line(2)), ValueError, "leave the rows as they are"),
     ],
@@ -165,7 +175,8 @@ def test_pieces_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
         for held, before in zip(frame.slots, earlier.slots, strict=True):
             for row, parts in enumerate(held):
                 colours = [PALETTE[owner % 8] for owner, *_ in parts]
-                bold = "3" if len(before) != len(held) or before[row] != parts else None
+                new = parts not in before if len(before) != len(held) else before[row] != parts
+                bold = "3" if new else None
                 if parts:
                     one = len(parts) == 1
                     expected.append((flow.name(parts), colours[0] if one else None, [] if one else colours, bold))
@@ -181,8 +192,21 @@ def test_pieces_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
             x, y, w, h = (float(rect.get(key)) for key in ("x", "y", "width", "height"))
             assert x >= left and y >= top and x + w <= left + width and y + h <= top + height
         for i, held in enumerate(frame.slots):
-            said = ", ".join(flow.name(parts) if parts else "nothing" for parts in held)
-            assert f"evice {i} holds {said}" in svg.find("desc").text
+            names = [flow.name(parts) if parts else "nothing" for parts in held]
+            if pieces(n) == 1:
+                names = [f"the piece of {name}" if name.isdigit() else name for name in names]
+            assert f"evice {i} holds {', '.join(names)}" in svg.find("desc").text
+
+
+def test_every_colour_of_a_sum_shows():
+    """The stripes of each colour cross the slot: along its diagonal they are at least a few px long."""
+    for n in (2, 4, 7, 8):
+        svg = svgs(draw(follow(lambda x: lax.psum(x, "d"), line(n))))[1]
+        inner = next(part for part in svg.iter("svg") if part is not svg)
+        width, height = float(inner.get("width")), float(inner.get("height"))
+        for path in inner.iter("path"):
+            starts = [float(x) for x in re.findall(r"M([\d.]+) ", path.get("d"))]
+            assert any(8 < start < width + height - 8 for start in starts)
 
 
 def test_stripes_do_not_leave_their_slot():

@@ -184,6 +184,16 @@ WRONG_ANSWERS = {
             "def product(h, v):\n"
             "    return over(ring, lambda x: own_slot(x.reshape(n, 16, 48)), P(None), P('d'))(h @ v)"
         ),
+        "all partial products at once, in another shape": (
+            "def product(h, v):\n"
+            "    def program(h, v):\n"
+            "        i, parts = lax.axis_index('d'), (h @ v).reshape(n, 16, 48)\n"
+            "        total = parts[(i - 1) % n]\n"
+            "        for s in range(1, n):\n"
+            "            total = lax.ppermute(total, 'd', forward) + parts[(i - 1 - s) % n]\n"
+            "        return total\n"
+            "    return over(ring, program, (P(None, 'd'), P('d')), P('d'))(h, v)"
+        ),
         "never added up": (
             "def product(h, v):\n"
             "    def program(h, v):\n"
@@ -257,6 +267,11 @@ WRONG_ANSWERS = {
             "    def f(p): return p / jnp.maximum(1, lax.psum(jnp.sqrt((p ** 2).sum()), 'd'))\n"
             "    return jax.shard_map(f, mesh=line, in_specs=P('d'), out_specs=P('d'))(g)"
         ),
+        "divided always": (
+            "def clip(g):\n"
+            "    def f(p): return p / jnp.sqrt(lax.psum((p ** 2).sum(), 'd'))\n"
+            "    return jax.shard_map(f, mesh=line, in_specs=P('d'), out_specs=P('d'))(g)"
+        ),
         "the gradient gathered": (
             "def clip(g):\n"
             "    def f(p):\n"
@@ -273,6 +288,12 @@ WRONG_ANSWERS = {
             "    return jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('x'))(key)"
         ),
         "one array of noise": ("def noise(key): return put(jax.random.normal(key, (8, 16)), 'x', None)"),
+        "copies that differ, unchecked": (
+            "def noise(key):\n"
+            "    place = lambda: lax.axis_index('x') + 2 * lax.axis_index('y')\n"
+            "    def f(key): return jax.random.normal(jax.random.fold_in(key, place()), (4, 16))\n"
+            "    return jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('x'), check_vma=False)(key)"
+        ),
         "different along y, unchecked": (
             "def noise(key):\n"
             "    place = lambda: 4 * lax.axis_index('x') + lax.axis_index('y')\n"

@@ -53,7 +53,8 @@ class Exercise:
         none but these, and none at all if `{}`. For answers that are functions.
       max_bytes: how many bytes each device may send, on rings, in one call. For answers that are functions.
       max_flops: how many floating-point operations each device may do in one call, as the compiler counts
-        them. For answers that are functions.
+        them: a loop's body once. For answers that are functions.
+      never: types that no device may hold while the function runs, such as `("f32[64,48]",)`.
       rtol, atol: how far a number may be off, relative to its size and in itself.
     """
 
@@ -63,6 +64,7 @@ class Exercise:
     communication: dict | None = None
     max_bytes: int | None = None
     max_flops: float | None = None
+    never: tuple[str, ...] = ()
     rtol: float = 1e-5
     atol: float = 1e-6
 
@@ -103,10 +105,10 @@ def check(answer, exercise, *, strict=False):
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
         found.append("every device holds what it should")
-    if (exercise.communication, exercise.max_bytes, exercise.max_flops) != (None, None, None):
+    if (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ()):
         if function is None:
             raise ValueError(
-                "communication, max_bytes and max_flops are for answers that are functions: give Exercise args"
+                "communication, max_bytes, max_flops and never are for answers that are functions: give Exercise args"
             )
         compiled = compile_for(function, *exercise.args)
     if exercise.communication is not None or exercise.max_bytes is not None:
@@ -117,6 +119,12 @@ def check(answer, exercise, *, strict=False):
         if work > exercise.max_flops:
             raise WrongAnswer(f"work: each device may do {exercise.max_flops:,.0f} operations, but does {work:,.0f}")
         found.append("no device does more than its share")
+    if exercise.never:
+        text = compiled.as_text()
+        for held in exercise.never:
+            if held in text:
+                raise WrongAnswer(f"memory: no device may hold {held}, but each does in the compiled program")
+        found.append("no device holds what it must not")
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
     print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
@@ -198,6 +206,8 @@ def _difference(want, have, exercise):
     """What is wrong with one value, or None."""
     if isinstance(have, (tuple, list, dict)):
         return f"expected {_kind(want)}, got {_kind(have)}"
+    if isinstance(have, jax.Array) and (apart := _copies_that_differ(have, exercise)):
+        return apart
     want, have = _numpy(want), _numpy(have)
     if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # words, not numbers
         return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
@@ -217,6 +227,20 @@ def _difference(want, have, exercise):
         f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
         f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
     )
+
+
+def _copies_that_differ(array, exercise):
+    """Programs that tell JAX that devices agree can make an array whose copies do not; NumPy would read only one."""
+    seen = {}
+    for shard in array.addressable_shards:
+        first = seen.setdefault(str(shard.index), shard)
+        one, other = _numpy(first.data), _numpy(shard.data)
+        if first is not shard and not np.allclose(one, other, exercise.rtol, exercise.atol, equal_nan=True):
+            return (
+                f"devices {first.device.id} and {shard.device.id} should hold copies of the same piece, "
+                "but theirs differ"
+            )
+    return None
 
 
 def _times(want, have, exercise):

@@ -70,6 +70,8 @@ def draw(*things, shape=None, **named):
     panels = []
     for name, thing in labelled:
         if isinstance(thing, Flow):
+            if shape is not None:
+                raise TypeError("shape= is for shardings; a Flow has its own")
             panels.append(_flow_panel(name, thing))
             continue
         layout = describe(thing, shape)
@@ -234,7 +236,7 @@ def _frame_figure(name, flow, number):
         )
         before = earlier.slots[place] if earlier else held
         for row, content in enumerate(held):
-            changed = len(before) != len(held) or before[row] != content
+            changed = content not in before if len(before) != len(held) else before[row] != content
             parts.append(_slot(flow, content, left, 30 + row * (height + 3), across, height, changed and content))
     width, tall = n * (across + gap) - gap, 30 + slots * (height + 3)
     title = f"{_prefix(name)}{frame.title}, {n} device{'s' * (n > 1)}"
@@ -254,16 +256,17 @@ def _slot(flow, content, left, top, width, height, changed):
     name = flow.name(content)
     owners = list(dict.fromkeys(owner for owner, *_ in content))
     colours = [PALETTE[flow.devices[owner] % len(PALETTE)] for owner in owners]
-    size = round(min(12, (width - 5) / (0.62 * len(name))), 1)
+    size = round(min(12, (width - 9) / (0.62 * len(name))), 1)
     label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill=_ink(colours[0]))
     ground, hatch = colours[0], ""
     if len(content) > 1 or content[0][2] > 1:
         # An inner svg clips its stripes without an id. Each colour has every k-th stripe.
-        stripe, stripes = 7, []
+        # Eight colours get narrower ones, so that each shows.
+        stripe, stripes = 7 if len(colours) < 7 else 5, []
         for i, colour in enumerate(colours):
             starts = range(i * stripe, int(width + height + stripe), stripe * len(colours))
             path = "".join(f"M{x + 3} -1l-{height + 2} {height + 2}" for x in starts)
-            stripes.append(f'<path d="{path}" stroke="{colour}" stroke-width="5.2"/>')
+            stripes.append(f'<path d="{path}" stroke="{colour}" stroke-width="{stripe / 2**0.5 + 0.3:.1f}"/>')
         ground, hatch = "#fff", f"<svg {box}>{''.join(stripes)}</svg>"
         # Letters on stripes need a ground of their own.
         label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill="#000").replace(
@@ -374,7 +377,9 @@ def _describe_shards(layout):
 
 
 def _held_text(flow, held):
-    return ", ".join(flow.name(content) if content else "nothing" for content in held)
+    piece = "" if flow.pieces > 1 else "the piece of "
+    names = [flow.name(content) if content else "" for content in held]
+    return ", ".join((piece if name.isdigit() else "") + name or "nothing" for name in names)
 
 
 def _frame_text(flow, frame):

@@ -6,6 +6,7 @@ read off the marks: a piece that came from elsewhere, or a sum of several. `shar
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from string import ascii_lowercase
 
 import jax
@@ -52,6 +53,8 @@ class Flow:
         owners, letters = [owner for owner, _, _ in parts], {piece for _, piece, _ in parts}
         letter = ascii_lowercase[parts[0][1]] if len(letters) == 1 and self.pieces > 1 else ""
         if len(letters) > 1 or any(times > 1 for *_, times in parts):
+            if len(parts) > 3:
+                return f"{len(parts)} parts"
             return "+".join(f"{times}×" * (times > 1) + self.name(((owner, p, 1),)) for owner, p, times in parts)
         if len(owners) == len(self.devices) > 1:
             return f"Σ{letter}"
@@ -68,8 +71,9 @@ def follow(program, mesh, *, pieces=1, steps=None):
 
     Args:
       program: what one device does with its pieces, as `jax.shard_map` takes it: a function of an array whose
-        rows are the pieces, to an array whose rows are what it holds then. It may move rows, and add them.
-        If `steps` is given it is called as `program(x, steps=k)` and must stop after k steps.
+        rows are the pieces, to an array whose rows are what it holds then. It may move rows, and add them, and
+        must be the same for all pieces: no maximum, no square. If `steps` is given it is called as
+        `program(x, steps=k)` and must stop after k steps.
       mesh: the mesh, of at most 8 devices.
       pieces: how many pieces each device has, from 1 to 8.
       steps: show the moments after 0, 1, ..., `steps` steps; without it those before and after the program.
@@ -78,31 +82,41 @@ def follow(program, mesh, *, pieces=1, steps=None):
       A `Flow`; `shardlab.draw.draw` draws it.
 
     Raises:
-      TypeError: the program is not a function, or the mesh not a mesh.
+      TypeError: the program is not a function, the mesh not a mesh, or a number not a whole number.
       ValueError: too many devices or pieces, or a program that does more with the pieces than move and add.
     """
     if not isinstance(program, Callable):
         raise TypeError(f"program must be a function of one device's pieces, not {type(program).__name__}")
     if not isinstance(mesh, jax.sharding.Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")
-    for number, what in ((mesh.size, "devices"), (pieces, "pieces")):
-        if not 1 <= number <= _MOST:
-            raise ValueError(f"{number} {what}, but a picture shows 1 to {_MOST}; with fewer the pattern is the same")
+    for number, what, least, most in (
+        (mesh.size, "devices", 1, _MOST), (pieces, "pieces", 1, _MOST), (0 if steps is None else steps, "steps", 0, 64),
+    ):  # fmt: skip
+        if not isinstance(number, Integral):
+            raise TypeError(f"{what} must be a whole number, not {number!r}")
+        if not least <= number <= most:
+            raise ValueError(f"{number} {what}, but a picture shows {least} to {most}; the pattern shows in fewer too")
 
     n, spec = mesh.size, P(tuple(mesh.axis_names))
-    marked = jax.device_put(np.eye(n * pieces, dtype=np.int32), NamedSharding(mesh, spec))
+    marks = np.eye(n * pieces, dtype=np.int32)
+    # What only moves and adds rows does to any rows what it does to the marks.
+    others = np.random.default_rng(0).integers(0, 100, marks.shape, dtype=np.int32)
+    marked, probed = (jax.device_put(rows, NamedSharding(mesh, spec)) for rows in (marks, others))
 
     def frame(title, f):
         # Unchecked, because what is equal on all devices is to be seen on each of them.
         held = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        rows = np.asarray(jax.jit(held)(marked))
-        if rows.ndim != 2 or rows.shape[1] != n * pieces:
+        run = jax.jit(held)
+        made = jax.eval_shape(run, marked)
+        if not hasattr(made, "shape") or len(made.shape) != 2 or made.shape[1] != n * pieces or not made.shape[0]:
+            have = (made.shape[0] // n, *made.shape[1:]) if getattr(made, "shape", ()) else type(made).__name__
             raise ValueError(
-                f"the program made shape {(rows.shape[0] // n, *rows.shape[1:])} of pieces {(pieces, n * pieces)}; "
+                f"of pieces {(pieces, n * pieces)} the program made {have}; "
                 "it may change how many rows there are, but must leave the rows as they are"
             )
-        if (rows != rows.round()).any() or (rows < 0).any():
-            raise ValueError("the program does more with the pieces than move and add them: some are in parts")
+        rows, check = np.asarray(run(marked)), np.asarray(run(probed))
+        if (rows != rows.round()).any() or (rows < 0).any() or (check != rows @ others).any():
+            raise ValueError("the program does more with the pieces than move and add them, and cannot be followed")
         slots = [_parts(row, pieces) for row in rows]
         each = len(slots) // n
         return Frame(title, tuple(tuple(slots[each * place : each * (place + 1)]) for place in range(n)))
