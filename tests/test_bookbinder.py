@@ -125,6 +125,15 @@ def kernels_below(root):
     return found
 
 
+def test_a_progress_bar_is_shown_as_it_ended(tiny):
+    bar = "print('a'); [print(f'\\r{i} of 3', end='') for i in range(4)]; print('\\r\\nb\\r')"
+    tiny.write("book/one.md", chapter("One", bar))
+    status, _, err = tiny.build()
+    assert status == 0, err
+    page = (tiny.root / "_build" / "html" / "one.html").read_text()
+    assert "<pre>a\n3 of 3\nb\n</pre>" in re.sub(r"<span></span>", "", page)
+
+
 def test_a_book_through_its_life(tiny):
     """Built; nothing changed; prose, code, shardlab changed; a page that warns; a cell that fails; and mended."""
     status, out, err = tiny.build()

@@ -322,6 +322,65 @@ WRONG_ANSWERS = {
             "    return jax.shard_map(f, mesh=line, in_specs=(P(None, 'd'), P('d')), out_specs=P(None, 'd'))(h, V)"
         ),
     },
+    "training-data-parallel": {
+        "one device": "grid_step = step",
+        "everything everywhere": (
+            "def grid_step(params, x, y):\n"
+            "    return step(*lax.with_sharding_constraint((params, x, y), NamedSharding(grid, P())))"
+        ),
+        "the batch along data alone": (
+            "def grid_step(params, x, y):\n"
+            "    x, y = lax.with_sharding_constraint((x, y), NamedSharding(grid, P('data')))\n"
+            "    return lax.with_sharding_constraint(step(params, x, y), NamedSharding(grid, P()))"
+        ),
+        "gradients added instead of averaged": (
+            "def grid_step(params, x, y):\n"
+            "    x, y = lax.with_sharding_constraint((x, y), NamedSharding(grid, P(('data', 'model'))))\n"
+            "    value, grads = jax.value_and_grad(loss)(params, x, y)\n"
+            "    new = descend(params, jax.tree.map(lambda g: 8 * g, grads)), value\n"
+            "    return lax.with_sharding_constraint(new, NamedSharding(grid, P()))"
+        ),
+    },
+    "training-budget": {
+        "data parallel": (
+            "def small_step(state, x, y):\n"
+            "    x, y = lax.with_sharding_constraint((x, y), on(grid, P(('data', 'model'))))\n"
+            "    return lax.with_sharding_constraint(adam_step(state, x, y), on(grid, P()))"
+        ),
+        "cut along one axis of the grid": (
+            "def small_step(state, x, y):\n"
+            "    lie = jax.tree.map(lambda p: cut_longest(p, 'model', 4), state)\n"
+            "    new = adam_step(lax.with_sharding_constraint(state, on(grid, lie)), x, y)\n"
+            "    return lax.with_sharding_constraint(new, on(grid, (lie, P())))"
+        ),
+        "parameters cut, moments not": (
+            "def small_step(state, x, y):\n"
+            "    lie = jax.tree.map(lambda p: cut_longest(p, ('data', 'model')), state[0])\n"
+            "    target = on(grid, ((lie, jax.tree.map(lambda p: P(), state[1])), P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), on(grid, P(('data', 'model'))))\n"
+            "    return lax.with_sharding_constraint(adam_step(state, x, y), target)"
+        ),
+    },
+    "training-last-layer": {
+        "all layers": (
+            "def tune(params, x, y):\n"
+            "    params = lax.with_sharding_constraint(params, on(line, P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), on(line, P('data')))\n"
+            "    return step(params, x, y)"
+        ),
+        "all gradients, most of them times zero": (
+            "def tune(params, x, y):\n"
+            "    params = lax.with_sharding_constraint(params, on(line, P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), on(line, P('data')))\n"
+            "    value, grads = jax.value_and_grad(loss)(params, x, y)\n"
+            "    zero = jax.tree.map(lambda g: 0 * g, grads[:-1])\n"
+            "    return descend(params, [*zero, grads[-1]]), value"
+        ),
+        "on every device the whole batch": (
+            "def tune(params, x, y):\n    return alone(*lax.with_sharding_constraint((params, x, y), on(line, P())))"
+        ),
+    },
+    "training-twice": {"as many as eight times the work": "answer = 8192", "messages forgotten": "answer = 1024"},
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",

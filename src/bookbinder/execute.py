@@ -373,7 +373,15 @@ def _run_chapter(book, chapter, kernels, progress):
     if error:
         failure = Failure(chapter.path, line, error, traceback)
         return Result(chapter.name, "failed", len(cells), seconds, failure), None
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+        if output.output_type == "stream":
+            output.text = _as_a_terminal_shows(output.text)
     return Result(chapter.name, "ran", len(cells), seconds), notebook
+
+
+def _as_a_terminal_shows(text):
+    """A line that was written over, as by a progress bar, is what it was in the end."""
+    return re.sub(r"[^\n]*\r(?=[^\r\n])", "", text).replace("\r", "")
 
 
 def _line_in_cell(traceback, execution_count):

@@ -54,6 +54,7 @@ class Exercise:
       max_bytes: how many bytes each device may send, on rings, in one call. For answers that are functions.
       max_flops: how many floating-point operations each device may do in one call, as the compiler counts
         them: a loop's body once. For answers that are functions.
+      max_held: how many bytes of the answer each device may hold.
       never: types that no device may hold while the function runs, such as `("f32[64,48]",)`.
       rtol, atol: how far a number may be off, relative to its size and in itself.
     """
@@ -64,6 +65,7 @@ class Exercise:
     communication: dict | None = None
     max_bytes: int | None = None
     max_flops: float | None = None
+    max_held: int | None = None
     never: tuple[str, ...] = ()
     rtol: float = 1e-5
     atol: float = 1e-6
@@ -105,6 +107,11 @@ def check(answer, exercise, *, strict=False):
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
         found.append("every device holds what it should")
+    if exercise.max_held is not None:
+        held = _fullest(answer)
+        if held > exercise.max_held:
+            raise WrongAnswer(f"memory: a device may hold {exercise.max_held:,} bytes of it, but one holds {held:,}")
+        found.append("no device holds more than it may")
     if (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ()):
         if function is None:
             raise ValueError(
@@ -291,6 +298,17 @@ def _check_communication(found, exercise):
             )
     if exercise.max_bytes is not None and (found.bytes is None or found.bytes > exercise.max_bytes):
         raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{found}")
+
+
+def _fullest(answer):
+    """Bytes of the answer's arrays on the device that holds most of them."""
+    held = {}
+    for leaf in jax.tree.leaves(answer):
+        if not isinstance(leaf, jax.Array):
+            raise WrongAnswer(f"memory: expected arrays of JAX, got {_kind(leaf)}, which lies on no device")
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values(), default=0)
 
 
 def _first_misplaced(have, want):
