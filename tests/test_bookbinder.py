@@ -126,7 +126,11 @@ def kernels_below(root):
 
 
 def test_a_progress_bar_is_shown_as_it_ended(tiny):
-    bar = "print('a'); [print(f'\\r{i} of 3', end='') for i in range(4)]; print('\\r\\nb\\r')"
+    bar = (
+        "import time\nprint('a')\n"
+        "for i in range(4):\n    print(f'\\r{i} of 3', end='', flush=True)\n    time.sleep(0.3)\n"
+        "print('\\r\\nb\\r')"
+    )
     tiny.write("book/one.md", chapter("One", bar))
     status, _, err = tiny.build()
     assert status == 0, err

@@ -373,15 +373,25 @@ def _run_chapter(book, chapter, kernels, progress):
     if error:
         failure = Failure(chapter.path, line, error, traceback)
         return Result(chapter.name, "failed", len(cells), seconds, failure), None
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
-        if output.output_type == "stream":
-            output.text = _as_a_terminal_shows(output.text)
+    for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = _as_a_terminal_shows(cell.outputs)
     return Result(chapter.name, "ran", len(cells), seconds), notebook
 
 
-def _as_a_terminal_shows(text):
-    """A line that was written over, as by a progress bar, is what it was in the end."""
-    return re.sub(r"[^\n]*\r(?=[^\r\n])", "", text).replace("\r", "")
+def _as_a_terminal_shows(outputs):
+    """What was printed bit by bit in one piece, and a line that was written over, as by a progress bar, as it ended."""
+    shown = []
+    for output in outputs:
+        last = shown[-1] if shown else output
+        if output.output_type == last.output_type == "stream" and output.name == last.name and shown:
+            last.text += output.text
+        else:
+            shown.append(output)
+    for output in shown:
+        if output.output_type == "stream":
+            output.text = re.sub(r"[^\n]*\r(?=[^\r\n])", "", output.text).replace("\r", "")
+    return shown
 
 
 def _line_in_cell(traceback, execution_count):
