@@ -105,6 +105,89 @@ WRONG_ANSWERS = {
             "    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), rows) @ W2"
         ),
     },
+    "checkpoints-four-devices": {
+        "no target: the saved layout": "def on_four(manager): return restore(manager, 3)",
+        "columns cut instead of rows": (
+            "def on_four(manager):\n"
+            "    cut = NamedSharding(four, P(None, 'd'))\n"
+            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=cut)\n"
+            "    return restore(manager, 3, jax.tree.map(leaf, shapes['params']))"
+        ),
+        "rows cut, on all eight": "def on_four(manager): return restore(manager, 3, rows['params'])",
+        "four copies": (
+            "def on_four(manager):\n"
+            "    whole = NamedSharding(four, P())\n"
+            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole)\n"
+            "    return restore(manager, 3, jax.tree.map(leaf, shapes['params']))"
+        ),
+        "right layout, nothing restored": (
+            "def on_four(manager):\n"
+            "    params = start(jax.random.key(0))['params']\n"
+            "    return jax.device_put(params, NamedSharding(four, P('d')))"
+        ),
+    },
+    "checkpoints-resume": {
+        "begins anew, with the right number": (
+            "def resume(manager, target, until):\n"
+            "    state = run(fresh(target), until - manager.latest_step())\n"
+            "    return {**state, 'step': jax.device_put(np.int32(until), state['step'].sharding)}"
+        ),
+        "the first batches once more": (
+            "def resume(manager, target, until):\n"
+            "    state = restore(manager, manager.latest_step(), target)\n"
+            "    for step in range(until - manager.latest_step()):\n"
+            "        state = train(state, batch(step, mesh))\n"
+            "    return state"
+        ),
+        "Adam begins anew": (
+            "def resume(manager, target, until):\n"
+            "    state = restore(manager, manager.latest_step(), target)\n"
+            "    state['adam'] = fresh(target)['adam']\n"
+            "    return run(state, until)"
+        ),
+        "one batch left out": (
+            "def resume(manager, target, until):\n"
+            "    state = restore(manager, manager.latest_step(), target)\n"
+            "    state['step'] = state['step'] + 1\n"
+            "    return run(state, until)"
+        ),
+        "one step too far": (
+            "def resume(manager, target, until):\n"
+            "    return run(restore(manager, manager.latest_step(), target), until + 1)"
+        ),
+        "restored, not resumed": (
+            "def resume(manager, target, until): return restore(manager, manager.latest_step(), target)"
+        ),
+        "another layout": (
+            "def resume(manager, target, until):\n"
+            "    state = run(restore(manager, manager.latest_step(), target), until)\n"
+            "    return jax.device_put(state, NamedSharding(mesh, P()))"
+        ),
+    },
+    "checkpoints-last-good": {
+        "the oldest": (
+            "def last_good(manager, target):\n"
+            "    step = min(manager.all_steps())\n"
+            "    return step, restore(manager, step, target)"
+        ),
+        "always the last but one": (
+            "def last_good(manager, target):\n"
+            "    step = sorted(manager.all_steps())[-2]\n"
+            "    return step, restore(manager, step, target)"
+        ),
+        "the newest step with an older state": (
+            "def last_good(manager, target):\n"
+            "    for step in sorted(manager.all_steps(), reverse=True):\n"
+            "        try: return manager.latest_step(), restore(manager, step, target)\n"
+            "        except Exception: pass"
+        ),
+        "oldest first": (
+            "def last_good(manager, target):\n"
+            "    for step in manager.all_steps():\n"
+            "        try: return step, restore(manager, step, target)\n"
+            "        except Exception: pass"
+        ),
+    },
     "collectives-prices": {
         "an all-gather priced by its piece": (
             "answer = {'ppermute': MiB, 'all_gather': 7 * MiB // 8, 'psum_scatter': 7 * MiB // 8, "
