@@ -464,6 +464,32 @@ WRONG_ANSWERS = {
         ),
     },
     "training-twice": {"as many as eight times the work": "answer = 8192", "messages forgotten": "answer = 1024"},
+    "flax-budget": {
+        "tensor parallel: 6 MiB": "my_rules = (('batch', 'data'), ('hidden', 'model'))",
+        "nothing cut": "my_rules = (('batch', ('data', 'model')),)",
+        "small, but sends too much": "my_rules = (('batch', ('data', 'model')), ('embed', ('data', 'model')))",
+        "names of the mesh for logical ones": "my_rules = (('data', 'data'), ('model', 'model'))",
+    },
+    "flax-embedding": {
+        "a quarter only": "my_rules = (('batch', 'data'), ('vocab', 'model'))",
+        "no rules": "my_rules = ()",
+        "only the numbers cut": "my_rules = (('batch', 'data'), ('embed', 'model'))",
+        "both dimensions by one axis": "my_rules = (('batch', 'data'), ('vocab', 'data'), ('embed', 'data'))",
+        "the examples left whole": "my_rules = (('vocab', ('data', 'model')),)",
+    },
+    "flax-gated": {
+        "nothing cut": "my_names = {'G': (None, None), 'U': (None, None), 'D': (None, None)}",
+        "the gate forgotten": "my_names = {'G': (None, None), 'U': (None, 'model'), 'D': ('model', None)}",
+        "rows and columns exchanged": "my_names = {'G': ('model', None), 'U': ('model', None), 'D': (None, 'model')}",
+        "the gate by rows": "my_names = {'G': ('model', None), 'U': (None, 'model'), 'D': ('model', None)}",
+        "along the axis of the examples": "my_names = {'G': (None, 'data'), 'U': (None, 'data'), 'D': ('data', None)}",
+    },
+    "flax_nnx-eighth": {
+        "a quarter": "my_names = {'W1': (None, 'model'), 'W2': ('model', None)}",
+        "nothing cut": "my_names = whole",
+        "an eighth, with the axes exchanged": "my_names = {'W1': ('model', 'data'), 'W2': ('data', 'model')}",
+        "one weight only": "my_names = {'W1': ('data', 'model'), 'W2': ('model', None)}",
+    },
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",
