@@ -158,6 +158,13 @@ WRONG_ANSWERS = {
         "restored, not resumed": (
             "def resume(manager, target, until): return restore(manager, manager.latest_step(), target)"
         ),
+        "the checkpoint never opened": "def resume(manager, target, until): return run(fresh(target), until)",
+        "the oldest checkpoint": (
+            "def resume(manager, target, until): return run(restore(manager, manager.all_steps()[0], target), until)"
+        ),
+        "always until 8": (
+            "def resume(manager, target, until): return run(restore(manager, manager.latest_step(), target), 8)"
+        ),
         "another layout": (
             "def resume(manager, target, until):\n"
             "    state = run(restore(manager, manager.latest_step(), target), until)\n"
@@ -180,6 +187,23 @@ WRONG_ANSWERS = {
             "    for step in sorted(manager.all_steps(), reverse=True):\n"
             "        try: return manager.latest_step(), restore(manager, step, target)\n"
             "        except Exception: pass"
+        ),
+        "the target ignored": (
+            "def last_good(manager, target):\n"
+            "    for step in sorted(manager.all_steps(), reverse=True):\n"
+            "        try: return step, restore(manager, step)\n"
+            "        except Exception: pass"
+        ),
+        "only the newest and the one before": (
+            "def last_good(manager, target):\n"
+            "    for step in sorted(manager.all_steps(), reverse=True)[:2]:\n"
+            "        try: return step, restore(manager, step, target)\n"
+            "        except Exception: pass"
+        ),
+        "only the newest": (
+            "def last_good(manager, target):\n"
+            "    try: return manager.latest_step(), restore(manager, manager.latest_step(), target)\n"
+            "    except Exception: pass"
         ),
         "oldest first": (
             "def last_good(manager, target):\n"
