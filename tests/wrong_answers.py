@@ -177,11 +177,6 @@ WRONG_ANSWERS = {
             "    step = min(manager.all_steps())\n"
             "    return step, restore(manager, step, target)"
         ),
-        "always the last but one": (
-            "def last_good(manager, target):\n"
-            "    step = sorted(manager.all_steps())[-2]\n"
-            "    return step, restore(manager, step, target)"
-        ),
         "the newest step with an older state": (
             "def last_good(manager, target):\n"
             "    for step in sorted(manager.all_steps(), reverse=True):\n"
@@ -492,6 +487,7 @@ WRONG_ANSWERS = {
         "tensor parallel: 6 MiB": "my_rules = (('batch', 'data'), ('hidden', 'model'))",
         "nothing cut": "my_rules = (('batch', ('data', 'model')),)",
         "small, but sends too much": "my_rules = (('batch', ('data', 'model')), ('embed', ('data', 'model')))",
+        "small, with the batch first": "my_rules = (('batch', 'data'), ('embed', 'data'), ('hidden', 'model'))",
         "names of the mesh for logical ones": "my_rules = (('data', 'data'), ('model', 'model'))",
     },
     "flax-embedding": {
@@ -511,6 +507,7 @@ WRONG_ANSWERS = {
     "flax_nnx-eighth": {
         "a quarter": "my_names = {'W1': (None, 'model'), 'W2': ('model', None)}",
         "nothing cut": "my_names = whole",
+        "an eighth, but weights move": "my_names = {'W1': ('data', 'model'), 'W2': ('model', 'data')}",
         "an eighth, with the axes exchanged": "my_names = {'W1': ('model', 'data'), 'W2': ('data', 'model')}",
         "one weight only": "my_names = {'W1': ('data', 'model'), 'W2': ('model', None)}",
     },
