@@ -13,9 +13,12 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from IPython.core.inputtransformer2 import TransformerManager
+from IPython.core.interactiveshell import InteractiveShell
 from wrong_answers import WRONG_ANSWERS
 
 from bookbinder.book import load
+from shardlab.processes import ProcessFailure
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,7 +43,7 @@ def sections(chapter):
 
 def run(code, names):
     """Run code; returns what it printed."""
-    printed = io.StringIO()
+    printed, code = io.StringIO(), TransformerManager().transform_cell(code)
     with redirect_stdout(printed):
         exec(compile(code, "<cell>", "exec"), names)
     return printed.getvalue()
@@ -50,13 +53,16 @@ def verdict(code, names):
     """What running code comes to: "accepted", or the name of the error."""
     try:
         run(code, names)
+    except ProcessFailure as error:  # what the processes say, if they all say the same
+        said = {outcome.error.split(":")[0] for outcome in error.outcomes}
+        return said.pop() if len(said) == 1 else str(error)
     except Exception as error:
         return type(error).__name__
     return "accepted"
 
 
 def main(name):
-    names, found = {"__name__": "__main__"}, {}
+    names, found = {"__name__": "__main__", "get_ipython": InteractiveShell.instance}, {}
     cells = list(sections(load(ROOT).chapter(name)))
     for cell, (kind, label) in cells:
         if kind == "solution" and "strict" not in found[label]:

@@ -17,6 +17,7 @@ import shardlab.devices
 import shardlab.draw
 import shardlab.follow
 import shardlab.layout
+import shardlab.processes
 from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +45,8 @@ def prose(chapter):
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
 def test_a_chapter_starts_by_asking_for_devices(chapter):
-    assert re.match(r"from shardlab.devices import emulate\n\nemulate\(\d+", chapter.cells[0].source)
+    one, many = r"from shardlab.devices import emulate\n\nemulate\(\d+", r".*\bgroup = start\(\d+"
+    assert re.match(f"{one}|{many}", chapter.cells[0].source, re.DOTALL)
 
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
@@ -180,7 +182,15 @@ def test_wrong_answers_are_refused(label, outcomes):
     assert len(refused) >= 2 and set(refused.values()) == {"WrongAnswer"}, refused
 
 
-MODULES = [shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout]
+MODULES = [
+    shardlab.check,
+    shardlab.comms,
+    shardlab.devices,
+    shardlab.draw,
+    shardlab.follow,
+    shardlab.layout,
+    shardlab.processes,
+]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
 
 
@@ -205,7 +215,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout
-foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel"} & set(sys.modules)
+import shardlab.processes
+foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel"} & set(sys.modules)
 assert not foreign, foreign
 """
     subprocess.run([sys.executable, "-c", program], check=True)

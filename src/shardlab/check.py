@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from shardlab.comms import collectives, compile_for
-from shardlab.layout import describe, index_text, same_layout
+from shardlab.layout import describe, device_number, index_text, same_layout
 
 __all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
 
@@ -244,8 +244,8 @@ def _copies_that_differ(array, exercise):
         one, other = _numpy(first.data), _numpy(shard.data)
         if first is not shard and not np.allclose(one, other, exercise.rtol, exercise.atol, equal_nan=True):
             return (
-                f"devices {first.device.id} and {shard.device.id} should hold copies of the same piece, "
-                "but theirs differ"
+                f"devices {device_number(first.device)} and {device_number(shard.device)} should hold copies of the "
+                "same piece, but theirs differ"
             )
     return None
 

@@ -3,7 +3,7 @@
 import os
 import re
 
-__all__ = ["emulate"]
+__all__ = ["configure", "emulate"]
 
 _FLAG = "--xla_force_host_platform_device_count"
 
@@ -36,21 +36,11 @@ def emulate(n=8, *, keep_accelerators=False):
     - `NPROC=32`: XLA's CPU client sizes its thread pool by it. With fewer threads than
       waiting devices, a loop of collectives can stop for ever on a machine of two cores.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {n!r}")
-
-    before = {name: os.environ.get(name) for name in ("NPROC", "XLA_FLAGS", "JAX_PLATFORMS")}
-    os.environ["NPROC"] = str(max(32, 2 * n))
-    other_flags = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
-    os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{_FLAG}={n}"])
-    if not keep_accelerators:
-        os.environ["JAX_PLATFORMS"] = "cpu"
-
     import jax
 
+    before = {name: os.environ.get(name) for name in ("NPROC", "XLA_FLAGS", "JAX_PLATFORMS")}
     try:
-        # JAX refuses this one once it has started; the platform it would change silently.
-        jax.config.update("jax_num_cpu_devices", n)
+        configure(n, keep_accelerators=keep_accelerators)
     except RuntimeError:
         devices = jax.devices()
         on_cpu = devices[0].platform == "cpu"
@@ -66,8 +56,6 @@ def emulate(n=8, *, keep_accelerators=False):
             f"{devices[0].platform} device(s). Restart the kernel (in Colab: Runtime, "
             "Restart session) and run this cell before anything else that uses JAX."
         ) from None
-    if not keep_accelerators:
-        jax.config.update("jax_platforms", "cpu")
 
     devices = jax.devices()
     if devices[0].platform == "cpu" and len(devices) != n:
@@ -76,3 +64,30 @@ def emulate(n=8, *, keep_accelerators=False):
             f"{_FLAG} in XLA_FLAGS={os.environ['XLA_FLAGS']!r} that wins over this one"
         )
     return devices
+
+
+def configure(n, *, keep_accelerators=False):
+    """Ask for `n` CPU devices, without starting JAX: for processes that first have to find each other.
+
+    `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the devices.
+    Arguments and settings are those of `emulate`.
+
+    Raises:
+      ValueError: `n` is not a whole number of at least 1.
+      RuntimeError: JAX has started already.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {n!r}")
+
+    os.environ["NPROC"] = str(max(32, 2 * n))
+    other_flags = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+    os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{_FLAG}={n}"])
+    if not keep_accelerators:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+
+    import jax
+
+    # JAX refuses this one once it has started; the platform it would change silently.
+    jax.config.update("jax_num_cpu_devices", n)
+    if not keep_accelerators:
+        jax.config.update("jax_platforms", "cpu")

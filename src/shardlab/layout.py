@@ -6,13 +6,14 @@ over 4,096 chips can be described on a laptop that has none of them.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
-__all__ = ["Layout", "MeshLayout", "Shard", "describe", "index_text", "same_layout"]
+__all__ = ["Layout", "MeshLayout", "Shard", "describe", "device_number", "index_text", "same_layout"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Shard:
     """The piece of an array that one device holds.
 
     Attributes:
-      device: the device's id.
+      device: the device's number, see `device_number`.
       index: a `(start, stop)` pair for each dimension of the array.
       copy: 0 for the first device that holds this slice, 1 for the second, and so on.
       tile: where the slice stands among the pieces of each dimension, such as (0, 2): first row, third column.
@@ -222,10 +223,24 @@ def index_text(index):
     return f"[{', '.join(f'{start}:{stop}' for start, stop in index)}]"
 
 
+def device_number(device):
+    """The number that a device has in pictures and layouts: its place among `jax.devices()`, in the order of ids.
+
+    On GPUs and TPUs that is the id. CPU devices of several processes have ids that are far apart: the first of
+    process 3 is 6144, and its number is 3 if each process has one.
+    """
+    return _places().get(device, int(device.id))
+
+
+@cache
+def _places():
+    return {device: place for place, device in enumerate(sorted(jax.devices(), key=lambda device: device.id))}
+
+
 def _mesh_layout(mesh):
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     if isinstance(mesh, Mesh):
-        devices = tuple(int(device.id) for device in mesh.devices.flat)
+        devices = tuple(device_number(device) for device in mesh.devices.flat)
     else:
         devices = tuple(range(math.prod(size for _, size in axes)))
     return MeshLayout(axes, devices)
@@ -282,7 +297,7 @@ def _cuts(spec, ndim):
 def _other(sharding, shape, dtype):
     """Any sharding that names no mesh, by JAX's own map from devices to slices."""
     held = {
-        int(device.id): tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
+        device_number(device): tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
         for device, slices in sharding.devices_indices_map(shape).items()
     }
     pieces = [sorted({index[dim] for index in held.values()}) for dim in range(len(shape))]

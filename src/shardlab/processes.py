@@ -1,0 +1,666 @@
+"""Start JAX processes from a notebook, run cells in all or some of them, and say what went wrong in which.
+
+    group = start(8)                 # eight processes with one CPU device each, joined by jax.distributed
+
+    %%processes                      # the first line of a notebook cell: run it in every process
+    import jax
+    print(jax.process_index(), jax.device_count())
+
+    %%processes 0,2-3 --limit 10     # in some of them, for ten seconds at most
+    group.run("x = 1")               # the same without a notebook
+    group["x"]                       # what x is in each process
+    group.stop()
+
+The processes are engines of [ipyparallel](https://ipyparallel.readthedocs.io), so they can also be started by
+Slurm, MPI or SSH. What each prints comes back whole, in order, with the number of the process in front.
+"""
+
+import argparse
+import ast
+import asyncio
+import atexit
+import contextlib
+import faulthandler
+import linecache
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
+
+_TICK = 0.02  # seconds between two looks at the processes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell in one process.
+
+    Attributes:
+      process: its number, as `jax.process_index()` has it.
+      state: "done", "raised" (an exception), "died" (its operating-system process is gone), "hung" (had not come back
+        when the time was up) or "waited" (had not come back when another process raised or died).
+      seconds: how long it took, or for how long it was waited for.
+      text: what it printed.
+      pictures: what it displayed besides text, each a dict of MIME types.
+      error: one line on what went wrong; "" if nothing did.
+      line: the line of the cell that raised or was waiting; 0 if unknown.
+    """
+
+    process: int
+    state: str
+    seconds: float
+    text: str = ""
+    pictures: tuple = ()
+    error: str = ""
+    line: int = 0
+
+
+class ProcessFailure(RuntimeError):
+    """A cell did not end well in every process; `outcomes` has what became of it in each, in order.
+
+    `failure.having("died")` lists the processes in that state.
+    """
+
+    def __init__(self, message, outcomes=()):  # noqa: D107
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
+
+    def having(self, *states):
+        """The numbers of the processes in one of these states, as a list."""
+        return [outcome.process for outcome in self.outcomes if outcome.state in states]
+
+
+def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=False, environment=None, **initialize):
+    """Start `n` processes, join them to one JAX program, and return the group.
+
+    `start(8)` gives eight processes with one CPU device each, `start(2, devices=4)` two with four. A group that this
+    function has started before is stopped first, so that a notebook's cell can be run again. In a notebook the
+    cell magic `%%processes` then runs cells in the group; `%%processes --help` lists its options.
+
+    Args:
+      n: how many processes, 1 or more.
+      devices: how many emulated CPU devices each has; None leaves each the accelerators that it finds.
+      cluster: how they are started: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
+        `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your own.
+      join: whether to call `jax.distributed.initialize` in each. If not, the cells have to do it, with the
+        `coordinator_address` that `group.coordinator` has.
+      limit: seconds after which starting is given up.
+      preemption: whether JAX's preemption service listens to SIGTERM in them.
+      environment: variables to set in each process before JAX starts, as a dict.
+      **initialize: more arguments for `jax.distributed.initialize`, such as `heartbeat_timeout_seconds=10`.
+
+    Returns:
+      A `Processes`.
+
+    Raises:
+      ValueError: `n` or `devices` is not a whole number of at least 1.
+      ImportError: ipyparallel is missing.
+      ProcessFailure: they did not start, or did not find each other, within the limit. None is left behind.
+    """
+    for name, value in {"n": n, "devices": 1 if devices is None else devices}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"start() needs a whole number of 1 or more for {name}; got {value!r}")
+    if Processes.current:
+        Processes.current.stop()
+    settings = {
+        "devices": devices,
+        "preemption": preemption,
+        "environment": environment or {},
+        "initialize": initialize,
+    }
+    for attempt in (1, 2):
+        try:
+            Processes.current = Processes(n, cluster, join, limit, settings)
+            break
+        except ProcessFailure as failure:
+            # Between finding a free port and using it, somebody else may have taken it: JAX then dies.
+            if attempt == 2 or not failure.having("died") or not isinstance(cluster, str):
+                raise
+    _offer_magic()
+    return Processes.current
+
+
+class Processes:
+    """A group of processes: `start` makes one.
+
+    Attributes:
+      n: how many there are.
+      hosts: the host on which each runs, in the order of the processes.
+      pids: the number that the operating system gives each.
+      coordinator: the address where they meet, "host:port".
+      outcomes: what became of the last cell in each process that ran it.
+      failure: the `ProcessFailure` of the last cell, or None.
+    """
+
+    current = None
+
+    def __init__(self, n, cluster, join, limit, settings):  # noqa: D107
+        self.n, self.coordinator, self.outcomes, self.failure = n, None, (), None
+        self.hosts, self.pids = [], []
+        self._cluster = self._client = self._set = None
+        self._settings = settings
+        self._local = cluster == "local"
+        self._folder = Path(tempfile.mkdtemp(prefix="processes-", dir=None if self._local else "."))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="processes", daemon=True)
+        self._thread.start()
+        atexit.register(self.stop)
+        end = time.monotonic() + limit
+        try:
+            self._launch(cluster, end)
+            self._prepare(end)
+            if join:
+                self._join(end)
+        except BaseException:
+            self.stop()
+            raise
+
+    def __repr__(self):
+        if self._client is None:
+            return f"{self.n} processes, stopped"
+        hosts = len(set(self.hosts))
+        return f"{self.n} processes on {hosts} host{'s' if hosts > 1 else ''}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def __getitem__(self, name):
+        """What a variable, or any expression, is in each process: a list in the order of the processes."""
+        calls = self._call(range(self.n), _value, name)
+        self._wait(calls, time.monotonic() + 60, grace=5)
+        self._judge(calls, "")
+        return [call.result["value"] for call in calls]
+
+    def run(self, code, only=None, *, limit=60, grace=5):
+        """Run code in every process, or in some, at the same time, and wait until all have ended.
+
+        Args:
+          code: Python, as text. Names stay from one cell to the next.
+          only: the numbers of the processes that run it, such as `[0, 2]`; None means all.
+          limit: seconds after which those that have not ended are given up.
+          grace: when one has raised or died, seconds that the others get to end as well.
+
+        Returns:
+          A list of `Outcome`, in the order of the processes.
+
+        Raises:
+          ProcessFailure: at least one raised, died or hung. If some had not ended or are dead, all are stopped, since
+            the others could wait for them for ever; `start` begins anew.
+          ValueError: `only` names a process that is not there.
+        """
+        if self._client is None:
+            raise ProcessFailure("these processes are stopped; start() begins anew")
+        chosen = sorted(set(range(self.n) if only is None else only))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self.n:
+            raise ValueError(f"only={list(only)!r}: there are processes 0 to {self.n - 1}")
+        self.failure = None
+        calls = self._call(chosen, _run, code)
+        try:
+            self._wait(calls, time.monotonic() + limit, grace)
+        except KeyboardInterrupt:
+            self.stop()
+            print("interrupted: all processes are stopped; start() begins anew", file=sys.stderr)
+            raise
+        self._judge(calls, code)
+        return list(self.outcomes)
+
+    def stop(self):
+        """End all processes and what belongs to them, at once. May be called again."""
+        if self._thread is None:
+            return
+        with contextlib.suppress(Exception):
+            self._async(self._cluster.signal_engines(signal.SIGKILL), 10)
+        with contextlib.suppress(Exception):
+            self._client.close(linger=0)
+        with contextlib.suppress(Exception):
+            self._async(self._cluster.stop_cluster(), 20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            self._loop.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._client = self._thread = None
+        atexit.unregister(self.stop)
+        if Processes.current is self:
+            Processes.current = None
+
+    # Starting
+
+    def _launch(self, cluster, end):
+        """The operating system's processes, with ipyparallel's engines in them."""
+        try:
+            import ipyparallel
+        except ImportError:
+            raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
+
+        if isinstance(cluster, str):
+            options = {} if self._local else {"controller_ip": "*"}
+            cluster = ipyparallel.Cluster(
+                engines=cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options
+            )
+            cluster.shutdown_atexit = False  # we stop it
+        if self._local:
+            # Of processes on this machine we see the ends ourselves; without a nanny each, half as many start.
+            cluster.config.EngineLauncher.engine_args = ["--IPEngine.enable_nanny=False"]
+        self._cluster = cluster
+        try:
+            self._async(cluster.start_controller(), end - time.monotonic())
+            self._set = self._async(cluster.start_engines(self.n), end - time.monotonic())
+            self._client = self._async(cluster.connect_client(), end - time.monotonic())
+            said = time.monotonic()
+            while len(self._client.ids) < self.n:
+                time.sleep(_TICK)
+                if self._exits():
+                    raise FutureTimeout
+                if time.monotonic() > end:
+                    raise FutureTimeout
+                if time.monotonic() > said + 15:
+                    said = time.monotonic()
+                    print(f"{len(self._client.ids)} of {self.n} processes are there", file=sys.stderr)
+        except (FutureTimeout, OSError, RuntimeError) as error:
+            there = len(self._client.ids) if self._client else 0
+            raise ProcessFailure(
+                f"{there} of {self.n} processes have started. {error or ''}\n{self._log()}".rstrip()
+            ) from None
+
+    def _log(self):
+        """The last lines that launchers wrote while starting."""
+        files = sorted((self._folder / "profile" / "log").glob("*.log"))
+        lines = [line for file in files for line in file.read_text(errors="replace").splitlines()]
+        return "\n".join(lines[-8:])
+
+    def _prepare(self, end):
+        """Bring the engines into order, and turn them into processes that report as we want."""
+        ids = list(self._client.ids)
+        hellos = [self._client[i].apply_async(_hello) for i in ids]
+        calls = [_Call(place, hello) for place, hello in enumerate(hellos)]
+        self._wait(calls, end, grace=1)
+        self._judge(calls, "")
+        order = sorted(zip(ids, (call.result["value"] for call in calls), strict=True), key=lambda pair: pair[1])
+        self._ids = [i for i, _ in order]
+        self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
+        watch = (os.getpid(), self._controller_pid()) if self._local else None
+        self._do(end, _prepare, str(self._folder.resolve()), watch, self._settings)
+        alone = len(set(self.hosts)) == 1
+        (self.coordinator,) = self._do(end, _meeting_point, "localhost" if alone else self.hosts[0], only=[0])
+
+    def _join(self, end):
+        self._do(end, _join, self.coordinator, self.n, self._settings["initialize"])
+
+    def _controller_pid(self):
+        return getattr(self._cluster.controller, "pid", -1)
+
+    # Calling
+
+    def _async(self, coroutine, seconds):
+        """Run a coroutine in our own thread, for a limited time."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
+
+    def _do(self, end, function, *args, only=None):
+        """Call a function of this module in processes, each with its number first; returns the results."""
+        calls = self._call(range(self.n) if only is None else only, function, *args)
+        self._wait(calls, end, grace=1)
+        self._judge(calls, "")
+        return [call.result["value"] for call in calls]
+
+    def _call(self, chosen, function, *args):
+        if self._client is None:
+            raise ProcessFailure("these processes are stopped; start() begins anew")
+        return [_Call(i, self._client[self._ids[i]].apply_async(function, i, *args)) for i in chosen]
+
+    def _wait(self, calls, end, grace):
+        """Wait until every call has ended, or for a limited time; note how each stands then."""
+        while True:
+            exits = self._exits()
+            for call in calls:
+                call.look(exits.get(self.pids[call.process]) if self.pids else None)
+            waiting = [call for call in calls if call.state == "waiting"]
+            if not waiting:
+                return
+            now = time.monotonic()
+            if now > end:
+                state = "hung"
+                break
+            trouble = [call.ended for call in calls if call.state in ("raised", "died")]
+            if trouble and now > min(trouble) + grace:
+                state = "waited"
+                break
+            time.sleep(_TICK)
+        for call in waiting:
+            call.state, call.ended = state, time.monotonic()
+        if self.pids:
+            self._ask_where(waiting)
+
+    def _exits(self):
+        """Process numbers of the operating system, of those that have ended, with their exit codes."""
+        engines = self._cluster.engines.get(self._set) if self._set else None
+        ended = dict(getattr(engines, "stop_data", None) or {}).get("engines", {})
+        return {data["pid"]: data["exit_code"] for data in list(ended.values())}
+
+    def _ask_where(self, calls):
+        """Let processes that do not come back write down where they are."""
+        for call in calls:
+            with contextlib.suppress(Exception):
+                if self._local:
+                    os.kill(self.pids[call.process], signal.SIGUSR1)
+                else:
+                    self._client.send_signal(signal.SIGUSR1, self._ids[call.process])
+        deadline = time.monotonic() + 2
+        for call in calls:
+            file = self._folder / f"{call.process}.where"
+            while time.monotonic() < deadline and not (file.exists() and file.stat().st_size):
+                time.sleep(_TICK)
+            time.sleep(_TICK)  # it is being written
+            found = re.findall(r'File "<cell>", line (\d+)', file.read_text()) if file.exists() else ()
+            call.line = int(found[0]) if found else 0
+
+    def _judge(self, calls, code):
+        """Keep the outcomes; if they are bad, stop what has to be stopped, and raise."""
+        self.outcomes = outcomes = tuple(call.outcome(self._folder) for call in calls)
+        if all(outcome.state == "done" for outcome in outcomes):
+            return
+        lost = any(outcome.state in ("died", "hung", "waited") for outcome in outcomes)
+        if lost:
+            self.stop()
+        self.failure = ProcessFailure(_report(outcomes, code, lost), outcomes)
+        raise self.failure
+
+
+class _Call:
+    """A function that runs in a process."""
+
+    def __init__(self, process, handle):
+        self.process, self.handle = process, handle
+        self.began, self.ended, self.state = time.monotonic(), None, "waiting"
+        self.result, self.error, self.line = {}, "", 0
+
+    def look(self, exit_code):
+        """Note whether it has come back, or cannot any more."""
+        if self.state != "waiting":
+            return
+        if self.handle.ready():
+            try:
+                self.result = self.handle.get()
+                self.error, self.line = self.result.get("error", ""), self.result.get("line", 0)
+                self.state = "raised" if self.error else "done"
+            except Exception as error:
+                gone = "EngineError" in (type(error).__name__, getattr(error, "ename", ""))
+                self.state = "died" if gone else "raised"
+                self.error = "" if gone else f"{getattr(error, 'ename', type(error).__name__)}: {error}"
+        elif exit_code is not None:
+            self.state, self.error = "died", _exit_text(exit_code)
+        if self.state != "waiting":
+            self.ended = time.monotonic()
+
+    def outcome(self, folder):
+        """The outcome, with what it said: from its answer, or from its files if there is none."""
+        text, error = self.result.get("text"), self.error
+        if text is None:
+            text = _read(folder / f"{self.process}.text")
+        if self.state == "died":
+            error = f"{error}: {words}" if (words := _last_words(_read(folder / f"{self.process}.log"))) else error
+        seconds = self.result.get("seconds", self.ended - self.began)
+        pictures = tuple(self.result.get("pictures", ()))
+        return Outcome(self.process, self.state, seconds, text, pictures, error, self.line)
+
+
+def _read(file):
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _exit_text(code):
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def _last_words(log):
+    """The last error that C++ wrote before it ended the process, without times and places in its source."""
+    errors = re.findall(r"^[EF]\d{4} \S+ +\d+ \S+\] (.*)", log, flags=re.M)
+    return errors[-1].split(" Error: ")[0].strip() if errors else ""
+
+
+def _report(outcomes, code, stopped):
+    """What went wrong, with like outcomes together."""
+    lines, groups = code.splitlines(), {}
+    for outcome in outcomes:
+        if outcome.state != "done":
+            groups.setdefault((outcome.state, outcome.error, outcome.line), []).append(outcome)
+    text = []
+    for (state, error, line), group in groups.items():
+        who, seconds = _who(outcome.process for outcome in group), max(outcome.seconds for outcome in group)
+        where = f" at line {line}, `{lines[line - 1].strip()}`" if 0 < line <= len(lines) else ""
+        what = {
+            "raised": f"raised {error}{where}",
+            "died": f"died after {seconds:.1f} s, {error}",
+            "hung": f"had not come back after {seconds:.0f} s; waiting{where or ' somewhere'}",
+            "waited": f"still waiting{where or ''} after {seconds:.0f} s",
+        }[state]
+        text.append(f"{who} {what}")
+    done = [outcome.process for outcome in outcomes if outcome.state == "done"]
+    if done:
+        text.append(f"{_who(done)} done")
+    if stopped:
+        text.append("all processes are stopped; start() begins anew")
+    return "\n".join(text)
+
+
+def _who(processes):
+    """[0, 1, 2, 5] as "[0-2,5]"."""
+    runs = []
+    for p in processes:
+        if runs and runs[-1][1] == p - 1:
+            runs[-1][1] = p
+        else:
+            runs.append([p, p])
+    return "[" + ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs) + "]"
+
+
+def _numbers(text):
+    """ "0,2-4" as [0, 2, 3, 4]."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if not match or int(match[1]) > int(match[2] or match[1]):
+            raise ValueError(f"{text!r} does not name processes; write such as 0 or 0,2-4")
+        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return found
+
+
+# The magic
+
+
+def _magic_parser():
+    class Parser(argparse.ArgumentParser):
+        def error(self, message):
+            raise ValueError(f"%%processes: {message}; %%processes --help lists what there is")
+
+        def exit(self, status=0, message=None):
+            raise SystemExit
+
+    parser = Parser(prog="%%processes", description="Run this cell in every process, or in some.")
+    parser.add_argument("only", nargs="?", type=_numbers, help="which, such as 0 or 0,2-4; all if left out")
+    parser.add_argument("--limit", type=float, default=60, metavar="S", help="give up after so many seconds (60)")
+    parser.add_argument(
+        "--grace", type=float, default=5, metavar="S", help="seconds that the others get when one has failed (5)"
+    )
+    parser.add_argument("--fails", action="store_true", help="the cell must fail: show how, and go on")
+    return parser
+
+
+def _offer_magic():
+    """In a notebook, register %%processes."""
+    from IPython import get_ipython
+
+    if get_ipython():
+        get_ipython().register_magic_function(_magic, "line_cell", "processes")
+
+
+def _magic(line, cell=None):
+    with contextlib.suppress(SystemExit):
+        options = _magic_parser().parse_args(line.split() if cell else ["--help"])
+        group = Processes.current
+        if group is None:
+            raise ProcessFailure("no processes are running; start() begins anew")
+        failure = None
+        try:
+            group.run(cell, options.only, limit=options.limit, grace=options.grace)
+        except ProcessFailure as error:
+            failure = error
+        _show(group.outcomes)
+        if failure and not options.fails:
+            raise failure from None
+        if options.fails and not failure:
+            raise AssertionError("this cell was to fail, and all processes are done")
+        if failure:
+            print(failure)
+
+
+def _show(outcomes):
+    """Print and display what the processes said, in their order; what several say alike is shown once."""
+    from IPython.display import display
+
+    texts, pictures = {}, {}
+    for outcome in outcomes:
+        if outcome.text.strip():
+            texts.setdefault(outcome.text, []).append(outcome.process)
+        for picture in outcome.pictures:
+            pictures.setdefault(repr(picture), (picture, []))[1].append(outcome.process)
+    for text, who in texts.items():
+        print("\n".join(f"{_who(who)} {line}".rstrip() for line in text.rstrip("\n").split("\n")))
+    for picture, who in pictures.values():
+        print(_who(who))
+        display(picture, raw=True)
+
+
+# What runs in the processes
+
+_me = {}
+
+
+def _hello():
+    """Where this engine belongs: by its rank, if a launcher gave it one, else by host and process number."""
+    ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    rank = next((int(os.environ[name]) for name in ranks if name in os.environ), 0)
+    return {"value": (rank, socket.gethostname(), os.getpid())}
+
+
+def _prepare(process, folder, watch, settings):
+    Path(folder).mkdir(exist_ok=True)
+    _me.update(folder=Path(folder), process=process)
+    # What C++ writes to the terminal is of use only if this process dies.
+    log = os.open(_me["folder"] / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    _me["where"] = open(_me["folder"] / f"{process}.where", "w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, file=_me["where"], all_threads=True)
+    if watch:
+        threading.Thread(target=_watch, args=watch, daemon=True).start()
+    os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "true" if settings["preemption"] else "false"
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    os.environ.update(settings["environment"])
+    import jax
+
+    from shardlab.devices import configure
+
+    jax.config.update("jax_enable_preemption_service", settings["preemption"])
+    if settings["devices"] is not None:
+        configure(settings["devices"])
+    return {"value": None}
+
+
+def _watch(parent, controller):
+    """End this process, and the controller, if the notebook that started both is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    with contextlib.suppress(OSError):
+        os.killpg(controller, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _meeting_point(_, host):
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return {"value": f"{host}:{free.getsockname()[1]}"}
+
+
+def _join(process, coordinator, n, options):
+    import jax
+
+    jax.distributed.initialize(coordinator, n, process, **options)
+    return {"value": len(jax.devices())}
+
+
+def _value(_, expression):
+    from IPython import get_ipython
+
+    return {"value": eval(expression, get_ipython().user_ns)}
+
+
+def _run(_, code):
+    """Run a cell, and return what it said and how it ended."""
+    from IPython import get_ipython
+    from IPython.utils.capture import capture_output
+
+    shell, begin, result = get_ipython(), time.monotonic(), {}
+    file = _me["folder"] / f"{_me['process']}.text"
+    # The file of the last cell stays open: a thread may still be writing.
+    text = open(file, "w", buffering=1)  # noqa: SIM115
+    _me["texts"] = [*_me.get("texts", ())[-1:], text]
+    quiet = contextlib.redirect_stdout(text), contextlib.redirect_stderr(text)
+    with capture_output(stdout=False, stderr=False) as shown, quiet[0], quiet[1]:
+        try:
+            _execute(code, shell.user_ns)
+        except BaseException as error:
+            result = {"error": _error_text(error), "line": _line(error)}
+    text.flush()
+    pictures = []
+    for output in shown.outputs:
+        if set(output.data) == {"text/plain"}:
+            print(output.data["text/plain"], file=text)
+        else:
+            pictures.append(output.data)
+    text.flush()
+    return {"text": file.read_text(), "pictures": pictures, "seconds": time.monotonic() - begin, **result}
+
+
+def _execute(code, names):
+    from IPython.display import display
+
+    linecache.cache["<cell>"] = len(code), None, code.splitlines(keepends=True), "<cell>"
+    body = ast.parse(code, "<cell>").body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+    if last and (value := eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)) is not None:
+        display(value)
+
+
+def _error_text(error):
+    first = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _line(error):
+    """The line of the cell where an exception came from: the last one that it passed."""
+    line, trace = getattr(error, "lineno", 0) if isinstance(error, SyntaxError) else 0, error.__traceback__
+    while trace:
+        if trace.tb_frame.f_code.co_filename == "<cell>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line or 0
