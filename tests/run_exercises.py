@@ -67,13 +67,15 @@ def main(name):
     for cell, (kind, label) in cells:
         if kind == "solution" and "strict" not in found[label]:
             # The solution's own strict check, put to the stub and to the wrong answers first.
-            statements = map(ast.unparse, ast.parse(cell.source).body)
+            magic, source = re.match(r"(%%processes.*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
+            statements = map(ast.unparse, ast.parse(source).body)
             checks = [s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)]
             strict = "\n".join(checks)
             found[label]["strict"] = strict
-            found[label]["stub"] = verdict(strict, names)
+            found[label]["stub"] = verdict(magic + strict, names)
             found[label]["wrong"] = {
-                title: verdict(f"{answer}\n{strict}", names) for title, answer in WRONG_ANSWERS.get(label, {}).items()
+                title: verdict(f"{magic}{answer}\n{strict}", names)
+                for title, answer in WRONG_ANSWERS.get(label, {}).items()
             }
             found[label]["solution"] = verdict(cell.source, names)
             continue

@@ -216,7 +216,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
 import sys
 import shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout
 import shardlab.processes
-foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel"} & set(sys.modules)
+foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel"}
+foreign &= set(sys.modules)
 assert not foreign, foreign
 """
     subprocess.run([sys.executable, "-c", program], check=True)
