@@ -122,8 +122,9 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
             Processes.current = Processes(n, cluster, join, limit, settings)
             break
         except ProcessFailure as failure:
-            # Between finding a free port and using it, somebody else may have taken it: JAX then dies.
-            if attempt == 2 or not failure.having("died") or not isinstance(cluster, str):
+            # Between finding a free port and using it, somebody else may have taken it. JAX says so, or dies of it.
+            port_taken = failure.having("died") or "RPC server" in str(failure)
+            if attempt == 2 or not port_taken or not isinstance(cluster, str):
                 raise
     _offer_magic()
     return Processes.current
@@ -246,7 +247,8 @@ class Processes:
             raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
 
         if isinstance(cluster, str):
-            options = {} if self._local else {"controller_ip": "*"}
+            # From other hosts this one is seen under an address, since its name may mean the loopback here.
+            options = {} if self._local else {"controller_ip": "*", "controller_location": _address()}
             cluster = ipyparallel.Cluster(
                 engines=cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options
             )
@@ -416,6 +418,18 @@ class _Call:
         return Outcome(self.process, self.state, seconds, text, pictures, error, self.line)
 
 
+def _address():
+    """The address of this host towards others: where its default route begins, or else any that is not the loopback."""
+    import psutil
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; nothing is sent
+        return probe.getsockname()[0]
+    families = (found for interface in psutil.net_if_addrs().values() for found in interface)
+    addresses = [found.address for found in families if found.family == socket.AF_INET]
+    return next((address for address in addresses if not address.startswith("127.")), socket.gethostname())
+
+
 def _read(file):
     try:
         return file.read_text(errors="replace")
@@ -573,7 +587,7 @@ def _prepare(process, folder, watch, settings):
     if watch:
         threading.Thread(target=_watch, args=watch, daemon=True).start()
     os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "true" if settings["preemption"] else "false"
-    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # plt.show() gives a picture
     os.environ.update(settings["environment"])
     import jax
 

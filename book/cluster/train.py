@@ -1,0 +1,78 @@
+"""Train on every device of a job, and go on from the last checkpoint if there is one.
+
+srun python train.py --folder /shared/run --steps 20
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import jax
+
+options = argparse.ArgumentParser()
+options.add_argument("--folder", required=True, help="where checkpoints are: the same disk for all nodes")
+options.add_argument("--steps", type=int, default=20)
+options.add_argument("--every", type=int, default=2, help="steps between two checkpoints")
+options.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch")
+options = options.parse_args()
+
+if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+    jax.distributed.initialize(heartbeat_timeout_seconds=20)
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+adam = optax.adam(1e-2)
+
+
+def create():
+    one, two = jax.random.split(jax.random.key(0))
+    params = {"W1": jax.random.normal(one, (8, 64)), "W2": jax.random.normal(two, (64, 8)) / 8}
+    return {"params": params, "adam": adam.init(params)}
+
+
+def loss(params, x):
+    return jnp.mean((jnp.tanh(x @ params["W1"]) @ params["W2"] - x) ** 2)
+
+
+@jax.jit
+def train(state, x):
+    value, grads = jax.value_and_grad(loss)(state["params"], x)
+    updates, moments = adam.update(grads, state["adam"])
+    return {"params": optax.apply_updates(state["params"], updates), "adam": moments}, value
+
+
+def batch(step):
+    """64 examples that depend on the step alone; each process makes the rows of its own devices."""
+    rows = np.random.default_rng(step).normal(size=(64, 8)).astype("float32")
+    return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("data")), lambda index: rows[index])
+
+
+everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(create))
+state = jax.jit(create, out_shardings=everywhere)()
+first = jax.process_index() == 0
+if first:
+    print(f"{jax.process_count()} processes, {jax.device_count()} devices", flush=True)
+
+keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
+with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as manager:
+    begin = manager.latest_step() or 0
+    if begin:
+        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+        state = manager.restore(begin, args=ocp.args.StandardRestore(target))
+        if first:
+            print(f"goes on after step {begin}", flush=True)
+    for step in range(begin + 1, options.steps + 1):
+        state, value = train(state, batch(step))
+        if first:
+            print(f"step {step} loss {float(value):.6f}", flush=True)
+        manager.save(step, args=ocp.args.StandardSave(state))
+        time.sleep(options.pause)
+if first:
+    total = sum(float(jnp.abs(leaf).sum()) for leaf in jax.tree.leaves(state["params"]))
+    print(f"done, sum of all weights {total:.4f}", flush=True)

@@ -1,0 +1,53 @@
+"""Record what clusters.md shows: runs its batch scripts on a real Slurm of two nodes, on this machine.
+
+    sudo .venv/bin/python scripts/record_cluster.py
+
+Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/; tests/test_slurm.py holds fresh runs
+against them.
+"""
+
+import datetime
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from slurm_cluster import Cluster, missing  # noqa: E402
+from test_slurm import FOLDER, RECORDINGS, said  # noqa: E402
+
+
+def main():
+    """Run the jobs and write the recordings."""
+    if reason := missing():
+        sys.exit(reason)
+    RECORDINGS.mkdir(exist_ok=True)
+    with Cluster() as cluster:
+        slurm = cluster.run("sinfo", "--version").strip().replace("slurm-wlm", "Slurm")
+        record(cluster, slurm, "one-node.txt", "one-node.sbatch", JAX_NUM_CPU_DEVICES="4")
+        record(cluster, slurm, "two-nodes.txt", "two-nodes.sbatch")
+        run = "train.py", "--folder", cluster.folder / "run", "--steps", 6
+        record(cluster, slurm, "train.txt", "two-nodes.sbatch", *run)
+        cluster.slow("200mbit")
+        record(cluster, slurm, "links.txt", "two-nodes.sbatch", "links.py", bare=True)
+
+
+def record(cluster, slurm, name, script, *arguments, bare=False, **environment):
+    """Run a job and write what it said; `bare` leaves out labels and the line about the job."""
+    print(f"{name}: running", flush=True)
+    job = cluster.wait(cluster.submit(FOLDER / script, *arguments, **environment))
+    if job.state != "COMPLETED":
+        sys.exit(f"{script} ended as {job.state}:\n{job.output}")
+    lines = [line.removeprefix("0: ") for line in said(job.output)[1:]] if bare else said(job.output)
+    command = " ".join(str(word).replace(str(cluster.folder), "/shared") for word in ("sbatch", script, *arguments))
+    versions = f"JAX {version('jax')}, Python {sys.version.split()[0]}, {slurm}"
+    where = "two nodes of four CPUs, emulated on one machine"
+    if bare:
+        where += ", 200 Mbit/s between them"
+    head = f"# {datetime.date.today()}, {versions}: {where}\n# {command}\n"
+    (RECORDINGS / name).write_text(head + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import jupyter_client
+import nbclient
+import nbformat
+import psutil
+import pytest
+
+import shardlab.processes
+from shardlab.processes import Processes, ProcessFailure, start
+
+# One after the other: each group is several processes of its own.
+pytestmark = pytest.mark.xdist_group("processes")
+
+SETUP = """
+import os, signal, time
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
+mine = np.full(jax.local_device_count(), float(jax.process_index()), np.float32)
+g = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), mine)
+me = jax.process_index()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left():
+    yield
+    if Processes.current:
+        Processes.current.stop()
+    mine = psutil.Process().children(recursive=True)
+    assert not [child for child in mine if "ipyparallel" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def group():
+    """Three joined processes: those of the test before, if they are still there."""
+    group = Processes.current
+    if group is None or group.n != 3:
+        group = start(3)
+        group.run(SETUP)
+    return group
+
+
+def gone(pids, seconds=10):
+    """Whether all of these processes have ended; zombies have."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_processes_form_one_program(group):
+    assert group["jax.process_index()"] == [0, 1, 2]
+    assert group["jax.device_count(), jax.local_device_count()"] == [(3, 1)] * 3
+    assert group["float(g.sum())"] == [3.0] * 3
+    assert len(set(group.pids)) == 3 and group["os.getpid()"] == group.pids
+    assert set(group.hosts) == {socket.gethostname()} and repr(group) == "3 processes on 1 host"
+
+
+def test_what_they_say_comes_whole_and_in_order(group, capsys):
+    for _ in range(5):
+        outcomes = group.run("for i in range(50):\n    print(me, i)\nme + 10")
+        assert [outcome.process for outcome in outcomes] == [0, 1, 2]
+        for me, outcome in enumerate(outcomes):
+            assert outcome.text.splitlines() == [*(f"{me} {i}" for i in range(50)), str(me + 10)]
+    group.run("print('alike'); print('lines')")
+    shardlab.processes._show(group.outcomes)
+    assert capsys.readouterr().out == "[0-2] alike\n[0-2] lines\n"
+    group.run("print('two' if me else 'one')")
+    shardlab.processes._show(group.outcomes)
+    assert capsys.readouterr().out == "[0] one\n[1-2] two\n"
+
+
+def test_what_threads_and_jax_print_is_there_and_what_the_transport_prints_is_not(group):
+    outcomes = group.run(
+        "os.write(1, b'[Gloo] Rank 0 is connected\\n'); os.write(2, b'noise\\n')\n"
+        "jax.debug.print('x is {}', jax.numpy.ones(2).sum()); jax.effects_barrier()"
+    )
+    assert [outcome.text for outcome in outcomes] == ["x is 2.0\n"] * 3
+
+
+def test_some_run_and_the_others_do_not(group):
+    outcomes = group.run("only_here = me", only=[2, 0])
+    assert [outcome.process for outcome in outcomes] == [0, 2]
+    assert group["'only_here' in globals() or 'only_here' in locals()"] == [True, False, True]
+    for only in ([3], [-1], []):
+        with pytest.raises(ValueError, match="processes 0 to 2"):
+            group.run("pass", only=only)
+
+
+def test_an_error_of_all_or_before_anybody_waits_leaves_the_group_usable(group):
+    with pytest.raises(ProcessFailure) as failure:
+        group.run("x = 1\n1 / 0")
+    assert str(failure.value) == "[0-2] raised ZeroDivisionError: division by zero at line 2, `1 / 0`"
+    with pytest.raises(ProcessFailure) as failure:
+        group.run("print('hi')\nif me == 1:\n    raise KeyError('no')")
+    assert failure.value.having("raised") == [1] and failure.value.having("done") == [0, 2]
+    assert "[1] raised KeyError: 'no' at line 3" in str(failure.value) and group.failure is failure.value
+    assert [outcome.text for outcome in failure.value.outcomes] == ["hi\n"] * 3
+    with pytest.raises(ProcessFailure, match="SyntaxError"):
+        group.run("x = = 1")
+    with pytest.raises(ProcessFailure, match="NameError"):
+        group["nothing_of_that_name"]
+    with pytest.raises(ProcessFailure, match="SystemExit"):
+        group.run("raise SystemExit(3)")
+    assert group["float(g.sum())"] == [3.0] * 3
+
+
+def test_a_process_that_fails_while_others_wait_for_it_is_named_and_all_end(group):
+    pids = [*group.pids, group._controller_pid()]
+    begin = time.monotonic()
+    with pytest.raises(ProcessFailure) as failure:
+        group.run("print('begins')\nif me == 1:\n    raise ValueError('mine')\ntotal = float(g.sum())", grace=2)
+    assert time.monotonic() - begin < 20
+    assert "[1] raised ValueError: mine at line 3" in str(failure.value)
+    assert "[0,2] still waiting at line 4, `total = float(g.sum())`" in str(failure.value)
+    assert [outcome.text for outcome in failure.value.outcomes] == ["begins\n"] * 3
+    assert gone(pids) and not group._folder.exists() and Processes.current is None
+    assert repr(group) == "3 processes, stopped"
+    with pytest.raises(ProcessFailure, match="start\\(\\) begins anew"):
+        group.run("pass")
+    group.stop()  # once more does no harm
+
+
+def test_processes_that_hang_are_named_with_the_line_where_they_are(group):
+    begin = time.monotonic()
+    with pytest.raises(ProcessFailure) as failure:
+        group.run("a = 1\nif me == 2:\n    total = float(g.sum())", limit=2)
+    assert time.monotonic() - begin < 20
+    assert failure.value.having("hung") == [2] and failure.value.outcomes[2].line == 3
+    assert "[2] had not come back after 2 s; waiting at line 3, `total = float(g.sum())`" in str(failure.value)
+    assert "[0-1] done" in str(failure.value) and gone(group.pids)
+
+
+def test_a_process_that_dies_is_named_with_its_signal_and_its_last_words(group):
+    with pytest.raises(ProcessFailure) as failure:
+        group.run("print('last')\nif me == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
+    assert failure.value.having("died") == [1] and "killed by SIGKILL" in failure.value.outcomes[1].error
+    assert failure.value.outcomes[1].text == "last\n" and gone(group.pids)
+    with start(1, join=False) as one, pytest.raises(ProcessFailure) as failure:
+        one.run("import os; os.write(2, b'F1121 10:00:00.00 7 x.cc:1] no more\\n'); os.abort()")
+    assert "[0] died" in str(failure.value) and "killed by SIGABRT: no more" in str(failure.value)
+    with start(1, join=False) as one, pytest.raises(ProcessFailure, match="exit status 7"):
+        one.run("import os; os._exit(7)")
+
+
+def test_devices_arguments_and_environment_reach_the_processes():
+    with start(2, devices=3, environment={"COLOUR": "blue"}, preemption=True, heartbeat_timeout_seconds=17) as group:
+        group.run("import jax, os")
+        assert group["jax.device_count(), jax.local_device_count()"] == [(6, 3)] * 2
+        assert group["os.environ['COLOUR'], jax.config.jax_enable_preemption_service"] == [("blue", True)] * 2
+    with start(2, join=False) as group:
+        assert group["__import__('jax').distributed.is_initialized()"] == [False, False]
+        assert group.coordinator.startswith("localhost:")
+
+
+@pytest.mark.parametrize("bad", [{"n": 0}, {"n": 2.0}, {"n": True}, {"devices": 0}, {"devices": "4"}])
+def test_bad_numbers_are_refused_before_anything_starts(bad):
+    with pytest.raises(ValueError, match="whole number of 1 or more"):
+        start(**bad)
+
+
+def test_what_cannot_start_in_time_is_given_up_and_cleared_away():
+    with pytest.raises(ProcessFailure, match=r"of 4 processes have started"):
+        start(4, limit=0.5)
+    with pytest.raises(ProcessFailure, match="TypeError"):
+        start(2, no_such_argument=1)
+    assert Processes.current is None
+
+
+def test_a_port_that_somebody_took_is_tried_once_more(monkeypatch):
+    join, tries = Processes._join, []
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+
+        def with_a_busy_port(self, end):
+            if not tries:
+                self.coordinator = f"localhost:{busy.getsockname()[1]}"
+            tries.append(self.coordinator)
+            join(self, end)
+
+        monkeypatch.setattr(Processes, "_join", with_a_busy_port)
+        with start(2, initialization_timeout=20) as group:
+            assert len(tries) == 2 and group["1 + 1"] == [2, 2]
+
+
+def test_an_interrupt_ends_the_group(capsys):
+    group = start(2)
+    timer = threading.Timer(1, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        group.run("import time; time.sleep(60)")
+    assert "interrupted: all processes are stopped" in capsys.readouterr().err and gone(group.pids)
+
+
+def test_several_groups_side_by_side_do_not_meet():
+    program = SETUP.join(
+        [
+            "from shardlab.processes import start\nif True:\n    group = start(2)\n    group.run('''",
+            "''')\n    print(group['float(g.sum())'], group['jax.process_count()'])\n    group.stop()",
+        ]
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [run.communicate(timeout=120)[0] for run in runs] == ["[1.0, 1.0] [2, 2]\n"] * 2
+
+
+def notebook(*cells):
+    """Run cells in a notebook's kernel; returns what each printed, with "picture" for a displayed PNG."""
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(made, timeout=120, kernel_name="python3", allow_errors=True).execute()
+    said = []
+    for cell in made.cells:
+        texts = []
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                texts.append(output.text)
+            elif output.output_type == "error":
+                texts.append(f"{output.ename}: {output.evalue}")
+            else:
+                texts.append("picture\n" if "image/png" in output.data else output.data["text/plain"])
+        said.append("".join(texts).rstrip("\n"))
+    return said
+
+
+# ipyparallel, used in this process before, keeps dates as text; nbclient then falls back on an old function.
+old_clock = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+
+
+@old_clock
+def test_in_a_notebook_a_cell_runs_in_processes():
+    said = notebook(
+        "from shardlab.processes import start\ngroup = start(2)\ngroup",
+        "%%processes\nimport jax\nprint('I am', jax.process_index())\njax.device_count()",
+        "%%processes 1\nimport matplotlib.pyplot as plt\nprint('see')\nplt.plot([1, 2])\nplt.show()",
+        "%%processes --fails\nraise ValueError('as it should')",
+        "%%processes --fails\npass",
+        "%%processes\nraise ValueError('really')",
+        "%%processes 2-1\npass",
+        "%%processes --limt 3\npass",
+        "%processes",
+        "%%processes --limit 1 --fails\nif jax.process_index():\n    import time; time.sleep(50)",
+        "%%processes\n1",
+        "group.failure.having('hung')",
+        "group = start(1)",
+        "%%processes\n1 + 1",
+    )
+    assert said[0] == "2 processes on 1 host"
+    assert said[1] == "[0] I am 0\n[0] 2\n[1] I am 1\n[1] 2"
+    assert said[2] == "[1] see\n[1]\npicture"
+    assert said[3] == "[0-1] raised ValueError: as it should at line 1, `raise ValueError('as it should')`"
+    assert said[4].startswith("AssertionError: this cell was to fail")
+    assert said[5].startswith("ProcessFailure: [0-1] raised ValueError: really at line 1")
+    assert said[6].startswith("ValueError: '2-1' does not name processes") or "does not name processes" in said[6]
+    assert "unrecognized arguments: --limt" in said[7] and "--help" in said[7]
+    assert "usage: %%processes" in said[8] and "--grace" in said[8]
+    assert said[9].startswith("[1] had not come back after 1 s; waiting at line 2")
+    assert said[10].startswith("ProcessFailure: no processes are running; start() begins anew")
+    assert said[11:] == ["[1]", "", "[0] 2"]
+
+
+@old_clock
+def test_nothing_is_left_when_the_notebook_is_killed():
+    manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
+    try:
+        client.execute(
+            "from shardlab.processes import start\ngroup = start(2)\n"
+            "print(*group.pids, group._controller_pid(), flush=True)"
+        )
+        pids, end = [], time.monotonic() + 90
+        while not pids and time.monotonic() < end:
+            try:
+                message = client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
+                pids = [int(pid) for pid in message["content"]["text"].split()]
+        assert len(pids) == 3 and all(map(psutil.pid_exists, pids))
+        os.kill(manager.provisioner.pid, signal.SIGKILL)
+        assert gone(pids)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
