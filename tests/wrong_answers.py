@@ -511,6 +511,53 @@ WRONG_ANSWERS = {
         "an eighth, with the axes exchanged": "my_names = {'W1': ('model', 'data'), 'W2': ('data', 'model')}",
         "one weight only": "my_names = {'W1': ('data', 'model'), 'W2': ('model', None)}",
     },
+    "processes-who-prints": {
+        "all print": "answer = [[2, 2.0 * i, 8, 20.0] for i in (1, 2, 3, 4)]",
+        "only process 0 computes": "answer = [[2, 2.0, 8, 2.0], [2, 4.0, 8], [2, 6.0, 8], [2, 8.0, 8]]",
+        "local arrays taken for one": "answer = [[8, 20.0, 8, 20.0], [8, 20.0, 8], [8, 20.0, 8], [8, 20.0, 8]]",
+        "the global array taken for local": "answer = [[2, 2.0, 2, 2.0], [2, 4.0, 2], [2, 6.0, 2], [2, 8.0, 2]]",
+    },
+    "processes-odd": {
+        "programs only": (
+            "def odd_ones(f, *args):\n"
+            "    mark = np.uint32(zlib.crc32(jax.jit(f).lower(*args).as_text().encode()))\n"
+            "    marks = process_allgather(mark).tolist()\n"
+            "    usual = max(marks, key=marks.count)\n"
+            "    return [i for i, mark in enumerate(marks) if mark != usual]"
+        ),
+        "numbers only": (
+            "def odd_ones(f, *args):\n"
+            "    mark = np.uint32(zlib.crc32(repr(args[1:]).encode()))\n"
+            "    marks = process_allgather(mark).tolist()\n"
+            "    usual = max(marks, key=marks.count)\n"
+            "    return [i for i, mark in enumerate(marks) if mark != usual]"
+        ),
+        "process 0 is always right": (
+            "def odd_ones(f, *args):\n"
+            "    text = jax.jit(f).lower(*args).as_text() + repr(args[1:])\n"
+            "    marks = process_allgather(np.uint32(zlib.crc32(text.encode()))).tolist()\n"
+            "    return [i for i, mark in enumerate(marks) if mark != marks[0]]"
+        ),
+        "the name of the function": (
+            "def odd_ones(f, *args):\n"
+            "    text = f.__name__ + repr(args[1:])\n"
+            "    marks = process_allgather(np.uint32(zlib.crc32(text.encode()))).tolist()\n"
+            "    usual = max(marks, key=marks.count)\n"
+            "    return [i for i, mark in enumerate(marks) if mark != usual]"
+        ),
+        "results": (
+            "def odd_ones(f, *args):\n"
+            "    marks = process_allgather(np.float32(jax.jit(f)(*args))).tolist()\n"
+            "    usual = max(marks, key=marks.count)\n"
+            "    return [i for i, mark in enumerate(marks) if mark != usual]"
+        ),
+    },
+    "processes-deadlock": {
+        "where it waits first": "answer = {'hang': [3], 'in line': 5, 'mend': 4}",
+        "the others hang": "answer = {'hang': [0, 1, 2], 'in line': 6, 'mend': 4}",
+        "the line that hangs is mended": "answer = {'hang': [3], 'in line': 6, 'mend': 6}",
+        "printing in one is the fault": "answer = {'hang': [0], 'in line': 3, 'mend': 2}",
+    },
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",

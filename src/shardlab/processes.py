@@ -447,7 +447,8 @@ def _exit_text(code):
 def _last_words(log):
     """The last error that C++ wrote before it ended the process, without times and places in its source."""
     errors = re.findall(r"^[EF]\d{4} \S+ +\d+ \S+\] (.*)", log, flags=re.M)
-    return errors[-1].split(" Error: ")[0].strip() if errors else ""
+    words = errors[-1].split(" Error: ")[0].strip() if errors else ""
+    return re.sub(r"; see the other task logs.*?absl::Status: ", ": ", words)  # advice on logs that we have read
 
 
 def _report(outcomes, code, stopped):
@@ -593,7 +594,8 @@ def _prepare(process, folder, watch, settings):
 
     from shardlab.devices import configure
 
-    jax.config.update("jax_enable_preemption_service", settings["preemption"])
+    if hasattr(jax.config, "jax_enable_preemption_service"):  # JAX 0.7 has no such setting, and always listens
+        jax.config.update("jax_enable_preemption_service", settings["preemption"])
     if settings["devices"] is not None:
         configure(settings["devices"])
     return {"value": None}
