@@ -579,7 +579,8 @@ def _prepare(process, folder, watch, settings):
 
     from shardlab.devices import configure
 
-    jax.config.update("jax_enable_preemption_service", settings["preemption"])
+    with contextlib.suppress(AttributeError):  # an option since JAX 0.8; before, the service always runs
+        jax.config.update("jax_enable_preemption_service", settings["preemption"])
     if settings["devices"] is not None:
         configure(settings["devices"])
     return {"value": None}
