@@ -62,12 +62,13 @@ def verdict(code, names):
 
 
 def main(name):
+    InteractiveShell.instance()  # before the first cell, so that start() has something to offer %%processes to
     names, found = {"__name__": "__main__", "get_ipython": InteractiveShell.instance}, {}
     cells = list(sections(load(ROOT).chapter(name)))
     for cell, (kind, label) in cells:
         if kind == "solution" and "strict" not in found[label]:
             # The solution's own strict check, put to the stub and to the wrong answers first.
-            magic, source = re.match(r"(%%processes.*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
+            magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
             statements = map(ast.unparse, ast.parse(source).body)
             checks = [s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)]
             strict = "\n".join(checks)
