@@ -586,11 +586,15 @@ WRONG_ANSWERS = {
             "    _, best = lax.top_k(jnp.linalg.norm(a, axis=1), 3)\n"
             "    return lax.with_sharding_constraint(a[best[::-1]], everywhere)"
         ),
-        "the best row of the first three devices": (
+        "the best row of each device, and of these three": (
             "def longest_rows(a):\n"
-            "    best = jnp.argmax(jnp.linalg.norm(a.reshape(8, 128, 64), axis=2), axis=1)\n"
-            "    rows = a.reshape(8, 128, 64)[jnp.arange(8), best][:3]\n"
-            "    return lax.with_sharding_constraint(rows, everywhere)"
+            "    def find(piece):\n"
+            "        norms, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 1)\n"
+            "        every = lax.all_gather(norms, 'x', tiled=True)\n"
+            "        _, winners = lax.top_k(every, 3)\n"
+            "        mine = winners == lax.axis_index('x')\n"
+            "        return lax.psum(jnp.where(mine[:, None], piece[places], 0), 'x')\n"
+            "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
         ),
     },
 }
