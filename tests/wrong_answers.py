@@ -562,4 +562,86 @@ WRONG_ANSWERS = {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
         "never moved": "answer = jnp.arange(8)",
     },
+    "global_arrays-what-process-1-holds": {
+        "the second half in every layout": "answer = dict.fromkeys(names, [(8, 16)])",
+        "axis b taken for the processes": (
+            "answer = {'P(\"a\")': [(8, 16)], 'P(\"b\")': [(8, 16)], "
+            '\'P(("a", "b"))\': [(8, 16)], \'P(("b", "a"))\': [(4, 8), (12, 16)]}'
+        ),
+        "the order in a tuple ignored": (
+            "answer = {'P(\"a\")': [(8, 16)], 'P(\"b\")': [(0, 16)], "
+            '\'P(("a", "b"))\': [(8, 16)], \'P(("b", "a"))\': [(8, 16)]}'
+        ),
+        "what process 0 holds": (
+            "answer = {'P(\"a\")': [(0, 8)], 'P(\"b\")': [(0, 16)], "
+            '\'P(("a", "b"))\': [(0, 8)], \'P(("b", "a"))\': [(0, 4), (8, 12)]}'
+        ),
+    },
+    "global_arrays-never-whole": {
+        "made whole, and cut by the callback": (
+            "def table(n, sharding):\n"
+            "    i = np.arange(n, dtype='float32')\n"
+            "    whole = 3 * i[:, None] + i\n"
+            "    return jax.make_array_from_callback((n, n), sharding, lambda index: whole[index])"
+        ),
+        "made whole, and placed": (
+            "def table(n, sharding):\n"
+            "    i = np.arange(n, dtype='float32')\n"
+            "    return jax.device_put(3 * i[:, None] + i, sharding)"
+        ),
+        "made whole for each question": (
+            "def table(n, sharding):\n"
+            "    i = np.arange(n, dtype='float32')\n"
+            "    return jax.make_array_from_callback((n, n), sharding, lambda index: (3 * i[:, None] + i)[index])"
+        ),
+        "each piece counts from zero": (
+            "def table(n, sharding):\n"
+            "    rows, columns = sharding.shard_shape((n, n))\n"
+            "    piece = 3 * np.arange(rows, dtype='float32')[:, None] + np.arange(columns, dtype='float32')\n"
+            "    return jax.make_array_from_callback((n, n), sharding, lambda index: piece)"
+        ),
+        "the rows of the process, in any layout": (
+            "def table(n, sharding):\n"
+            "    def block(index):\n"
+            "        i = np.arange(*index[0].indices(n), dtype='float32')\n"
+            "        return 3 * i[:, None] + np.arange(sharding.shard_shape((n, n))[1], dtype='float32')\n"
+            "    return jax.make_array_from_callback((n, n), sharding, block)"
+        ),
+    },
+    "global_arrays-only-three-rows": {
+        "everything gathered": (
+            "def longest_rows(a):\n"
+            "    whole = lax.with_sharding_constraint(a, everywhere)\n"
+            "    return whole[lax.top_k(jnp.linalg.norm(whole, axis=1), 3)[1]]"
+        ),
+        "all norms gathered": (
+            "def longest_rows(a):\n"
+            "    _, best = lax.top_k(jnp.linalg.norm(a, axis=1), 3)\n"
+            "    return lax.with_sharding_constraint(a[best], everywhere)"
+        ),
+        "each device sends its three rows to all": (
+            "def longest_rows(a):\n"
+            "    def find(piece):\n"
+            "        _, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 3)\n"
+            "        every = lax.all_gather(piece[places], 'x', tiled=True)\n"
+            "        best = every[lax.top_k(jnp.linalg.norm(every, axis=1), 3)[1]]\n"
+            "        return lax.pmax(best, 'x')\n"
+            "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
+        ),
+        "the smallest first": (
+            "def longest_rows(a):\n"
+            "    _, best = lax.top_k(jnp.linalg.norm(a, axis=1), 3)\n"
+            "    return lax.with_sharding_constraint(a[best[::-1]], everywhere)"
+        ),
+        "the best row of each device, and of these three": (
+            "def longest_rows(a):\n"
+            "    def find(piece):\n"
+            "        norms, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 1)\n"
+            "        every = lax.all_gather(norms, 'x', tiled=True)\n"
+            "        _, winners = lax.top_k(every, 3)\n"
+            "        mine = winners == lax.axis_index('x')\n"
+            "        return lax.psum(jnp.where(mine[:, None], piece[places], 0), 'x')\n"
+            "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
+        ),
+    },
 }
