@@ -70,7 +70,11 @@ def configure(n, *, keep_accelerators=False):
     """Ask for `n` CPU devices, without starting JAX: for processes that first have to find each other.
 
     `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the devices.
-    Arguments and settings are those of `emulate`.
+    The settings are those of `emulate`.
+
+    Args:
+      n: how many CPU devices, 1 or more.
+      keep_accelerators: leave the platform to JAX, which prefers GPUs and TPUs.
 
     Raises:
       ValueError: `n` is not a whole number of at least 1.

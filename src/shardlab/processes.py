@@ -256,6 +256,10 @@ class Processes:
         if self._local:
             # Of processes on this machine we see the ends ourselves; without a nanny each, half as many start.
             cluster.config.EngineLauncher.engine_args = ["--IPEngine.enable_nanny=False"]
+            cluster.config.LocalEngineSetLauncher.delay = 0
+        # An engine counts as started at its first heartbeat: they come every 3 s if nobody asks for more.
+        beats = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=200"]
+        cluster.controller_args = [*cluster.controller_args, *beats]
         self._cluster = cluster
         try:
             self._async(cluster.start_controller(), end - time.monotonic())
