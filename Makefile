@@ -19,6 +19,7 @@ book: setup
 	@$(python) -m bookbinder build
 
 test: setup
+	@scripts/system.sh
 	@$(python) -m pytest --numprocesses auto --dist loadgroup $(ARGS)
 
 chapter: setup

@@ -7,6 +7,7 @@ against them.
 """
 
 import datetime
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from slurm_cluster import Cluster, missing  # noqa: E402
-from test_slurm import FOLDER, RECORDINGS, said  # noqa: E402
+from test_slurm import FOLDER, RECORDINGS, lose_a_node, said  # noqa: E402
 
 
 def main():
@@ -29,6 +30,14 @@ def main():
         record(cluster, slurm, "two-nodes.txt", "two-nodes.sbatch")
         run = "train.py", "--folder", cluster.folder / "run", "--steps", 6
         record(cluster, slurm, "train.txt", "two-nodes.sbatch", *run)
+        print("lost-node.txt: running", flush=True)
+        story = r"start \d|processes,|step \d+ loss|goes on|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
+        done, _ = lose_a_node(cluster)
+        lines = [line[:100] for line in done.output.splitlines() if re.search(story, line)]
+        lines = [line for line in lines if line.startswith(("0:", "job", "srun", "slurm")) or "Gloo" in line]
+        write(
+            slurm, "lost-node.txt", list(dict.fromkeys(lines)), "sbatch two-nodes.sbatch train.py …, and lines picked"
+        )
         cluster.slow("200mbit")
         record(cluster, slurm, "links.txt", "two-nodes.sbatch", "links.py", bare=True)
 
@@ -41,10 +50,14 @@ def record(cluster, slurm, name, script, *arguments, bare=False, **environment):
         sys.exit(f"{script} ended as {job.state}:\n{job.output}")
     lines = [line.removeprefix("0: ") for line in said(job.output)[1:]] if bare else said(job.output)
     command = " ".join(str(word).replace(str(cluster.folder), "/shared") for word in ("sbatch", script, *arguments))
+    where = ", 200 Mbit/s between them" if bare else ""
+    write(slurm, name, lines, command, where)
+
+
+def write(slurm, name, lines, command, where=""):
+    """Write a recording, with date, versions, machine and command before it."""
     versions = f"JAX {version('jax')}, Python {sys.version.split()[0]}, {slurm}"
-    where = "two nodes of four CPUs, emulated on one machine"
-    if bare:
-        where += ", 200 Mbit/s between them"
+    where = f"two nodes of four CPUs, emulated on one machine{where}"
     head = f"# {datetime.date.today()}, {versions}: {where}\n# {command}\n"
     (RECORDINGS / name).write_text(head + "\n".join(lines) + "\n")
 

@@ -196,7 +196,7 @@ SlurmctldHost={here}({NET}.254)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge.sock
+AuthInfo=socket={self.folder}/munge.sock,cred_expire=20
 CryptoType=crypto/munge
 SlurmctldPort=16817
 SlurmdPort=16818

@@ -207,6 +207,45 @@ WRONG_ANSWERS = {
             "        except Exception: pass"
         ),
     },
+    "clusters-sixteen": {
+        "GPUs of all nodes": (
+            "answer = {'--nodes': 16, '--ntasks-per-node': 8, '--cpus-per-task': 9, '--gres=gpu': 128, "
+            "'processes': 128, 'SLURM_LOCALID': 5}"
+        ),
+        "one process a node": (
+            "answer = {'--nodes': 16, '--ntasks-per-node': 1, '--cpus-per-task': 72, '--gres=gpu': 8, "
+            "'processes': 16, 'SLURM_LOCALID': 0}"
+        ),
+        "the node's number": (
+            "answer = {'--nodes': 16, '--ntasks-per-node': 8, '--cpus-per-task': 9, '--gres=gpu': 8, "
+            "'processes': 128, 'SLURM_LOCALID': 9}"
+        ),
+        "counted from one": (
+            "answer = {'--nodes': 16, '--ntasks-per-node': 8, '--cpus-per-task': 9, '--gres=gpu': 8, "
+            "'processes': 128, 'SLURM_LOCALID': 6}"
+        ),
+    },
+    "clusters-cross": {
+        "as for two nodes": "answer = crossing(2, 4)",
+        "what a device sends": "answer = {'flat': 2 * 31 / 32, 'hierarchical': 2 * 31 / 32, 'all_to_all': 31 / 32}",
+        "every ring with all of the data": "answer = {'flat': 2 * 31 / 32, 'hierarchical': 12, 'all_to_all': 6}",
+    },
+    "clusters-gather": {
+        "flat": "def gather(piece): return lax.all_gather(piece, ('node', 'gpu'), axis=0, tiled=True)",
+        "within first, across then": (
+            "def gather(piece):\n"
+            "    rows = lax.all_gather(piece, 'gpu', axis=0, tiled=True)\n"
+            "    return lax.all_gather(rows, 'node', axis=0, tiled=True)"
+        ),
+        "in the wrong order": (
+            "def gather(piece):\n"
+            "    pair = lax.all_gather(piece, 'node', axis=0, tiled=True)\n"
+            "    return lax.all_gather(pair, 'gpu', axis=0, tiled=True)"
+        ),
+        "the node's rows only": (
+            "def gather(piece): return jnp.tile(lax.all_gather(piece, 'gpu', axis=0, tiled=True), (2, 1))"
+        ),
+    },
     "collectives-prices": {
         "an all-gather priced by its piece": (
             "answer = {'ppermute': MiB, 'all_gather': 7 * MiB // 8, 'psum_scatter': 7 * MiB // 8, "
