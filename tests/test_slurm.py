@@ -97,6 +97,14 @@ def test_a_gpu_of_its_own_for_each_task_is_a_mistake(cluster):
     assert {len(gpus.split(",")) for gpus, _ in sees} == {1}
 
 
+def test_without_srun_jax_says_what_it_misses(cluster):
+    script = cluster.folder / "no-srun.sbatch"
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    script.write_text(text.replace("srun --kill-on-bad-exit=1 --label ", ""))
+    job = cluster.wait(cluster.submit(script))
+    assert job.state == "FAILED" and "ValueError: coordinator_address should be defined" in job.output, job.output
+
+
 def test_training_on_two_nodes_is_training_on_one_and_goes_on_there(cluster, tmp_path):
     run = cluster.folder / "run"
     job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "train.py", "--folder", run, "--steps", 6))
