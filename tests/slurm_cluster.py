@@ -196,7 +196,7 @@ SlurmctldHost={here}({NET}.254)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge.sock,cred_expire=20
+AuthInfo=socket={self.folder}/munge.sock,cred_expire=70
 CryptoType=crypto/munge
 SlurmctldPort=16817
 SlurmdPort=16818
@@ -214,7 +214,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
 SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2

@@ -134,6 +134,8 @@ def lose_a_node(cluster):
     wait_until(lambda: "node2" in cluster.output(job), 30, cluster, job)
     first_run = cluster.output(job)
 
+    # Slurm starts a lost job again when its credentials have expired: after 120 s, or 70 s as we have set it. It tries
+    # once more to end the first start 60 s after it could not, and must not find the second one then.
     cluster.start_node("node2")
     cluster.wait_for_nodes()
     if cluster.show(job)["JobState"] != "PENDING":  # its processes had ended before Slurm missed the node

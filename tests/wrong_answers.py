@@ -648,6 +648,17 @@ WRONG_ANSWERS = {
         ),
     },
     "global_arrays-only-three-rows": {
+        "two candidates from each device": (
+            "def longest_rows(a):\n"
+            "    def find(piece):\n"
+            "        norms, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 2)\n"
+            "        every = lax.all_gather(norms, 'x', tiled=True)\n"
+            "        _, winners = lax.top_k(every, 3)\n"
+            "        mine = winners // 2 == lax.axis_index('x')\n"
+            "        found = jnp.where(mine[:, None], piece[places[winners % 2]], 0)\n"
+            "        return lax.psum(found, 'x')\n"
+            "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
+        ),
         "everything gathered": (
             "def longest_rows(a):\n"
             "    whole = lax.with_sharding_constraint(a, everywhere)\n"
