@@ -171,6 +171,12 @@ def test_bad_numbers_are_refused_before_anything_starts(bad):
         start(**bad)
 
 
+def test_a_launcher_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="no launcher called 'sulrm'"):
+        start(2, cluster="sulrm")
+    assert Processes.current is None
+
+
 def test_what_cannot_start_in_time_is_given_up_and_cleared_away():
     with pytest.raises(ProcessFailure, match=r"of 4 processes have started"):
         start(4, limit=0.5)

@@ -102,7 +102,7 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
       A `Processes`.
 
     Raises:
-      ValueError: `n` or `devices` is not a whole number of at least 1.
+      ValueError: `n` or `devices` is not a whole number of at least 1, or nobody knows such a `cluster`.
       ImportError: ipyparallel is missing.
       ProcessFailure: they did not start, or did not find each other, within the limit. None is left behind.
     """
@@ -243,15 +243,19 @@ class Processes:
         """The operating system's processes, with ipyparallel's engines in them."""
         try:
             import ipyparallel
+            from traitlets import TraitError
         except ImportError:
             raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
 
         if isinstance(cluster, str):
             # From other hosts this one is seen under an address, since its name may mean the loopback here.
             options = {} if self._local else {"controller_ip": "*", "controller_location": _address()}
-            cluster = ipyparallel.Cluster(
-                engines=cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options
-            )
+            try:
+                folder = str(self._folder / "profile")
+                cluster = ipyparallel.Cluster(engines=cluster, profile_dir=folder, log_level=40, **options)
+            except TraitError:
+                known = "such as local, slurm, mpi or ssh"
+                raise ValueError(f"ipyparallel knows no launcher called {cluster!r}; name one, {known}") from None
             cluster.shutdown_atexit = False  # we stop it
         if self._local:
             # Of processes on this machine we see the ends ourselves; without a nanny each, half as many start.
@@ -272,7 +276,7 @@ class Processes:
                     raise FutureTimeout
                 if time.monotonic() > end:
                     raise FutureTimeout
-                if time.monotonic() > said + 15:
+                if not self._local and time.monotonic() > said + 15:  # a queue can be long
                     said = time.monotonic()
                     print(f"{len(self._client.ids)} of {self.n} processes are there", file=sys.stderr)
         except (FutureTimeout, OSError, RuntimeError) as error:
