@@ -20,7 +20,7 @@ book: setup
 
 test: setup
 	@scripts/system.sh
-	@$(python) -m pytest --numprocesses auto --dist loadgroup $(ARGS)
+	@$(python) -m pytest --numprocesses auto --dist loadfile $(ARGS) # a file's costly fixtures are made once
 
 chapter: setup
 	@test -n "$(FILE)" || { echo "which chapter? make chapter FILE=book/arrays.md" >&2; exit 2; }

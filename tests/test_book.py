@@ -140,9 +140,6 @@ EXERCISES = {
 }
 
 
-together = pytest.mark.xdist_group("exercises")  # in one process, so that chapters are tried once
-
-
 @pytest.fixture(scope="module")
 def outcomes():
     """What the checks say to stubs, wrong answers and solutions, for each exercise of the book."""
@@ -155,12 +152,10 @@ def outcomes():
     return found
 
 
-@together
 def test_every_exercise_was_tried(outcomes):
     assert outcomes.keys() == EXERCISES.keys() == WRONG_ANSWERS.keys()
 
 
-@together
 @pytest.mark.parametrize("label", EXERCISES)
 def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, outcomes):
     text = EXERCISES[label].text
@@ -175,7 +170,6 @@ def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, outcom
     assert outcome["solution"] == "accepted"
 
 
-@together
 @pytest.mark.parametrize("label", EXERCISES)
 def test_wrong_answers_are_refused(label, outcomes):
     refused = outcomes[label]["wrong"]

@@ -16,9 +16,6 @@ import pytest
 import shardlab.processes
 from shardlab.processes import Processes, ProcessFailure, start
 
-# One after the other: each group is several processes of its own.
-pytestmark = pytest.mark.xdist_group("processes")
-
 SETUP = """
 import os, signal, time
 import jax, numpy as np

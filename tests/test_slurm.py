@@ -18,8 +18,6 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
 RECORDINGS = FOLDER / "recordings"
 
-pytestmark = pytest.mark.xdist_group("slurm")
-
 
 @pytest.fixture(scope="module")
 def cluster():
