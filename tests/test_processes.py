@@ -265,7 +265,7 @@ def test_in_a_notebook_a_cell_runs_in_processes():
     assert said[3] == "[0-1] raised ValueError: as it should at line 1, `raise ValueError('as it should')`"
     assert said[4].startswith("AssertionError: this cell was to fail")
     assert said[5].startswith("ProcessFailure: [0-1] raised ValueError: really at line 1")
-    assert said[6].startswith("ValueError: '2-1' does not name processes") or "does not name processes" in said[6]
+    assert said[6].startswith("ValueError: %%processes: argument only: '2-1' does not name processes; write such as 0")
     assert "unrecognized arguments: --limt" in said[7] and "--help" in said[7]
     assert "usage: %%processes" in said[8] and "--grace" in said[8]
     assert said[9].startswith("[1] had not come back after 1 s; waiting at line 2")

@@ -501,7 +501,7 @@ def _numbers(text):
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if not match or int(match[1]) > int(match[2] or match[1]):
-            raise ValueError(f"{text!r} does not name processes; write such as 0 or 0,2-4")
+            raise argparse.ArgumentTypeError(f"{text!r} does not name processes; write such as 0 or 0,2-4")
         found += range(int(match[1]), int(match[2] or match[1]) + 1)
     return found
 
