@@ -37,6 +37,11 @@ def missing():
     return ""
 
 
+def on_cpus(devices):
+    """The environment in which JAX makes so many CPU devices in a process."""
+    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": "", "NPROC": "32"}
+
+
 @dataclass(frozen=True)
 class Job:
     """A job that has ended: its last state, its exit code, and what it printed."""
@@ -75,14 +80,7 @@ class Cluster:
         """Queue a batch script; returns the number of the job. Its output lands in the cluster's folder."""
         command = ["sbatch", "--parsable", f"--chdir={ROOT / 'book' / 'cluster'}"]
         command += [f"--output={self.folder}/%x-%j.out", str(ROOT / script), *map(str, arguments)]
-        settings = {
-            "VENV": sys.prefix,
-            "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": "1",
-            "XLA_FLAGS": "",
-            "NPROC": "32",
-        }
-        return self.run(*command, **settings | environment).strip()
+        return self.run(*command, **{"VENV": sys.prefix} | on_cpus(1) | environment).strip()
 
     def show(self, job):
         """What Slurm knows of a job, as a dict."""

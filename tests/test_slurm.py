@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_cluster import Cluster, missing
+from slurm_cluster import Cluster, missing, on_cpus
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
@@ -58,10 +58,11 @@ def same(one, other):
 
 def alone(*arguments, devices=8):
     """Run a program of the chapter in one process, without Slurm; returns its lines."""
-    settings = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": "", "NPROC": "32"}
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, cwd=FOLDER, env=clean | settings, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, cwd=FOLDER, env=clean | on_cpus(devices), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -179,10 +179,7 @@ class Processes:
 
     def __getitem__(self, name):
         """What a variable, or any expression, is in each process: a list in the order of the processes."""
-        calls = self._call(range(self.n), _value, name)
-        self._wait(calls, time.monotonic() + 60, grace=5)
-        self._judge(calls, "")
-        return [call.result["value"] for call in calls]
+        return self._do(time.monotonic() + 60, _value, name, grace=5)
 
     def run(self, code, only=None, *, limit=60, grace=5):
         """Run code in every process, or in some, at the same time, and wait until all have ended.
@@ -272,9 +269,7 @@ class Processes:
             said = time.monotonic()
             while len(self._client.ids) < self.n:
                 time.sleep(_TICK)
-                if self._exits():
-                    raise FutureTimeout
-                if time.monotonic() > end:
+                if self._exits() or time.monotonic() > end:
                     raise FutureTimeout
                 if not self._local and time.monotonic() > said + 15:  # a queue can be long
                     said = time.monotonic()
@@ -293,12 +288,8 @@ class Processes:
 
     def _prepare(self, end):
         """Bring the engines into order, and turn them into processes that report as we want."""
-        ids = list(self._client.ids)
-        hellos = [self._client[i].apply_async(_hello) for i in ids]
-        calls = [_Call(place, hello) for place, hello in enumerate(hellos)]
-        self._wait(calls, end, grace=1)
-        self._judge(calls, "")
-        order = sorted(zip(ids, (call.result["value"] for call in calls), strict=True), key=lambda pair: pair[1])
+        self._ids = list(self._client.ids)
+        order = sorted(zip(self._ids, self._do(end, _hello), strict=True), key=lambda pair: pair[1])
         self._ids = [i for i, _ in order]
         self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
         watch = (os.getpid(), self._controller_pid()) if self._local else None
@@ -318,10 +309,10 @@ class Processes:
         """Run a coroutine in our own thread, for a limited time."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
 
-    def _do(self, end, function, *args, only=None):
+    def _do(self, end, function, *args, only=None, grace=1):
         """Call a function of this module in processes, each with its number first; returns the results."""
         calls = self._call(range(self.n) if only is None else only, function, *args)
-        self._wait(calls, end, grace=1)
+        self._wait(calls, end, grace)
         self._judge(calls, "")
         return [call.result["value"] for call in calls]
 
@@ -473,7 +464,7 @@ def _report(outcomes, code, stopped):
             "raised": f"raised {error}{where}",
             "died": f"died after {seconds:.1f} s, {error}",
             "hung": f"had not come back after {seconds:.0f} s; waiting{where or ' somewhere'}",
-            "waited": f"still waiting{where or ''} after {seconds:.0f} s",
+            "waited": f"still waiting{where} after {seconds:.0f} s",
         }[state]
         text.append(f"{who} {what}")
     done = [outcome.process for outcome in outcomes if outcome.state == "done"]
@@ -577,7 +568,7 @@ def _show(outcomes):
 _me = {}
 
 
-def _hello():
+def _hello(_):
     """Where this engine belongs: by its rank, if a launcher gave it one, else by host and process number."""
     ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     rank = next((int(os.environ[name]) for name in ranks if name in os.environ), 0)
