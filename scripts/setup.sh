@@ -81,7 +81,8 @@ rm -f .venv/ready
 awk '/^[^ #]/ { wanted = /^uv==/ } wanted' requirements.txt >.venv/uv.txt
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
 unset UV_SYSTEM_PYTHON # it would mean another environment than ours
-.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes requirements.txt
+# Compiled now, since many kernels start at once later, and PYTHONDONTWRITEBYTECODE would make each compile all of JAX.
+.venv/bin/uv pip sync --quiet --python .venv/bin/python --require-hashes --compile-bytecode requirements.txt
 .venv/bin/uv pip install --quiet --python .venv/bin/python --offline --no-deps --no-build-isolation --editable .
 printf '%s\n' "$state" >.venv/ready
 say "ready"
