@@ -245,6 +245,14 @@ WRONG_ANSWERS = {
         "the node's rows only": (
             "def gather(piece): return jnp.tile(lax.all_gather(piece, 'gpu', axis=0, tiled=True), (2, 1))"
         ),
+        "all rows quoted, none sent": "def gather(piece): return x",
+        "the node's rows across one by one": (
+            "def gather(piece):\n"
+            "    rows = lax.all_gather(piece, 'gpu', axis=0, tiled=True)\n"
+            "    other = lax.map(lambda row: lax.ppermute(row, 'node', [(0, 1), (1, 0)]), rows)\n"
+            "    first = lax.axis_index('node') == 0\n"
+            "    return jnp.concatenate([jnp.where(first, rows, other), jnp.where(first, other, rows)])"
+        ),
     },
     "collectives-prices": {
         "an all-gather priced by its piece": (

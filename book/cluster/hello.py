@@ -5,8 +5,9 @@ import socket
 
 import jax
 
-if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
-    jax.distributed.initialize()  # Slurm tells it everything
+counts = "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PROCESSES"
+if max(int(os.environ.get(name, 1)) for name in counts) > 1:
+    jax.distributed.initialize()  # the launcher tells it everything
 
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P

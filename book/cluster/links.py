@@ -1,4 +1,4 @@
-"""What four patterns of communication send between nodes, and how long they take.
+"""What five patterns of communication send between nodes, and how long they take.
 
 srun python links.py --megabytes 4       (two nodes with the same number of processes each)
 
@@ -59,7 +59,7 @@ def between(x):
 
 
 def sent():
-    """Bytes that this node has sent through its interfaces."""
+    """Bytes that this node has sent through its interfaces, as the kernel counts; RDMA is not in it."""
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     return sum(int(line.split()[9]) for line in lines if not line.strip().startswith("lo:"))
 

@@ -3,11 +3,13 @@
 #   jax.distributed.initialize(os.environ["MEET"], int(os.environ["COUNT"]), int(os.environ["PLACE"]))
 set -euo pipefail
 hosts=(host1 host2)
-program=${1:?which program?}
+program=("${@:?which program, with its arguments?}")
 place=0
 for host in "${hosts[@]}"; do
-  ssh "$host" "cd '$PWD' && MEET=${hosts[0]}:8476 COUNT=${#hosts[@]} PLACE=$place python -u '$program'" &
+  variables="MEET=${hosts[0]}:8476 COUNT=${#hosts[@]} PLACE=$place"
+  ssh -tt "$host" "cd '$PWD' && $variables '$VENV/bin/python' -u ${program[*]@Q}" &
   place=$((place + 1))
 done
-wait -n || { kill $(jobs -p); exit 1; } # one has failed: end all
-wait
+for _ in "${hosts[@]}"; do
+  wait -n || { kill $(jobs -p) 2>/dev/null || true; exit 1; } # one has failed: end all
+done

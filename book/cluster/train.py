@@ -17,7 +17,8 @@ options.add_argument("--every", type=int, default=2, help="steps between two che
 options.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch")
 options = options.parse_args()
 
-if int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+counts = "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PROCESSES"
+if max(int(os.environ.get(name, 1)) for name in counts) > 1:
     jax.distributed.initialize(heartbeat_timeout_seconds=20)
 
 import jax.numpy as jnp
@@ -74,5 +75,5 @@ with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as mana
         manager.save(step, args=ocp.args.StandardSave(state))
         time.sleep(options.pause)
 if first:
-    total = sum(float(jnp.abs(leaf).sum()) for leaf in jax.tree.leaves(state["params"]))
+    total = sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state["params"]))
     print(f"done, sum of all weights {total:.4f}", flush=True)
