@@ -1,13 +1,14 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve lint lock clean
+.PHONY: help setup book test chapter serve publish-notebooks lint lock clean
 
 help:
-	@echo "make book                       the book, in _build/html/index.html"
+	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
 	@echo "make test                       every test"
 	@echo "make chapter FILE=book/x.md     one chapter, fast"
 	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
+	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
@@ -28,6 +29,9 @@ chapter: setup
 
 serve: setup
 	@$(python) -m bookbinder serve --port $(or $(PORT),8000)
+
+publish-notebooks: setup
+	@$(python) -m bookbinder publish-notebooks $(REMOTE)
 
 lint: setup
 	@$(python) -m ruff check

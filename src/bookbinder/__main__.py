@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from bookbinder import book as books
-from bookbinder import progress, site
+from bookbinder import notebooks, progress, site
 from bookbinder.execute import Stopped
 
 
@@ -17,17 +17,22 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="bookbinder", description="Bind chapters that are programs into a site.")
     parser.add_argument("--root", default=".", help="the folder of the book, with _toc.yml in it (default: here)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="execute what changed, and make the site in _build/html")
+    build = commands.add_parser("build", help="execute what changed, and make the site and the notebooks in _build")
     chapter = commands.add_parser("chapter", help="execute one chapter, and make its page alone")
     chapter.add_argument("file", help="such as book/arrays.md")
     serve = commands.add_parser("serve", help="show the site on localhost; rebuild and reload on every save")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
+    publish = commands.add_parser(
+        "publish-notebooks", help="put the notebooks on a branch, from which Colab opens them"
+    )
+    publish.add_argument("remote", nargs="?", default="origin", help="as git push takes it (default: origin)")
     for command in (build, serve):
         command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
     options = parser.parse_args(arguments)
     try:
-        return {"build": _build, "chapter": _chapter, "serve": _serve}[options.command](options)
-    except (books.BookError, site.SiteError) as error:
+        run = {"build": _build, "chapter": _chapter, "serve": _serve, "publish-notebooks": _publish}
+        return run[options.command](options)
+    except (books.BookError, site.SiteError, notebooks.PublishError) as error:
         print(error, file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
@@ -54,6 +59,7 @@ def _build(options):
         print(f"{len(failed)} of {len(results)} chapters failed; the site is as it was", file=sys.stderr)
         return 1
     print(f"the site: {_shown(book.build_folder / 'html' / 'index.html')}")
+    print(f"the notebooks: {_shown(book.build_folder / 'notebooks')}")
     return 0
 
 
@@ -66,6 +72,14 @@ def _chapter(options):
         _print_failure(result.failure)
         return 1
     print(f"the page: {_shown(page)}")
+    return 0
+
+
+def _publish(options):
+    book = books.load(options.root)
+    commit = notebooks.publish(book, options.remote, site.is_current(book))
+    count = len(list((book.build_folder / "notebooks").glob("*.ipynb")))
+    print(f"{count} notebooks are on the branch notebooks of {options.remote}, as {commit[:12]}")
     return 0
 
 

@@ -65,6 +65,16 @@ class Chapter:
         return matter
 
     @cached_property
+    def jax_floor(self):
+        """The oldest JAX that this chapter runs on, if it is newer than the book's: "0.8.2" for `jax: ">=0.8.2"`."""
+        wanted = self.front_matter.get("jax")
+        if wanted is None:
+            return None
+        if match := re.fullmatch(r">=\s*(\d+\.\d+\.\d+)", str(wanted)):
+            return match[1]
+        raise BookError(self.path, 1, f'the front matter says jax: {wanted}; write it as jax: ">=0.8.2"')
+
+    @cached_property
     def notebook(self):
         """The chapter as a notebook (nbformat), read just as Jupyter Book reads it."""
         from myst_nb.core.read import read_myst_markdown_notebook
@@ -105,6 +115,7 @@ class Chapter:
                 )
         if not self._has_cells():
             return
+        _ = self.jax_floor
         if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
             message = (
                 "has code cells, but its front matter does not say `jupytext: text_representation: format_name: myst`, "

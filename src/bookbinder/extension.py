@@ -2,18 +2,19 @@
 
 Stock Jupyter Book reuses outputs while a chapter's own code is the same, whatever else has changed, and
 publishes a page whose cell failed. With this in `_config.yml`, chapters are executed by
-`bookbinder.execute` before Sphinx reads them, and a failure ends the build.
+`bookbinder.execute` before Sphinx reads them, and a failure ends the build. Its button for Colab leads to the
+chapter's source, which Colab cannot open; ours leads to the notebook.
 """
 
 import json
-import os
+from html import escape
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.errors import ExtensionError
 
+from bookbinder import address, execute, notebooks
 from bookbinder import book as books
-from bookbinder import execute
 from bookbinder.progress import Lines
 
 
@@ -22,6 +23,7 @@ def setup(app):
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
+    app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
     app.connect("build-finished", _name_dependencies)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
@@ -31,12 +33,15 @@ def _name_the_repository(app, config):
 
     Chapters name it as {{ repository }}.
     """
-    name = os.environ.get("GITHUB_REPOSITORY")
-    if name:
-        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
-        config.html_theme_options["repository_url"] = f"{server}/{name}"
-    address = config.html_theme_options.get("repository_url", "")
-    config.myst_substitutions = {**config.myst_substitutions, "repository": f"<{address}>"}
+    config.html_theme_options["repository_url"] = _address(config).repository
+    config.myst_substitutions = {**config.myst_substitutions, "repository": f"<{_address(config).repository}>"}
+
+
+def _address(config):
+    """The book's addresses, from what Jupyter Book made of `_config.yml`."""
+    options = config.html_theme_options
+    repository = {"url": options.get("repository_url"), "branch": options.get("repository_branch")}
+    return address.of({"repository": repository, "html": {"baseurl": config.html_baseurl}})
 
 
 def _execute(app, env, added, changed, removed):
@@ -48,6 +53,7 @@ def _execute(app, env, added, changed, removed):
     prefix = f"{books.FOLDER}/" if source == root else ""
     book = books.load(root)
     chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
+    env.bookbinder_notebooks = {name.removesuffix(".ipynb") for name in notebooks.make(book, chapters)}
     folder = env.mystnb_config.execution_cache_path
     try:
         results = execute.run(book, folder, chapters=chapters, progress=Lines())
@@ -62,6 +68,24 @@ def _execute(app, env, added, changed, removed):
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
+
+
+def _link_notebook(app, pagename, templatename, context, doctree):
+    """The buttons and the line below a chapter's title lead to its notebook."""
+    name = pagename.removeprefix(f"{books.FOLDER}/")
+    if name not in getattr(app.env, "bookbinder_notebooks", ()):
+        return
+    where = _address(app.config)
+    colab, download = where.colab(name), where.notebook(name)
+    buttons = context["header_buttons"]
+    open_it = {"label": "launch-colab", "icon": "fas fa-rocket", "text": "", "url": colab}
+    buttons.insert(0, {"type": "link", "tooltip": "Run this chapter in Colab", **open_it})
+    save_it = {"label": "download-notebook-button", "icon": "fas fa-code", "text": ".ipynb", "url": download}
+    for group in buttons:
+        if group.get("label") == "download-buttons":
+            group["buttons"].insert(0, {"type": "link", "tooltip": "Download the notebook", **save_it})
+    links = f'<a href="{escape(colab)}">Open in Colab</a> <a href="{escape(download)}">Download the notebook</a>'
+    context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
 
 
 def _make_ids_unique(app, doctree):

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import yaml
 
-from bookbinder import execute
+from bookbinder import address, execute, notebooks
 from bookbinder.book import FOLDER
 from bookbinder.progress import plain
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
+PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 
 
 class SiteError(Exception):
@@ -28,47 +29,71 @@ class SiteError(Exception):
 
 
 def build(book, *, jobs=None, progress=None):
-    """Execute what changed, then make the site below `_build/html`.
+    """Execute what changed, then make the site in `_build/html` and the notebooks in `_build/notebooks`.
 
-    The site that is there stays until the new one is complete and without a warning.
+    What is there stays until the new one is complete and without a warning.
 
     Returns:
       The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
 
     Raises:
       SiteError: Jupyter Book failed or warned.
+      BookError: a chapter cannot be made a notebook.
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
     with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
-        _finish_swap(folder)
+        for name in PUBLISHED:
+            _finish_swap(folder / name)
         state_file = folder / "state.json"
-        inputs = _inputs_digest(book)
-        state = _read_state(state_file)
-        if (
-            state.get("inputs") == inputs
-            and state.get("outputs") == _outputs_digest(folder / "html")
-            and state.get("dependencies") == _dependencies(state.get("dependencies", {}))
-        ):
-            return [
-                execute.Result(**{**r, "status": "reused" if r["status"] == "ran" else r["status"]})
-                for r in state["results"]
-            ]
-        results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
-        if any(result.failure for result in results):
-            return results
+        state, inputs, commit = _read_state(state_file), _inputs_digest(book), address.commit(book.root)
+        current = _is_current(book, state, inputs)
+        if current and state["commit"] == commit:
+            return _reused(state)
+        made_notebooks = notebooks.make(book)  # first, since it takes a second and can fail
+        if current:  # but for the commit, which notebooks name
+            results, dependencies = _reused(state), state["dependencies"]
+        else:
+            results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
+            if any(result.failure for result in results):
+                return results
+            progress.say("making the pages")
+            made = _jupyter_book(book, folder / "staging", lock, stop)
+            _swap(made, folder / "html")
+            dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
 
-        progress.say("making the pages")
-        made = _jupyter_book(book, folder / "staging", lock, stop)
-        _swap(made, folder)
+        shutil.rmtree(folder / "made-notebooks", ignore_errors=True)
+        notebooks.write(book, made_notebooks, folder / "made-notebooks")
+        _swap(folder / "made-notebooks", folder / "notebooks")
+        shutil.rmtree(folder / "made-notebooks")
         state = {
             "inputs": inputs,
-            "outputs": _outputs_digest(folder / "html"),
-            "dependencies": _dependencies(json.loads((made.parent / "dependencies.json").read_text())),
+            "commit": commit,
+            "outputs": _outputs_digest(folder),
+            "dependencies": dependencies,
             "results": [asdict(result) for result in results],
         }
         _write(state_file, json.dumps(state))
         return results
+
+
+def _reused(state):
+    """The results of the last build, as those of one that had nothing to do."""
+    results = (execute.Result(**result) for result in state["results"])
+    return [replace(result, status="reused") if result.status == "ran" else result for result in results]
+
+
+def is_current(book):
+    """Whether what was built last is whole, and is of the sources as they are now."""
+    return _is_current(book, _read_state(book.build_folder / "state.json"), _inputs_digest(book))
+
+
+def _is_current(book, state, inputs):
+    return (
+        state.get("inputs") == inputs
+        and state.get("outputs") == _outputs_digest(book.build_folder)
+        and state.get("dependencies") == _dependencies(state.get("dependencies", {}))
+    )
 
 
 def build_chapter(book, chapter, *, progress=None):
@@ -79,6 +104,7 @@ def build_chapter(book, chapter, *, progress=None):
     progress = progress or execute.Progress()
     folder = book.build_folder
     with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
+        notebooks.make(book, [chapter])  # says what Colab would not show
         results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
         if results[0].failure:
             return results[0], None
@@ -197,6 +223,7 @@ def _inputs_digest(book):
         execute.folder_digest(book.root / FOLDER),
         execute.folder_digest(book.root / "src", "*.py"),
         (book.root / "_toc.yml").read_text("utf-8"),
+        "".join(file.read_text("utf-8") for file in book.root.glob("pyproject.toml")),  # makes the wheel
         _fresh_digest(book, None),
     )
 
@@ -214,9 +241,9 @@ def _fresh_digest(book, only):
     )
 
 
-def _outputs_digest(html):
+def _outputs_digest(folder):
     """Whether the published files are still those that we put there."""
-    files = sorted(path for path in html.rglob("*") if path.is_file())
+    files = sorted(path for name in PUBLISHED for path in (folder / name).rglob("*") if path.is_file())
     return _digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
 
 
@@ -247,23 +274,23 @@ def _write(path, text):
     part.replace(path)
 
 
-def _swap(made, folder):
-    """Put a copy of a finished site in the place of the old one."""
-    new, old = folder / "html.new", folder / "html.old"
+def _swap(made, place):
+    """Put a copy of a finished folder in the place of the old one."""
+    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
     shutil.rmtree(new, ignore_errors=True)
     shutil.copytree(made, new, ignore=shutil.ignore_patterns(".buildinfo"))
-    if (folder / "html").exists():
-        (folder / "html").rename(old)
-    new.rename(folder / "html")
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _finish_swap(folder):
-    """A build that was killed between the two renames above left the old site beside its place."""
-    old = folder / "html.old"
-    if old.exists() and not (folder / "html").exists():
-        old.rename(folder / "html")
-    for leftover in (old, folder / "html.new"):
+def _finish_swap(place):
+    """A build that was killed between the two renames above left the old folder beside its place."""
+    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
+    if old.exists() and not place.exists():
+        old.rename(place)
+    for leftover in (old, new):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

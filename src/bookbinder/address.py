@@ -1,0 +1,78 @@
+"""Where the book lives: every link to its repository, its site and its notebooks is made here."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+BRANCH = "notebooks"  # the branch on which notebooks are published
+COLAB = "https://colab.research.google.com"
+
+
+@dataclass(frozen=True)
+class Address:
+    """The addresses of one book.
+
+    Attributes:
+      repository: "https://github.com/OWNER/NAME", without a slash at its end.
+      branch: the branch with the sources, "main".
+      site: where the pages are, with a slash at its end.
+    """
+
+    repository: str
+    branch: str
+    site: str
+
+    @property
+    def name(self):
+        """The repository as GitHub names it, "OWNER/NAME"."""
+        return "/".join(self.repository.split("/")[-2:])
+
+    def page(self, chapter, anchor=""):
+        """A chapter's page on the site, or a place on it."""
+        return f"{self.site}{chapter}.html" + (f"#{anchor}" if anchor else "")
+
+    def colab(self, chapter):
+        """What opens a chapter's notebook in Colab."""
+        return f"{COLAB}/github/{self.name}/blob/{BRANCH}/{chapter}.ipynb"
+
+    def notebook(self, chapter):
+        """What downloads a chapter's notebook."""
+        return f"{self.repository}/raw/{BRANCH}/{chapter}.ipynb"
+
+    def file(self, path, version):
+        """A file of the repository, to look at."""
+        return f"{self.repository}/blob/{version}/{path}"
+
+    def raw(self, path, version):
+        """A file of the repository, as it is: for images."""
+        return f"{self.repository}/raw/{version}/{path}"
+
+
+def of(config):
+    """The addresses of a book, from its `_config.yml`; in GitHub's CI from the repository being built.
+
+    Args:
+      config: the content of `_config.yml`. `repository: url:` and `branch:` say where the sources are,
+        `html: baseurl:` where the site is; without the last it is GitHub's own place for pages.
+    """
+    settings = config.get("repository") or {}
+    named = str(settings.get("url") or "").rstrip("/").removesuffix(".git")
+    built = os.environ.get("GITHUB_REPOSITORY")
+    repository = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{built}" if built else named
+    site = (config.get("html") or {}).get("baseurl") or ""
+    if not site or repository != named:  # a fork has pages of its own
+        owner, _, name = "/".join(repository.split("/")[-2:]).partition("/")
+        place = f"{owner.lower()}.github.io"
+        site = f"https://{place}/" if name.lower() == place else f"https://{place}/{name}/"
+    return Address(repository, settings.get("branch") or "main", site.rstrip("/") + "/")
+
+
+@cache
+def commit(root):
+    """The commit that is checked out in a folder, 40 digits; "" where there is none."""
+    command = ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,282 @@
+"""Make each chapter a notebook that Colab opens and runs: `_build/notebooks/NAME.ipynb`, with the wheel beside them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bookbinder import address as addresses
+from bookbinder import plain
+from bookbinder.book import BookError
+
+FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
+PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # matter on the page only
+BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
+
+
+def make(book, chapters=None):
+    """Make the notebooks of all chapters that have code, or of some.
+
+    The same sources at the same commit give the same bytes.
+
+    Args:
+      book: the `bookbinder.book.Book`.
+      chapters: those to make; all by default.
+
+    Returns:
+      A dict from the names of the files to their content, as text.
+
+    Raises:
+      BookError: a chapter says something that Colab would not show; with file and line.
+    """
+    parser = plain.make_parser(book.config)
+    targets = plain.targets(book, parser)
+    address = addresses.of(book.config)
+    commit = addresses.commit(book.root)
+    made = {}
+    for chapter in chapters or book.chapters:
+        if chapter.runs:
+            text = plain.Plain(book, chapter, targets, address, commit or address.branch, parser)
+            made[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
+    return made
+
+
+class _Notebook:
+    """The notebook of one chapter, while it is made."""
+
+    def __init__(self, text, commit):
+        self.plain, self.chapter, self.commit = text, text.chapter, commit
+        self.cells, self.buffer, self.notes, self.solution = [], [], 0, None
+
+    def text(self):
+        """The notebook as the text of a file."""
+        import nbformat
+
+        self._read()
+        metadata = {
+            "colab": {"provenance": [], "toc_visible": True},
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+        for number, cell in enumerate(self.cells):
+            cell["id"] = f"{re.sub(r'[^a-zA-Z0-9-_]', '-', self.chapter.name)[:50]}-{number}"
+        notebook = nbformat.from_dict({"cells": self.cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+        nbformat.validate(notebook)
+        return nbformat.writes(notebook) + "\n"
+
+    def _read(self):
+        source = self.chapter.text
+        lines = source.split("\n")
+        code = iter([cell for cell in self.chapter.notebook.cells if cell.cell_type == "code"])
+        for group in plain.groups(self.plain.parse(source)):
+            token = group[0]
+            line = token.map[0] + 1 if token.map else 1
+            if token.type == "fence" and token.info.strip().startswith("{code-cell}"):
+                self._flush()
+                self._code(next(code), line)
+            elif token.type == "heading_open" and token.tag == "h1":
+                self._begin(group, line)
+            elif token.type in ("heading_open", "myst_block_break"):
+                self._flush()
+                if token.type == "heading_open":
+                    self.buffer.append(self.plain.block(group, lines, 1))
+            else:
+                directive = plain.as_directive(token, line, self.chapter)
+                if directive and directive.name in GATES:
+                    self._gate(directive, line)
+                elif block := self.plain.block(group, lines, 1):
+                    if not self.cells:
+                        raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
+                    self.buffer.append(block)
+        self._flush()
+        if self.solution:
+            raise BookError(self.chapter.path, self.solution[1], "this solution has no {solution-end}")
+
+    def _begin(self, group, line):
+        """The title with its links, and the cell that sets up."""
+        if self.cells:
+            raise BookError(self.chapter.path, line, "a chapter has one title; write ## for a section")
+        address, name = self.plain.address, self.chapter.name
+        self._text(
+            f"{self.plain.block(group, self.chapter.text.split(chr(10)), 1)}\n\n"
+            f"[![Open in Colab]({BADGE})]({address.colab(name)})\n\n"
+            f"A chapter of [{self.plain.book.config.get('title', 'the book')}]({address.site}). "
+            f"[Its page]({address.page(name)}) shows all outputs; here you make them yourself."
+        )
+        self._add_code(set_up(self.chapter, address, self.commit), "Set-up: run this first")
+
+    def _gate(self, directive, line):
+        """Exercises and solutions hold cells; what begins and ends them stands between the cells."""
+        if directive.name in ("exercise-start", "exercise-end"):
+            self._flush()
+            if directive.name == "exercise-start":
+                self.buffer.append(self.plain.exercise(directive, line)[1])
+        elif directive.name == "solution-start":
+            self._flush()
+            self.solution = self.plain.exercise(directive, line)[0], line
+        else:
+            self._flush()
+            self.solution = None
+
+    def _flush(self):
+        """End a text cell."""
+        text = "\n\n".join([*self.buffer, *self.plain.notes_since(self.notes)])
+        self.buffer, self.notes = [], len(self.plain.notes)
+        if text and self.solution:
+            text = plain.box(f"Solution of exercise {self.solution[0]}", text, True)
+        if text:
+            self._text(text)
+
+    def _text(self, text):
+        self.cells.append({"cell_type": "markdown", "metadata": {}, "source": text})
+
+    def _code(self, cell, line):
+        """A code cell; those that are folded on the page are folded here."""
+        tags = set(cell.metadata.get("tags", ()))
+        if unknown := tags - FOLD_TAGS - PAGE_TAGS:
+            known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS))
+            raise BookError(self.chapter.path, line, f"notebooks do not know the tag {min(unknown)}; there are {known}")
+        if not cell.source.strip():
+            return
+        if not self.cells:
+            raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
+        title = None
+        if self.solution:
+            title = f"Solution of exercise {self.solution[0]}: double-click to read it"
+        elif tags & FOLD_TAGS:
+            title = "Folded code: double-click to read it"
+        self._add_code(cell.source, title, fold=bool(title))
+
+    def _add_code(self, source, title=None, fold=False):
+        if title:  # a magic stays the first line
+            first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
+            source = "\n".join(part for part in (first, f"#@title {title}", rest) if part)
+        metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold else {}
+        cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None, "outputs": []}
+        self.cells.append(cell)
+
+
+GATES = ("exercise-start", "exercise-end", "solution-start", "solution-end")
+
+_INSTALL = """\
+from glob import glob
+from importlib.util import find_spec
+
+book = "git+{repository}@{version}"
+package = [*glob("shardlab-*.whl"), book][0]  # a wheel beside this notebook, or the book's repository
+if not find_spec("shardlab"):
+    %pip install --quiet {{package}}
+"""
+_UPGRADE = """
+from importlib.metadata import version
+
+if [int(part) for part in version("jax").split(".")[:3]] < {floor}:
+    %pip install --quiet "jax>={wanted}"
+    raise RuntimeError("JAX is new now: choose Runtime > Restart session, then Runtime > Run all")
+"""
+_DEVICES = """
+from shardlab.devices import emulate
+
+print(len(emulate(8)), "devices are ready")
+"""
+
+
+def set_up(chapter, address, commit):
+    """The first cell of a notebook: installs shardlab alone, and readies eight devices if the chapter wants them."""
+    code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
+    if chapter.jax_floor:
+        floor = [int(part) for part in chapter.jax_floor.split(".")]
+        code += _UPGRADE.format(floor=floor, wanted=chapter.jax_floor)
+    if any("emulate(8)" in cell.source for cell in chapter.cells):
+        code += _DEVICES
+    return code.rstrip("\n")
+
+
+# --- What lies on the branch ------------------------------------------------------------------------------
+
+
+class PublishError(Exception):
+    """The notebooks cannot be published; the message says why, and what to do."""
+
+
+def write(book, files, folder):
+    """Write notebooks, wheel and VERSION.json into a new folder."""
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, "utf-8")
+    wheel = build_wheel(book.root, folder)
+    commit = addresses.commit(book.root)
+    version = {
+        "repository": addresses.of(book.config).repository,
+        "commit": commit,
+        "wheel": wheel,
+        "notebooks": sorted(files),
+    }
+    (folder / "VERSION.json").write_text(json.dumps(version, indent=1) + "\n")
+
+
+def build_wheel(root, folder):
+    """Build shardlab's wheel into a folder; returns its name. The same sources give the same bytes."""
+    if not (root / "src" / "shardlab").is_dir():
+        return None  # a book without a package of its own
+    environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory() as made:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", made]
+        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise BookError("pyproject.toml", None, f"the wheel of shardlab cannot be built:\n{done.stderr.strip()}")
+        (wheel,) = Path(made).glob("*.whl")
+        shutil.copy(wheel, folder)
+    return wheel.name
+
+
+def publish(book, remote, is_current):
+    """Put what is in `_build/notebooks` on the branch `notebooks` of a remote, as one commit without a parent.
+
+    Args:
+      book: the `bookbinder.book.Book`.
+      remote: the name or address of a repository, as `git push` takes it.
+      is_current: whether the last build is of what is in the folder now.
+
+    Returns:
+      The commit, 40 digits. The same notebooks give the same one.
+
+    Raises:
+      PublishError: something is not committed, the build is missing or old, or git refused.
+    """
+    folder, root = book.build_folder / "notebooks", book.root
+    head = addresses.commit(root)
+    if not head:
+        raise PublishError(f"{root} is not a git repository with a commit; publishing needs one")
+    if dirty := _git(root, "status", "--porcelain").strip():
+        raise PublishError(f"not committed yet:\n{dirty}\nCommit, make book, and publish again")
+    version = json.loads((folder / "VERSION.json").read_text()) if (folder / "VERSION.json").exists() else {}
+    if not is_current or version.get("commit") != head:
+        built = f"of {version['commit'][:12]}" if version.get("commit") else "missing"
+        raise PublishError(f"the last good build is {built}, not of {head[:12]}: make book, and publish again")
+
+    entries = []
+    for file in sorted(folder.iterdir()):
+        blob = _git(root, "hash-object", "-w", "--no-filters", str(file)).strip()
+        entries.append(f"100644 blob {blob}\t{file.name}\n")
+    tree = _git(root, "mktree", text="".join(entries)).strip()
+    date = _git(root, "show", "-s", "--format=%cI", head).strip()
+    who = {"NAME": book.config.get("title", "The book"), "EMAIL": "notebooks@localhost", "DATE": date}
+    identity = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in who.items()}
+    message = f"Notebooks of {head}"
+    commit = _git(root, "commit-tree", tree, "-m", message, environment=identity).strip()
+    _git(root, "push", "--quiet", "--force", remote, f"{commit}:refs/heads/{addresses.BRANCH}")
+    return commit
+
+
+def _git(root, *arguments, text=None, environment=None):
+    done = subprocess.run(
+        ["git", *arguments], cwd=root, input=text, capture_output=True, text=True, env=os.environ | (environment or {})
+    )
+    if done.returncode:
+        raise PublishError(f"git {arguments[0]} failed: {done.stderr.strip()}")
+    return done.stdout
