@@ -75,6 +75,8 @@ class _Notebook:
         for group in plain.groups(self.plain.parse(source)):
             token = group[0]
             line = token.map[0] + 1 if token.map else 1
+            if not self.cells and token.type not in plain.DROPPED and token.tag != "h1":
+                raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
             if token.type == "fence" and token.info.strip().startswith("{code-cell}"):
                 self._flush()
                 self._code(next(code), line)
@@ -89,8 +91,6 @@ class _Notebook:
                 if directive and directive.name in GATES:
                     self._gate(directive, line)
                 elif block := self.plain.block(group, lines, 1):
-                    if not self.cells:
-                        raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
                     self.buffer.append(block)
         self._flush()
         if self.solution:
@@ -142,8 +142,6 @@ class _Notebook:
             raise BookError(self.chapter.path, line, f"notebooks do not know the tag {min(unknown)}; there are {known}")
         if not cell.source.strip():
             return
-        if not self.cells:
-            raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
         title = None
         if self.solution:
             title = f"Solution of exercise {self.solution[0]}: double-click to read it"
@@ -221,7 +219,7 @@ def write(book, files, folder):
 
 def build_wheel(root, folder):
     """Build shardlab's wheel into a folder; returns its name. The same sources give the same bytes."""
-    if not (root / "src" / "shardlab").is_dir():
+    if not (root / "pyproject.toml").is_file():
         return None  # a book without a package of its own
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as made:

@@ -32,7 +32,7 @@ CODE = ("code", "code-block", "sourcecode")
 TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # of HTML in a line, which Colab shows too
 _IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
 _TOP_ONLY = {"html_block", "colon_fence", "dl_open", "math_block_label", "myst_target", "substitution_block"}
-_DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
+DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _collect(found, chapter, parser, source, base, counts):
             elif directive.name == "glossary":
                 for inner in parser.parse(directive.body):
                     if inner.type == "inline" and inner.level == 2:
-                        anchor = "term-" + _id(inner.content).replace(" ", "-")
+                        anchor = re.sub(r"[^\w.]+", "-", f"term-{inner.content}")  # as Sphinx does, case kept
                         found.terms[inner.content.lower()] = Target(chapter.name, anchor, inner.content)
             elif directive.name in (*BOXES, "tab-set", "tab-item"):
                 _collect(found, chapter, parser, directive.body, directive.line - 1, counts)
@@ -228,7 +228,7 @@ class Plain:
         """Convert one block: its tokens, the lines of the source, and the number of the first of those."""
         token = group[0]
         here = line + (token.map[0] if token.map else 0)
-        if token.type in _DROPPED:
+        if token.type in DROPPED:
             return ""
         if token.type == "heading_open":
             return f"{'#' * int(token.tag[1])} {self.inline(group[1], here)}"
@@ -254,6 +254,9 @@ class Plain:
         for token in group:
             here = line + (token.map[0] if token.map else begin)
             if token.type == "inline":
+                if re.match(r"(```|~~~|:::)", token.content):
+                    message = f"is no block: {token.content.splitlines()[0]} (backticks cannot stand in its first line)"
+                    raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
                 raise self.error(here, "stands inside of a list or a quotation; put it at the top level")
@@ -270,8 +273,8 @@ class Plain:
                     new = new.replace("|", "\\|") if group[0].type == "table_open" else new
                     text = text[:place] + new + text[place + len(old) :]
                     at = place + len(new)
-            shown[first:last] = text.split("\n") if len(text.split("\n")) == last - first else [text] * (last - first)
-        return "\n".join(shown[begin : group[0].map[1]]).rstrip()
+            shown[first:last] = [text, *[None] * (last - first - 1)]
+        return "\n".join(text for text in shown[begin : group[0].map[1]] if text is not None).rstrip()
 
     # --- In a line ----------------------------------------------------------------------------------------
 
