@@ -1,13 +1,14 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve lint lock clean
+.PHONY: help setup book test chapter serve matrix lint lock clean
 
 help:
 	@echo "make book                       the book, in _build/html/index.html"
 	@echo "make test                       every test"
 	@echo "make chapter FILE=book/x.md     one chapter, fast"
 	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
+	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
@@ -29,13 +30,17 @@ chapter: setup
 serve: setup
 	@$(python) -m bookbinder serve --port $(or $(PORT),8000)
 
+matrix: setup
+	@$(python) -m bookbinder matrix $(ARGS)
+
 lint: setup
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
 	@$(python) -m codespell_lib
 
 lock: setup
-	@.venv/bin/uv pip compile pyproject.toml --group book --group test --universal --python-version 3.11 \
+	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \
+	  --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	  --upgrade --quiet --output-file requirements.txt
 	@scripts/setup.sh
