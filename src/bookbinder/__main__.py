@@ -88,8 +88,7 @@ def _matrix(options):
     )
     for outcome in result.outcomes:
         if outcome.failure:
-            print(f"\n{outcome.column}:", end=" ", file=sys.stderr)
-            _print_failure(outcome.failure)
+            _print_failure(outcome.failure, f"{outcome.column}: ")
     print(matrix.table(result))
     if len(chosen) == len(versions) and not chapters:
         matrix.save(result, book.build_folder / "matrix" / "matrix.json")
@@ -100,8 +99,8 @@ def _matrix(options):
     return 0 if result.good else 1
 
 
-def _print_failure(failure):
-    print(f"\n{failure}", file=sys.stderr)
+def _print_failure(failure, where=""):
+    print(f"\n{where}{failure}", file=sys.stderr)
     if failure.traceback:
         shown = failure.traceback if sys.stderr.isatty() else progress.plain(failure.traceback)
         print(shown.rstrip(), file=sys.stderr)

@@ -224,7 +224,7 @@ def _run(book, chapter, column, stop):
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         file, out, err = (Path(folder) / name for name in ("chapter.ipynb", "out", "err"))
         nbformat.write(notebook, file)
-        command = [column.python, RUNNER, file, "--cwd", book.root / FOLDER, "--timeout", str(book.cell_seconds)]
+        command = [column.python, RUNNER, file, "--cwd", book.root / FOLDER, "--timeout", str(int(book.cell_seconds))]
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
                 command,

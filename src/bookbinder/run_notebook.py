@@ -47,8 +47,9 @@ def _install():
         ours = os.path.basename(os.path.dirname(filename)) == "shardlab"
         theirs = filename.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))  # such as ipykernel's own main
         if issubclass(category, DeprecationWarning) and (ours or not theirs):
-            found = dict(path=filename if ours else None, line=lineno, message=str(message),
-                         code=linecache.getline(filename, lineno))
+            with open(os.path.join(folder, "now")) as now:
+                found = dict(path=filename if ours else None, line=lineno, message=str(message),
+                             code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
             with open(os.path.join(folder, "warnings"), "a") as notes:
                 notes.write(json.dumps(found) + chr(10))
         show(message, category, filename, lineno, file, line)
@@ -98,6 +99,7 @@ class Runner:
         self.notebook, self.folder, self.cwd = notebook, Path(folder), cwd
         self.code = [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
         self.cells, self.now = 0, None  # how many have run, and which runs
+        (self.folder / "now").write_text("0")
         spec = self.folder / "kernels" / "this-python" / "kernel.json"
         spec.parent.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -128,9 +130,10 @@ class Runner:
         """Run the code cells from the first on, `count` of them or all."""
         for n in self.code[:count]:
             self.now = n
+            (self.folder / "now").write_text(str(n))
             self.client.reset_execution_trackers()
             await self.client.async_execute_cell(self.notebook.cells[n], n)
-            self.cells += 1
+            self.cells += self.client.code_cells_executed  # none, if its tags say to skip it
 
     async def last_line(self):
         """The line of the cell at which it failed."""
@@ -146,21 +149,18 @@ class Runner:
         """The warnings that were noted, each once, with the cell that has the line."""
         file, found = self.folder / "warnings", {}
         for note in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
-            cell, line = (None, note["line"]) if note["path"] else self._place(note["code"].strip(), note["line"])
+            cell, line = (None, note["line"]) if note["path"] else self._place(**note)
             found[cell, note["path"], line, note["message"]] = None
         keys = "cell", "path", "line", "message"
         return [dict(zip(keys, values, strict=True)) for values in found]
 
-    def _place(self, code, line):
-        """The cell that has a line of code, best at this number: programs for other processes are parts of a cell."""
-        cells = [(n, [text.strip() for text in self.notebook.cells[n].source.split("\n")]) for n in self.code]
-        for n, lines in cells:
-            if code and lines[line - 1 : line] == [code]:
-                return n, line
-        for n, lines in cells:
-            if code in filter(None, lines):
-                return n, lines.index(code) + 1
-        return None, line
+    def _place(self, code, line, now, **_):
+        """The cell and its line that has some code; a program for another process is part of a cell, or unknown."""
+        for n in (now, *self.code):
+            lines = [text.strip() for text in self.notebook.cells[n].source.split("\n")]
+            if code and code in lines:
+                return n, line if lines[line - 1 : line] == [code] else lines.index(code) + 1
+        return now, 1
 
 
 async def run(notebook, folder, options, stop):
@@ -184,8 +184,8 @@ async def run(notebook, folder, options, stop):
         await unless_stopped(passes(), stop)
     except CellExecutionError as failure:
         message = re.sub(r" \(\d+\.py, line \d+\)$", "", failure.evalue)  # a syntax error's temporary file
-        report.update(ok=False, line=await runner.last_line(), error=failure.ename, message=message)
-        report["traceback"] = failure.traceback
+        line = await unless_stopped(runner.last_line(), stop)
+        report.update(ok=False, line=line, error=failure.ename, message=message, traceback=failure.traceback)
     except CellTimeoutError:
         message = f"this cell ran for longer than {options.timeout} s"
         report.update(ok=False, line=1, error="CellTimeoutError", message=message)
@@ -240,7 +240,7 @@ def main():
     parser.add_argument(
         "--restart-at", type=int, metavar="K", help="first run K code cells and restart the kernel, then run all"
     )
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="seconds that a cell may take (600)")
+    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
     parser.add_argument("--cwd", default=".", metavar="FOLDER", help="the folder in which cells run (here)")
     options = parser.parse_args()
     here = str(Path(__file__).parent.resolve())
