@@ -95,7 +95,7 @@ def _matrix(options):
     reused = sum(outcome.reused for outcome in result.outcomes)
     failed = sum(bool(outcome.failure) for outcome in result.outcomes)
     missing = sum(bool(column.error) for column in result.columns)
-    print(f"{len(result.outcomes)} results, {reused} of them from before; {failed} failed; {missing} versions missing")
+    print(f"\n{len(result.outcomes)} in all, {reused} from before, {failed} failed, {missing} versions missing")
     return 0 if result.good else 1
 
 
