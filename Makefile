@@ -1,7 +1,7 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve publish-notebooks lint lock clean
+.PHONY: help setup book test chapter serve matrix publish-notebooks lint lock clean
 
 help:
 	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
@@ -9,6 +9,7 @@ help:
 	@echo "make chapter FILE=book/x.md     one chapter, fast"
 	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
 	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
+	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
@@ -33,13 +34,17 @@ serve: setup
 publish-notebooks: setup
 	@$(python) -m bookbinder publish-notebooks $(REMOTE)
 
+matrix: setup
+	@$(python) -m bookbinder matrix $(ARGS)
+
 lint: setup
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
 	@$(python) -m codespell_lib
 
 lock: setup
-	@.venv/bin/uv pip compile pyproject.toml --group book --group test --universal --python-version 3.11 \
+	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \
+	  --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	  --upgrade --quiet --output-file requirements.txt
 	@scripts/setup.sh

@@ -181,7 +181,8 @@ CONVERTED = {
     "comments and labels go": ("% hidden\n\n(one-here)=\nText", "Text"),
     "a footnote": (
         "A[^x] and B[^y] and A again[^x].\n\n[^x]: The {doc}`o <other>`.\n[^y]: Second.",
-        f"A<sup>1</sup> and B<sup>2</sup> and A again<sup>1</sup>.\n\n<sup>1</sup> The [o]({SITE}other.html).\n\n<sup>2</sup> Second.",
+        f"A<sup>1</sup> and B<sup>2</sup> and A again<sup>1</sup>.\n\n<sup>1</sup> The [o]({SITE}other.html).\n\n"
+        "<sup>2</sup> Second.",
     ),
     "headings split cells": ("a\n\n## B\n\nb\n\n### C\n\nc", "a\n\n=====\n\n## B\n\nb\n\n=====\n\n### C\n\nc"),
     "a break splits cells": ("a\n\n+++\n\nb", "a\n\n=====\n\nb"),

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from bookbinder import book as books
-from bookbinder import notebooks, progress, site
+from bookbinder import environments, matrix, notebooks, progress, site
 from bookbinder.execute import Stopped
 
 
@@ -22,22 +22,25 @@ def main(arguments=None):
     chapter.add_argument("file", help="such as book/arrays.md")
     serve = commands.add_parser("serve", help="show the site on localhost; rebuild and reload on every save")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
-    publish = commands.add_parser(
-        "publish-notebooks", help="put the notebooks on a branch, from which Colab opens them"
-    )
+    publish = commands.add_parser("publish-notebooks", help="put the notebooks on a branch, for Colab")
     publish.add_argument("remote", nargs="?", default="origin", help="as git push takes it (default: origin)")
-    for command in (build, serve):
+    every = commands.add_parser("matrix", help="run the chapters on every JAX that readers have, and print a table")
+    every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
+    every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
+    every.add_argument("--fresh", action="store_true", help="run again what has a result that still holds")
+    for command in (build, serve, every):
         command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
     options = parser.parse_args(arguments)
     try:
-        run = {"build": _build, "chapter": _chapter, "serve": _serve, "publish-notebooks": _publish}
+        run = {"build": _build, "chapter": _chapter, "serve": _serve, "matrix": _matrix, "publish-notebooks": _publish}
         return run[options.command](options)
     except (books.BookError, site.SiteError, notebooks.PublishError) as error:
         print(error, file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
-        print(f"stopped ({name}); the site is as it was", file=sys.stderr)
+        left = "what has run will be reused" if options.command == "matrix" else "the site is as it was"
+        print(f"stopped ({name}); {left}", file=sys.stderr)
         return 128 + getattr(signal, name)
 
 
@@ -83,8 +86,33 @@ def _publish(options):
     return 0
 
 
-def _print_failure(failure):
-    print(f"\n{failure}", file=sys.stderr)
+def _matrix(options):
+    book = books.load(options.root)
+    versions = environments.environments(book.root)
+    known = [version.name for version in versions]
+    for name in options.only or ():
+        if name not in known:
+            raise books.BookError("--only", None, f"{name} is no version of the matrix; there are {', '.join(known)}")
+    chosen = [version for version in versions if version.name in (options.only or known)]
+    chapters = [book.chapter(file) for file in options.chapters] if options.chapters else None
+    result = matrix.run(
+        book, chosen, chapters=chapters, jobs=options.jobs, fresh=options.fresh, progress=progress.for_this_terminal()
+    )
+    for outcome in result.outcomes:
+        if outcome.failure:
+            _print_failure(outcome.failure, f"{outcome.column}: ")
+    print(matrix.table(result))
+    if len(chosen) == len(versions) and not chapters:
+        matrix.save(result, book.build_folder / "matrix" / "matrix.json")
+    reused = sum(outcome.reused for outcome in result.outcomes)
+    failed = sum(bool(outcome.failure) for outcome in result.outcomes)
+    missing = sum(bool(column.error) for column in result.columns)
+    print(f"\n{len(result.outcomes)} in all, {reused} from before, {failed} failed, {missing} versions missing")
+    return 0 if result.good else 1
+
+
+def _print_failure(failure, where=""):
+    print(f"\n{where}{failure}", file=sys.stderr)
     if failure.traceback:
         shown = failure.traceback if sys.stderr.isatty() else progress.plain(failure.traceback)
         print(shown.rstrip(), file=sys.stderr)

@@ -66,13 +66,16 @@ class Chapter:
 
     @cached_property
     def jax_floor(self):
-        """The oldest JAX that this chapter runs on, if it is newer than the book's: "0.8.2" for `jax: ">=0.8.2"`."""
-        wanted = self.front_matter.get("jax")
-        if wanted is None:
+        """The oldest JAX that the chapter is for, where it says so: "0.8.2" for `jax: ">=0.8.2"`; else None."""
+        if "jax" not in self.front_matter:
             return None
-        if match := re.fullmatch(r">=\s*(\d+\.\d+\.\d+)", str(wanted)):
-            return match[1]
-        raise BookError(self.path, 1, f'the front matter says jax: {wanted}; write it as jax: ">=0.8.2"')
+        value = self.front_matter["jax"]
+        floor = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", value) if isinstance(value, str) else None
+        if not floor:
+            line = next((n for n, text in enumerate(self.text.split("\n"), 1) if re.match(r"[\"']?jax\b", text)), 1)
+            message = f'jax: {value!r} is not a lowest version; write such as jax: ">=0.8.2"'
+            raise BookError(self.path, line, message)
+        return floor[1]
 
     @cached_property
     def notebook(self):
@@ -113,6 +116,7 @@ class Chapter:
                 raise BookError(
                     self.path, 1, f"{key}: must have keys below it; copy the front matter of book/writing.md"
                 )
+        _ = self.jax_floor
         if not self._has_cells():
             return
         _ = self.jax_floor

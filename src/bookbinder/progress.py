@@ -23,6 +23,9 @@ class Progress:
     def cell(self, name, number, total):
         """Cell `number` of `total` of a chapter starts; 0 while its kernel starts."""
 
+    def started(self, name):
+        """A chapter runs somewhere from where its cells are not told."""
+
     def finished(self, result):
         """A chapter came to its end."""
         self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
@@ -51,6 +54,10 @@ class Lines(Progress):
             elif now - self._spoke.setdefault(name, began) >= self._every:
                 self._spoke[name] = now
                 self.say(f"{name}: cell {number} of {total}, {now - began:.0f} s")
+
+    def started(self, name):
+        with self._lock:
+            self.say(f"{name}: running")
 
     def finished(self, result):
         with self._lock:
@@ -89,7 +96,7 @@ class Live(Progress):
         with self._lock:
             for name, (began, number, total) in self._running.items():
                 seconds = f"{time.monotonic() - began:.0f} s"
-                where = f"cell {number} of {total}" if number else "starting"
+                where = f"cell {number} of {total}" if number else "starting" if total else "running"
                 table.add_row(name, ProgressBar(total, max(0, number - 1), width=24), where, seconds)
             table.add_row(f"{self._done} of {self._count} chapters done")
         return table
@@ -98,6 +105,9 @@ class Live(Progress):
         with self._lock:
             began = self._running[name][0] if name in self._running else time.monotonic()
             self._running[name] = (began, number, total)
+
+    def started(self, name):
+        self.cell(name, 0, None)
 
     def finished(self, result):
         with self._lock:

@@ -42,7 +42,7 @@ def build(book, *, jobs=None, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
+    with execute.stoppable() as stop, alone(folder, progress, stop) as lock:
         for name in PUBLISHED:
             _finish_swap(folder / name)
         state_file = folder / "state.json"
@@ -73,7 +73,7 @@ def build(book, *, jobs=None, progress=None):
             "dependencies": dependencies,
             "results": [asdict(result) for result in results],
         }
-        _write(state_file, json.dumps(state))
+        write(state_file, json.dumps(state))
         return results
 
 
@@ -103,7 +103,7 @@ def build_chapter(book, chapter, *, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with execute.stoppable() as stop, _alone(folder, progress, stop) as lock:
+    with execute.stoppable() as stop, alone(folder, progress, stop) as lock:
         notebooks.make(book, [chapter])  # says what Colab would not show
         results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
         if results[0].failure:
@@ -120,9 +120,9 @@ def _jupyter_book(book, folder, lock, stop, only=None):
     if folder.exists() and (not stamp.exists() or stamp.read_text() != fresh):
         shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "_config.yml", yaml.safe_dump(_config_for_folder(book, only)))
-    _write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
-    _write(stamp, fresh)
+    write(folder / "_config.yml", yaml.safe_dump(_config_for_folder(book, only)))
+    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
+    write(stamp, fresh)
 
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
     command += ["build", str(book.root / FOLDER)]
@@ -267,7 +267,7 @@ def _read_state(file):
 # --- Replacing files and folders whole -------------------------------------------------------------------
 
 
-def _write(path, text):
+def write(path, text):
     """Write a file so that it is never seen half-written."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, "utf-8")
@@ -295,10 +295,10 @@ def _finish_swap(place):
 
 
 @contextmanager
-def _alone(folder, progress, stop):
-    """One build at a time in a folder: others wait, and say so."""
+def alone(folder, progress, stop, what="build"):
+    """One run at a time in a folder: others wait, and say so."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a") as lock:
+    with open(folder / ".lock", "a") as lock:
         waiting = False
         while True:
             try:
@@ -306,7 +306,7 @@ def _alone(folder, progress, stop):
                 break
             except BlockingIOError:
                 if not waiting:
-                    progress.say("waiting for another build of this book to end")
+                    progress.say(f"waiting for another {what} of this book to end")
                 waiting = True
                 time.sleep(0.2)
                 if stop.signal:

@@ -1,0 +1,147 @@
+"""The JAX versions that readers have, and for each an environment of its own below `_build/environments`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from uv import find_uv_bin
+
+from bookbinder import site
+from bookbinder.execute import Stop, Stopped
+
+RUNNER = ("ipykernel", "nbclient")  # what run_notebook.py needs
+COLAB = Path(__file__).with_name("colab.txt")
+
+
+class EnvironmentFault(Exception):
+    """There is no such environment here; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python with packages: a column of the matrix.
+
+    Attributes:
+      name: such as "colab".
+      pythons: the versions of Python that will do, best first.
+      requirements: what to install.
+      constraints: a file of pins for whatever is installed.
+      daily: whether it is resolved anew each day.
+      python: the interpreter of an environment that is there already, in place of all the above.
+    """
+
+    name: str
+    pythons: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    constraints: Path | None = None
+    daily: bool = False
+    python: str | None = None
+
+
+def environments(root):
+    """The columns of the matrix, for the project in the folder `root`."""
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    others = (*project["optional-dependencies"]["chapters"], *RUNNER)
+    return (
+        Environment("colab", ("3.13", "3.12"), ("jax", "numpy", "pip", *others), constraints=COLAB),
+        Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
+        Environment("lock", python=sys.executable),
+        Environment("newest", ("3.14", "3.13", "3.12", "3.11"), (*project["dependencies"], *others), daily=True),
+        Environment("0.7.1", ("3.13", "3.12", "3.11"), ("jax==0.7.1", "numpy", *others)),
+    )
+
+
+def make(environment, folder, progress, stop=None):
+    """Have an environment in a folder: the one that is there, or a new one if it is to be another than it was.
+
+    Args:
+      environment: an `Environment`.
+      folder: where environments are; this one is in a folder of its name in it.
+      progress: a `bookbinder.progress.Progress`.
+      stop: a `bookbinder.execute.Stop`, or None.
+
+    Returns:
+      The path of its interpreter.
+
+    Raises:
+      EnvironmentFault: there is no such Python here, or the packages cannot be had.
+      Stopped: `stop` says so.
+    """
+    if environment.python:
+        return environment.python
+    stop = stop or Stop()
+    interpreter = find_python(environment, stop)
+    with site.alone(folder, progress, stop, "making of environments") as lock:
+        return _make(environment, interpreter, folder / environment.name, progress, stop, lock)
+
+
+def _make(environment, interpreter, place, progress, stop, lock):
+    python, ready = place / "bin" / "python", place / "ready"
+    pins = environment.constraints.read_text("utf-8") if environment.constraints else ""
+    today = date.today() if environment.daily else ""
+    definition = f"{environment.requirements}\n{pins}\n{interpreter}\n{place}\n{today}\n"
+    if ready.exists() and ready.read_text("utf-8") == definition and python.exists():
+        return str(python)
+
+    progress.say(f"{environment.name}: installing packages, with {interpreter}")
+    shutil.rmtree(place, ignore_errors=True)
+    constraints = ["--constraints", str(environment.constraints)] if environment.constraints else []
+    for command in (
+        ["venv", "--python", interpreter, str(place)],
+        # Compiled now, since many kernels start at once later, and PYTHONDONTWRITEBYTECODE would make each compile all.
+        ["pip", "install", "--python", str(python), "--compile-bytecode", *constraints, *environment.requirements],
+    ):
+        status, _, said = uv(*command, "--quiet", stop=stop, lock=lock)
+        if status:
+            # uv explains itself over several lines, with a frame around them.
+            said = " ".join(said.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
+            where = "see src/bookbinder/environments.py, and whether packages can be fetched at all"
+            raise EnvironmentFault(f"{environment.name}: cannot be installed: {said[:600]}; {where}")
+    ready.write_text(definition, "utf-8")
+    return str(python)
+
+
+def find_python(environment, stop=None):
+    """The path of the first interpreter that will do for an environment. Nothing is downloaded."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(pyenv.glob("*/bin"), reverse=True))])
+    for version in environment.pythons:
+        # It knows its own folder, and passes over what does not run.
+        status, out, _ = uv("python", "find", version, "--system", "--no-project", stop=stop, PATH=path)
+        if status == 0:
+            return out.strip()
+    wanted = " or ".join(environment.pythons)
+    raise EnvironmentFault(
+        f"{environment.name}: no Python {wanted} on PATH, in {pyenv} or in uv's folder; install one, "
+        f"such as by `.venv/bin/uv python install {environment.pythons[0]}`, and run this again"
+    )
+
+
+def uv(*arguments, stop=None, lock=None, **variables):
+    """Run uv to its end, holding a lock; returns its exit status, standard output and standard error."""
+    variables = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **variables}
+    environment = {key: value for key, value in os.environ.items() if key not in ("UV_SYSTEM_PYTHON", "VIRTUAL_ENV")}
+    with subprocess.Popen(
+        [find_uv_bin(), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | variables,
+        pass_fds=[lock] if lock else [],  # were this process killed, the next would wait for uv to end
+        start_new_session=True,  # so that Ctrl-C reaches it through us alone
+    ) as process:
+        while True:
+            try:
+                out, err = process.communicate(timeout=0.2)
+                return process.returncode, out, err
+            except subprocess.TimeoutExpired:
+                if stop and stop.signal:
+                    process.kill()
+                    process.communicate()
+                    raise Stopped(stop.signal) from None

@@ -1,0 +1,284 @@
+"""Run a notebook with the Python that runs this file, and print what became of it as one line of JSON.
+
+    /path/to/some/python run_notebook.py chapter.ipynb --cwd book --timeout 120
+
+This file stands alone: it needs nbclient and ipykernel, from Colab's to the newest. Kernels that the user has
+installed, and settings of Jupyter and IPython, have no part in it. What the kernel and its cells write to the terminal,
+past the notebook, goes to standard error.
+
+The JSON has
+
+- ok: whether every cell came to its end
+- seconds, cells: how long it took, and how many cells were run
+- cell, line: the cell that failed, by its place among all cells of the notebook from 0, and the line in it from 1;
+  null for `cell` if the kernel did not start
+- error, message, traceback: what went wrong; null if nothing did
+- deprecations: each DeprecationWarning that cells or shardlab caused, in whatever process, as `cell` (null if it came
+  from shardlab), `path` (null if it came from a cell), `line` and `message`
+- python: the version
+
+The exit status is 0 if all is well, 1 if a cell failed, 128 and the signal's number if it was told to stop. However it
+ends, it ends what the kernel has started too; it also ends when the process that started it is gone.
+"""
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+# Every Python that the notebook starts runs this first, under the name of sitecustomize. It notes the warnings that
+# Python attributes to cells (whose module is __main__, in the kernel or another process) or to shardlab.
+NOTE_WARNINGS = """
+import warnings
+
+def _install():
+    import json, linecache, os, sys
+    show, folder = warnings.showwarning, os.path.dirname(__file__)
+
+    def note(message, category, filename, lineno, file=None, line=None):
+        ours = os.path.basename(os.path.dirname(filename)) == "shardlab"
+        theirs = filename.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))  # such as ipykernel's own main
+        if issubclass(category, DeprecationWarning) and (ours or not theirs):
+            with open(os.path.join(folder, "now")) as now:
+                found = dict(path=filename if ours else None, line=lineno, message=str(message),
+                             code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
+            with open(os.path.join(folder, "warnings"), "a") as notes:
+                notes.write(json.dumps(found) + chr(10))
+        show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = note
+    warnings.filterwarnings("always", category=DeprecationWarning, module=r"__main__$|shardlab([.]|$)")
+
+_install()
+"""
+
+# The line of a cell at which the last exception passed through the notebook, or that is no Python.
+LAST_LINE = """
+import sys, traceback
+_found = [n for frame, n in traceback.walk_tb(sys.last_traceback) if frame.f_globals is globals()]
+print((_found + [getattr(sys.last_value, "lineno", None) or 1])[0])
+"""
+
+
+class Stop:
+    """Why to stop: the number of the signal that asked for it, or None."""
+
+    def __init__(self):
+        """Listen to the signals, and remember who started us."""
+        self.signal, self._parent = None, os.getppid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._note)
+
+    def _note(self, number, frame):
+        self.signal = self.signal or number
+
+    def asked(self):
+        """Whether to stop."""
+        if os.getppid() != self._parent:
+            self._note(signal.SIGHUP, None)
+        return self.signal is not None
+
+
+class Runner:
+    """A notebook, and the kernel in which it runs."""
+
+    def __init__(self, notebook, folder, timeout, cwd):
+        """Prepare a kernel of this very interpreter, with all its files in a folder."""
+        from jupyter_client.kernelspec import KernelSpecManager
+        from jupyter_client.manager import AsyncKernelManager
+        from nbclient import NotebookClient
+
+        self.notebook, self.folder, self.cwd = notebook, Path(folder), cwd
+        self.code = [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
+        self.cells, self.now = 0, None  # how many have run, and which runs
+        (self.folder / "now").write_text("0")
+        spec = self.folder / "kernels" / "this-python" / "kernel.json"
+        spec.parent.mkdir(parents=True)
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        spec.write_text(json.dumps({"argv": command, "display_name": "This Python", "language": "python"}))
+        (self.folder / "sitecustomize.py").write_text(NOTE_WARNINGS)
+        manager = AsyncKernelManager(
+            kernel_name="this-python",
+            kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent.parent)]),
+            transport="ipc",  # files in a folder of ours, rather than open ports
+            ip=str(self.folder / "kernel"),
+            connection_file=str(self.folder / "kernel.json"),
+        )
+        self.client = NotebookClient(notebook, km=manager, timeout=timeout, startup_timeout=120)
+        self.client.log.disabled = True  # it reports what we report, less well
+
+    async def start(self):
+        """Start the kernel, or start it again as Jupyter's "Restart" does."""
+        if self.client.kc:
+            self.client.kc.stop_channels()
+            await self.client.km.restart_kernel()
+        else:
+            path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+            environment = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(self.folder / "ipython")}
+            await self.client.km.start_kernel(cwd=self.cwd, env=environment, stdout=sys.stderr.fileno())
+        await self.client.async_start_new_kernel_client()
+
+    async def execute(self, count=None):
+        """Run the code cells from the first on, `count` of them or all."""
+        for n in self.code[:count]:
+            self.now = n
+            (self.folder / "now").write_text(str(n))
+            self.client.reset_execution_trackers()
+            await self.client.async_execute_cell(self.notebook.cells[n], n)
+            self.cells += self.client.code_cells_executed  # none, if its tags say to skip it
+
+    async def last_line(self):
+        """The line of the cell at which it failed."""
+        from nbformat.v4 import new_code_cell
+
+        with suppress(Exception):  # the kernel may be gone, or print something else
+            cell = new_code_cell(LAST_LINE)
+            await self.client.async_execute_cell(cell, 0, store_history=False)
+            return int(cell.outputs[0].text)
+        return 1
+
+    def deprecations(self):
+        """The warnings that were noted, each once, with the cell that has the line."""
+        file, found = self.folder / "warnings", {}
+        for note in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
+            cell, line = (None, note["line"]) if note["path"] else self._place(**note)
+            found[cell, note["path"], line, note["message"]] = None
+        keys = "cell", "path", "line", "message"
+        return [dict(zip(keys, values, strict=True)) for values in found]
+
+    def _place(self, code, line, now, **_):
+        """The cell and its line that has some code; a program for another process is part of a cell, or unknown."""
+        for n in (now, *self.code):
+            lines = [text.strip() for text in self.notebook.cells[n].source.split("\n")]
+            if code and code in lines:
+                return n, line if lines[line - 1 : line] == [code] else lines.index(code) + 1
+        return now, 1
+
+
+async def run(notebook, folder, options, stop):
+    """Run the notebook as the options say; returns the report."""
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    runner = Runner(notebook, folder, options.timeout, options.cwd)
+
+    async def passes():
+        await runner.start()
+        if options.restart_at is not None:
+            await runner.execute(options.restart_at)
+            await runner.start()
+        await runner.execute()
+        if options.twice:
+            await runner.execute()
+
+    report = {"ok": True, "cell": None, "line": None, "error": None, "message": None, "traceback": None}
+    began = time.monotonic()
+    try:
+        await unless_stopped(passes(), stop)
+    except CellExecutionError as failure:
+        message = re.sub(r" \(\d+\.py, line \d+\)$", "", failure.evalue)  # a syntax error's temporary file
+        line = await unless_stopped(runner.last_line(), stop)
+        report.update(ok=False, line=line, error=failure.ename, message=message, traceback=failure.traceback)
+    except CellTimeoutError:
+        message = f"this cell ran for longer than {options.timeout} s"
+        report.update(ok=False, line=1, error="CellTimeoutError", message=message)
+    except DeadKernelError:
+        message = "the kernel died while this cell ran (out of memory, or the process was ended)"
+        report.update(ok=False, line=1, error="DeadKernelError", message=message)
+    except Exception as failure:  # the kernel does not start
+        report.update(ok=False, error=type(failure).__name__, message=str(failure))
+    finally:
+        if runner.client.kc:
+            runner.client.kc.stop_channels()
+    if not report["ok"]:
+        report["cell"] = runner.now
+    report.update(seconds=time.monotonic() - began, cells=runner.cells, deprecations=runner.deprecations())
+    return {**report, "python": sys.version.split()[0]}
+
+
+async def unless_stopped(work, stop):
+    """Wait for some work; cancel it when we are asked to stop."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        if stop.asked():
+            task.cancel()
+        await asyncio.wait([task], timeout=0.1)
+    return task.result()
+
+
+def adopt():
+    """Have processes that lose their parent become children of ours, where the system can (Linux), to end them too."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def end_children():
+    """End all processes below this one."""
+    import psutil
+
+    deadline = time.monotonic() + 10
+    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(children, timeout=0.5)
+
+
+def main():
+    """Run the notebook of the command line; returns the exit status."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("notebook", type=Path, help="a notebook file, .ipynb")
+    parser.add_argument("--twice", action="store_true", help="then run all cells a second time in the same kernel")
+    parser.add_argument(
+        "--restart-at", type=int, metavar="K", help="first run K code cells and restart the kernel, then run all"
+    )
+    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
+    parser.add_argument("--cwd", default=".", metavar="FOLDER", help="the folder in which cells run (here)")
+    options = parser.parse_args()
+    here = str(Path(__file__).parent.resolve())
+    sys.path[:] = [folder for folder in sys.path if folder != here]  # other files here have names of modules
+    try:
+        import ipykernel  # noqa: F401  (it starts later, as a process)
+        import nbclient  # noqa: F401
+        import nbformat
+    except ImportError as error:
+        parser.error(f"{error}: run this with a Python that has nbclient and ipykernel; {sys.executable} lacks it")
+    try:
+        notebook = nbformat.read(options.notebook, as_version=4)
+    except (OSError, ValueError, nbformat.reader.NotJSONError) as error:
+        parser.error(f"{options.notebook}: not a notebook that can be read: {' '.join(str(error).split())[:200]}")
+    if not Path(options.cwd).is_dir():
+        parser.error(f"--cwd {options.cwd}: there is no such folder")
+    if options.restart_at is not None and options.restart_at < 0:
+        parser.error(f"--restart-at {options.restart_at}: must be 0 or more")
+    stop = Stop()
+    adopt()
+    # Sockets must have short paths, and temporary folders can be deep.
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="notebook-", dir=parent, ignore_cleanup_errors=True) as folder:
+        report = None
+        try:
+            report = asyncio.run(run(notebook, folder, options, stop))
+        except BaseException:
+            if not stop.signal:
+                raise
+        finally:
+            end_children()
+    if stop.signal:
+        return 128 + stop.signal
+    print(json.dumps(report))
+    return 0 if report["ok"] else 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # at once: sockets to a kernel that is gone would be waited for
