@@ -1,12 +1,13 @@
 #!/bin/sh
-# Install what tests need from outside Python: Slurm, for the cluster chapter. Called by `make test`.
+# Install what tests need from outside Python: Slurm, for the cluster chapter, and npm, for a renderer of Markdown.
+# Called by `make test`.
 # As root on Debian it installs what is missing. Elsewhere it says in one line what would be skipped; in CI the
 # tests that miss it fail.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
 missing=
-for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2; do
+for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 npm:npm; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;
@@ -28,7 +29,7 @@ if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
   fi
   tail -5 "$log" >&2
   rm -f "$log"
-  say "could not install$missing; the tests of the cluster chapter cannot run"
+  say "could not install$missing; tests that need it cannot run"
 else
-  say "not installed:$missing (Debian, as root: apt-get install$missing); the tests of the cluster chapter cannot run"
+  say "not installed:$missing (Debian, as root: apt-get install$missing); tests that need it cannot run"
 fi

@@ -30,7 +30,7 @@ def published(tmp_path_factory):
     git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all")
     git(work, "commit", "--quiet", "--message", "sources")
-    git(work, "init", "--quiet", "--bare", str(bare))
+    git(work, "init", "--quiet", "--bare", "--initial-branch=main", str(bare))
     git(work, "push", "--quiet", str(bare), "main")
     book = load(work)
     notebooks.write(book, notebooks.make(book), work / "_build" / "notebooks")

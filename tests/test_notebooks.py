@@ -6,6 +6,7 @@ tests/test_colab.py runs the published notebooks.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -524,6 +525,8 @@ console.log(JSON.stringify(cells.map(text => marked.parse(text, { gfm: true })))
 @pytest.fixture(scope="module")
 def marked(tmp_path_factory):
     """Renders Markdown as GitHub's kind, with the npm package marked: a stand-in for Colab's renderer."""
+    if not shutil.which("npm"):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs npm (Debian: apt-get install npm)")
     folder = tmp_path_factory.mktemp("marked")
     for name in ("package.json", "package-lock.json"):
         (folder / name).write_text((ROOT / "tests" / "marked" / name).read_text())

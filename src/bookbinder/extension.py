@@ -7,7 +7,10 @@ chapter's source, which Colab cannot open; ours leads to the notebook.
 """
 
 import json
+import platform
 from html import escape
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from docutils import nodes
@@ -31,10 +34,18 @@ def setup(app):
 def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
-    Chapters name it as {{ repository }}.
+    Chapters name it as {{ repository }}, and what they are executed with as {{ versions }}.
     """
     config.html_theme_options["repository_url"] = _address(config).repository
-    config.myst_substitutions = {**config.myst_substitutions, "repository": f"<{_address(config).repository}>"}
+    ours = {"repository": f"<{_address(config).repository}>", "versions": _versions()}
+    config.myst_substitutions = {**config.myst_substitutions, **ours}
+
+
+def _versions():
+    """What chapters are executed with, in words."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = [f"{name} {version(name)}" for name in names if find_spec(name.split("-")[0])]
+    return f"Python {platform.python_version()}, {', '.join(found)}"
 
 
 def _address(config):

@@ -21,6 +21,7 @@ from bookbinder.book import FOLDER
 from bookbinder.progress import plain
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
+IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 
 
@@ -223,7 +224,7 @@ def _inputs_digest(book):
         execute.folder_digest(book.root / FOLDER),
         execute.folder_digest(book.root / "src", "*.py"),
         (book.root / "_toc.yml").read_text("utf-8"),
-        "".join(file.read_text("utf-8") for file in book.root.glob("pyproject.toml")),  # makes the wheel
+        *(_digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
         _fresh_digest(book, None),
     )
 
