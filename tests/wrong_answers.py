@@ -624,6 +624,48 @@ WRONG_ANSWERS = {
             '\'P(("a", "b"))\': [(0, 8)], \'P(("b", "a"))\': [(0, 4), (8, 12)]}'
         ),
     },
+    "from_old_jax-positions": {
+        "transposing forgotten": "specs = dict(blocks=P('r', 'c'), turned=P('r', 'c'), halves=P('r'), bias=P('c'))",
+        "the replicated dimension cut": (
+            "specs = dict(blocks=P('r', 'c'), turned=P('c', 'r'), halves=P(None, 'c'), bias=P('c'))"
+        ),
+        "the vector cut along the replicated axis": (
+            "specs = dict(blocks=P('r', 'c'), turned=P('c', 'r'), halves=P('r'), bias=P('r'))"
+        ),
+        "one axis for both": (
+            "specs = dict(blocks=P(('r', 'c')), turned=P(('c', 'r')), halves=P('r'), bias=P('c'))"
+        ),
+    },
+    "from_old_jax-silent": {
+        "the new text": "def rows_are_cut(array): return str(array.sharding.spec) == \"P('d',)\"",
+        "equal specs": "def rows_are_cut(array): return array.sharding.spec == P('d')",
+        "equal shardings": "def rows_are_cut(array): return array.sharding == NamedSharding(line, P('d'))",
+        "any cut": "def rows_are_cut(array): return not array.is_fully_replicated",
+        "the name anywhere": "def rows_are_cut(array): return 'd' in str(tuple(array.sharding.spec))",
+    },
+    "from_old_jax-step": {
+        "sgd moved as it is": (
+            "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P())\n"
+            "new_step = jax.shard_map(sgd, mesh=line, **specs)"
+        ),
+        "the gradient of each, not averaged": (
+            "def own(w, X, Y): return w - 0.1 * jax.grad(batch_loss)(w, X, Y)\n"
+            "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P(), check_vma=False)\n"
+            "new_step = jax.shard_map(own, mesh=line, **specs)"
+        ),
+        "a sum for a mean": (
+            "def summed(w, X, Y):\n"
+            "    return w - 0.1 * jax.grad(lambda w: lax.psum(batch_loss(w, X, Y), 'd'))(w)\n"
+            "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P())\n"
+            "new_step = jax.shard_map(summed, mesh=line, **specs)"
+        ),
+        "still pmap": "def new_step(w, X, Y): return pmapped(w, X.reshape(8, 8, 4), Y.reshape(8, 8))",
+        "on one device": (
+            "def new_step(w, X, Y):\n"
+            "    w, X, Y = jax.device_put((w, X, Y), jax.devices()[0])\n"
+            "    return w - 0.1 * jax.grad(batch_loss)(w, X, Y)"
+        ),
+    },
     "global_arrays-never-whole": {
         "made whole, and cut by the callback": (
             "def table(n, sharding):\n"
