@@ -632,9 +632,7 @@ WRONG_ANSWERS = {
         "the vector cut along the replicated axis": (
             "specs = dict(blocks=P('r', 'c'), turned=P('c', 'r'), halves=P('r'), bias=P('r'))"
         ),
-        "one axis for both": (
-            "specs = dict(blocks=P(('r', 'c')), turned=P(('c', 'r')), halves=P('r'), bias=P('c'))"
-        ),
+        "one axis for both": ("specs = dict(blocks=P(('r', 'c')), turned=P(('c', 'r')), halves=P('r'), bias=P('c'))"),
     },
     "from_old_jax-silent": {
         "the new text": "def rows_are_cut(array): return str(array.sharding.spec) == \"P('d',)\"",
