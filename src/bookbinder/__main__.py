@@ -28,6 +28,7 @@ def main(arguments=None):
     every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
     every.add_argument("--fresh", action="store_true", help="run again what has a result that still holds")
+    every.add_argument("--record", action="store_true", help="for a release: keep the table in book/recordings too")
     for command in (build, serve, every):
         command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
     options = parser.parse_args(arguments)
@@ -102,8 +103,13 @@ def _matrix(options):
         if outcome.failure:
             _print_failure(outcome.failure, f"{outcome.column}: ")
     print(matrix.table(result))
-    if len(chosen) == len(versions) and not chapters:
+    whole = len(chosen) == len(versions) and not chapters
+    if whole:
         matrix.save(result, book.build_folder / "matrix" / "matrix.json")
+    if options.record and not (whole and result.good):
+        print("not recorded: some chapters or versions are left out, or failed", file=sys.stderr)
+    elif options.record:
+        matrix.record(result, book.root / books.FOLDER / "recordings" / "matrix.txt")
     reused = sum(outcome.reused for outcome in result.outcomes)
     failed = sum(bool(outcome.failure) for outcome in result.outcomes)
     missing = sum(bool(column.error) for column in result.columns)

@@ -7,6 +7,7 @@ project, and the environment's Python and packages are the same. What failed is 
 import hashlib
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -152,6 +153,21 @@ def save(matrix, file):
         }
     date = datetime.now(UTC).isoformat(timespec="seconds")
     site.write(file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n")
+
+
+def record(matrix, file):
+    """Write a finished table as Markdown, for the book's page that shows how things stood at a release."""
+    rows = [["", *(column.name for column in matrix.columns)], ["---"] * (len(matrix.columns) + 1)]
+    for title, value in (("JAX", "jax"), ("Python", "version")):
+        rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
+    cells = {(one.chapter, one.column): _cell(one) for one in matrix.outcomes}
+    for chapter in dict.fromkeys(one.chapter for one in matrix.outcomes):
+        rows.append([f"[](../{chapter}.md)", *(cells[chapter, column.name] for column in matrix.columns)])
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    head = f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, shared with other work."
+    lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]
+    file.parent.mkdir(exist_ok=True)
+    site.write(file, "\n".join(lines) + "\n")
 
 
 def table(matrix):
