@@ -41,7 +41,7 @@ class Column:
     @property
     def jax(self):
         """Its version of JAX."""
-        return self.packages.get("jax", "none")
+        return self.packages.get("jax", "")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 now = not column.error and _fingerprint(book, chapter, column)
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
-                elif chapter.jax_floor and _numbers(column.jax) < _numbers(chapter.jax_floor):
+                elif chapter.jax_floor and column.jax and _numbers(column.jax) < _numbers(chapter.jax_floor):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 elif kept.get("fingerprint") == now and not fresh:
                     outcomes[place] = _outcome(chapter, column, kept, reused=True)
@@ -112,8 +112,9 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
         def one(chapter, column, file, now):
             progress.started(f"{chapter.name} on {column.name}")
             report = _run(book, chapter, column, stop)
-            # Nothing is said of the sources of what failed, so that it runs again.
-            site.write(file, json.dumps({"fingerprint": now if report["ok"] else None, **report}))
+            if report["ok"] or not stop.signal:
+                # What failed has no fingerprint, so that it runs again.
+                site.write(file, json.dumps({"fingerprint": now if report["ok"] else None, **report}))
             return _outcome(chapter, column, report)
 
         jobs = jobs or max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // MEMORY))
@@ -188,8 +189,10 @@ def _column(version, book, progress, stop):
         return Column(version.name, error=str(fault))
     number = subprocess.check_output([python, "-c", "import platform; print(platform.python_version())"], text=True)
     number = number.strip()
-    _, frozen, _ = environments.uv("pip", "freeze", "--python", python, stop=stop)
-    packages = dict(line.split("==") if "==" in line else (line, "") for line in frozen.splitlines())
+    status, frozen, said = environments.uv("pip", "freeze", "--python", python, stop=stop)
+    if status:
+        return Column(version.name, error=f"{version.name}: cannot tell what is installed: {' '.join(said.split())}")
+    packages = dict(line.partition("==")[::2] for line in frozen.splitlines())
     note = ""
     if version.pythons and not number.startswith(f"{version.pythons[0]}."):
         note = f"{version.name}: on Python {number}, for lack of {version.pythons[0]} here"
