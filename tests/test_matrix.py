@@ -272,6 +272,7 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     go.touch()
     found, outcomes = run(tiny)
     assert found.good and outcomes["one", "here"].reused and not outcomes["two", "here"].reused
+    assert not list((tiny.root / "_build/matrix" / matrix.RUNNING).iterdir())
 
 
 def test_a_result_that_is_half_written_costs_a_run(tiny):

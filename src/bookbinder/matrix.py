@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ from bookbinder import environments, execute, site
 from bookbinder.book import FOLDER
 
 RUNNER = Path(__file__).with_name("run_notebook.py")
+RUNNING = ".running"  # a folder for the files of chapters that run
 MEMORY = 2 << 30  # bytes that a chapter may need
 
 
@@ -91,6 +93,8 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
     folder = book.build_folder / "matrix"
     with execute.stoppable() as stop, site.alone(folder, progress, stop, "matrix"):
+        shutil.rmtree(folder / RUNNING, ignore_errors=True)  # of one that was killed
+        (folder / RUNNING).mkdir()
         columns = tuple(_column(version, book, progress, stop) for version in versions)
         outcomes, waiting = {}, []
         for column in columns:
@@ -224,7 +228,7 @@ def _run(book, chapter, column, stop):
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONWARNINGS")}
     environment["PYTHONPATH"] = str(book.root / "src")
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+    with tempfile.TemporaryDirectory(dir=book.build_folder / "matrix" / RUNNING) as folder:
         file, out, err = (Path(folder) / name for name in ("chapter.ipynb", "out", "err"))
         nbformat.write(notebook, file)
         command = [column.python, RUNNER, file, "--cwd", book.root / FOLDER, "--timeout", str(int(book.cell_seconds))]
