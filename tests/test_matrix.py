@@ -37,9 +37,11 @@ def tiny(tmp_path):
     return book
 
 
-def run(tiny, *versions, **options):
-    """The matrix of a book, and its outcomes by chapter and version."""
-    found = matrix.run(load(tiny.root), versions or [HERE], **options)
+def run(tiny, *versions, only=None, **options):
+    """The matrix of a book, or of one chapter, and its outcomes by chapter and version."""
+    book = load(tiny.root)
+    chapters = [book.chapter(only)] if only else None
+    found = matrix.run(book, versions or [HERE], chapters=chapters, **options)
     return found, {(one.chapter, one.column): one for one in found.outcomes}
 
 
@@ -111,9 +113,9 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
     _, outcomes = run(tiny, HERE, THERE)
     assert {place for place, one in outcomes.items() if not one.reused} == {("one", "here"), ("one", "there")}
     tiny.write("src/shardlab/value.py", "VALUE = 2\n")
-    assert not any(one.reused for one in run(tiny)[1].values())
-    assert all(one.reused for one in run(tiny)[1].values())
-    assert not any(one.reused for one in run(tiny, fresh=True)[1].values())
+    assert not run(tiny, only="two")[1]["two", "here"].reused
+    assert run(tiny, only="two")[1]["two", "here"].reused
+    assert not run(tiny, only="two", fresh=True)[1]["two", "here"].reused
 
 
 def test_a_part_of_the_matrix_leaves_the_file_of_the_whole(tiny):
@@ -173,7 +175,7 @@ def test_deprecations_of_the_chapter_and_of_shardlab_count_others_do_not(tiny):
     )
     tiny.write("book/one.md", chapter("One", *cells))
     lines = (tiny.root / "book/one.md").read_text().splitlines()
-    found, outcomes = run(tiny)
+    found, outcomes = run(tiny, only="one")
     assert found.good
     cell, other = lines.index("    blames.old()") + 1, lines.index("blames.old()") + 1
     if sys.version_info < (3, 13):  # what -c runs has no lines: its cell is named
@@ -184,7 +186,7 @@ def test_deprecations_of_the_chapter_and_of_shardlab_count_others_do_not(tiny):
     assert " s, 3 deprecated" in shown and f"here: book/one.md:{cell}: you are old (DeprecationWarning)" in shown
     # A result that is reused has them too, at the lines where the code is now.
     tiny.write("book/one.md", "\n".join(lines).replace("# One", "# One\n\nMore prose.") + "\n")
-    again = run(tiny)[1]["one", "here"]
+    again = run(tiny, only="one")[1]["one", "here"]
     assert again.reused and f"book/one.md:{cell + 2}: you are old" in again.deprecations
 
 
@@ -217,7 +219,7 @@ def test_a_floor_that_is_none_is_refused(tiny, value):
 
 def test_a_version_without_a_python_fails_and_says_what_to_do(tiny):
     missing = Environment("old", ("3.4", "3.3"), ("numpy",))
-    found, outcomes = run(tiny, HERE, missing)
+    found, outcomes = run(tiny, HERE, missing, only="one")
     assert not found.good and outcomes["one", "old"].status == "not run" and outcomes["one", "here"].status == "ok"
     said = matrix.table(found).splitlines()[-1]
     assert said.startswith("old: no Python 3.4 or 3.3 on PATH, in ") and "uv python install 3.4" in said
@@ -228,14 +230,14 @@ def test_a_version_without_a_python_fails_and_says_what_to_do(tiny):
 
 def test_a_second_best_python_is_said(tiny):
     version = Environment("second", ("3.4", PYTHON), python=sys.executable)
-    found, _ = run(tiny, version)
+    found, _ = run(tiny, version, only="one")
     assert found.good and f"second: on Python {sys.version.split()[0]}, for lack of 3.4 here" in matrix.table(found)
 
 
 def test_an_environment_without_what_runs_notebooks_is_a_failure(tiny, tmp_path):
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
-    _, outcomes = run(tiny, Environment("bare", python=str(bare / "bin" / "python")))
+    _, outcomes = run(tiny, Environment("bare", python=str(bare / "bin" / "python")), only="one")
     assert "has nbclient and ipykernel" in str(outcomes["one", "bare"].failure)
 
 
@@ -270,6 +272,7 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     go.touch()
     found, outcomes = run(tiny)
     assert found.good and outcomes["one", "here"].reused and not outcomes["two", "here"].reused
+    assert not list((tiny.root / "_build/matrix" / matrix.RUNNING).iterdir())
 
 
 def test_a_result_that_is_half_written_costs_a_run(tiny):
@@ -333,7 +336,7 @@ def test_an_environment_is_made_once_for_each_definition(tmp_path):
 
 def test_a_requirement_that_is_nowhere_is_a_clear_error(tiny):
     lost = f"lost @ {(tiny.root / 'lost-1.0-py3-none-any.whl').as_uri()}"
-    found, outcomes = run(tiny, Environment("lost", (PYTHON,), (lost,)))
+    found, outcomes = run(tiny, Environment("lost", (PYTHON,), (lost,)), only="one")
     assert not found.good and outcomes["one", "lost"].status == "not run"
     said = matrix.table(found).splitlines()[-1]
     assert said.startswith("lost: cannot be installed: ") and "lost-1.0" in said and "environments.py" in said
@@ -543,5 +546,5 @@ def test_a_runner_that_is_killed_is_named(tiny):
         "book/one.md",
         chapter("One", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(5)"),
     )
-    _, outcomes = run(tiny)
+    _, outcomes = run(tiny, only="one")
     assert "run_notebook.py: killed by SIGKILL" in str(outcomes["one", "here"].failure)

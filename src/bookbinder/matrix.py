@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from bookbinder import environments, execute, site
 from bookbinder.book import FOLDER
 
 RUNNER = Path(__file__).with_name("run_notebook.py")
+RUNNING = ".running"  # a folder for the files of chapters that run
 MEMORY = 2 << 30  # bytes that a chapter may need
 
 
@@ -42,7 +44,7 @@ class Column:
     @property
     def jax(self):
         """Its version of JAX."""
-        return self.packages.get("jax", "none")
+        return self.packages.get("jax", "")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
     folder = book.build_folder / "matrix"
     with execute.stoppable() as stop, site.alone(folder, progress, stop, "matrix"):
+        shutil.rmtree(folder / RUNNING, ignore_errors=True)  # of one that was killed
+        (folder / RUNNING).mkdir()
         columns = tuple(_column(version, book, progress, stop) for version in versions)
         outcomes, waiting = {}, []
         for column in columns:
@@ -102,7 +106,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 now = not column.error and _fingerprint(book, chapter, column)
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
-                elif chapter.jax_floor and _numbers(column.jax) < _numbers(chapter.jax_floor):
+                elif chapter.jax_floor and column.jax and _numbers(column.jax) < _numbers(chapter.jax_floor):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 elif kept.get("fingerprint") == now and not fresh:
                     outcomes[place] = _outcome(chapter, column, kept, reused=True)
@@ -113,8 +117,9 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
         def one(chapter, column, file, now):
             progress.started(f"{chapter.name} on {column.name}")
             report = _run(book, chapter, column, stop)
-            # Nothing is said of the sources of what failed, so that it runs again.
-            site.write(file, json.dumps({"fingerprint": now if report["ok"] else None, **report}))
+            if report["ok"] or not stop.signal:
+                # What failed has no fingerprint, so that it runs again.
+                site.write(file, json.dumps({"fingerprint": now if report["ok"] else None, **report}))
             return _outcome(chapter, column, report)
 
         jobs = jobs or max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // MEMORY))
@@ -204,8 +209,10 @@ def _column(version, book, progress, stop):
         return Column(version.name, error=str(fault))
     number = subprocess.check_output([python, "-c", "import platform; print(platform.python_version())"], text=True)
     number = number.strip()
-    _, frozen, _ = environments.uv("pip", "freeze", "--python", python, stop=stop)
-    packages = dict(line.split("==") if "==" in line else (line, "") for line in frozen.splitlines())
+    status, frozen, said = environments.uv("pip", "freeze", "--python", python, stop=stop)
+    if status:
+        return Column(version.name, error=f"{version.name}: cannot tell what is installed: {' '.join(said.split())}")
+    packages = dict(line.partition("==")[::2] for line in frozen.splitlines())
     note = ""
     if version.pythons and not number.startswith(f"{version.pythons[0]}."):
         note = f"{version.name}: on Python {number}, for lack of {version.pythons[0]} here"
@@ -237,7 +244,7 @@ def _run(book, chapter, column, stop):
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONWARNINGS")}
     environment["PYTHONPATH"] = str(book.root / "src")
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
+    with tempfile.TemporaryDirectory(dir=book.build_folder / "matrix" / RUNNING) as folder:
         file, out, err = (Path(folder) / name for name in ("chapter.ipynb", "out", "err"))
         nbformat.write(notebook, file)
         command = [column.python, RUNNER, file, "--cwd", book.root / FOLDER, "--timeout", str(int(book.cell_seconds))]
