@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from test_bookbinder import FRONT
 
 from bookbinder import address, environments, notebooks, run_notebook
-from bookbinder.book import load
+from bookbinder.book import Book, Chapter, load
 from bookbinder.progress import Progress
 
 ROOT = Path(__file__).parent.parent
@@ -123,3 +124,20 @@ def test_a_downloaded_folder_needs_no_network(published, colab, tmp_path):
     command = [python, run_notebook.__file__, "writing.ipynb"]
     done = subprocess.run(command, cwd=tmp_path / "content", env=settings, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(published, colab, tmp_path):
+    cells = "from shardlab.devices import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version_info__ >= (0, 8, 2)"
+    front = FRONT.replace("jupytext:", 'jax: ">=0.8.2"\njupytext:')
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")
+    book = Book(tmp_path, (Chapter(tmp_path, "newer"),), {"repository": BOOK.config["repository"]})
+    (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])
+    python, settings = layer(colab, tmp_path / "packages"), environment(published, tmp_path)
+    command = [python, run_notebook.__file__, "newer.ipynb"]
+    first, second = (
+        json.loads(subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True).stdout)
+        for _ in range(2)
+    )
+    assert not first["ok"] and first["cell"] == 1 and "Restart session" in first["message"], first
+    assert second["ok"], second

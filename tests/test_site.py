@@ -142,3 +142,23 @@ def test_source_links_lead_to_the_chapter(pages):
         links = {tag["href"] for tag in pages[chapter.name].select("a[href]")}
         edit = [link for link in links if f"/edit/{branch}/book/{chapter.name}.md" in link]
         assert edit, f"{chapter.name}: no edit link among {sorted(link for link in links if url in link)}"
+
+
+def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pages):
+    from importlib.metadata import version
+
+    from bookbinder.environments import environments
+
+    text = " ".join(article(pages["status"]).get_text().split())
+    assert f"jax {version('jax')}" in text and f"numpy {version('numpy')}" in text
+    built, matrix = article(pages["status"]).select("table")
+    rows = {row.a["href"].removesuffix(".html"): row for row in built.select("tbody tr")}
+    assert sorted(rows) == sorted(c.name for c in BOOK.chapters if c.runs)
+    for row in rows.values():
+        assert float(row.select("td")[3].get_text()) > 0 and "✅" in row.get_text()
+    heads = [cell.get_text() for cell in matrix.select("thead th")]
+    assert heads == ["", *(environment.name for environment in environments(ROOT))]
+    recorded = [[cell.get_text() for cell in row.select("td")] for row in matrix.select("tbody tr")]
+    for name, *cells in recorded[2:]:  # below the versions of JAX and Python
+        assert all(re.fullmatch(r"\d+\.\d s(, \d+ deprecated)?|needs [\d.]+", cell) for cell in cells), name
+    assert re.search(r"Recorded on \d{4}-\d\d-\d\d", text)
