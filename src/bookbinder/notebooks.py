@@ -186,12 +186,22 @@ print(len(emulate(8)), "devices are ready")
 def set_up(chapter, address, commit):
     """The first cell of a notebook: installs shardlab alone, and readies eight devices if the chapter wants them."""
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
-    if chapter.jax_floor:
-        floor = [int(part) for part in chapter.jax_floor.split(".")]
+    if chapter.jax_floor and _numbers(chapter.jax_floor) > _numbers(colab_version("jax")):
+        floor = _numbers(chapter.jax_floor)
         code += _UPGRADE.format(floor=floor, wanted=chapter.jax_floor)
     if any("emulate(8)" in cell.source for cell in chapter.cells):
         code += _DEVICES
     return code.rstrip("\n")
+
+
+def colab_version(package):
+    """The version of a package that stock Colab has, such as "0.7.2" for "jax"."""
+    pins = Path(__file__).with_name("colab.txt").read_text("utf-8").splitlines()
+    return dict(pin.split("==") for pin in pins if "==" in pin)[package]
+
+
+def _numbers(version):
+    return [int(part) for part in version.split(".")]
 
 
 # --- What lies on the branch ------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def _install():
         show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = note
-    warnings.filterwarnings("always", category=DeprecationWarning, module=r"__main__$|shardlab([.]|$)")
+    if not sys.warnoptions:  # what a program asks for by -W stays
+        warnings.filterwarnings("always", category=DeprecationWarning, module=r"__main__$|shardlab([.]|$)")
 
 _install()
 """
