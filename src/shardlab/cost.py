@@ -319,8 +319,9 @@ def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
 def node_bytes(kind, array_bytes, inner, outer, hierarchical=True):
     """Bytes that a node of `inner` devices sends to other nodes: what crosses the slow links.
 
-    To add up 4 MiB on each of two nodes with four devices: a flat ring through all eight leaves each node once, with 7 MiB; in two
-    levels it is 4 MiB. Two nodes of eight cut by columns: (inner, outer) is (1, 2), and eight such groups cross.
+    To add up 4 MiB on each of two nodes with four devices: a flat ring through all eight leaves each node once, with
+    7 MiB; in two levels it is 4 MiB. Where several groups cross at once, each with one device on a node, inner is 1,
+    and each group sends that.
 
     Args:
       kind: as for `collective_bytes`; a permute is one along a ring through all devices.
@@ -333,7 +334,7 @@ def node_bytes(kind, array_bytes, inner, outer, hierarchical=True):
     if _one_of("kind", kind, _KINDS) == "all-to-all":
         return inner * _amount("array_bytes", array_bytes) * (outer - 1) / outer
     sent = collective_bytes(kind, array_bytes, outer if hierarchical else inner * outer)
-    return np.where(outer > 1, sent, 0.0)[()]
+    return np.where(outer > 1, sent, 0.0 * inner)[()]
 
 
 def _load(kind, sizes, chip, ring=None):
@@ -354,7 +355,8 @@ def _load(kind, sizes, chip, ring=None):
             )
     if len(sizes) > len(chip.torus):
         raise ValueError(f"{len(sizes)} axes for {chip.name}, whose torus has {len(chip.torus)}: join some of them")
-    rings = chip.rings(sizes) if ring is None else ring if isinstance(ring, tuple | list) else (ring,) * len(sizes)
+    in_use = tuple(np.where(size == 1, max(chip.torus), size) for size in sizes)  # an axis of one is not cut
+    rings = chip.rings(in_use) if ring is None else ring if isinstance(ring, tuple | list) else (ring,) * len(sizes)
     if kind == "collective-permute":  # to the next chip along an axis
         return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
     ways = [np.where(ring, 2, 1) for ring in rings]
