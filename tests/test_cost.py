@@ -12,6 +12,7 @@ import inspect
 import math
 import typing
 from dataclasses import fields
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -332,8 +333,8 @@ def test_the_published_sharding_of_llama_2_13b():
     memory = training_memory(LLAMA2, options, 3e6, remat="mlp", gradients=None, logits=None)
     assert list(memory.state_bytes + memory.activation_bytes <= chip("v5p").hbm_bytes) == [False, True, True]
     # data parallel sums could hide behind a whole step, but not behind its way back, which is what the book asks for
-    assert list(found.bound) == ["compute", "fsdp", "compute"]
-    assert found.data_seconds[0] > found.compute_seconds[0] * 2 / 3
+    assert 2 / 3 < found.data_seconds[0] / found.compute_seconds[0] < 1
+    assert list(found.bound[1:]) == ["fsdp", "compute"]
 
 
 def test_the_parameters_of_a_published_model_are_exact():
@@ -352,25 +353,21 @@ def manual(f, mesh, in_specs, out_specs, **how):
     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **how))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_bytes_of_each_collective_are_those_of_the_compiled_program(n):
-    """On an array of 1024 n floats, of which each device has 1024."""
-    ring = [(i, (i + 1) % n) for i in range(n)]
+    """On an array of 960 n floats, of which each device has 960."""
+    ring, held = [(i, (i + 1) % n) for i in range(n)], 960 * 4
     programs = {
-        "all-gather": (lambda x: lax.all_gather(x, "d", tiled=True), 4096 * n),
-        "reduce-scatter": (lambda x: lax.psum_scatter(x, "d", tiled=True), 4096),
-        "all-reduce": (lambda x: lax.psum(x, "d"), 4096),
-        "all-to-all": (lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), 4096),
-        "collective-permute": (lambda x: lax.ppermute(x, "d", ring), 4096),
+        "all-gather": (lambda x: lax.all_gather(x, "d", tiled=True), held * n),
+        "reduce-scatter": (lambda x: lax.psum_scatter(x, "d", tiled=True), held),
+        "all-reduce": (lambda x: lax.psum(x, "d"), held),
+        "all-to-all": (lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), held),
+        "collective-permute": (lambda x: lax.ppermute(x, "d", ring), held),
     }
-    x = jax.ShapeDtypeStruct((96 * 1024 * n // 96,), jnp.float32)
-    if 1024 % n:
-        x, programs = jax.ShapeDtypeStruct((960 * n,), jnp.float32), {
-            kind: (f, held // 4096 * 3840) for kind, (f, held) in programs.items()
-        }  # fmt: skip
-    for kind, (f, held) in programs.items():
+    x = jax.ShapeDtypeStruct((960 * n,), jnp.float32)
+    for kind, (f, array) in programs.items():
         found = collectives(manual(f, mesh(d=n), P("d"), P("d"), check_vma=False), x)
-        assert found.bytes == collective_bytes(kind, held, n), kind
+        assert found.bytes == collective_bytes(kind, array, n), kind
         assert set(found) <= {kind} and (found or n == 1)
 
 
@@ -466,6 +463,7 @@ def small_step(specs, batch_axes, fsdp, tensor, rate=0.1):
     return step
 
 
+@cache
 def small_program(data, fsdp, tensor):
     """(the compiled step, what a device sends along each axis)."""
     place = mesh(data=data, fsdp=fsdp, tensor=tensor)
@@ -484,9 +482,9 @@ def small_program(data, fsdp, tensor):
     return compiled, sent
 
 
-@pytest.mark.parametrize("cut", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 4), (2, 1, 4), (1, 2, 4), (2, 2, 2)])
+@pytest.mark.parametrize("cut", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 4), (2, 2, 2)])
 def test_a_compiled_training_step(cut):
-    """Bytes along each axis within 1 % (the loss, and norms, which tensor does not cut), operations within 8 % (softmax)."""
+    """Bytes along each axis within 1 % (the loss; norms, which tensor does not cut), operations within 8 %."""
     compiled, sent = small_program(*cut)
     ours = step_cost(
         SMALL, "v5e", Layout(*cut), BATCH * SEQUENCE, SEQUENCE, remat="none", gathers=1, logits="f32", **F32
