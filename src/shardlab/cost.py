@@ -16,7 +16,7 @@ Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -271,9 +271,13 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
 
 
 def latency_seconds(kind, sizes, chip, ring=None):
-    """The time of a collective of no bytes: its hops, one after the other. Arguments as for `collective_seconds`.
+    """The time of a collective of no bytes: its hops, one after the other.
 
     A gather takes n/2 hops on a ring, in both directions at once; n-1 on a line or a switch; an all-reduce twice that.
+
+    Args:
+      kind, sizes, chip, ring: as for `collective_seconds`.
+
     Source: Scaling Book, "Sharded matrices", "A note on ICI latency".
     """
     return _load(kind, sizes, _chip(chip), ring)[1] * _chip(chip).link_seconds
@@ -874,15 +878,12 @@ def step_cost(
         )
         sent[axis] = sum(_GATHERS[kind] * (axes[axis] - 1) / axes[axis] * size for kind, count, size in kinds)
 
-    cost = StepCost(
-        flops, compute, hbm, seconds["data"], seconds["fsdp"], seconds["tensor"], sent["data"], sent["fsdp"],
-        sent["tensor"], memory, memory.total_bytes <= chip.hbm_bytes, 0.0,
-    )  # fmt: skip
-    return _replace(cost, mfu=3 * forwards / chip.peak("bf16") / cost.seconds)
-
-
-def _replace(cost, **changes):
-    return StepCost(**{name: changes.get(name, value) for name, value in vars(cost).items()})
+    named = {"flops": flops, "compute_seconds": compute, "hbm_seconds": hbm}
+    named |= {f"{axis}_seconds": seconds[axis] for axis in axes} | {f"{axis}_bytes": sent[axis] for axis in axes}
+    named |= {"fits": memory.total_bytes <= chip.hbm_bytes, "mfu": 3 * forwards / chip.peak("bf16")}
+    named = {name: array[()] for name, array in zip(named, np.broadcast_arrays(*named.values()), strict=True)}
+    cost = StepCost(memory=memory, **named)
+    return replace(cost, mfu=cost.mfu / cost.seconds)
 
 
 def _torus_axes(axes, chip):
