@@ -10,7 +10,7 @@ switches and SHARP (gpus, quiz 2: 1 and 2, quiz 3, quiz 4: 1 to 4), experts and 
 
 import inspect
 import math
-import typing
+import re
 from dataclasses import fields
 from functools import cache
 
@@ -716,7 +716,13 @@ def test_units_are_in_names():
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
     chip_fields = {f.name for f in fields(cost.Chip) if not f.name.endswith(units)}
     assert chip_fields == {"name", "torus", "node_chips"}
-    assert not typing.get_type_hints(cost.Chip).keys() - {f.name for f in fields(cost.Chip)}
+
+
+def test_chips_name_their_sources():
+    source = inspect.getsource(cost)
+    for name in CHIPS:
+        assert re.search(rf"^#   \[{name}\] +https://\S+", source, re.MULTILINE), f"no source for {name}"
+        assert re.search(rf'Chip\("{name}"[^#]*# \[{name}\]', source), f"{name} does not name its source"
 
 
 def test_formulas_name_their_source():

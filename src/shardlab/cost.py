@@ -246,9 +246,9 @@ def collective_bytes(kind, array_bytes, devices):
 def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
     """The time of a collective over the links of a slice or node: the larger of its bandwidth and its latency.
 
-    To gather 34 MB along an axis of four v5e takes 3/4 of 34 MB / 45 GB/s = 560 microseconds: four chips of a v5e do
+    To gather 34 MB along an axis of four v5e takes 3/4 of 34 MB / 45 GB/s = 567 microseconds: four chips of a v5e do
     not close to a ring, so all must pass the middle link in one direction. Along 16 they do, and it takes
-    15/16 of 34 MB / 90 GB/s = 350.
+    15/16 of 34 MB / 90 GB/s = 354.
 
     Args:
       kind: as for `collective_bytes`.
