@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ OTHER = """\
 
 ```{glossary}
 Mesh
-: devices in a grid
+  devices in a grid
 ```
 
 ```{figure} pic.svg
@@ -63,6 +64,7 @@ Two boxes side by side
 def write(tmp_path):
     """Write a chapter called one, beside another; returns the cells of its notebook."""
     (tmp_path / "book" / "data").mkdir(parents=True)
+    (tmp_path / "_config.yml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "book" / "works.bib").write_text(
         "@misc{a, author={Noether, Emmy}, year={1918}, url={https://example.org/n}}\n"
         "@misc{b, author={Noether, Emmy and Hilbert, David}, year={1919}}\n"
@@ -124,6 +126,45 @@ CONVERTED = {
     ),
     "math as a role": ("{math}`x^2` {sub}`2` {code}`f`", "$x^2$ <sub>2</sub> `f`"),
     "a role over two lines": ("see {doc}`the\nother <other>`", f"see [the other]({SITE}other.html)"),
+    "a role over two lines of a quotation": (
+        "> a {doc}`the\n> other <other>`\n> b",
+        f"> a [the other]({SITE}other.html)\n> b",
+    ),
+    "what is escaped stays": (
+        r"\[x](other.md) [y](other.md) \{doc}`z` [a \](b) c](other.md)",
+        rf"\[x](other.md) [y]({SITE}other.html) \{{doc}}`z` [a \](b) c]({SITE}other.html)",
+    ),
+    "code in a link": ("`[w `[`x](y)`](other.md)", f"`[w `[`x](y)`]({SITE}other.html)"),
+    "a link with a title": ("[a](other.md (t))", f'[a]({SITE}other.html "t")'),
+    "code in a definition": (
+        "T\n: a\n\n  ```python\n  if x:\n      y\n  ```",
+        "- **T**: a\n\n  ```python\n  if x:\n      y\n  ```",
+    ),
+    "a list in a definition": ("T\n: - a\n  - b\n    - c", "- **T**:\n\n  - a\n  - b\n    - c"),
+    "a definition behind a tilde": ("T\n~ a", "- **T**: a"),
+    "Markdown in a folded title": (
+        ":::{dropdown} A *b* {doc}`other` & x\ny\n:::",
+        f'<details>\n<summary>A <em>b</em> <a href="{SITE}other.html">Other <code>one</code></a> &amp; x</summary>\n\n'
+        "y\n\n</details>",
+    ),
+    "math of several lines": (
+        "$$\na &= b \\\\\nc &= d\n$$",
+        "$$\n\\begin{split}\na &= b \\\\\nc &= d\n\\end{split}\n$$",
+    ),
+    "math as an argument": ("```{math} a = b\n```", "$$\na = b\n$$"),
+    "the text of an exercise's own fence": (
+        "```{exercise-start} T\n:label: one-x\nDo it.\n```\n```{exercise-end}\n```",
+        "### Exercise 2: T\n\nDo it.",
+    ),
+    "a caption of code": ("```{code-block} python\n:caption: How\nx\n```", "**How**\n\n```python\nx\n```"),
+    "a note that begins in its first line": ("```{note} Hello\nthere\n```", "> **Note**\n>\n> Hello\n>\n> there"),
+    "options in quotes": (
+        '```{image} pic.svg\n:alt: "Two: boxes"\n```',
+        "![Two: boxes](https://github.com/tiny/here/raw/main/book/pic.svg)",
+    ),
+    "a heading of two lines": ("Two\nlines\n---", "## Two lines"),
+    "a glossary": ("```{glossary}\nA\nB\n  both\n```", "- **A**\n- **B**: both"),
+    "a pipe in a list-table": ("```{list-table}\n* - a \\| b\n```", "|  |\n| --- |\n| a \\| b |"),
     "a substitution": ("{{ greeting }} {{ repository }}", "hello <https://github.com/tiny/here>"),
     "an image": ("![Two boxes](pic.svg)", "![Two boxes](https://github.com/tiny/here/raw/main/book/pic.svg)"),
     "an image as a block": (
@@ -320,6 +361,22 @@ REFUSED = {
     "backticks in the first line": ("```{note} of `x`\nbody\n```\n```", 3, "backticks"),
     "colons without a name": ("::: \nx\n:::", 3, "name"),
     "an address that stands apart": ("[x][y]\n\n[y]: https://a.b", 5, "stands apart"),
+    "an equation twice": ("$$ x $$ (one-q)\n\n$$ y $$ (one-q)", 5, "one-q"),
+    "an equation that numbers itself": ("$$\n\\begin{align}x\\end{align}\n$$ (one-q)", 3, "numbers by itself"),
+    "an exercise without a label": ("```{exercise-start} T\n```\n```{exercise-end}\n```", 3, ":label:"),
+    "an end without a start": ("```{exercise-end}\n```", 3, "exercise-end"),
+    "options that are not YAML": ("```{note}\n---\na: [\n---\nx\n```", 3, ":a:"),
+    "an option that would be lost": ("```{figure} pic.svg\n:alt: Two\n:target: x\n```", 3, ":target:"),
+    "a comment in a list": ("- a\n  % hidden", 4, "top level"),
+    "a footnote in a list": ("- a[^1]\n\n  [^1]: foo", 5, "top level"),
+    "a footnote in a box": (":::{note}\na[^1]\n\n[^1]: foo\n:::", 4, "top level"),
+    "lines that are not there": ("```{literalinclude} data/run.sh\n:lines: 3-9\n```", 3, "lines 1 to 4"),
+    "lines that are no numbers": ("```{literalinclude} data/run.sh\n:lines: a-b\n```", 3, "a-b"),
+    "a table of no cells": ("```{list-table}\nhello\n```", 4, "one paragraph"),
+    "a space before a name": ("``` {note}\nx\n```", 3, "```{name}"),
+    "the other syntax of a glossary": ("```{glossary}\nA\n: b\n```", 5, "without a colon"),
+    "a link without words": ("[](https://a.b)", 3, "no text"),
+    "a number for a figure": ("{numref}`Figure %s <other-picture>`", 3, "do not number"),
     "two titles": ("## B\n\n# Two", 5, "one title"),
     "something else among tabs": ("```{tab-set}\nx\n```", 4, "tab-items"),
     "a table of unequal rows": ("```{list-table}\n* - a\n  - b\n* - c\n```", 4, "same number"),
@@ -328,7 +385,6 @@ REFUSED = {
         8,
         "solution-end",
     ),
-    "a role over two lines of a quotation": ("> {doc}`a\n> b <other>`", 3, "one line"),
 }
 
 
@@ -401,6 +457,7 @@ def convert(tmp_path_factory):
     """Convert a text of a chapter, many times in one book."""
     root = tmp_path_factory.mktemp("documents")
     (root / "book" / "data").mkdir(parents=True)
+    (root / "_config.yml").write_text(yaml.safe_dump(CONFIG))
     (root / "book" / "works.bib").write_text("@misc{a, author={Noether, Emmy}, year={1918}, url={https://example.org}}")
     (root / "book" / "pic.svg").write_text("<svg/>")
     (root / "book" / "data" / "run.sh").write_text("one\n")

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
@@ -45,7 +45,7 @@ class Chapter:
         """The source of the chapter, with lines ended as everywhere else."""
         data = (self.root / self.path).read_bytes()
         try:
-            return data.decode("utf-8-sig").replace("\r\n", "\n")
+            return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
             wrong = data[error.start : error.end]
@@ -83,7 +83,9 @@ class Chapter:
         from myst_nb.core.read import read_myst_markdown_notebook
 
         try:
-            return read_myst_markdown_notebook(self.text, add_source_map=True, path=self.root / self.path)
+            return read_myst_markdown_notebook(
+                self.text, config=_config_of(self.root), add_source_map=True, path=self.root / self.path
+            )
         except Exception as error:  # such as options of a cell that are not YAML
             raise BookError(self.path, None, f"cannot be read as a notebook: {' '.join(str(error).split())}") from None
 
@@ -155,6 +157,20 @@ class Chapter:
         return bool(top)
 
 
+def parser_config(config):
+    """The settings of MyST, as Jupyter Book makes them from `_config.yml`."""
+    from myst_parser.config.main import MdParserConfig
+
+    usual = ["colon_fence", "dollarmath", "linkify", "substitution", "tasklist"]  # where nothing is said
+    return MdParserConfig(enable_extensions=set((config.get("parse") or {}).get("myst_enable_extensions", usual)))
+
+
+@cache
+def _config_of(root):
+    file = root / "_config.yml"
+    return parser_config(yaml.safe_load(file.read_text("utf-8")) or {} if file.is_file() else {})
+
+
 def _blanked(match):
     return "\n" * match[0].count("\n")
 
@@ -215,6 +231,8 @@ def load(root):
             )
         if not entry.startswith(f"{FOLDER}/"):
             raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
+        if "/" in entry.removeprefix(f"{FOLDER}/"):
+            raise BookError("_toc.yml", line_of(entry), f"{entry} is in a folder of its own; put it into {FOLDER}/")
         chapter = Chapter(root, entry.removeprefix(f"{FOLDER}/").removesuffix(".md"))
         if not (root / chapter.path).is_file():
             raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")

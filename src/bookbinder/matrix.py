@@ -167,7 +167,7 @@ def record(matrix, file):
         rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
     cells = {(one.chapter, one.column): _cell(one) for one in matrix.outcomes}
     for chapter in dict.fromkeys(one.chapter for one in matrix.outcomes):
-        rows.append([f"[](../{chapter}.md)", *(cells[chapter, column.name] for column in matrix.columns)])
+        rows.append([f"{{doc}}`{chapter}`", *(cells[chapter, column.name] for column in matrix.columns)])
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     head = f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, shared with other work."
     lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]

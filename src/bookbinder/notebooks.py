@@ -15,6 +15,7 @@ from bookbinder.book import BookError
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # matter on the page only
+PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
 
 
@@ -50,7 +51,7 @@ class _Notebook:
 
     def __init__(self, text, commit):
         self.plain, self.chapter, self.commit = text, text.chapter, commit
-        self.cells, self.buffer, self.notes, self.solution = [], [], 0, None
+        self.cells, self.buffer, self.notes, self.solution, self.gate = [], [], 0, None, None
 
     def text(self):
         """The notebook as the text of a file."""
@@ -77,9 +78,13 @@ class _Notebook:
             line = token.map[0] + 1 if token.map else 1
             if not self.cells and token.type not in plain.DROPPED and token.tag != "h1":
                 raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
-            if token.type == "fence" and token.info.strip().startswith("{code-cell}"):
+            if token.type == "fence" and token.info.startswith("{code-cell}"):
                 self._flush()
-                self._code(next(code), line)
+                if (cell := next(code, None)) is None:
+                    raise BookError(
+                        self.chapter.path, line, "this cell is not read as one; look at the blocks above it"
+                    )
+                self._code(cell, line)
             elif token.type == "heading_open" and token.tag == "h1":
                 self._begin(group, line)
             elif token.type in ("heading_open", "myst_block_break"):
@@ -93,8 +98,8 @@ class _Notebook:
                 elif block := self.plain.block(group, lines, 1):
                     self.buffer.append(block)
         self._flush()
-        if self.solution:
-            raise BookError(self.chapter.path, self.solution[1], "this solution has no {solution-end}")
+        if self.gate:
+            raise BookError(self.chapter.path, self.gate[1], f"there is no {{{self.gate[0]}-end}} to this")
 
     def _begin(self, group, line):
         """The title with its links, and the cell that sets up."""
@@ -111,23 +116,25 @@ class _Notebook:
 
     def _gate(self, directive, line):
         """Exercises and solutions hold cells; what begins and ends them stands between the cells."""
-        if directive.name in ("exercise-start", "exercise-end"):
-            self._flush()
-            if directive.name == "exercise-start":
-                self.buffer.append(self.plain.exercise(directive, line)[1])
-        elif directive.name == "solution-start":
-            self._flush()
-            self.solution = self.plain.exercise(directive, line)[0], line
-        else:
-            self._flush()
-            self.solution = None
+        kind, _, side = directive.name.partition("-")
+        now = self.gate[0] if self.gate else None
+        if now != (None if side == "start" else kind):
+            raise BookError(self.chapter.path, line, f"{{{directive.name}}} stands in an open {now} here, or in none")
+        self._flush()
+        self.gate = (kind, line) if side == "start" else None
+        self.solution = None
+        if side == "start":
+            number, title = self.plain.exercise(directive, line)
+            self.solution = number if kind == "solution" else None
+            text = self.plain.text(directive.body, directive.line)
+            self.buffer += [part for part in (title if kind == "exercise" else "", text) if part]
 
     def _flush(self):
         """End a text cell."""
         text = "\n\n".join([*self.buffer, *self.plain.notes_since(self.notes)])
         self.buffer, self.notes = [], len(self.plain.notes)
         if text and self.solution:
-            text = plain.box(f"Solution of exercise {self.solution[0]}", text, True)
+            text = plain.box(f"Solution of exercise {self.solution}", text, True)
         if text:
             self._text(text)
 
@@ -144,13 +151,14 @@ class _Notebook:
             return
         title = None
         if self.solution:
-            title = f"Solution of exercise {self.solution[0]}: double-click to read it"
+            title = f"Solution of exercise {self.solution}: double-click to read it"
         elif tags & FOLD_TAGS:
             title = "Folded code: double-click to read it"
         self._add_code(cell.source, title, fold=bool(title))
 
     def _add_code(self, source, title=None, fold=False):
-        if title:  # a magic stays the first line
+        other = source.startswith("%%") and source[2:].split()[0] not in PYTHON_MAGICS
+        if title and not other:  # a magic stays the first line, and what is no Python as it is
             first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
             source = "\n".join(part for part in (first, f"#@title {title}", rest) if part)
         metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold else {}

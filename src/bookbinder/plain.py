@@ -8,9 +8,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import yaml
-
-from bookbinder.book import FOLDER, BookError
+from bookbinder.book import FOLDER, BookError, parser_config
 
 BOXES = {
     "note": "Note",
@@ -30,8 +28,27 @@ BOXES = {
 }
 CODE = ("code", "code-block", "sourcecode")
 TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # of HTML in a line, which Colab shows too
+OPTIONS = {  # what is known of a directive besides its body; the rest is refused, so that nothing is lost
+    **dict.fromkeys(BOXES, ("class", "name", "open")),
+    **dict.fromkeys(CODE, ("caption", "linenos", "lineno-start", "emphasize-lines", "name", "class")),
+    **dict.fromkeys(("figure", "image"), ("alt", "name", "width", "height", "align", "scale", "class", "figclass")),
+    "exercise": ("label", "class"),
+    "exercise-start": ("label", "class"),
+    "solution": ("label", "class"),
+    "solution-start": ("label", "class"),
+    "math": ("label", "name"),
+    "literalinclude": ("language", "lines"),
+    "table": ("name", "class", "align", "width", "widths"),
+    "list-table": ("name", "class", "align", "width", "widths", "header-rows"),
+    "tab-set": ("class",),
+    "tab-item": ("class", "sync", "selected"),
+    "glossary": ("sorted",),
+}
 _IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
-_TOP_ONLY = {"html_block", "colon_fence", "dl_open", "math_block_label", "myst_target", "substitution_block"}
+_TOP_ONLY = {
+    *("html_block", "colon_fence", "dl_open", "math_block_label", "myst_target", "substitution_block"),
+    *("myst_line_comment", "myst_block_break", "footnote_reference_open"),
+}
 DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
 
 
@@ -68,20 +85,39 @@ class Targets:
 
 
 def make_parser(config):
-    """The parser of the book's MyST, with the extensions of `_config.yml`."""
+    """The parser of the book's MyST, with the extensions of `_config.yml`; its tokens know where they stand."""
     from markdown_it.renderer import RendererHTML
-    from myst_parser.config.main import MdParserConfig
     from myst_parser.parsers.mdit import create_md_parser
 
-    extensions = (config.get("parse") or {}).get("myst_enable_extensions") or []
-    return create_md_parser(MdParserConfig(enable_extensions=set(extensions)), RendererHTML)
+    return _located(create_md_parser(parser_config(config), RendererHTML))
+
+
+def _located(parser):
+    """Have each token of a line note where it begins and ends in the line; a link also where its text ends."""
+    from markdown_it.helpers import parseLinkLabel
+
+    def noting(rule):
+        def run(state, silent):
+            begin, count = state.pos, len(state.tokens)
+            matched = rule(state, silent)
+            for token in state.tokens[count:] if matched and not silent else ():
+                token.meta.setdefault("at", (begin, state.pos))
+                if token.type == "link_open" and token.info != "auto" and "text" not in token.meta:
+                    token.meta["text"] = parseLinkLabel(state, begin)
+            return matched
+
+        return run
+
+    for rule in list(parser.inline.ruler.__rules__):
+        parser.inline.ruler.at(rule.name, noting(rule.fn), {"alt": rule.alt})
+    return parser
 
 
 def targets(book, parser):
     """Look through all chapters for what text can point to."""
-    found = Targets(works=_works(book))
+    found, counts = Targets(works=_works(book)), {"equations": 0}  # numbered through the whole book
     for chapter in book.chapters:
-        _collect(found, chapter, parser, chapter.text, 0, {"equations": 0})
+        _collect(found, chapter, parser, chapter.text, 0, counts)
     return found
 
 
@@ -98,33 +134,56 @@ def _collect(found, chapter, parser, source, base, counts):
             title = _words(group[1])
             if token.tag == "h1":
                 found.chapters.setdefault(chapter.name, title)
-        elif token.type == "math_block_label":
-            _number_equation(found, chapter, token.info, counts)
         elif directive := as_directive(token, line, chapter):
             title = directive.argument
             names = directive.options.get("name"), directive.options.get("label")
             if directive.name == "math" and any(names):
-                _number_equation(found, chapter, names[0] or names[1], counts)
+                _number_equation(found, chapter, str(names[0] or names[1]), counts, line)
             elif directive.name in ("exercise", "exercise-start"):
-                found.exercises[names[1]] = (len(found.exercises) + 1, title)
+                if not names[1] or str(names[1]) in found.exercises:
+                    raise BookError(chapter.path, line, "an exercise needs a :label: of its own")
+                found.exercises[str(names[1])] = (len(found.exercises) + 1, title)
                 title = f"Exercise {len(found.exercises)}"
                 label = label or names[1]
             elif directive.name in ("figure", "table", "list-table", "image"):
-                title = title if directive.name != "figure" else directive.body.strip().split("\n")[0]
+                caption = directive.body if directive.name == "figure" else title
+                title = next((_words(inner) for inner in parser.parse(caption) if inner.type == "inline"), "")
                 label = label or names[0]
             elif directive.name == "glossary":
-                for inner in parser.parse(directive.body):
-                    if inner.type == "inline" and inner.level == 2:
-                        anchor = re.sub(r"[^\w.]+", "-", f"term-{inner.content}")  # as Sphinx does, case kept
-                        found.terms[inner.content.lower()] = Target(chapter.name, anchor, inner.content)
-            elif directive.name in (*BOXES, "tab-set", "tab-item"):
+                for term, _ in glossary(directive, chapter):
+                    anchor = re.sub(r"[^\w.]+", "-", f"term-{term}")  # as Sphinx does, case kept
+                    found.terms[term.lower()] = Target(chapter.name, anchor, term)
+            if directive.name in _HOLD_TEXT:
                 _collect(found, chapter, parser, directive.body, directive.line - 1, counts)
+        for inner in group:
+            if inner.type == "math_block_label":
+                here = base + (inner.map or token.map or [0])[0] + 1
+                _number_equation(found, chapter, inner.info, counts, here)
         if label:
-            found.labels[label] = Target(chapter.name, _id(label), title)
+            found.labels[str(label)] = Target(chapter.name, _id(str(label)), title)
             label = None
 
 
-def _number_equation(found, chapter, label, counts):
+_HOLD_TEXT = (*BOXES, "tab-set", "tab-item", "exercise", "solution", "figure", "table")
+
+
+def glossary(directive, chapter):
+    """The terms of a glossary: pairs of a term, and the text of its definition ("" where the next term shares it)."""
+    terms = []
+    for number, text in enumerate(directive.body.split("\n")):
+        if text.startswith(": "):
+            message = "in a glossary the definition stands indented below its term, without a colon"
+            raise BookError(chapter.path, directive.line + number, message)
+        if text and not text[0].isspace():
+            terms.append([text.strip(), ""])
+        elif terms:
+            terms[-1][1] += f"{text.strip()}\n"
+    return [(term, text.strip()) for term, text in terms]
+
+
+def _number_equation(found, chapter, label, counts, line):
+    if label in found.equations:
+        raise BookError(chapter.path, line, f"another equation is called {label} too")
     counts["equations"] += 1
     found.equations[label] = (Target(chapter.name, f"equation-{_id(label)}"), counts["equations"])
 
@@ -137,19 +196,30 @@ def _id(label):
 
 def _words(inline):
     """A heading as plain words."""
-    return "".join(f"`{c.content}`" if c.type == "code_inline" else c.content for c in inline.children)
+    return "".join(
+        f"`{c.content}`" if c.type == "code_inline" else " " if c.type == "softbreak" else c.content
+        for c in inline.children
+    )
 
 
 def _works(book):
     """What can be cited, from the files that `_config.yml` names."""
     from pybtex.database import parse_file
+    from pybtex.exceptions import PybtexError
 
     works = {}
     for name in book.config.get("bibtex_bibfiles") or []:
-        for key, entry in parse_file(str(book.root / name)).entries.items():
-            people = [" ".join(person.last_names).strip("{}") for person in entry.persons.get("author", [])]
-            authors = people[0] if people else key
-            authors += {1: "", 2: f" and {people[-1]}"}.get(len(people), " *et al.*") if people else ""
+        try:
+            entries = parse_file(str(book.root / name)).entries
+        except (PybtexError, OSError, UnicodeDecodeError) as error:
+            raise BookError(name, getattr(error, "lineno", None), f"cannot be read: {error}") from None
+        for key, entry in entries.items():
+            people = [
+                " ".join(str(part) for part in (*person.rich_prelast_names, *person.rich_last_names))
+                for person in entry.persons.get("author") or entry.persons.get("editor") or []
+            ]
+            authors = people[0] if people else f"*{entry.fields.get('title', key)}*"
+            authors += {0: "", 1: "", 2: f" and {people[-1]}"}.get(len(people), " *et al.*") if people else ""
             works[key] = (authors, entry.fields.get("year", "n.d."), entry.fields.get("url", ""))
     return works
 
@@ -171,16 +241,23 @@ def as_directive(token, line, chapter):
             raise BookError(chapter.path, line, "colons around a text need a name, such as :::{note}")
         return None
     match = re.match(r"\{([^}\s]+)\}\s*(.*)$", token.info.strip())
-    if not match:
-        raise BookError(chapter.path, line, f"cannot be read as a directive: {token.info.strip()}")
-    body, options, taken = token.content, {}, 0
-    if block := re.match(r"---\n(.*?)^---\s*$\n?", body, re.DOTALL | re.MULTILINE):
-        options, taken = yaml.safe_load(block[1]) or {}, block[0].count("\n")
-        body = body[block.end() :]
-    else:
-        while option := re.match(r":([\w-]+):[ \t]*(.*)(\n|$)", body):
-            options[option[1]] = option[2].strip()
-            body, taken = body[option.end() :], taken + 1
+    if not match or token.info[0].isspace():
+        raise BookError(chapter.path, line, f"cannot be read as a directive: {token.info}; write ```{{name}}")
+    from docutils.parsers.rst.directives.misc import TestDirective  # takes all options
+    from myst_parser.parsers.directives import parse_directive_text
+
+    nested = token.type == "colon_fence" and token.content.startswith(":::")  # no options, as MyST has it
+    read = parse_directive_text(TestDirective, "", "\n" * nested + token.content)
+    if read.warnings:
+        raise BookError(chapter.path, line + 1, f"the options cannot be read: {read.warnings[0].msg}")
+    body, taken = "\n".join(read.body), read.body_offset - nested
+    options = {name: "" if value is None else str(value) for name, value in read.options.items()}
+    for option in options:
+        if match[1] in OPTIONS and option not in OPTIONS[match[1]]:
+            known = ", ".join(f":{name}:" for name in OPTIONS[match[1]])
+            raise BookError(
+                chapter.path, line, f"notebooks do not know :{option}: of {{{match[1]}}}; there are {known}"
+            )
     return Directive(match[1], match[2].strip(), options, body, line + 1 + taken)
 
 
@@ -231,15 +308,15 @@ class Plain:
         if token.type in DROPPED:
             return ""
         if token.type == "heading_open":
-            return f"{'#' * int(token.tag[1])} {self.inline(group[1], here)}"
+            return f"{'#' * int(token.tag[1])} {' '.join(self.inline(group[1], here).split(chr(10)))}"
         if token.type in _IN_PLACE:
             return self._in_place(group, lines, line)
         if token.type in ("math_block", "math_block_label"):
-            return self._math(token.content, token.info if token.type == "math_block_label" else "")
+            return self._math(token.content, token.info if token.type == "math_block_label" else "", here)
         if token.type == "dl_open":
             return self._definitions(group, lines, line)
         if token.type == "substitution_block":
-            return self._substitution(token.content, here)
+            return self._substitution(token.content, here, self.text)
         if token.type == "code_block":
             return "\n".join(lines[token.map[0] : token.map[1]]).rstrip()
         if directive := as_directive(token, here, self.chapter):
@@ -250,9 +327,9 @@ class Plain:
 
     def _in_place(self, group, lines, line):
         """A block whose lines stay, with what stands in them replaced."""
-        inlines, begin = {}, group[0].map[0]
+        inlines, begin_line = {}, group[0].map[0]
         for token in group:
-            here = line + (token.map[0] if token.map else begin)
+            here = line + (token.map[0] if token.map else begin_line)
             if token.type == "inline":
                 if re.match(r"(```|~~~|:::)", token.content):
                     message = f"is no block: {token.content.splitlines()[0]} (backticks cannot stand in its first line)"
@@ -262,29 +339,49 @@ class Plain:
                 raise self.error(here, "stands inside of a list or a quotation; put it at the top level")
         shown = list(lines)
         for (first, last), tokens in inlines.items():
-            text, at = "\n".join(lines[first:last]), 0
-            for token in tokens:
-                for old, new in self._edits(token, line + first):
-                    place = text.find(old, at)
-                    if place < 0 and old == new:
-                        continue
-                    if place < 0:
-                        raise self.error(line + first, f"put it on one line: {' '.join(old.split())}")
-                    new = new.replace("|", "\\|") if group[0].type == "table_open" else new
-                    text = text[:place] + new + text[place + len(old) :]
-                    at = place + len(new)
-            shown[first:last] = [text, *[None] * (last - first - 1)]
-        return "\n".join(text for text in shown[begin : group[0].map[1]] if text is not None).rstrip()
+            if group[0].type == "table_open":
+                shown[first] = self._row(tokens, lines[first], line + first)
+                continue
+            (token,) = tokens
+            # What stands before and behind each line's own text, such as the mark of a list.
+            parts = [
+                raw.rpartition(text)[::2]
+                for raw, text in zip(lines[first:last], token.content.split("\n"), strict=False)
+            ]
+            made, at, number = [parts[0][0]], 0, 0
+            for begin, end, new in [*self._edits(token, line + first), (len(token.content), len(token.content), "")]:
+                for text in re.split(r"(\n)", token.content[at:begin]):
+                    number += text == "\n"
+                    made.append(f"{parts[number - 1][1]}\n{parts[number][0]}" if text == "\n" else text)
+                number += token.content[begin:end].count("\n")
+                made.append(new)
+                at = end
+            shown[first:last] = ["".join(made) + parts[-1][1], *[None] * (last - first - 1)]
+        return "\n".join(text for text in shown[begin_line : group[0].map[1]] if text is not None).rstrip()
+
+    def _row(self, cells, row, line):
+        """A row of a table."""
+        at = 0
+        for token in cells:
+            place = row.find(token.content, at)
+            if place < 0 and "|" in token.content:  # which is escaped in the row
+                if any(new != token.content[begin:end] for begin, end, new in self._edits(token, line)):
+                    raise self.error(line, "a cell with a | in it cannot hold roles or links of the book")
+                continue
+            made = self.inline(token, line)
+            made = made if made == token.content else re.sub(r"(?<!\\)\|", r"\\|", made)
+            row, at = row[:place] + made + row[place + len(token.content) :], place + len(made)
+        return row
 
     # --- In a line ----------------------------------------------------------------------------------------
 
     def inline(self, token, line):
         """Convert the text of an inline token."""
-        text, at = token.content, 0
-        for old, new in self._edits(token, line):
-            place = text.index(old, at)
-            text, at = text[:place] + new + text[place + len(old) :], place + len(new)
-        return text
+        made, at = [], 0
+        for begin, end, new in self._edits(token, line):
+            made += [token.content[at:begin], new]
+            at = end
+        return "".join([*made, token.content[at:]])
 
     def words(self, source, line):
         """Convert a text of one line, such as a title."""
@@ -296,64 +393,47 @@ class Plain:
         return self.inline(tokens[1], line)
 
     def _edits(self, token, line):
-        """What an inline token is made of, in order, but for words: pairs of what is written and what is shown."""
-        source, at, edits, links = token.content, 0, [], []
-
-        def find(pattern, what):
-            nonlocal at
-            match = re.compile(pattern).search(source, at)
-            if not match:
-                raise self.error(here(), f"cannot be converted as it is written: {what}")
-            at = match.end()
-            return match
-
-        def here():
-            return line + source[:at].count("\n")
-
+        """What has to be replaced in an inline token, in order: where it begins and ends, and what is shown."""
+        edits, links = [], []
         for child in token.children:
-            if child.type == "code_inline":
-                begin = find(rf"(?<!`){child.markup}(?!`)", child.content).start()
-                code = source[begin : find(rf"(?<!`){child.markup}(?!`)", child.content).end()]
-                edits.append((code, code))  # stays, and nothing is looked for in it
-            elif child.type == "math_inline":
-                find(re.escape(child.content), child.content)
-            elif child.type == "myst_role":
-                content = r"\s+".join(re.escape(word) for word in child.content.split())
-                name = child.meta["name"]
-                match = find(rf"\{{{re.escape(name)}\}}(`+)\s*{content}\s*\1", f"{{{name}}}`{child.content}`")
-                edits.append((match[0], self._role(name, child.content, here())))
+            begin, end = child.meta.get("at", (0, 0))
+            here = line + token.content[:begin].count("\n")
+            if child.type == "myst_role":
+                edits.append((begin, end, self._role(child.meta["name"], child.content, here)))
             elif child.type == "link_open":
-                links.append((child, at))
+                links.append(child)
             elif child.type == "link_close":
-                opened, began = links.pop()
-                if opened.info == "auto":
-                    find(r">", child.content)
-                    continue
-                match = find(rf"\]\({_DESTINATION}\)", opened.attrs["href"])
-                title, target = self._link(str(opened.attrs["href"]), here())
-                empty = source[began : match.start()].endswith("[")
-                edits.append((match[0], f"{title if empty else ''}]({target}{match['title'] or ''})"))
+                opened = links.pop()
+                address = str(opened.attrs["href"])
+                if "text" in opened.meta and not re.match(r"(https?|mailto):", address):
+                    first, last = opened.meta["at"][0], opened.meta["text"]
+                    title, target = self._link(address, here)
+                    named = opened.attrs.get("title")
+                    target += f' "{str(named).replace(chr(34), "&quot;")}"' if named else ""
+                    edits.append((last, opened.meta["at"][1], f"{title if last == first + 1 else ''}]({target})"))
+                elif opened.meta.get("text") == opened.meta.get("at", (0,))[0] + 1:
+                    raise self.error(here, f"the link to {address} has no text")
             elif child.type == "image":
-                match = find(rf"!\[(?P<alt>[^\]]*)\]\({_DESTINATION}\)", str(child.attrs["src"]))
-                edits.append((match[0], self._image(str(child.attrs["src"]), match["alt"], here())))
+                edits.append((begin, end, self._image(str(child.attrs["src"]), child.content, here)))
             elif child.type == "html_inline":
-                match = find(re.escape(child.content), child.content)
                 if not (tag := re.match(r"</?(\w+)", child.content)) or tag[1].lower() not in TAGS:
-                    raise self.error(here(), f"Colab may not show {child.content}; write it in Markdown")
+                    raise self.error(here, f"Colab may not show {child.content}; write it in Markdown")
             elif child.type == "footnote_ref":
                 label = child.meta["label"]
-                find(re.escape(f"[^{label}]"), label)
+                if label not in self.footnotes:
+                    raise self.error(here, f"the footnote {label} is to be written at the top level")
                 if label not in self.notes:
                     self.notes.append(label)
-                edits.append((f"[^{label}]", f"<sup>{self.notes.index(label) + 1}</sup>"))
+                edits.append((begin, end, f"<sup>{self.notes.index(label) + 1}</sup>"))
             elif child.type == "substitution_inline":
-                match = find(rf"\{{\{{\s*{re.escape(child.content.strip())}\s*\}}\}}", child.content)
-                edits.append((match[0], self._substitution(child.content, here())))
+                edits.append((begin, end, self._substitution(child.content, here, self.words)))
             elif child.type == "text" and (note := re.search(r"\[\^[^\]\s]+\]", child.content)):
-                raise self.error(line, f"there is no footnote {note[0]}")
+                if note[0] in token.content and f"\\{note[0]}" not in token.content:
+                    here = line + token.content[: token.content.index(note[0])].count("\n")
+                    raise self.error(here, f"there is no footnote {note[0]}")
             elif child.type not in _KEPT:
-                raise self.error(here(), f"Colab does not show this ({child.type}): {child.content}")
-        return edits
+                raise self.error(here, f"Colab does not show this ({child.type}): {child.content}")
+        return sorted(edits)
 
     def _role(self, name, content, line):
         text, target = content, content
@@ -366,6 +446,8 @@ class Plain:
             return f"[{text or self.targets.chapters.get(target, target)}]({self.address.page(target)})"
         if name in ("ref", "numref"):
             found = self._label(target, line)
+            if re.search(r"%s|\{(number|name)\}", text):
+                raise self.error(line, f"notebooks do not number figures: write {{{name}}}`text <{target}>`")
             if not text and not found.title:
                 raise self.error(line, f"{target} has no title: write {{{name}}}`text <{target}>`")
             return f"[{text or found.title}]({self.address.page(found.chapter, found.anchor)})"
@@ -386,7 +468,7 @@ class Plain:
         if name == "math":
             return f"${content}$"
         if name == "code":
-            return f"`{content}`"
+            return f"``{content}``" if "`" in content else f"`{content}`"
         if name in ("sub", "sup", "kbd"):
             return f"<{name}>{html.escape(content)}</{name}>"
         known = "doc, ref, numref, eq, term, download, cite, cite:t, cite:p, math, code, sub, sup, kbd"
@@ -402,19 +484,24 @@ class Plain:
             shown.append(f"{authors} \\[[{year}]({address})\\]" if textual else f"{authors}, [{year}]({address})")
         return ", ".join(shown) if textual else f"\\[{'; '.join(shown)}\\]"
 
-    def _substitution(self, name, line):
+    def _substitution(self, name, line, convert):
         if name.strip() == "repository":
             return f"<{self.address.repository}>"
         settings = self.book.config.get("sphinx", {}).get("config", {}).get("myst_substitutions") or {}
-        known = settings | (self.chapter.front_matter.get("substitutions") or {})
+        own = self.chapter.front_matter.get("substitutions") or {}
+        known = settings | (own if isinstance(own, dict) else {})
         if name.strip() not in known:
             raise self.error(line, f"no substitution is called {name.strip()}")
-        return str(known[name.strip()])
+        if "{{" in str(known[name.strip()]):
+            raise self.error(line, f"the substitution {name.strip()} holds another one")
+        return convert(str(known[name.strip()]), line)
 
     def _link(self, target, line):
         """The title and the address that a link leads to."""
         if re.match(r"(https?|mailto):", target):
             return target, target
+        if target.startswith("/"):
+            raise self.error(line, f"{target} begins with a slash; write where the file is from here")
         path, _, anchor = target.partition("#")
         if not path:
             found = self._label(anchor, line)
@@ -457,18 +544,22 @@ class Plain:
         """Convert a directive that may stand anywhere; `line` is that of its first line."""
         name, argument, options = directive.name, directive.argument, directive.options
         if name in BOXES:
-            title = self.words(argument, line) or BOXES[name] or name.capitalize()
-            return box(title, self.text(directive.body, directive.line), name == "dropdown" or folded(directive))
+            body, fold = self.text(directive.body, directive.line), name == "dropdown" or folded(directive)
+            if BOXES[name] and argument:  # such as ```{note} Hello: the beginning of the text
+                body = "\n\n".join(part for part in (self.words(argument, line), body) if part)
+                argument = ""
+            return box(self.words(argument, line) or BOXES[name] or name.capitalize(), body, fold)
         if name in ("exercise", "solution"):
             number, title = self.exercise(directive, line)
             body = self.text(directive.body, directive.line)
             return box(f"Solution of exercise {number}", body, True) if name == "solution" else f"{title}\n\n{body}"
         if name in CODE:
-            return fence(directive.body, argument)
+            return self._captioned(options.get("caption", ""), fence(directive.body, argument), line)
         if name == "literalinclude":
             return self._include(directive, line)
         if name == "math":
-            return self._math(directive.body, options.get("label") or options.get("name") or "")
+            content = "\n\n".join(part for part in (argument, directive.body) if part)
+            return self._math(content, options.get("label") or options.get("name") or "", line)
         if name in ("figure", "image"):
             picture = self._image(argument, str(options.get("alt", "")), line)
             caption = self.text(directive.body, directive.line)
@@ -480,7 +571,12 @@ class Plain:
         if name == "list-table":
             return self._captioned(argument, self._list_table(directive), line)
         if name == "glossary":
-            return self.text(directive.body, directive.line)
+            lines = [
+                f"- **{self.words(term, line)}**"
+                + (f": {' '.join(self.text(text, line).split(chr(10)))}" if text else "")
+                for term, text in glossary(directive, self.chapter)
+            ]
+            return "\n".join(lines)
         known = ", ".join((*BOXES, *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary"))
         raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}, exercise, solution")
 
@@ -494,9 +590,14 @@ class Plain:
         title = self.words(title, line)
         return number, f"### Exercise {number}: {title}" if title else f"### Exercise {number}"
 
-    def _math(self, content, label):
+    def _math(self, content, label, line):
+        if not content.strip() or (label and re.search(r"\\begin\{(align|gather|eqnarray)", content)):
+            raise self.error(line, "an equation is empty, or has a label and an environment that numbers by itself")
         tag = f" \\tag{{{self.targets.equations[label][1]}}}" if label else ""
-        return f"$$\n{content.strip()}{tag}\n$$"
+        parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]  # as Sphinx does
+        parts = [f"\\begin{{split}}\n{part}\n\\end{{split}}" if r"\\" in part else part for part in parts]
+        body = parts[0] if len(parts) == 1 else "\\begin{aligned}\n" + " \\\\\n".join(parts) + "\n\\end{aligned}"
+        return f"$$\n{body}{tag}\n$$"
 
     def _tabs(self, directive):
         shown = []
@@ -517,53 +618,60 @@ class Plain:
         for token in self.parse(directive.body, directive.line):
             depth += {"bullet_list_open": 1, "bullet_list_close": -1}.get(token.type, 0)
             here = directive.line + (token.map[0] if token.map else 0)
+            if token.type not in _OF_LISTS:
+                raise self.error(here, "a cell of a list-table holds one paragraph")
             if token.type == "list_item_open" and depth == 1:
                 rows.append([])
             elif token.type == "list_item_open" and depth == 2:
                 rows[-1].append("")
             elif token.type == "inline":
-                if rows[-1][-1]:
+                if not rows or not rows[-1] or rows[-1][-1]:
                     raise self.error(here, "a cell of a list-table holds one paragraph")
-                rows[-1][-1] = " ".join(self.inline(token, here).split()).replace("|", "\\|")
-            elif depth > 2 or token.type in ("fence", "colon_fence", "table_open"):
+                rows[-1][-1] = " ".join(self.inline(token, here).split())
+                rows[-1][-1] = re.sub(r"(?<!\\)\|", r"\\|", rows[-1][-1])
+            elif depth > 2:
                 raise self.error(here, "a cell of a list-table holds one paragraph")
         if not rows or len({len(row) for row in rows}) != 1:
             raise self.error(directive.line, "the rows of a list-table must have the same number of cells, one or more")
-        heads = int(directive.options.get("header-rows", 0))
-        if heads > 1:
-            raise self.error(directive.line, f"a table has one row of heads here, not {heads}")
-        head = rows.pop(0) if heads else [""] * len(rows[0])
+        heads = directive.options.get("header-rows", "0")
+        if heads not in ("0", "1"):
+            raise self.error(directive.line, f"a table has one row of heads here, or none, not {heads}")
+        head = rows.pop(0) if heads == "1" else [""] * len(rows[0])
         return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
     def _definitions(self, group, lines, line):
         """A list of definitions, as bullets."""
         shown = []
         for index, token in enumerate(group):
+            if token.level != group[0].level + 1:
+                continue
             if token.type == "dt_open":
                 inline = group[index + 1]
-                shown.append(f"- **{self.inline(inline, line + inline.map[0])}**: ")
+                shown.append(f"- **{self.inline(inline, line + inline.map[0])}**:")
             elif token.type == "dd_open":
                 first, last = token.map  # the parser may count the term's line in
-                first = next(n for n in range(first, last) if re.match(r"\s*:\s", lines[n]))
-                body = [re.sub(r"^(:\s+|\s{1,4})", "", text) for text in lines[first:last]]
+                first = next(n for n in range(first, last) if re.match(r"\s*[:~]\s", lines[n]))
+                begin = re.match(r"\s*", lines[first])[0] + "  "
+                body = [re.sub(r"^(\s*)[:~]", r"\1 ", lines[first]), *lines[first + 1 : last]]
+                body = [re.sub(rf"^\s{{0,{len(begin)}}}", "", text.expandtabs(4)) for text in body]
+                flows = group[index + 1].type == "paragraph_open" and group[index - 1].type == "dt_close"
                 made = self.text("\n".join(body), line + first).split("\n")
-                begun = not shown[-1].endswith(": ")
-                shown[-1] += "\n\n  " if begun else ""
-                shown[-1] += "\n".join([made[0], *(f"  {text}".rstrip() for text in made[1:])])
+                shown[-1] += " " + made[0].lstrip() if flows else f"\n\n  {made[0]}".rstrip(" ")
+                shown[-1] += "".join(f"\n  {text}".rstrip(" ") for text in made[1:])
         return "\n".join(shown)
 
     def _include(self, directive, line):
         """A file, or some lines of it."""
-        options = dict(directive.options)
-        language, wanted = options.pop("language", ""), options.pop("lines", "")
-        if options:
-            raise self.error(line, f"notebooks know :language: and :lines: here, not :{next(iter(options))}:")
+        language, wanted = directive.options.get("language", ""), directive.options.get("lines", "")
         text = (self.book.root / self._path(directive.argument, line)).read_text("utf-8").rstrip("\n").split("\n")
         chosen = []
         for part in wanted.split(",") if wanted else ["-"]:
-            first, dash, last = part.strip().partition("-")
-            begin = int(first or 1)
-            end = int(last or len(text)) if dash else begin
+            if not (match := re.fullmatch(r"\s*(\d*)(-?)(\d*)\s*", part)) or not any(match.groups()):
+                raise self.error(line, f":lines: {wanted} cannot be read; write them as 1,3-5,8-")
+            begin = int(match[1] or 1)
+            end = int(match[3] or len(text)) if match[2] else begin
+            if not 1 <= begin <= end <= len(text):
+                raise self.error(line, f":lines: {part}: {directive.argument} has lines 1 to {len(text)}")
             chosen += text[begin - 1 : end]
         return fence("\n".join(chosen), language)
 
@@ -578,7 +686,8 @@ class Plain:
             if token.type == "footnote_reference_open":
                 first, last = token.map
                 body = [re.sub(r"^(\[\^[^\]]+\]:\s*|\s{1,4})", "", text) for text in lines[first:last]]
-                found[token.meta["label"]] = ("\n".join(body).strip(), first + 1)
+                empty = next((n for n, text in enumerate(body) if text.strip()), 0)
+                found[token.meta["label"]] = ("\n".join(body).strip(), first + 1 + empty)
         return found
 
     def notes_since(self, count):
@@ -590,9 +699,12 @@ class Plain:
         return shown
 
 
-_DESTINATION = r"\s*(?:<[^<>]*>|[^\s()]*(?:\([^\s()]*\)[^\s()]*)*)(?P<title>\s+(?:\"[^\"]*\"|'[^']*'))?\s*"
+_OF_LISTS = {
+    *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
+    *("paragraph_open", "paragraph_close", "inline"),
+}
 _KEPT = {
-    *("text", "text_special", "softbreak", "hardbreak"),
+    *("text", "text_special", "softbreak", "hardbreak", "code_inline", "math_inline", "math_inline_double"),
     *("em_open", "em_close", "strong_open", "strong_close", "s_open", "s_close"),
 }
 
@@ -605,7 +717,11 @@ def folded(directive):
 def box(title, body, fold):
     """A box with a title, as a quotation, or folded away."""
     if fold:
-        summary = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(title, quote=False))
+        from markdown_it import MarkdownIt
+        from mdit_py_plugins.dollarmath import dollarmath_plugin
+
+        shown = MarkdownIt("commonmark").use(dollarmath_plugin, renderer=lambda math, _: f"${html.escape(math)}$")
+        summary = shown.renderInline(title)
         return f"<details>\n<summary>{summary}</summary>\n\n{body}\n\n</details>"
     lines = [f"**{title}**", "", *body.split("\n")] if body else [f"**{title}**"]
     return "\n".join(f"> {line}".rstrip() for line in lines)
