@@ -524,7 +524,7 @@ def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):
     (tmp_path / "html.old").mkdir()
     (tmp_path / "html.old" / "index.html").write_text("old")
     (tmp_path / "html.new").mkdir()
-    site._finish_swap(tmp_path)
+    site._finish_swap(tmp_path / "html")
     assert (tmp_path / "html" / "index.html").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["html"]
 

@@ -231,8 +231,6 @@ def load(root):
             )
         if not entry.startswith(f"{FOLDER}/"):
             raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
-        if "/" in entry.removeprefix(f"{FOLDER}/"):
-            raise BookError("_toc.yml", line_of(entry), f"{entry} is in a folder of its own; put it into {FOLDER}/")
         chapter = Chapter(root, entry.removeprefix(f"{FOLDER}/").removesuffix(".md"))
         if not (root / chapter.path).is_file():
             raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")

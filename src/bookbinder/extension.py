@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 
 from bookbinder import address, execute, notebooks
@@ -23,6 +24,7 @@ from bookbinder.progress import Lines
 
 def setup(app):
     """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
@@ -36,6 +38,7 @@ def _name_the_repository(app, config):
 
     Chapters name it as {{ repository }}, and what they are executed with as {{ versions }}.
     """
+    config.html_math_renderer = "mathml"
     config.html_theme_options["repository_url"] = _address(config).repository
     ours = {"repository": f"<{_address(config).repository}>", "versions": _versions()}
     config.myst_substitutions = {**config.myst_substitutions, **ours}
@@ -97,6 +100,23 @@ def _link_notebook(app, pagename, templatename, context, doctree):
             group["buttons"].insert(0, {"type": "link", "tooltip": "Download the notebook", **save_it})
     links = f'<a href="{escape(colab)}">Open in Colab</a> <a href="{escape(download)}">Download the notebook</a>'
     context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
+
+
+def _inline_math(translator, node):
+    """Formulas are MathML, which browsers show by themselves: no script, no fonts, nothing from elsewhere."""
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block_math(translator, node):
+    text = node.astext().strip()
+    text = f"\\begin{{split}}{text}\\end{{split}}" if r"\\" in text and r"\begin" not in text else text
+    number = f'<span class="eqno">({node["number"]})</span>' if node["number"] else ""
+    formula = convert(text, display="block")
+    translator.body.append(
+        f"{translator.starttag(node, 'div', CLASS='math notranslate nohighlight')}{number}{formula}</div>"
+    )
+    raise nodes.SkipNode
 
 
 def _make_ids_unique(app, doctree):

@@ -223,6 +223,7 @@ def write(book, files, folder):
     """Write notebooks, wheel and VERSION.json into a new folder."""
     folder.mkdir(parents=True)
     for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, "utf-8")
     wheel = build_wheel(book.root, folder)
     commit = addresses.commit(book.root)
@@ -275,11 +276,13 @@ def publish(book, remote, is_current):
         built = f"of {version['commit'][:12]}" if version.get("commit") else "missing"
         raise PublishError(f"the last good build is {built}, not of {head[:12]}: make book, and publish again")
 
-    entries = []
-    for file in sorted(folder.iterdir()):
-        blob = _git(root, "hash-object", "-w", "--no-filters", str(file)).strip()
-        entries.append(f"100644 blob {blob}\t{file.name}\n")
-    tree = _git(root, "mktree", text="".join(entries)).strip()
+    with tempfile.TemporaryDirectory() as temporary:
+        index = {"GIT_INDEX_FILE": f"{temporary}/index"}
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            blob = _git(root, "hash-object", "-w", "--no-filters", str(file)).strip()
+            entry = f"100644,{blob},{file.relative_to(folder).as_posix()}"
+            _git(root, "update-index", "--add", "--cacheinfo", entry, environment=index)
+        tree = _git(root, "write-tree", environment=index).strip()
     date = _git(root, "show", "-s", "--format=%cI", head).strip()
     who = {"NAME": book.config.get("title", "The book"), "EMAIL": "notebooks@localhost", "DATE": date}
     identity = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in who.items()}
@@ -289,10 +292,9 @@ def publish(book, remote, is_current):
     return commit
 
 
-def _git(root, *arguments, text=None, environment=None):
-    done = subprocess.run(
-        ["git", *arguments], cwd=root, input=text, capture_output=True, text=True, env=os.environ | (environment or {})
-    )
+def _git(root, *arguments, environment=None):
+    settings = os.environ | (environment or {})
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, env=settings)
     if done.returncode:
         raise PublishError(f"git {arguments[0]} failed: {done.stderr.strip()}")
     return done.stdout

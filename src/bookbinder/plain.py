@@ -4,6 +4,7 @@ What is not known here is an error with file and line, so that no reader ever se
 """
 
 import html
+import posixpath
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -512,7 +513,7 @@ class Plain:
         return path, self._file(path, line)
 
     def _chapter(self, name, line):
-        name = name.removeprefix("./").removeprefix(f"/{FOLDER}/").removeprefix("/")
+        name = self._from_here(name)
         if name not in {chapter.name for chapter in self.book.chapters}:
             raise self.error(line, f"there is no chapter {name}")
         return name
@@ -522,8 +523,12 @@ class Plain:
             raise self.error(line, f"nothing is labelled {label}")
         return self.targets.labels[label]
 
+    def _from_here(self, name):
+        """A name as seen from the chapters' folder, where it is given as seen from this chapter's."""
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self.chapter.name), name))
+
     def _path(self, target, line):
-        path = f"{FOLDER}/{target}"
+        path = f"{FOLDER}/{self._from_here(target)}"
         if not (self.book.root / path).is_file():
             raise self.error(line, f"there is no file {path}")
         return path
