@@ -43,7 +43,7 @@ lint: setup
 	@$(python) -m codespell_lib
 
 lock: setup
-	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \
+	@.venv/bin/uv pip compile pyproject.toml --extra chapters --extra pods --group book --group test \
 	  --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	  --upgrade --quiet --output-file requirements.txt
