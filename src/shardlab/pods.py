@@ -26,7 +26,6 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 
@@ -96,8 +95,10 @@ class PodProgram:
       mesh: sizes by axis, such as `{"data": 64, "model": 8}`.
       fits: False if the compiler refused because of memory; None for GPUs, whose compiler never refuses.
       message: what it said then; else "".
-      argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: the compiler's plan. What is
-        aliased (donated) counts among both arguments and outputs, and needs its bytes once. None if refused.
+      peak_bytes: the most that a device holds at one time, which is what has to fit. None if refused, or not told.
+      argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: the same by kind; None if refused.
+        What is aliased (donated) counts among both arguments and outputs, and is held once. They can add up to
+        more than the peak: temporaries may lie where donated arguments lay.
       flops: of matrix products, a loop's body counted as often as it runs; None if we cannot tell.
       flops_once: what `cost_analysis` calls flops: everything, but a loop's body once. None if it does not say.
       traffic: its communication, as `Traffic` rows, in the order of the program.
@@ -112,6 +113,7 @@ class PodProgram:
     mesh: dict[str, int]
     fits: bool | None
     message: str = ""
+    peak_bytes: int | None = None
     argument_bytes: int | None = None
     output_bytes: int | None = None
     temporary_bytes: int | None = None
@@ -123,14 +125,6 @@ class PodProgram:
     seconds: float = 0.0
     source: str = "compiled"
     made: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def total_bytes(self):
-        """Bytes of memory that a device needs: arguments, outputs, temporaries and code; aliased ones once."""
-        if self.argument_bytes is None:
-            return None
-        held = self.argument_bytes + self.output_bytes - self.aliased_bytes
-        return held + self.temporary_bytes + self.code_bytes
 
     def sent(self, *axes, kind=None, asynchronous=None):
         """Bytes that a device sends in one call, on rings; None if that is decided while it runs.
@@ -172,7 +166,7 @@ class PodProgram:
         else:
             yield "fits", "yes" if self.fits else "unknown: this compiler plans memory, but refuses nothing"
             parts = f"arguments {_gb(self.argument_bytes)}, temporaries {_gb(self.temporary_bytes)}"
-            yield "memory", f"{_gb(self.total_bytes)} on each device: {parts}, donated {_gb(self.aliased_bytes)}"
+            yield "memory", f"{_gb(self.peak_bytes)} at most on each device: {parts}, donated {_gb(self.aliased_bytes)}"
             yield "work", "unknown" if self.flops is None else f"{self.flops:.3g} FLOPs of matrix products"
         yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.made.values())}"
 
@@ -272,10 +266,12 @@ class Pod:
           ValueError: the shape does not fit; the message says why, and which shapes do.
         """
         shape, axes = tuple(shape), tuple(axes)
-        if len(shape) != len(axes) or math.prod(shape) != self.size:
+        if len(shape) != len(axes):
+            raise ValueError(f"a mesh {shape} needs {len(shape)} names for its axes; got {axes}")
+        if math.prod(shape) != self.size:
             raise ValueError(
-                f"a mesh {shape} with axes {axes} needs {math.prod(shape):,} devices and {len(shape)} names; "
-                f"{self.name} has {self.size:,} devices: {_suggested(self._torus, len(axes))}"
+                f"a mesh {shape} needs {math.prod(shape):,} devices; {self.name} has {self.size:,}. "
+                f"{_suggested(self._torus, len(axes))}"
             )
         if not self.is_gpu and not split and not _fits_torus(shape, self._torus):
             raise ValueError(
@@ -358,6 +354,7 @@ class Pod:
         return PodProgram(
             **about,
             fits=None if self.is_gpu else True,
+            peak_bytes=getattr(memory, "peak_memory_in_bytes", 0) or None,
             argument_bytes=memory.argument_size_in_bytes,
             output_bytes=memory.output_size_in_bytes,
             temporary_bytes=memory.temp_size_in_bytes,
@@ -403,9 +400,10 @@ def _installed(package):
 
 
 def _tpu_compiler():
-    if os.environ.get("TPU_LIBRARY_PATH"):
-        return f"libtpu at {os.environ['TPU_LIBRARY_PATH']}"
-    return f"libtpu {_installed('libtpu')}" if find_spec("libtpu") else None
+    if _installed("libtpu"):
+        return f"libtpu {_installed('libtpu')}"
+    path = os.environ.get("TPU_LIBRARY_PATH")  # another build, such as a nightly one
+    return f"libtpu at {path}" if path and os.path.isfile(path) else None
 
 
 def _gpu_compiler():
