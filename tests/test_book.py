@@ -13,6 +13,7 @@ from wrong_answers import WRONG_ANSWERS
 
 import shardlab.check
 import shardlab.comms
+import shardlab.cost
 import shardlab.devices
 import shardlab.draw
 import shardlab.follow
@@ -179,6 +180,7 @@ def test_wrong_answers_are_refused(label, outcomes):
 MODULES = [
     shardlab.check,
     shardlab.comms,
+    shardlab.cost,
     shardlab.devices,
     shardlab.draw,
     shardlab.follow,
@@ -208,8 +210,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     """shardlab needs NumPy and JAX only, and knows nothing of bookbinder."""
     program = """
 import sys
-import shardlab.check, shardlab.comms, shardlab.devices, shardlab.draw, shardlab.follow, shardlab.layout
-import shardlab.processes
+import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.follow
+import shardlab.layout, shardlab.processes
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel"}
 foreign &= set(sys.modules)
 assert not foreign, foreign

@@ -204,8 +204,9 @@ with start(8, cluster="slurm", limit=120) as group:
     wait_until(lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), 20, cluster, "1")
 
 
-def test_the_numbers_of_the_chapter_are_those_of_the_recording():
-    text = (ROOT / "book" / "clusters.md").read_text()
+@pytest.mark.parametrize("chapter", ["clusters", "costs"])
+def test_the_numbers_of_the_chapter_are_those_of_the_recording(chapter):
+    text = (ROOT / "book" / f"{chapter}.md").read_text()
     names = {}
     exec(re.search(r"^# Recorded .*?^}$", text, re.DOTALL | re.MULTILINE)[0], names)
     links = json.loads("\n".join(recorded("links.txt")))

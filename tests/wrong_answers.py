@@ -702,4 +702,62 @@ WRONG_ANSWERS = {
             "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
         ),
     },
+    "costs-smallest-batch": {
+        "one direction of the ring": (
+            "answer = {'v5p, one axis': 5100, 'v5p, three axes': 1700, 'v6e, two axes': 5100, 'H100, nodes': 2474}"
+        ),
+        "axes left out": (
+            "answer = {'v5p, one axis': 2550, 'v5p, three axes': 2550, 'v6e, two axes': 5100, 'H100, nodes': 2474}"
+        ),
+        "one network card for the node": (
+            "answer = {'v5p, one axis': 2550, 'v5p, three axes': 850, 'v6e, two axes': 2550, 'H100, nodes': 19_790}"
+        ),
+        "NVLink between the nodes": (
+            "answer = {'v5p, one axis': 2550, 'v5p, three axes': 850, 'v6e, two axes': 2550, 'H100, nodes': 2199}"
+        ),
+        "the memory's bandwidth": (
+            "answer = {'v5p, one axis': 166, 'v5p, three axes': 166, 'v6e, two axes': 574, 'H100, nodes': 295}"
+        ),
+    },
+    "costs-which-sends-less": {
+        "FSDP left out of the mixture": (
+            "answer = 6 * llama.parameters * 255 / 256 / ((4 * llama.layers + 2) * 3.5 * llama.d_model / 32)"
+        ),
+        "the way back left out of tensor parallelism": (
+            "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
+            "answer = saved / ((2 * llama.layers + 2) * 3.5 * llama.d_model / 32)"
+        ),
+        "a gather without its scatter": (
+            "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
+            "answer = saved / ((4 * llama.layers + 2) * 1.75 * llama.d_model / 32)"
+        ),
+        "the batch not cut over FSDP": (
+            "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
+            "answer = saved / ((4 * llama.layers + 2) * 3.5 * llama.d_model)"
+        ),
+        "tokens of a chip": (
+            "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
+            "answer = saved / ((4 * llama.layers + 2) * 3.5 * llama.d_model / 32) / 256"
+        ),
+    },
+    "costs-decode": {
+        "two bytes for a parameter": "answer = {'batch': 574, 'context': 739}",
+        "one operation for a parameter": "answer = {'batch': 574, 'context': 1478}",
+        "keys without values": "answer = {'batch': 287, 'context': 2957}",
+        "all heads in the cache": "answer = {'batch': 287, 'context': 185}",
+        "eight chips instead of one": "answer = {'batch': 2295, 'context': 185}",
+    },
+    "costs-latency": {
+        "one direction, or half of the hops": "answer = 24",
+        "the hops of a line": "answer = 8",
+        "a power of two": "answer = 16",
+        "the formula's number, which is no multiple of four": "answer = 10.55",
+    },
+    "costs-state": {
+        "all in float32": "answer = {'bytes': 20, 'H100': 24, 'v5p': 16, 'H100 twice': 40}",
+        "one moment, or no master copy": "answer = {'bytes': 12, 'H100': 16, 'v5p': 12, 'H100 twice': 24}",
+        "no whole nodes": "answer = {'bytes': 16, 'H100': 15, 'v5p': 12, 'H100 twice': 29}",
+        "twice is the same state": "answer = {'bytes': 16, 'H100': 16, 'v5p': 12, 'H100 twice': 16}",
+        "H100's memory for both": "answer = {'bytes': 16, 'H100': 16, 'v5p': 16, 'H100 twice': 32}",
+    },
 }
