@@ -5,6 +5,7 @@ Expected FLOPs and bytes come from arithmetic on shapes. Tests that compile need
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -414,3 +415,41 @@ def test_gpus_have_no_torus(no_compiler):
 
 def test_the_recording_travels_with_the_package():
     assert Path(pods.__file__).parent in pods.RECORDING.parents
+
+
+@needs_libtpu
+def test_the_recording_is_what_the_compiler_says_today(monkeypatch, book, own_cache, recording):
+    """The chapter's quickest programs, compiled again: two that fit, two that do not, and four sizes of pod."""
+    if Pod("v5e:2x4").compiler not in RECORDED["versions"] or f"JAX {jax.__version__}," not in str(
+        RECORDED["versions"]
+    ):
+        pytest.skip(f"recorded with {', '.join(RECORDED['versions'])}")
+    again = {}
+    monkeypatch.setattr(pods, "_listener", lambda label, key, program: again.update({label: (key, program)}))
+    names = {}
+    for cell in book.chapter("pods").cells:
+        if "chips_needed" in cell.source:  # the exercises
+            break
+        slow = re.search(r"fitting|large|huge|newer|gpus|emulated|plt\.", cell.source)
+        if not slow or cell.source.startswith("from shardlab.devices"):
+            exec(cell.source.replace("emulate(8)", ""), names)
+    assert len(again) >= 8
+    recorded = {entry["label"]: entry for entry in RECORDED["programs"]}
+    for label, (key, program) in again.items():
+        before = recorded[label]
+        new = json.loads(json.dumps(asdict(program)))
+        for volatile in ("seconds", "source", "made"):
+            new.pop(volatile), before["program"].pop(volatile)
+        assert new == before["program"] and key == before["key"], program.name
+        assert program.source == "compiled"
+
+
+RECORDED = json.loads((Path(pods.__file__).parent / "recordings" / "pods.json").read_text())
+
+
+def test_the_recording_says_where_it_is_from():
+    assert {"date", "machine", "command", "versions"} <= RECORDED.keys()
+    for entry in RECORDED["programs"]:
+        made = entry["program"]["made"]
+        assert made["date"] and made["machine"] and made["compiler"] in RECORDED["versions"]
+        assert pods._from_json(entry["program"]).seconds > 0
