@@ -18,6 +18,8 @@ import shardlab.devices
 import shardlab.draw
 import shardlab.follow
 import shardlab.layout
+import shardlab.plan
+import shardlab.pods
 import shardlab.processes
 from bookbinder.book import load
 
@@ -185,6 +187,8 @@ MODULES = [
     shardlab.draw,
     shardlab.follow,
     shardlab.layout,
+    shardlab.plan,
+    shardlab.pods,
     shardlab.processes,
 ]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
@@ -211,8 +215,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.follow
-import shardlab.layout, shardlab.processes
-foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel"}
+import shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
+foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign &= set(sys.modules)
 assert not foreign, foreign
 """

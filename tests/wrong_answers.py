@@ -800,4 +800,36 @@ WRONG_ANSWERS = {
         "twice is the same state": "answer = {'bytes': 16, 'H100': 16, 'v5p': 12, 'H100 twice': 16}",
         "H100's memory for both": "answer = {'bytes': 16, 'H100': 16, 'v5p': 16, 'H100 twice': 32}",
     },
+    "pods-fewest": {
+        "weights without moments": "answer = 32",
+        "not a power of two": "answer = 51",
+        "gradients as well": "answer = 128",
+    },
+    "pods-twice": {
+        "two parts, as before": "answer = 2",
+        "four sequences at a time": "answer = 4",
+        "one sequence at a time": "answer = 16",
+    },
+    "pods-mesh": {
+        "activations sent to spare weights": "answer = (64, 4)",
+        "the slowest": "answer = max(shapes, key=lambda shape: seconds(*shape))",
+        "does not follow the torus": "answer = (128, 2)",
+        "exchanged": "answer = min(shapes, key=lambda shape: seconds(*shape))[::-1]",
+    },
+    "pods-all-to-all": {
+        "as it was": "def embedding_spec(): return P('model', 'data')",
+        "the width, still": "def embedding_spec(): return P(None, 'data')",
+        "a copy on every chip": "def embedding_spec(): return P()",
+        "cut along an axis of one": "def embedding_spec(): return P('model')",
+    },
+    "pods-flops": {
+        "six for each parameter and token": "answer = 6 * parameters('70B') * 128 * 4096 / 512",
+        "the whole layer twice": ("answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block') / 512"),
+        "nothing twice": "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096) / 512",
+        "the loop's body once": "answer = large.flops_once",
+        "of all chips": (
+            "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block')"
+            " - 2 * 128 * 4096 * 80 * 28_672 * 8192"
+        ),
+    },
 }

@@ -189,7 +189,7 @@ def fingerprint(book, chapter):
     """
     parts = [environment()]
     if any(re.search(r"\bshardlab\b", cell.source) for cell in chapter.cells):
-        parts.append(folder_digest(book.root / "src" / "shardlab", "*.py"))
+        parts.append(folder_digest(book.root / "src" / "shardlab"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -200,6 +200,11 @@ def read_program(text, mesh=None):
     Raises:
       UnreadableProgram: the text has no entry, or a collective in it cannot be understood.
     """
+    return Collectives(tuple(move for move, _, _ in _moves(text, mesh)))
+
+
+def _moves(text, mesh):
+    """Each collective, with the computation and the instruction that start it: a fusion, if it stands in one."""
     computations, entry = _computations(text)
     if entry is None:
         raise UnreadableProgram(f"no ENTRY in this text: {text.strip()[:200]!r}; pass what compiled.as_text() returns")
@@ -207,31 +212,31 @@ def read_program(text, mesh=None):
     devices = int(partitions[1]) if partitions else 1
     axis_names = _axes_by_groups(mesh) if mesh is not None else {}
     started = _started_in_fusions(computations)
-    moves = []
 
-    def walk(name, times, asynchronous, fusion):
+    def walk(name, times, asynchronous, fusion, outer):
         if name not in computations:
             raise UnreadableProgram(f"this program calls {name}, which is not in its text")
         here = computations[name]
         for instruction in here.that_matter():
-            kind = instruction.kind
+            kind, place = instruction.kind, outer or (name, instruction.name)
             if kind.removesuffix("-start") in _KINDS:
                 background = asynchronous or kind.endswith("-start")
                 move = _collective(kind.removesuffix("-start"), instruction, devices, axis_names, times, background)
                 move = move if fusion is None else _in_a_fusion(move, instruction, name, fusion, started)
-                moves.extend([move] if move else [])
+                if move:
+                    yield move, *place
                 continue
             _refuse_other_ways_to_talk(instruction)
             for callee, repeat in _calls(instruction, here, computations):
-                walk(
+                yield from walk(
                     callee,
                     None if times is None or repeat is None else times * repeat,
                     asynchronous or kind.endswith("-start"),
                     instruction if kind == "fusion" else fusion,
+                    place if kind == "fusion" or kind.endswith("-start") else outer,
                 )
 
-    walk(entry, 1, False, None)
-    return Collectives(tuple(moves))
+    yield from walk(entry, 1, False, None, None)
 
 
 # --- The text of a program -------------------------------------------------------------------------------

@@ -1,0 +1,690 @@
+"""Compile for TPUs and GPUs that are not there: does it fit, what does it compute, what does it send?
+
+The compilers for TPUs and NVIDIA GPUs are programs for ordinary computers: they need the description of a chip, not
+the chip. `pip install "shardlab[pods]"` brings the one for TPUs (200 MB, Linux on x86-64).
+
+    pod = Pod("v5p:8x8x8")                            # 512 chips
+    mesh = pod.mesh((64, 8), ("data", "model"))
+    x = jax.ShapeDtypeStruct((4096, 8192), "bfloat16", sharding=NamedSharding(mesh, P("data", "model")))
+    program = pod.compile(lambda x: x @ x.T, x)       # a PodProgram: its bytes, its FLOPs, its collectives
+
+Nothing is allocated and nothing runs. Where there is no compiler, programs that were compiled elsewhere are read
+from a recording, and say so.
+"""
+
+import functools
+import glob
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+
+from shardlab import comms
+
+__all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
+
+RECORDING = Path(__file__).with_name("recordings") / "pods.json"
+_FORM = 1  # of what is kept on disk: raise it when the meaning of a field changes
+
+# Of each kind of TPU: how many axes its torus has, and how many devices JAX makes of a chip.
+_TPUS = {"v5e": (2, 1), "v5p": (3, 1), "v6e": (2, 1), "tpu7x": (3, 2)}
+
+# What the compiler wants to know of a GPU. Source: the descriptions of these GPUs that come with XLA,
+# https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs
+_GPUS = {
+    # compute capability, cores, shared bytes per core and per block, bytes per second, L2, GHz, memory, FPUs per core
+    "a100": ("8.0", 108, 167_936, 166_912, 2_039_040_000_000, 41_943_040, 1.41, 85_100_068_864, 64),
+    "h100": ("9.0", 132, 233_472, 232_448, 3_352_320_000_000, 52_428_800, 1.98, 84_942_979_072, 128),
+    "h200": ("9.0", 132, 233_472, 232_448, 4_800_000_000_000, 52_428_800, 1.98, 151_397_597_184, 128),
+    "b200": ("10.0", 148, 233_472, 232_448, 7_672_320_000_000, 132_644_864, 1.965, 191_514_411_008, 128),
+}
+
+
+class NoCompiler(RuntimeError):
+    """The compiler for these chips is not installed, or not made for this machine; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of a program that are alike: one row of its communication.
+
+    Attributes:
+      kind: HLO's name, such as "all-gather".
+      axes: the mesh axes along which devices talk; None if the groups do not follow its axes.
+      group: how many devices talk to each other; of a permute, 2.
+      arrays: the types that a device puts in, such as `("bf16[64,1792]",)`.
+      times: how often they run in one call of the program, in all; None if that is decided while it runs.
+      bytes: that a device sends each time, on a ring; None if that is decided while it runs.
+      asynchronous: whether they are started, and waited for later.
+      hidden_flops: FLOPs of matrix products that a device does, each time, between start and end: the least of
+        them, where they differ. 0 where nothing hides them; None if it is not known.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    group: int
+    arrays: tuple[str, ...]
+    times: int | None
+    bytes: int | None
+    asynchronous: bool
+    hidden_flops: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class PodProgram:
+    """What a compiler for chips that are not there said of a program. Bytes and FLOPs are those of one device.
+
+    Attributes:
+      name: what `compile` was told, or the function's name.
+      pod: the chips, such as "v5p:8x8x8".
+      devices: how many devices; one to a chip, but for tpu7x, which has two.
+      mesh: sizes by axis, such as `{"data": 64, "model": 8}`.
+      fits: False if the compiler refused because of memory; None for GPUs, whose compiler never refuses.
+      message: what it said then; else "".
+      peak_bytes: the most that a device holds at one time, which is what has to fit. None if refused, or not told.
+      argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: the same by kind; None if refused.
+        What is aliased (donated) counts among both arguments and outputs, and is held once. They can add up to
+        more than the peak: temporaries may lie where donated arguments lay.
+      flops: of matrix products, a loop's body counted as often as it runs; None if we cannot tell.
+      flops_once: what `cost_analysis` calls flops: everything, but a loop's body once. None if it does not say.
+      traffic: its communication, as `Traffic` rows, in the order of the program.
+      seconds: that compiling took, where it was done.
+      source: "compiled", "cache" (compiled before, on this machine) or "recording" (on another).
+      made: with what it was compiled, when, and on which kind of machine.
+    """
+
+    name: str
+    pod: str
+    devices: int
+    mesh: dict[str, int]
+    fits: bool | None
+    message: str = ""
+    peak_bytes: int | None = None
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    temporary_bytes: int | None = None
+    aliased_bytes: int | None = None
+    code_bytes: int | None = None
+    flops: int | None = None
+    flops_once: float | None = None
+    traffic: tuple[Traffic, ...] = ()
+    seconds: float = 0.0
+    source: str = "compiled"
+    made: dict[str, str] = field(default_factory=dict)
+
+    def sent(self, *axes, kind=None, asynchronous=None):
+        """Bytes that a device sends in one call, on rings; None if that is decided while it runs.
+
+        `sent("model")` counts what goes along that axis alone, `sent("data", "model")` what goes along both at
+        once, `sent()` everything.
+
+        Args:
+          *axes: the axes.
+          kind: count only these, such as "all-gather".
+          asynchronous: count only those that are, or are not.
+        """
+        rows = [
+            row
+            for row in self.traffic
+            if (not axes or row.axes == axes)
+            and (kind is None or row.kind == kind)
+            and (asynchronous is None or row.asynchronous == asynchronous)
+        ]
+        if any(row.times is None or row.bytes is None for row in rows):
+            return None
+        return sum(row.times * row.bytes for row in rows)
+
+    def times(self, kind, *axes):
+        """How often collectives of a kind run in one call; None if that is decided while it runs.
+
+        Args:
+          kind: such as "all-to-all".
+          *axes: count only those along exactly these.
+        """
+        rows = [row.times for row in self.traffic if row.kind == kind and (not axes or row.axes == axes)]
+        return None if None in rows else sum(rows)
+
+    def _head(self):
+        mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        yield "program", f"{self.name}, on {self.pod}: {self.devices:,} devices, {mesh}"
+        if self.fits is False:
+            yield "fits", f"no: {self.message.splitlines()[0]}"
+        else:
+            yield "fits", "yes" if self.fits else "unknown: this compiler plans memory, but refuses nothing"
+            parts = f"arguments {_gb(self.argument_bytes)}, temporaries {_gb(self.temporary_bytes)}"
+            yield "memory", f"{_gb(self.peak_bytes)} at most on each device: {parts}, donated {_gb(self.aliased_bytes)}"
+            yield "work", "unknown" if self.flops is None else f"{self.flops:.3g} FLOPs of matrix products"
+        yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.made.values())}"
+
+    def _rows(self):
+        """Rows for a reader: those of one kind, along the same axes, together."""
+        together = {}
+        for row in self.traffic:
+            hidden = "" if not row.asynchronous else "beside work" if row.hidden_flops else "alone"
+            key = row.kind, row.axes, row.asynchronous, hidden
+            times, sent = together.get(key, (0, 0))
+            known = None not in (row.times, row.bytes, times, sent)
+            together[key] = (times + row.times, sent + row.times * row.bytes) if known else (None, None)
+        for (kind, axes, asynchronous, hidden), (times, sent) in together.items():
+            along = ", ".join(axes) if axes is not None else "other groups"
+            how = f"started, runs {hidden}" if asynchronous else "all wait"
+            yield kind, along, how, "unknown" if times is None else f"{times:,}", _gb(sent)
+
+    def __repr__(self):
+        lines = [f"{label:8} {text}" for label, text in self._head()]
+        rows = [_COLUMNS, *self._rows()]
+        if len(rows) > 1:
+            widths = [max(len(row[i]) for row in rows) for i in range(5)]
+            lines += ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+            lines.append(f"a device sends {_gb(self.sent())} in all")
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        head = "".join(f"<tr><th>{label}</th><td>{escape(text)}</td></tr>" for label, text in self._head())
+        text = f'<table class="dataframe"><tbody>{head}</tbody></table>'
+        rows = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()]
+        if rows:
+            columns = "".join(f"<th>{column}</th>" for column in _COLUMNS)
+            text += f'<table class="dataframe"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+            text += f"<p>A device sends {_gb(self.sent())} in all.</p>"
+        return text
+
+
+_COLUMNS = ("collective", "along", "how", "times", "a device sends")
+
+
+def _gb(count):
+    return "unknown" if count is None else f"{count / 1e9:,.3f} GB"
+
+
+class Pod:
+    """Chips that are not there, and their compiler.
+
+    `Pod("v5p:8x8x8")` is 512 TPU v5p in a torus; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the TPUs
+    v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200 (of which 80 GB and, of b200, 180 GB).
+
+    Attributes:
+      name: the kind of chip, a colon, and the torus, or hosts x GPUs.
+      chip: the kind, such as "v5p".
+      shape: the torus such as (8, 8, 8); for GPUs (hosts, GPUs of a host).
+      size: how many devices JAX sees there.
+      compiler: the compiler with its version, such as "libtpu 0.0.50.1"; None if there is none here.
+
+    Raises:
+      ValueError: no such chip, or no such torus.
+    """
+
+    def __init__(self, name):
+        """Look the chips up; nothing is loaded yet."""
+        match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", str(name))
+        self.chip = match[1].lower() if match else None
+        if self.chip not in {**_TPUS, **_GPUS}:
+            known = f"{', '.join(_TPUS)}, {', '.join(_GPUS)}"
+            raise ValueError(f'no chips are called {name!r}; write "v5p:8x8x8" or "h100:8x8" (known: {known})')
+        self.name, self.shape = f"{self.chip}:{match[2]}", tuple(map(int, match[2].split("x")))
+        self.is_gpu = self.chip in _GPUS
+        axes, per_chip = (2, 1) if self.is_gpu else _TPUS[self.chip]
+        if len(self.shape) != axes or 0 in self.shape:
+            form = "hosts x GPUs, such as 8x8" if self.is_gpu else f"{axes} sizes, such as {'x'.join(['4'] * axes)}"
+            raise ValueError(f"{self.chip} wants {form}; got {match[2]}")
+        self.size = math.prod(self.shape) * per_chip
+        self.compiler = _gpu_compiler() if self.is_gpu else _tpu_compiler()
+
+    def __repr__(self):
+        return f"Pod({self.name!r}): {self.size:,} devices, {self.compiler or 'no compiler here'}"
+
+    @property
+    def _devices(self):
+        return _devices_of(self.name, self.compiler)
+
+    def mesh(self, shape, axes, *, split=False):
+        """A mesh of all devices: neighbours in the mesh are neighbours on the torus.
+
+        `Pod("v5p:8x8x8").mesh((64, 8), ("data", "model"))` lays `data` over two axes of the torus and `model` over
+        the third. On GPUs the last axes of the mesh are within a host. Without a compiler it is an `AbstractMesh`.
+
+        Args:
+          shape: sizes of the mesh axes; their product is the number of devices.
+          axes: their names.
+          split: also allow an axis of the torus to be shared by axes of the mesh, which then lose its wraparound.
+
+        Raises:
+          ValueError: the shape does not fit; the message says why, and which shapes do.
+        """
+        shape, axes = tuple(shape), tuple(axes)
+        if len(shape) != len(axes):
+            raise ValueError(f"a mesh {shape} needs {len(shape)} names for its axes; got {axes}")
+        if math.prod(shape) != self.size:
+            raise ValueError(
+                f"a mesh {shape} needs {math.prod(shape):,} devices; {self.name} has {self.size:,}. "
+                f"{_suggested(self._torus, len(axes))}"
+            )
+        if not self.is_gpu and not split and not _fits_torus(shape, self._torus):
+            raise ValueError(
+                f"a mesh {shape} does not fit the torus {'x'.join(map(str, self.shape))} of {self.name}: the size of "
+                f"each mesh axis must be a product of whole torus axes. {_suggested(self._torus, len(axes))} Or pass "
+                "split=True, and let mesh axes share a torus axis."
+            )
+        types = (AxisType.Auto,) * len(axes)
+        if not self.compiler or _only_recorded():
+            return AbstractMesh(shape, axes, axis_types=types)
+        devices = np.array(self._devices)
+        if not self.is_gpu:
+            from jax.experimental.mesh_utils import create_device_mesh
+
+            devices = create_device_mesh(shape, list(self._devices), allow_split_physical_axes=split)
+        return Mesh(devices.reshape(shape), axes, axis_types=types)
+
+    @property
+    def _torus(self):
+        extra = self.size // math.prod(self.shape)
+        return self.shape if extra == 1 else (*self.shape, extra)
+
+    def compile(self, function, *args, name=None, cache=True, fresh=False, compiler_options=None, **jit_options):
+        """Compile `function(*args)` for these chips, and say what the compiler says.
+
+        Compiling takes seconds to minutes. What was compiled before is taken from the disk, if the program, the
+        options and the versions are the same: from the cache of this machine, or from the recording that comes with
+        shardlab. Without a compiler the recording is searched by `name`, chips, mesh and arguments instead.
+
+        Args:
+          function: jitted or not.
+          *args: `jax.ShapeDtypeStruct`s with shardings on a mesh of this pod, or trees of them.
+          name: what to call the program; by it, it is found in a recording.
+          cache: a folder; True for the user's (`$XDG_CACHE_HOME/shardlab/pods`), False for none.
+          fresh: compile, even if that was done before.
+          compiler_options: of XLA, such as `{"xla_tpu_enable_async_all_to_all": "true"}`.
+          **jit_options: of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`.
+
+        Returns:
+          `PodProgram`. A program that is too large for the chips is one too, with `fits=False`.
+
+        Raises:
+          ValueError: no argument lies on a mesh of this pod.
+          NoCompiler: there is no compiler, and no recording of this program.
+        """
+        mesh = self._mesh_of((args, jit_options))
+        name = name or getattr(function, "__name__", "program")
+        options = {key: str(value) for key, value in sorted((compiler_options or {}).items())}
+        label = _digest([name, self.name, list(mesh.shape.items()), _described(args), options])
+        if not self.compiler or _only_recorded():
+            return self._from_recording(label, name)
+        jitted = function if hasattr(function, "lower") and not jit_options else jax.jit(function, **jit_options)
+        lowered = jitted.lower(*args)
+        made = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
+        order = [device.id for device in mesh.devices.flat]
+        key = _digest([_FORM, lowered.as_text(), self.name, order, options, made])
+        folder = _cache_folder() if cache is True else Path(cache) if cache else None
+        found = None if fresh else _read(folder, key) or _recorded(key)
+        program = found or self._compiled(lowered, mesh, name, options, made)
+        if not found:
+            _write(folder, key, program)
+        program = replace(program, name=name)
+        if _listener is not None:
+            _listener(label, key, program)
+        return program
+
+    def _compiled(self, lowered, mesh, name, options, made):
+        made = made | {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores, {platform.machine()}"}
+        about = {"name": name, "pod": self.name, "devices": self.size, "mesh": dict(mesh.shape), "made": made}
+        begin = time.perf_counter()
+        try:
+            compiled = lowered.compile(compiler_options=options or None)
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return PodProgram(**about, fits=False, message=str(error), seconds=time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
+        memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
+        flops, traffic = _read_program(compiled.as_text(), mesh)
+        return PodProgram(
+            **about,
+            fits=None if self.is_gpu else True,
+            peak_bytes=getattr(memory, "peak_memory_in_bytes", 0) or None,
+            argument_bytes=memory.argument_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            code_bytes=memory.generated_code_size_in_bytes,
+            flops=flops,
+            flops_once=(costs or {}).get("flops"),
+            traffic=traffic,
+            seconds=seconds,
+        )
+
+    def _mesh_of(self, placed):
+        shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(placed)]
+        meshes = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+        for mesh in meshes:
+            abstract = isinstance(mesh, AbstractMesh)
+            if mesh.size == self.size and (abstract or set(mesh.devices.flat) == set(self._devices)):
+                return mesh
+        raise ValueError(
+            f"no argument lies on {self.name}: give jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, "
+            f"spec)) with a mesh of this pod, pod.mesh(...); found {meshes or 'no shardings at all'}"
+        )
+
+    def _from_recording(self, label, name):
+        for entry in _recordings():
+            if entry["label"] == label:
+                return replace(_from_json(entry["program"]), source="recording")
+        have = sorted({e["program"]["name"] for e in _recordings() if e["program"]["pod"] == self.name})
+        raise NoCompiler(
+            f"{_remedy(self.is_gpu)} And {name!r} on {self.name}, with these arguments, is not among the recorded "
+            f"programs (of {self.name} there are {', '.join(have) or 'none'})."
+        )
+
+
+# --- Compilers --------------------------------------------------------------------------------------------
+
+
+def _installed(package):
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _tpu_compiler():
+    if _installed("libtpu"):
+        return f"libtpu {_installed('libtpu')}"
+    path = os.environ.get("TPU_LIBRARY_PATH")  # another build, such as a nightly one
+    return f"libtpu at {path}" if path and os.path.isfile(path) else None
+
+
+def _gpu_compiler():
+    for cuda in ("13", "12"):
+        if _installed(f"jax-cuda{cuda}-pjrt") and _installed(f"jax-cuda{cuda}-plugin"):
+            return f"jax-cuda{cuda}-pjrt {_installed(f'jax-cuda{cuda}-pjrt')}"
+    return None
+
+
+def _remedy(is_gpu):
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"The compiler exists for Linux on x86-64; this is {sys.platform} on {platform.machine()}."
+    if _only_recorded():
+        return "SHARDLAB_PODS=recorded is set: nothing is compiled."
+    what = "NVIDIA GPUs" if is_gpu else "TPUs"
+    return f'The compiler for {what} is not installed: pip install "shardlab[{"pods-gpu" if is_gpu else "pods"}]".'
+
+
+def _only_recorded():
+    return os.environ.get("SHARDLAB_PODS") == "recorded"
+
+
+def _quiet_libtpu():
+    """Settings that libtpu reads when it is loaded: look for no TPU, write no log, mind no other process."""
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_LOG_DIR", "disabled")
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+    if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):  # a machine with TPUs knows its own
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+
+
+@functools.cache
+def _devices_of(pod, compiler):
+    """The devices of a pod, as JAX describes them."""
+    from jax.experimental import topologies
+
+    chip, _, shape = pod.partition(":")
+    try:
+        if chip in _GPUS:
+            os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+            described = {"target_config": _target(chip, compiler), "topology": f"1x{shape}"}
+            topology = topologies.get_topology_desc(platform="cuda", topology_name=chip, **described)
+        else:
+            _quiet_libtpu()
+            topology = topologies.get_topology_desc(platform="tpu", topology_name=pod)
+    except NotImplementedError as error:
+        raise NoCompiler(f"{compiler} is installed, but this JAX has not loaded it: {error}") from None
+    except Exception as error:
+        said = str(error).splitlines()[0]
+        if "INVALID_ARGUMENT" in said:
+            raise ValueError(f"there is no {pod}: {said}") from None
+        raise NoCompiler(f"{compiler} does not work with JAX {jax.__version__}: {said}") from error
+    return tuple(topology.devices)
+
+
+def _target(chip, compiler):
+    """A GPU in the words of XLA's GpuTargetConfigProto."""
+    capability, cores, per_core, per_block, speed, cache, clock, memory, units = _GPUS[chip]
+    major, minor = capability.split(".")
+    cuda = re.search(r"cuda(\d+)", compiler)[1]
+    return f"""gpu_device_info {{
+      cuda_compute_capability {{ major: {major} minor: {minor} }}
+      core_count: {cores} fpus_per_core: {units} clock_rate_ghz: {clock}
+      device_memory_size: {memory} memory_bandwidth: {speed} l2_cache_size: {cache}
+      shared_memory_per_core: {per_core} shared_memory_per_block: 49152 shared_memory_per_block_optin: {per_block}
+      registers_per_core_limit: 65536 registers_per_block_limit: 65536
+      threads_per_core_limit: 2048 threads_per_block_limit: 1024 threads_per_warp: 32
+      block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+    }}
+    platform_name: "CUDA" runtime_version {{ major: {cuda} }} dnn_version_info {{ major: 9 minor: 10 }}
+    device_description_str: "NVIDIA {chip.upper()}" """
+
+
+# --- Meshes on a torus ------------------------------------------------------------------------------------
+
+
+def _fits_torus(shape, torus):
+    """Whether each mesh axis can be a product of torus axes, each of which is used once."""
+    if not shape:
+        return math.prod(torus) == 1
+    first, *rest = shape
+    for chosen in product((False, True), repeat=len(torus)):
+        taken = math.prod(size for size, yes in zip(torus, chosen, strict=True) if yes)
+        left = tuple(size for size, yes in zip(torus, chosen, strict=True) if not yes)
+        if taken == first and _fits_torus(tuple(rest), left):
+            return True
+    return False
+
+
+def _suggested(torus, count):
+    """A sentence with the shapes that fit."""
+    found = set()
+    for owners in product(range(count), repeat=len(torus)):
+        found.add(tuple(math.prod(s for s, o in zip(torus, owners, strict=True) if o == axis) for axis in range(count)))
+    shapes = ", ".join(map(str, sorted(found, reverse=True)[:12]))
+    return f"With {count} axes, these fit: {shapes}." if count else "Give it at least one axis."
+
+
+# --- What a compiled program does ---------------------------------------------------------------------------
+
+
+def _read_program(text, mesh):
+    """FLOPs of matrix products, and the rows of communication."""
+    computations, entry = comms._computations(text)
+    work = functools.cache(lambda name: _work(computations[name], computations, work))
+    rows = {}
+    for move, computation, instruction in comms._moves(text, mesh):
+        hidden = 0
+        if move.asynchronous:
+            hidden = _work_beside(computations[computation], instruction, computations, work)
+        group = max(map(len, move.groups), default=1)
+        key = move.kind, move.axes, group, move.operands, move.bytes, move.asynchronous
+        times, least = rows.get(key, (0, hidden))
+        known = None not in (times, move.times)
+        rows[key] = times + move.times if known else None, None if None in (least, hidden) else min(least, hidden)
+    traffic = tuple(
+        Traffic(kind, axes, group, arrays, times, sent, asynchronous, hidden)
+        for (kind, axes, group, arrays, sent, asynchronous), (times, hidden) in rows.items()
+    )
+    return work(entry), traffic
+
+
+def _work(here, computations, work):
+    """FLOPs of matrix products in one run of a computation; None if they, or how often they run, are not known."""
+    total = 0
+    for name, line in here.lines.items():
+        if re.search(r" (dot|convolution|custom-call)\(|(calls|body|to_apply|computations?)=", line):
+            done = _work_of(here[name], here, computations, work)
+            total = None if None in (total, done) else total + done
+    return total
+
+
+def _work_of(instruction, here, computations, work):
+    if instruction.kind == "dot":
+        return _dot_flops(instruction)
+    if instruction.kind == "convolution":
+        return _convolution_flops(instruction)
+    if instruction.kind == "custom-call":
+        target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
+        return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
+    total = 0
+    for callee, repeat in comms._calls(instruction, here, computations):
+        done = work(callee)
+        if done:
+            total = None if None in (total, repeat) else total + done * repeat
+        elif done is None:
+            total = None
+    return total
+
+
+def _dims(type_text):
+    return [int(size) for size in re.search(r"\[([\d,]*)\]", type_text)[1].split(",") if size]
+
+
+def _dot_flops(dot):
+    """2 · the numbers of the result · the numbers that are summed for each of them."""
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
+    left = _dims(dot.operands[0])
+    return 2 * math.prod(_dims(dot.result)) * math.prod(left[int(d)] for d in summed[1].split(",") if d)
+
+
+def _convolution_flops(made):
+    """As `_dot_flops`, of a matrix product that is written as a convolution, as is every one for TPUs.
+
+    Along each of its space dimensions only those places count where the window lies on the data, and neither on
+    padding nor between dilated numbers: that is how XLA writes a batch of products.
+    """
+    left, right = (_dims(operand) for operand in made.operands[:2])
+    result = _dims(made.result)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
+    space = sorted(set(labels[1]) - {"b", "f"})
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", made.attributes) or ["", ""])[1]))
+
+    def numbers(word, default):
+        return [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)
+
+    strides, dilations, spread = numbers("stride", 1), numbers("lhs_dilate", 1), numbers("rhs_dilate", 1)
+    pads = [int(pad.partition("_")[0]) for pad in window["pad"].split("x")] if "pad" in window else [0] * len(space)
+    flops = 2 * right[labels[2].index("i")] * result[labels[3].index("f")] * result[labels[3].index("b")]
+    for d, label in enumerate(space):
+        here, there = left[labels[1].index(label)], result[labels[3].index(label)]
+        places = np.arange(there)[:, None] * strides[d] + np.arange(right[labels[2].index(label)]) * spread[d] - pads[d]
+        flops *= int(((places >= 0) & (places <= (here - 1) * dilations[d]) & (places % dilations[d] == 0)).sum())
+    return flops
+
+
+def _work_beside(here, start, computations, work):
+    """FLOPs of matrix products between the start of something asynchronous and its end; None if not known."""
+    begin, total = list(here.lines).index(start), 0
+    channels = _channels(here[start], computations)
+    waiting = start
+    for name in list(here.lines)[begin + 1 :]:
+        line = here.lines[name]
+        if f"{waiting})" in line or f"{waiting}," in line:
+            made = here[name]
+            if made.names[:1] == (waiting,) and made.kind.endswith("-done"):
+                return total
+            waiting = name if made.names[:1] == (waiting,) and made.kind.endswith("-update") else waiting
+        if " fusion(" in line:
+            callee = computations[comms._callee("calls", here[name])]
+            ends = any('custom_call_target="AsyncCollectiveDone"' in inside for inside in callee.lines.values())
+            if ends and channels & _channels(here[name], computations):
+                return total
+        if re.search(r" (dot|convolution|custom-call)\(|(calls|body|to_apply|computations?)=", line):
+            done = _work_of(here[name], here, computations, work)
+            total = None if None in (total, done) else total + done
+    return total
+
+
+def _channels(made, computations):
+    """The channels of the collectives in a fusion."""
+    if made.kind != "fusion":
+        return set()
+    text = "\n".join(computations[comms._callee("calls", made)].lines.values())
+    return set(re.findall(r"channel_id=(\d+)", text))
+
+
+# --- What is kept on disk -----------------------------------------------------------------------------------
+
+_listener = None  # scripts/record_pods.py hears of every program here
+
+
+def _digest(thing):
+    return hashlib.sha256(json.dumps(thing, sort_keys=True).encode()).hexdigest()
+
+
+def _described(args):
+    """Shapes, types and layouts of arguments, in words that all versions of JAX share."""
+    described = []
+    for leaf in jax.tree.leaves(args):
+        spec = [list(e) if isinstance(e, tuple) else e for e in leaf.sharding.spec] if hasattr(leaf, "sharding") else []
+        while spec and not spec[-1]:
+            spec.pop()
+        described.append([list(leaf.shape), str(leaf.dtype), spec])
+    return described
+
+
+def _cache_folder():
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardlab" / "pods"
+
+
+def _read(folder, key):
+    """What was compiled before; None if nothing was, or if it cannot be read."""
+    if folder is None:
+        return None
+    try:
+        return replace(_from_json(json.loads((folder / f"{key}.json").read_text())), source="cache")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _write(folder, key, program):
+    """Keep a program, whole or not at all: others may read and write at the same time."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
+            json.dump(asdict(program), file)
+        os.replace(file.name, folder / f"{key}.json")
+    except OSError:
+        pass  # a cache that cannot be written costs time only
+
+
+@functools.cache
+def _recordings():
+    return json.loads(RECORDING.read_text())["programs"] if RECORDING.exists() else []
+
+
+def _recorded(key):
+    for entry in _recordings():
+        if entry["key"] == key:
+            return replace(_from_json(entry["program"]), source="recording")
+    return None
+
+
+def _from_json(data):
+    rows = (
+        Traffic(**row | {"axes": row["axes"] and tuple(row["axes"]), "arrays": tuple(row["arrays"])})
+        for row in data["traffic"]
+    )
+    return PodProgram(**data | {"traffic": tuple(rows)})
