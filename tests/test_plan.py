@@ -155,9 +155,8 @@ def test_the_command_says_what_is_wrong_or_does_not_fit():
 
 
 def test_the_best_are_verified_by_the_compiler_of_the_chips():
-    from shardlab.pods import Pod
-
     from shardlab.plan import verify
+    from shardlab.pods import Pod
 
     if not Pod("v5e:2x4").compiler:
         pytest.skip("needs libtpu: pip install 'shardlab[pods]' (Linux on x86-64)")
