@@ -47,8 +47,8 @@ def test_more_reserve_fits_less_and_sequences_must_be_dealt_out_evenly():
 
 
 # The CPU's compiler sends bfloat16 as float32: twice the bytes that are predicted. Parameters are gathered for the
-# repeated way forwards too, three times instead of two, and a small model's embedding is not small.
-@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.0)])
+# repeated way forwards too, three times instead of two, and what a small model adds up besides is not small.
+@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.35)])
 def test_predicted_bytes_against_a_compiled_program(shape, most):
     count = shape[0] * shape[1] * shape[2]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:count])

@@ -209,7 +209,7 @@ class Verdict:
         """Compiled over predicted: of the bytes sent in all, and of the memory; None where it cannot be told."""
         predicted = sum(self.choice.sent_bytes.values())
         sent = self.sent_bytes / predicted if predicted and self.sent_bytes is not None else None
-        memory = self.program.total_bytes
+        memory = self.program.peak_bytes
         return {"sent": sent, "memory": memory / self.choice.total_bytes if memory else None}
 
     def __str__(self):
@@ -222,7 +222,7 @@ class Verdict:
             f"{what} {compiled / 1e9:.2f} GB compiled, {expected / 1e9:.2f} GB predicted ({ratio:.2f} times)"
             for what, compiled, expected, ratio in (
                 ("sends", self.sent_bytes, predicted, ratios["sent"]),
-                ("holds", self.program.total_bytes, choice.total_bytes, ratios["memory"]),
+                ("holds", self.program.peak_bytes, choice.total_bytes, ratios["memory"]),
             )
             if ratio is not None
         ]
@@ -317,13 +317,14 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
         "up": ((m.layers, 2, m.d_model, m.d_ff), P(None, None, "fsdp", "tensor")),
         "down": ((m.layers, m.d_ff, m.d_model), P(None, "tensor", "fsdp")),
     }
-    if m.kv_heads % mesh.shape["tensor"]:  # several chips share a head: each has all of them
+    cut_heads = "tensor" if m.kv_heads % mesh.shape["tensor"] == 0 else None
+    if not cut_heads:  # several chips share a head: each has all of them
         shapes["kv"] = (shapes["kv"][0], P(None, None, "fsdp", None))
 
     def placed(*spec):
         return NamedSharding(mesh, P(*spec))
 
-    between = partial(lax.with_sharding_constraint, shardings=placed(batch, "tensor", None))
+    between = partial(lax.with_sharding_constraint, shardings=placed(batch))
 
     def norm(x, scale):
         x = x.astype(jnp.float32)
@@ -335,6 +336,9 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
         groups = m.heads // m.kv_heads
         q = (x @ w["q"]).reshape(sequences, sequence // block, block, m.kv_heads, groups, m.head_dim)
         k, v = ((x @ w["kv"][n]).reshape(sequences, sequence, m.kv_heads, m.head_dim) for n in (0, 1))
+        # Whole sequences, and some of the heads, on each chip: nothing is sent while they attend.
+        q = lax.with_sharding_constraint(q, placed(batch, None, None, cut_heads))
+        k, v = (lax.with_sharding_constraint(array, placed(batch, None, cut_heads)) for array in (k, v))
 
         @jax.checkpoint
         def attend(start, q):  # a block of queries at a time, so that not all scores are there at once
