@@ -166,6 +166,7 @@ CONVERTED = {
     "a glossary": ("```{glossary}\nA\nB\n  both\n```", "- **A**\n- **B**: both"),
     "a pipe in a list-table": ("```{list-table}\n* - a \\| b\n```", "|  |\n| --- |\n| a \\| b |"),
     "a substitution": ("{{ greeting }} {{ repository }}", "hello <https://github.com/tiny/here>"),
+    "a substitution alone in a list": ("- {{ greeting }}\n- b", "- hello\n- b"),
     "an image": ("![Two boxes](pic.svg)", "![Two boxes](https://github.com/tiny/here/raw/main/book/pic.svg)"),
     "an image as a block": (
         "```{image} pic.svg\n:alt: Two boxes\n:width: 300px\n```",

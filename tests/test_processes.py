@@ -199,7 +199,15 @@ def test_a_port_that_somebody_took_is_tried_once_more(monkeypatch):
             assert len(tries) == 2 and group["1 + 1"] == [2, 2]
 
 
-def test_an_interrupt_ends_the_group(capsys):
+@pytest.fixture
+def interruptible():
+    """A job in the background may ignore Ctrl-C; here it is heard."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_ends_the_group(capsys, interruptible):
     group, ended = start(2), threading.Event()
 
     def press():  # like a reader, again if nothing happens: Python drops an interrupt that hits a garbage collection

@@ -47,7 +47,7 @@ OPTIONS = {  # what is known of a directive besides its body; the rest is refuse
 }
 _IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
 _TOP_ONLY = {
-    *("html_block", "colon_fence", "dl_open", "math_block_label", "myst_target", "substitution_block"),
+    *("html_block", "colon_fence", "dl_open", "math_block_label", "myst_target"),
     *("myst_line_comment", "myst_block_break", "footnote_reference_open"),
 }
 DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
@@ -328,7 +328,7 @@ class Plain:
 
     def _in_place(self, group, lines, line):
         """A block whose lines stay, with what stands in them replaced."""
-        inlines, begin_line = {}, group[0].map[0]
+        inlines, alone, begin_line = {}, {}, group[0].map[0]
         for token in group:
             here = line + (token.map[0] if token.map else begin_line)
             if token.type == "inline":
@@ -336,9 +336,13 @@ class Plain:
                     message = f"is no block: {token.content.splitlines()[0]} (backticks cannot stand in its first line)"
                     raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
+            elif token.type == "substitution_block":  # alone in its place: so the one in that line
+                value = self._substitution(token.content, here, self.words)
+                whole = re.compile(rf"\{{\{{\s*{re.escape(token.content.strip())}\s*\}}\}}")
+                alone[token.map[0]] = whole.sub(lambda _, value=value: value, lines[token.map[0]])
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
                 raise self.error(here, "stands inside of a list or a quotation; put it at the top level")
-        shown = list(lines)
+        shown = [alone.get(number, text) for number, text in enumerate(lines)]
         for (first, last), tokens in inlines.items():
             if group[0].type == "table_open":
                 shown[first] = self._row(tokens, lines[first], line + first)

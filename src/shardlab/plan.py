@@ -258,6 +258,10 @@ def verify(made, best=3, **options):
 def pod_name(chip, chips):
     """The name of the most cubic slice with so many chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
 
+    Args:
+      chip: a `shardlab.cost.Chip`, or the name of a known one.
+      chips: how many.
+
     Raises:
       ValueError: no slice has so many.
     """
