@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from bookbinder import environments, execute, site
-from bookbinder.book import FOLDER
+from bookbinder.book import FOLDER, version_numbers
 
 RUNNER = Path(__file__).with_name("run_notebook.py")
 RUNNING = ".running"  # a folder for the files of chapters that run
@@ -106,7 +105,11 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 now = not column.error and _fingerprint(book, chapter, column)
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
-                elif chapter.jax_floor and column.jax and _numbers(column.jax) < _numbers(chapter.jax_floor):
+                elif (
+                    chapter.jax_floor
+                    and column.jax
+                    and version_numbers(column.jax) < version_numbers(chapter.jax_floor)
+                ):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 elif kept.get("fingerprint") == now and not fresh:
                     outcomes[place] = _outcome(chapter, column, kept, reused=True)
@@ -310,8 +313,3 @@ def _read(file):
         return kept if isinstance(kept, dict) else {}
     except (OSError, ValueError):
         return {}
-
-
-def _numbers(version):
-    """0.12.0.1 as numbers that compare."""
-    return [int(number) for number in re.match(r"\d+(\.\d+)*|", version)[0].split(".") if number]

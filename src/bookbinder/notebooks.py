@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bookbinder import address as addresses
 from bookbinder import plain
-from bookbinder.book import BookError
+from bookbinder.book import BookError, version_numbers
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # matter on the page only
@@ -194,8 +194,8 @@ print(len(emulate(8)), "devices are ready")
 def set_up(chapter, address, commit):
     """The first cell of a notebook: installs shardlab alone, and readies eight devices if the chapter wants them."""
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
-    if chapter.jax_floor and _numbers(chapter.jax_floor) > _numbers(colab_version("jax")):
-        floor = _numbers(chapter.jax_floor)
+    if chapter.jax_floor and version_numbers(chapter.jax_floor) > version_numbers(colab_version("jax")):
+        floor = version_numbers(chapter.jax_floor)
         code += _UPGRADE.format(floor=floor, wanted=chapter.jax_floor)
     if any("emulate(8)" in cell.source for cell in chapter.cells):
         code += _DEVICES
@@ -206,10 +206,6 @@ def colab_version(package):
     """The version of a package that stock Colab has, such as "0.7.2" for "jax"."""
     pins = Path(__file__).with_name("colab.txt").read_text("utf-8").splitlines()
     return dict(pin.split("==") for pin in pins if "==" in pin)[package]
-
-
-def _numbers(version):
-    return [int(part) for part in version.split(".")]
 
 
 # --- What lies on the branch ------------------------------------------------------------------------------

@@ -139,11 +139,11 @@ def _collect(found, chapter, parser, source, base, counts):
             title = directive.argument
             names = directive.options.get("name"), directive.options.get("label")
             if directive.name == "math" and any(names):
-                _number_equation(found, chapter, str(names[0] or names[1]), counts, line)
+                _number_equation(found, chapter, names[0] or names[1], counts, line)
             elif directive.name in ("exercise", "exercise-start"):
-                if not names[1] or str(names[1]) in found.exercises:
+                if not names[1] or names[1] in found.exercises:
                     raise BookError(chapter.path, line, "an exercise needs a :label: of its own")
-                found.exercises[str(names[1])] = (len(found.exercises) + 1, title)
+                found.exercises[names[1]] = (len(found.exercises) + 1, title)
                 title = f"Exercise {len(found.exercises)}"
                 label = label or names[1]
             elif directive.name in ("figure", "table", "list-table", "image"):
@@ -161,7 +161,7 @@ def _collect(found, chapter, parser, source, base, counts):
                 here = base + (inner.map or token.map or [0])[0] + 1
                 _number_equation(found, chapter, inner.info, counts, here)
         if label:
-            found.labels[str(label)] = Target(chapter.name, _id(str(label)), title)
+            found.labels[label] = Target(chapter.name, _id(label), title)
             label = None
 
 
@@ -220,7 +220,8 @@ def _works(book):
                 for person in entry.persons.get("author") or entry.persons.get("editor") or []
             ]
             authors = people[0] if people else f"*{entry.fields.get('title', key)}*"
-            authors += {0: "", 1: "", 2: f" and {people[-1]}"}.get(len(people), " *et al.*") if people else ""
+            if len(people) > 1:
+                authors += f" and {people[1]}" if len(people) == 2 else " *et al.*"
             works[key] = (authors, entry.fields.get("year", "n.d."), entry.fields.get("url", ""))
     return works
 
@@ -318,11 +319,9 @@ class Plain:
             return self._definitions(group, lines, line)
         if token.type == "substitution_block":
             return self._substitution(token.content, here, self.text)
-        if token.type == "code_block":
-            return "\n".join(lines[token.map[0] : token.map[1]]).rstrip()
         if directive := as_directive(token, here, self.chapter):
             return self.directive(directive, here)
-        if token.type == "fence":
+        if token.type in ("fence", "code_block"):
             return "\n".join(lines[token.map[0] : token.map[1]]).rstrip()
         raise self.error(here, f"Colab does not show this ({token.type.removesuffix('_open')}): write it in Markdown")
 
@@ -370,7 +369,7 @@ class Plain:
         for token in cells:
             place = row.find(token.content, at)
             if place < 0 and "|" in token.content:  # which is escaped in the row
-                if any(new != token.content[begin:end] for begin, end, new in self._edits(token, line)):
+                if self._edits(token, line):
                     raise self.error(line, "a cell with a | in it cannot hold roles or links of the book")
                 continue
             made = self.inline(token, line)
@@ -570,7 +569,7 @@ class Plain:
             content = "\n\n".join(part for part in (argument, directive.body) if part)
             return self._math(content, options.get("label") or options.get("name") or "", line)
         if name in ("figure", "image"):
-            picture = self._image(argument, str(options.get("alt", "")), line)
+            picture = self._image(argument, options.get("alt", ""), line)
             caption = self.text(directive.body, directive.line)
             return f"{picture}\n\n{caption}" if caption else picture
         if name == "tab-set":
@@ -720,7 +719,7 @@ _KEPT = {
 
 def folded(directive):
     """Whether a box is to be opened by the reader."""
-    return "dropdown" in str(directive.options.get("class", "")).split()
+    return "dropdown" in directive.options.get("class", "").split()
 
 
 def box(title, body, fold):
