@@ -7,10 +7,11 @@ from dataclasses import replace
 import jax
 import pytest
 from jax.sharding import AxisType
+from test_pods import needs_libtpu
 
 from shardlab import cost
 from shardlab.comms import collectives
-from shardlab.plan import AXES, PARTS, plan, pod_name, training_step
+from shardlab.plan import AXES, PARTS, plan, pod_name, training_step, verify
 
 TINY = cost.Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
 LLAMA = "llama-3-70b"
@@ -47,8 +48,9 @@ def test_more_reserve_fits_less_and_sequences_must_be_dealt_out_evenly():
 
 
 # The CPU's compiler sends bfloat16 as float32: twice the bytes that are predicted. Parameters are gathered for the
-# repeated way forwards too, three times instead of two, and what a small model adds up besides is not small.
-@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.35)])
+# repeated way forwards too, three times instead of two, and what a small model adds up besides is not small. It knows
+# no reduce-scatter of activations either, and makes a sum everywhere, which is twice as much, and then cuts it.
+@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.78)])
 def test_predicted_bytes_against_a_compiled_program(shape, most):
     count = shape[0] * shape[1] * shape[2]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:count])
@@ -154,17 +156,11 @@ def test_the_command_says_what_is_wrong_or_does_not_fit():
     assert status == 0 and "--verify" in out and LLAMA in out
 
 
-def test_the_best_are_verified_by_the_compiler_of_the_chips():
-    from shardlab.plan import verify
-    from shardlab.pods import Pod
-
-    if not Pod("v5e:2x4").compiler:
-        pytest.skip("needs libtpu: pip install 'shardlab[pods]' (Linux on x86-64)")
-    made = plan(TINY, "v5e", 8, 32 * 512, sequence=512)
-    verdicts = verify(made, 2, cache=False)
-    assert [verdict.choice for verdict in verdicts] == list(made.choices[:2])
+@needs_libtpu
+def test_the_best_three_are_what_the_compiler_of_the_chips_says():
+    made = plan("llama-3-70b", "v5p", 512, 128 * 4096)
+    verdicts = list(verify(made, 3, cache=False, fresh=True))
+    assert [verdict.choice for verdict in verdicts] == list(made.choices[:3])
     for verdict in verdicts:
-        assert verdict.program.fits and verdict.program.devices == 8
-        assert verdict.ratios["memory"] > 0 and "compiled" in str(verdict)
-        if verdict.choice.sent_bytes["tensor"] + verdict.choice.sent_bytes["fsdp"]:
-            assert 0.5 < verdict.ratios["sent"] < 3
+        assert verdict.program.fits and verdict.program.devices == 512 and verdict.program.source == "compiled"
+        assert 0.9 < verdict.ratios["sent"] < 1.1 and 0.8 < verdict.ratios["memory"] < 1.15, str(verdict)

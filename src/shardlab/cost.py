@@ -446,12 +446,14 @@ class Model:
         return self.layers * (self.attention_parameters + self.mlp_parameters) + self.vocab * self.d_model
 
 
-# Sizes: Scaling Book, "Training LLaMA 3 on TPUs" and, for Llama 2, "Training", "Some Problems to Work".
+# Sizes: Scaling Book, "Training LLaMA 3 on TPUs"; for Llama 2 "Training", "Some Problems to Work"; for Llama 3 8B
+# Llama Team, "The Llama 3 Herd of Models", 2024, table 3, https://arxiv.org/abs/2407.21783.
 MODELS = {
     model.name: model
     for model in (
         Model(40, 5120, 13824, 40, 40, 128, 32_000, name="llama-2-13b"),
-        Model(80, 8192, 28672, 64, 8, 128, 128_256, name="llama-3-70b"),
+        Model(32, 4096, 14_336, 32, 8, 128, 128_256, name="llama-3-8b"),
+        Model(80, 8192, 28_672, 64, 8, 128, 128_256, name="llama-3-70b"),
     )
 }
 

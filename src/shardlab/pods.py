@@ -95,10 +95,10 @@ class PodProgram:
       mesh: sizes by axis, such as `{"data": 64, "model": 8}`.
       fits: False if the compiler refused because of memory; None for GPUs, whose compiler never refuses.
       message: what it said then; else "".
-      peak_bytes: the most that a device holds at one time, which is what has to fit. None if refused, or not told.
+      peak_bytes: the most that a device holds at one time, by the compiler's plan. None if refused, or not told.
       argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: the same by kind; None if refused.
         What is aliased (donated) counts among both arguments and outputs, and is held once. They can add up to
-        more than the peak: temporaries may lie where donated arguments lay.
+        more than the peak, since not all of them are there at one time.
       flops: of matrix products, a loop's body counted as often as it runs; None if we cannot tell.
       flops_once: what `cost_analysis` calls flops: everything, but a loop's body once. None if it does not say.
       traffic: its communication, as `Traffic` rows, in the order of the program.
@@ -165,24 +165,30 @@ class PodProgram:
             yield "fits", f"no: {self.message.splitlines()[0]}"
         else:
             yield "fits", "yes" if self.fits else "unknown: this compiler plans memory, but refuses nothing"
-            parts = f"arguments {_gb(self.argument_bytes)}, temporaries {_gb(self.temporary_bytes)}"
-            yield "memory", f"{_gb(self.peak_bytes)} at most on each device: {parts}, donated {_gb(self.aliased_bytes)}"
+            parts = (
+                f"arguments {_gb(self.argument_bytes)}, temporaries {_gb(self.temporary_bytes)}, "
+                f"results {_gb(self.output_bytes)}, of which {_gb(self.aliased_bytes)} in donated arguments"
+            )
+            yield "memory", f"at most {_gb(self.peak_bytes)} on each device ({parts})"
             yield "work", "unknown" if self.flops is None else f"{self.flops:.3g} FLOPs of matrix products"
         yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.made.values())}"
 
     def _rows(self):
-        """Rows for a reader: those of one kind, along the same axes, together."""
+        """Rows for a reader: those of one kind, along the same axes, together.
+
+        The overlap is "waits" where it is one instruction, "hidden" where it is started and ended with matrix products
+        in between, and "exposed" where it is started and ended with none.
+        """
         together = {}
         for row in self.traffic:
-            hidden = "" if not row.asynchronous else "beside work" if row.hidden_flops else "alone"
-            key = row.kind, row.axes, row.asynchronous, hidden
+            key = row.kind, row.axes, "waits" if not row.asynchronous else "hidden" if row.hidden_flops else "exposed"
             times, sent = together.get(key, (0, 0))
             known = None not in (row.times, row.bytes, times, sent)
             together[key] = (times + row.times, sent + row.times * row.bytes) if known else (None, None)
-        for (kind, axes, asynchronous, hidden), (times, sent) in together.items():
+        for (kind, axes, overlap), (times, sent) in together.items():
             along = ", ".join(axes) if axes is not None else "other groups"
-            how = f"started, runs {hidden}" if asynchronous else "all wait"
-            yield kind, along, how, "unknown" if times is None else f"{times:,}", _gb(sent)
+            known = ("unknown", "unknown") if times is None else (f"{times:,}", f"{sent / 1e9:,.3f}")
+            yield kind, along, overlap, *known
 
     def __repr__(self):
         lines = [f"{label:8} {text}" for label, text in self._head()]
@@ -204,7 +210,7 @@ class PodProgram:
         return text
 
 
-_COLUMNS = ("collective", "along", "how", "times", "a device sends")
+_COLUMNS = ("collective", "along", "overlap", "times", "GB sent")
 
 
 def _gb(count):
