@@ -604,6 +604,12 @@ def test_a_step_over_nodes_and_slices_takes_longer():
     assert one.data_bytes == two.data_bytes
 
 
+def test_a_small_collective_between_slices_or_nodes_takes_its_messages():
+    for name, message in (("v5p", 25e-6), ("H100", 2.7e-6)):
+        assert hierarchical_seconds("all-gather", 1, 4, 5, name) == pytest.approx(4 * message)
+        assert hierarchical_seconds("all-reduce", 1, 4, 5, name) == pytest.approx(8 * message)
+
+
 def test_where_a_step_is_bound_is_where_the_chapter_derives_it():
     """FSDP alone on a ring: from C/W tokens for a chip on; without attention, and without the embedding."""
     model = Model(100, 8192, 65_536, 64, 64, 128, 1)

@@ -101,7 +101,7 @@ class Chip:
       torus: the largest slice, in chips along each axis; () where a switch joins the chips of a node.
       node_chips: chips on a host (TPU) or in an NVLink node (GPU).
       network_bytes_per_second: one way, for each chip, between slices (DCN) or nodes (InfiniBand).
-      network_seconds: a message over that network; None where no source was found, and then counted as zero.
+      network_seconds: a message over that network, however small.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Chip:
     torus: tuple[int, ...]
     node_chips: int
     network_bytes_per_second: float
-    network_seconds: float | None
+    network_seconds: float
 
     def rings(self, shape):
         """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
@@ -164,16 +164,22 @@ class Chip:
 #         in both directions on 6 ports, so 100 GB/s one way
 #   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
 #         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
+#   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
+#   GiB/s, which is the same speed.
 #   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
 #         one way for a link, "slightly different" from the data sheets, and used here; int8 of v5p; shapes of pods and
 #         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop.
-#   The latency of DCN is not in any of them.
+#   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and Effective for Congestion
+#         Control in the Datacenter", SIGCOMM 2020): measured between Google's servers at 100 Gbit/s each, a load of
+#         nearly 100 %, short calls take 50 us at the tail. A call is a message and its answer, so 25 us for one, and
+#         the tail, as a collective waits for its slowest message. The way from a TPU to its host is not in it.
 # GPUs. Looked up on 2026-11-21.
 #   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB, 2039 GB/s; NVLink
 #          600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8 GPUs
 #   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and int8 with sparsity,
 #          half of it without; 80 GB, 3.35 TB/s; NVLink 900 GB/s in both directions
-#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s
+#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s; so says NVIDIA, too, in
+#          https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/H200launch.md
 #   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
 #          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
 #          table, https://jax-ml.github.io/scaling-book/gpus/
@@ -182,7 +188,8 @@ class Chip:
 #   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
 #          for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a network. NCCL counts 6.6 us besides for each
 #          call, which are not counted here.
-_TPU, _GPU = {"link_seconds": 1e-6, "network_seconds": None}, {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}
+_TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
+_GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
     chip.name: chip
     for chip in (
@@ -247,8 +254,8 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
     """The time of a collective over the links of a slice or node: the larger of its bandwidth and its latency.
 
     To gather 34 MB along an axis of four v5e takes 3/4 of 34 MB / 45 GB/s = 567 microseconds: four chips of a v5e do
-    not close to a ring, so all must pass the middle link in one direction. Along 16 they do, and it takes
-    15/16 of 34 MB / 90 GB/s = 354.
+    not close to a ring, so the chip at an end gets the other three quarters over its only link. Along 16 they do, and
+    it takes 15/16 of 34 MB / 90 GB/s = 354.
 
     Args:
       kind: as for `collective_bytes`.
@@ -385,7 +392,7 @@ def _two_levels(kind, array_bytes, inner, outer, chip):
 
 
 def _network(sent_bytes, steps, chip):
-    return np.maximum(sent_bytes / chip.network_bytes_per_second, steps * (chip.network_seconds or 0.0))
+    return np.maximum(sent_bytes / chip.network_bytes_per_second, steps * chip.network_seconds)
 
 
 # --- Models and layouts ----------------------------------------------------------------------------------------
