@@ -328,8 +328,8 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
     def placed(*spec):
         return NamedSharding(mesh, P(*spec))
 
-    # A block has sequences whole; around it they are cut over tensor too (Megatron's sequence parallelism). `cut(whole(y))`
-    # is for the way back: there the derivative is gathered before a product uses it.
+    # A block has sequences whole; around it they are cut over tensor too (Megatron's sequence parallelism).
+    # `cut(whole(y))` is for the way back: there the derivative is gathered before a product uses it.
     whole = partial(lax.with_sharding_constraint, shardings=placed(batch))
     cut = partial(lax.with_sharding_constraint, shardings=placed(batch, "tensor"))
 
