@@ -21,13 +21,3 @@ addEventListener("afterprint", () => {
     delete box.dataset.printed;
   });
 });
-
-// What scrolls sideways can be reached by keyboard.
-const scrolling = () => {
-  for (const box of document.querySelectorAll("article pre, article .cell_output .text_html, article .math.notranslate")) {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
-    else box.removeAttribute("tabindex");
-  }
-};
-addEventListener("resize", scrolling);
-scrolling();

@@ -87,6 +87,7 @@ def finish(folder, about):
         _draw(page.tree, icons)
         _menus(page.tree)
         _unfolding(page.tree)
+        _roles(page.tree)
         _images(page)
         if page.name in about.chapters:
             _chapter(page.tree, about.chapters[page.name])
@@ -142,12 +143,12 @@ def _drop(element):
 
 
 def _remove(page):
-    """What is empty, doubled, or of no use without a script that we do not send."""
+    """Take out what is empty, doubled, or of no use without a script that we do not send."""
     for element in [
         *page.xpath("//*[@id='ethical-ad-placement' or @id='jb-print-docs-body' or @id='pst-back-to-top']"),
         *page.xpath("//button[starts-with(@onclick, 'toggleFullScreen') or starts-with(@onclick, 'window.print')]"),
         *page.xpath("//body//script[not(@src) and not(@type='application/json')]"),
-        *page.xpath("//noscript[style]"),
+        *page.xpath("//noscript[style] | //span[contains(@class, 'search-button__kbd-shortcut')]"),
         *page.xpath("//footer[contains(@class, 'bd-footer') and not(*)]"),
     ]:
         parent = element.getparent()
@@ -159,6 +160,19 @@ def _remove(page):
     for element in page.xpath("//*[@data-bs-toggle or @data-bs-placement or @data-bs-title]"):
         for name in ("data-bs-toggle", "data-bs-placement", "data-bs-title"):
             element.attrib.pop(name, None)
+
+
+def _roles(page):
+    """Say what things are, for those who hear the page."""
+    for sidebar in page.xpath("//*[@id='pst-primary-sidebar']"):
+        sidebar.set("role", "complementary")
+        sidebar.set("aria-label", "Book")
+    for listed in page.xpath("//*[@role='doc-biblioentry' or contains(@class, 'citation-list')]"):
+        listed.attrib.pop("role", None)
+    for corner in page.xpath("//th[not(normalize-space())]"):
+        corner.tag = "td"
+    for search in _with_class(page, "search-button-field"):
+        search.attrib.pop("aria-label", None)  # its text is its name
 
 
 def _icons(static):
