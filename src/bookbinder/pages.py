@@ -26,6 +26,8 @@ ONLY_WITH = {
     "copybutton.js": "//div[contains(@class, 'highlight')]/pre",
     "design-tabs.js": "//*[contains(@class, 'sd-tab-set')]",
     "steps.js": "//*[@data-steps]",
+    "doctools.js": "//*[@id='search-results']",
+    "sphinx_highlight.js": "//*[@id='search-results']",
     "searchtools.js": "//*[@id='search-results']",
     "language_data.js": "//*[@id='search-results']",
     "searchindex.js": "//*[@id='search-results']",
@@ -39,6 +41,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 root.dataset.mode = mode;
 root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 }"""
+# What site.js asks for itself, on a page that a search has led to.
+BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
 WORDS_A_MINUTE = 200
 CARD = "card.png"  # the picture that others show with a link to the book; in book/static
 
@@ -96,6 +100,8 @@ def finish(folder, about):
     version = _join(sheets, pages, folder / "_static" / "site.css")
     for page in pages:
         _first_in_head(page.tree, etree.Element("link", rel="stylesheet", href=f"{page.static}site.css?v={version}"))
+        if page.name == "404":
+            _stand_alone(page.tree, about, folder / "_static" / "site.css")
         page.write()
     _tidy(pages, folder / "_static")
     addresses = [about.site + page.address for page in pages if page.name in about.chapters]
@@ -157,6 +163,9 @@ def _remove(page):
             _drop(parent)
     for comment in page.xpath("//comment()"):
         comment.drop_tree()
+    for header in page.xpath("//*[@id='pst-header']"):  # it has a second search and second buttons for the sidebars
+        header[:], header.text = [], None
+    page.find("body").set("data-default-mode", "auto")
     for element in page.xpath("//*[@data-bs-toggle or @data-bs-placement or @data-bs-title]"):
         for name in ("data-bs-toggle", "data-bs-placement", "data-bs-title"):
             element.attrib.pop(name, None)
@@ -305,6 +314,16 @@ def _head(page, about):
     _first_in_head(tree, mode)
 
 
+def _stand_alone(page, about, sheet):
+    """Hosts show this page at any address, from where relative ones lead nowhere."""
+    for element in page.xpath("//script[@src]"):
+        _drop(element)
+    for link in page.xpath("//link[@rel='stylesheet']"):
+        link.tag, link.text = "style", sheet.read_text("utf-8")
+        link.attrib.clear()
+    page.make_links_absolute(about.site)
+
+
 def _first_in_head(page, element):
     """Put an element before all others but those that say how to read the page."""
     head = page.find("head")
@@ -346,6 +365,7 @@ def _with_imports(file):
 def _tidy(pages, static):
     """Take away what came with the theme and no page asks for."""
     asked = {page.find(address) for page in pages for address in page.tree.xpath("//@src | //link/@href | //a/@href")}
+    asked |= {(static / name).resolve() for name in BY_SCRIPT}
     for file in sorted(static.rglob("*"), reverse=True):
         if file.is_dir():
             if not any(file.iterdir()):
