@@ -1,7 +1,7 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve matrix publish-notebooks lint lock clean
+.PHONY: help setup book test chapter serve matrix publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
@@ -10,6 +10,7 @@ help:
 	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
 	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
 	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
+	@echo "make lighthouse                 weight, speed and access of the built pages, on a phone (ARGS='arrays --runs 5')"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
@@ -36,6 +37,10 @@ publish-notebooks: setup
 
 matrix: setup
 	@$(python) -m bookbinder matrix $(ARGS)
+
+lighthouse: setup
+	@scripts/system.sh
+	@$(python) scripts/lighthouse.py $(ARGS)
 
 lint: setup
 	@$(python) -m ruff check

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install what tests need from outside Python: Slurm, for the cluster chapter, and npm, for a renderer of Markdown.
-# Called by `make test`.
+# Install what tests need from outside Python: Slurm, for the cluster chapter; npm, for a renderer of Markdown and for
+# axe; Chromium, for the pages. Called by `make test` and `make lighthouse`.
 # As root on Debian it installs what is missing. Elsewhere it says in one line what would be skipped; in CI the
 # tests that miss it fail.
 set -eu
@@ -13,6 +13,8 @@ for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:ipr
     *) missing="$missing ${pair##*:}" ;;
   esac
 done
+command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+  missing="$missing chromium"
 [ -z "$missing" ] && exit 0
 
 say() { printf 'system: %s\n' "$*" >&2; }

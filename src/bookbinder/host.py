@@ -1,0 +1,107 @@
+"""Serve a built site on localhost as static hosts on the web do, for browser tests and `make lighthouse`.
+
+That is: compressed by gzip, with the types and the lifetime that GitHub Pages gives, and the site's own 404.html
+for what is missing. (`make serve` is for writing: its server adds a script to each page, and compresses nothing.)
+"""
+
+import gzip
+import threading
+from contextlib import contextmanager
+from functools import cache, partial
+from http import HTTPStatus
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+TEXT = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".map": "application/json",
+    ".md": "text/markdown",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain",
+    ".xml": "application/xml",
+}
+BINARY = {".ico": "image/x-icon", ".png": "image/png", ".ttf": "font/ttf", ".woff2": "font/woff2"}
+LIFETIME = "max-age=600"
+
+
+@contextmanager
+def serving(folder, headers=()):
+    """Serve a folder until the block ends; gives the address, as `http://127.0.0.1:43210/`.
+
+    Args:
+      folder: the site, with index.html in it.
+      headers: pairs of a name and a value, which every answer carries besides the usual ones.
+    """
+    handler = partial(_Handler, directory=str(folder), extra=tuple(headers))
+    with _Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    block_on_close = False  # a browser may keep its connections open
+
+    def handle_error(self, request, client_address):
+        """A browser that leaves in the middle of an answer is nothing to report."""
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # seconds without a request until a connection is closed
+
+    def __init__(self, *args, extra, **kwargs):
+        self.extra = extra
+        super().__init__(*args, **kwargs)
+
+    def do_GET(self):
+        self._answer(send=True)
+
+    def do_HEAD(self):
+        self._answer(send=False)
+
+    def log_message(self, format, *args):
+        """Whoever asks sees the answer."""
+
+    def _answer(self, send):
+        path, file = urlsplit(self.path).path, Path(self.translate_path(self.path))
+        if file.is_dir():
+            if not path.endswith("/"):
+                return self._send(HTTPStatus.MOVED_PERMANENTLY, [("Location", f"{path}/")], b"", send)
+            file /= "index.html"
+        status = HTTPStatus.OK
+        if not file.is_file():
+            status, file = HTTPStatus.NOT_FOUND, Path(self.directory) / "404.html"
+            if not file.is_file():
+                return self._send(status, [("Content-Type", "text/plain; charset=utf-8")], b"not found\n", send)
+        text = TEXT.get(file.suffix)
+        kind = f"{text}; charset=utf-8" if text else BINARY.get(file.suffix, "application/octet-stream")
+        headers = [("Content-Type", kind), ("Cache-Control", LIFETIME)]
+        small = text and "gzip" in self.headers.get("Accept-Encoding", "")
+        if text:
+            headers.append(("Vary", "Accept-Encoding"))
+        if small:
+            headers.append(("Content-Encoding", "gzip"))
+        return self._send(status, headers, _content(file, file.stat().st_mtime_ns, bool(small)), send)
+
+    def _send(self, status, headers, content, send):
+        self.send_response(status)
+        for name, value in (*headers, *self.extra, ("Content-Length", str(len(content)))):
+            self.send_header(name, value)
+        self.end_headers()
+        if send:
+            self.wfile.write(content)
+
+
+@cache
+def _content(file, changed, small):
+    content = file.read_bytes()
+    return gzip.compress(content, mtime=0) if small else content

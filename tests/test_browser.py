@@ -1,0 +1,769 @@
+"""The site of the real book in a real browser, as readers use it: by pointer, by keyboard, narrow, dark, on paper.
+
+Chromium is the system's own. The site is served compressed and under POLICY, which forbids all that the pages need
+not do; a page that breaks it says so in the console, and a test here fails for every word there.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from bookbinder import address
+from bookbinder.book import load
+from bookbinder.host import serving
+
+ROOT = Path(__file__).parent.parent
+BOOK = load(ROOT)
+WHERE = address.of(BOOK.config)
+CHAPTERS = [chapter.name for chapter in BOOK.chapters]
+PAGES = [*CHAPTERS, "genindex", "search"]
+POLICY = "; ".join(
+    [
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+        "object-src 'none'",
+    ]
+)
+DESK = {"viewport": {"width": 1280, "height": 800}}
+SCREENS = {
+    "1280px": DESK,
+    "1280px-at-200%": {"viewport": {"width": 640, "height": 400}, "device_scale_factor": 2},
+    "360px": {"viewport": {"width": 360, "height": 740}},
+}
+
+
+def missing(what):
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} (Debian: apt-get install {what})")
+
+
+def none(found):
+    """Fail with a line for each thing that was found."""
+    found = list(found)
+    assert not found, "\n".join(["", *found])
+
+
+@pytest.fixture(scope="module")
+def browser():
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None) or missing("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def home(site):
+    """The address of the served site, with a slash at its end."""
+    with serving(site, [("Content-Security-Policy", POLICY)]) as address:
+        yield address
+
+
+@pytest.fixture
+def reader(browser, home):
+    """Open a page as a new reader: `reader("arrays")`, with Playwright's options for the screen and its owner."""
+    contexts = []
+
+    def open_page(name, **options):
+        contexts.append(browser.new_context(**(DESK | options), base_url=home))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(10_000)
+        page.goto(f"{name}.html")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+# --- Every page, on every screen --------------------------------------------------------------------------
+
+WATCH_SHIFTS = """
+window.shifts = [];
+const name = (node) => !node ? "?" : node.nodeType === 1 ? node.cloneNode(false).outerHTML : node.textContent;
+new PerformanceObserver((list) => {
+  for (const shift of list.getEntries()) {
+    window.shifts.push(`${shift.value.toFixed(5)}: ${shift.sources.map((s) => name(s.node)).join(", ")}`);
+  }
+}).observe({ type: "layout-shift", buffered: true });
+"""
+SETTLED = "document.fonts.ready.then(() => new Promise((done) => setTimeout(done, 100)))"
+# What is wider than the document, but for what scrolls in its own box.
+TOO_WIDE = """() => {
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  const scrolls = (e) => e && e !== document.body
+    && (getComputedStyle(e).overflowX !== "visible" || scrolls(e.parentElement));
+  const wide = [...document.querySelectorAll("body *")].filter((e) => {
+    const box = e.getBoundingClientRect();
+    return box.width && box.right > width + 0.5 && !scrolls(e.parentElement);
+  });
+  const inner = wide.filter((e) => !wide.some((other) => other !== e && e.contains(other)));
+  return [`the document is ${document.documentElement.scrollWidth} px wide`]
+    .concat(inner.map((e) => `${Math.round(e.getBoundingClientRect().right)} px: ${e.outerHTML.slice(0, 150)}`));
+}"""
+
+
+class Visit:
+    """A page that was opened once, by its name and its screen, and all that happened meanwhile."""
+
+    def __init__(self, browser, home, name, screen):
+        self.name, self.screen, self.home = name, screen, home
+        self.context = browser.new_context(**SCREENS[screen])
+        self.context.add_init_script(WATCH_SHIFTS)
+        self.page = self.context.new_page()
+        self.said, self.asked, self.failed = [], [], []
+        self.page.on("console", lambda m: self.said.append(f"{m.type}: {m.text} ({m.location['url']})"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}"))
+        self.page.on(
+            "response", lambda r: self.failed.append(f"{r.url}: {r.status}") if r.status >= 400 else None
+        )  # fmt: skip
+        self.page.goto(f"{home}{name}.html")
+        self.page.evaluate(SETTLED)
+
+
+@pytest.fixture(scope="module", params=[(name, screen) for name in PAGES for screen in SCREENS], ids="-".join)
+def visit(request, browser, home):
+    visit = Visit(browser, home, *request.param)
+    yield visit
+    visit.context.close()
+
+
+def test_the_console_holds_no_error_and_no_warning(visit):
+    none(said for said in visit.said if said.startswith(("error", "warning")))
+
+
+def test_all_that_a_page_asks_for_comes_from_its_own_host(visit):
+    none(visit.failed)
+    assert len(visit.asked) > 1
+    none(url for url in visit.asked if not url.startswith((visit.home, "data:")))
+
+
+def test_nothing_moves_while_a_page_loads(visit):
+    none(visit.page.evaluate("window.shifts"))
+
+
+def test_a_page_is_never_wider_than_its_screen(visit):
+    none(visit.page.evaluate(TOO_WIDE))
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory):
+    """The source of axe-core, from npm."""
+    if not shutil.which("npm"):
+        missing("npm")
+    folder = tmp_path_factory.mktemp("axe")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / "tests" / "browser" / name, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--silent", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=folder, check=True, timeout=120)
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text("utf-8")
+
+
+# A page has thousands of words of code in a dozen colours, which would take axe minutes. One of each colour in each
+# kind of box stays an element of its own.
+ONE_OF_EACH = """() => {
+  const seen = new Set();
+  for (const word of document.querySelectorAll(".highlight pre span[class]")) {
+    const box = word.closest("[class*=highlight-], .output, .cell_input")?.className;
+    const kind = `${word.className} in ${word.parentElement.className} in ${box}`;
+    if (seen.has(kind) && !word.children.length) word.replaceWith(word.textContent); else seen.add(kind);
+  }
+}"""
+RUN_AXE = """async (only) => {
+  const options = { resultTypes: ["violations"], preload: false };
+  if (only) options.runOnly = { type: "rule", values: only };
+  const found = await axe.run(document, options);
+  return found.violations.flatMap(({ id, help, helpUrl, nodes }) =>
+    nodes.map((node) => `${id}: ${node.target.join(" ")}: ${node.failureSummary} (${help}: ${helpUrl})`));
+}"""
+COLOURS = ["color-contrast", "link-in-text-block"]  # all that can differ between light and dark
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_barrier(visit, axe, scheme):
+    if visit.screen == "1280px-at-200%":
+        return  # between the two others
+    page = visit.page
+    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    wait_until_dark(page, scheme == "dark")
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(ONE_OF_EACH)
+        page.evaluate(axe)
+    none(page.evaluate(RUN_AXE, COLOURS if scheme == "dark" else None))
+
+
+# --- Light and dark ---------------------------------------------------------------------------------------
+
+
+IS_DARK = """() => {
+  const light = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0);
+  let ground = document.querySelector("main");
+  const behind = (e) => getComputedStyle(e).backgroundColor;
+  while (ground.parentElement && /, 0\\)$/.test(behind(ground))) ground = ground.parentElement;
+  return light(behind(ground)) < light(getComputedStyle(document.querySelector("main p")).color);
+}"""
+
+
+def wait_until_dark(page, dark=True):
+    """Until the ground behind the text is darker than the text, or lighter."""
+    page.wait_for_function(f"dark => ({IS_DARK})() === dark", arg=dark)
+
+
+def choose(page, dark, press):
+    """Press the switch until the page is as wanted by choice, whatever the system prefers."""
+    for _ in range(3):
+        press()
+        if page.evaluate(IS_DARK) == dark:
+            page.emulate_media(color_scheme="light" if dark else "dark")  # a choice must not yield to it
+            page.wait_for_timeout(100)
+            if page.evaluate(IS_DARK) == dark:
+                return
+    raise AssertionError(f"pressed three times, and the page is not {'dark' if dark else 'light'}")
+
+
+def test_without_a_choice_a_page_is_dark_where_the_system_is(reader):
+    page = reader("index", color_scheme="dark")
+    wait_until_dark(page)
+    page.emulate_media(color_scheme="light")
+    wait_until_dark(page, False)
+    page.emulate_media(color_scheme="dark")
+    wait_until_dark(page)
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_a_choice_of_light_or_dark_is_kept_over_reloads_and_pages(reader, how):
+    page = reader("index", color_scheme="light", reduced_motion="reduce")
+    switch = page.locator(".theme-switch-button:visible")
+    expect(switch).to_have_accessible_name(re.compile(r"color|colour|theme|dark", re.IGNORECASE))
+    for dark in (True, False):
+        choose(page, dark, (lambda: switch.click()) if how == "pointer" else (lambda: switch.press("Enter")))
+        page.reload()
+        wait_until_dark(page, dark)
+        page.goto("arrays.html")
+        wait_until_dark(page, dark)
+        page.goto("index.html")
+
+
+def test_a_dark_page_is_dark_before_its_scripts_have_come(reader):
+    """No flash of white: what sets the theme stands in the page, before anything is shown."""
+    page = reader("index", color_scheme="dark")
+    page.route(re.compile(r"\.js\b"), lambda route: route.abort())
+    page.goto("arrays.html")
+    assert page.evaluate(IS_DARK)
+
+
+# --- Search -----------------------------------------------------------------------------------------------
+
+
+def follow_a_result(page, chapter, word):
+    """From the results of a search to the chapter, where the word is."""
+    result = page.locator(f'#search-results a[href^="{chapter}.html"]').first
+    expect(result).to_be_visible()
+    result.click()
+    page.wait_for_url(f"**/{chapter}.html*")
+    expect(page.locator("article")).to_contain_text(word)
+
+
+def ask(page, word):
+    page.locator("#pst-search-dialog").get_by_role("searchbox").fill(word)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?q=*")
+
+
+@pytest.mark.parametrize("where", ["host", "file"])
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_a_word_is_found_and_its_page_opened(reader, site, where, how):
+    page = reader("index")
+    if where == "file":
+        page.goto((site / "index.html").as_uri())
+    if how == "pointer":
+        page.locator(".search-button__button:visible").first.click()
+    else:
+        page.keyboard.press("Control+k")
+    ask(page, "stencil")
+    follow_a_result(page, "collectives", "stencil")
+
+
+def test_search_opens_and_closes_on_a_narrow_screen(reader):
+    page = reader("arrays", **SCREENS["360px"])
+    button = page.locator(".search-button__button:visible").first
+    button.click()
+    box = page.locator("#pst-search-dialog").get_by_role("searchbox")
+    expect(box).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+    button.click()
+    ask(page, "stencil")
+    follow_a_result(page, "collectives", "stencil")
+
+
+def test_a_word_that_is_nowhere_is_said_to_be_nowhere(reader):
+    page = reader("search")
+    page.locator("main").get_by_role("searchbox").fill("xylophone")
+    page.keyboard.press("Enter")
+    expect(page.locator("#search-results")).to_contain_text("did not match any documents")
+
+
+# --- Ways through the book --------------------------------------------------------------------------------
+
+
+def test_next_leads_from_the_first_page_to_the_last_and_previous_back(reader):
+    page = reader(CHAPTERS[0])
+    expect(page.locator("a.left-prev")).to_have_count(0)
+    for before, name in pairwise(CHAPTERS):
+        page.locator("a.right-next").click()
+        page.wait_for_url(f"**/{name}.html")
+        assert page.locator("a.left-prev").evaluate("link => link.href").endswith(f"/{before}.html")
+    expect(page.locator("a.right-next")).to_have_count(0)
+    page.locator("a.left-prev").click()
+    page.wait_for_url(f"**/{CHAPTERS[-2]}.html")
+
+
+def test_the_sidebar_names_every_chapter_and_shows_where_one_is(reader):
+    page = reader("arrays")
+    links = page.locator("#pst-primary-sidebar nav a")
+    found = [Path(link.split("#")[0]).stem for link in links.evaluate_all("links => links.map(link => link.href)")]
+    assert found == CHAPTERS
+    here = page.locator("#pst-primary-sidebar nav a.current")
+    assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [
+        page.locator("article h1").evaluate(TITLE)
+    ]
+    links.nth(CHAPTERS.index("manual")).click()
+    page.wait_for_url("**/manual.html")
+
+
+TITLE = "h1 => h1.firstChild.textContent.trim()"
+IN_SIGHT = """(e) => {
+  const box = e.getBoundingClientRect();
+  const top = document.elementFromPoint(box.left + 5, box.top + box.height / 2);
+  return box.top >= 0 && box.bottom <= innerHeight && (e.contains(top) || e === top);
+}"""
+
+
+@pytest.mark.parametrize("screen", ["1280px", "360px"])
+def test_links_to_parts_of_this_page_bring_them_in_sight(reader, screen):
+    page = reader("collectives", **SCREENS[screen])
+    number = page.locator("article h2").count()
+    for at in (0, number // 2, number - 1):
+        if screen == "360px":
+            page.locator(".secondary-toggle:visible").first.click()
+        links = page.locator(".bd-toc a:visible, #pst-secondary-sidebar-modal a:visible")
+        expect(links).to_have_count(number)
+        links.nth(at).click()
+        expect(links.first).to_be_visible(visible=screen == "1280px")  # what was opened for this is closed again
+        heading = page.locator("article h2").nth(at)
+        page.wait_for_function(f"e => ({IN_SIGHT})(e)", arg=heading.element_handle())
+
+
+def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
+    page = reader("arrays", **SCREENS["360px"])
+    button = page.locator(".primary-toggle:visible").first
+    expect(button).to_have_accessible_name(re.compile(r"navigation|chapters|contents|sidebar", re.IGNORECASE))
+    link = page.get_by_role("link", name="One program per device").first
+    expect(link).to_be_hidden()
+    button.click()
+    expect(link).to_be_visible()
+    none(page.evaluate(TOO_WIDE))
+    page.keyboard.press("Escape")
+    expect(link).to_be_hidden()
+    expect(button).to_be_focused()
+    button.press("Enter")
+    expect(link).to_be_visible()
+    page.mouse.click(350, 400)  # beside it
+    expect(link).to_be_hidden()
+    button.click()
+    link.click()
+    page.wait_for_url("**/manual.html")
+    expect(page.get_by_role("link", name="One program per device").first).to_be_hidden()
+
+
+def test_the_sidebar_of_a_narrow_screen_has_a_button_that_closes_it(reader):
+    """Who has neither a keyboard nor a steady hand."""
+    page = reader("arrays", **SCREENS["360px"])
+    page.locator(".primary-toggle:visible").first.click()
+    sidebar = page.locator("dialog[open]")
+    expect(sidebar).to_be_visible()
+    sidebar.get_by_role("button", name=re.compile("close", re.IGNORECASE)).click()
+    expect(sidebar).to_have_count(0)
+
+
+def test_the_sidebar_of_a_wide_screen_can_be_put_away(reader):
+    page = reader("arrays")
+    link = page.locator("#pst-primary-sidebar nav a").first
+    expect(link).to_be_in_viewport()
+    page.locator(".bd-header-article .primary-toggle").click()
+    expect(link).not_to_be_in_viewport()
+    page.locator(".bd-header-article .primary-toggle").click()
+    expect(link).to_be_in_viewport()
+
+
+def test_the_first_key_leads_past_the_navigation(reader):
+    page = reader("arrays")
+    page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to main content")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
+
+
+SEEN_FOCUS = """async () => {
+  const e = document.activeElement;
+  if (!e || e === document.body) return "gone";
+  const box = e.getBoundingClientRect();
+  const style = getComputedStyle(e);
+  const seen = e.checkVisibility({ opacityProperty: true, visibilityProperty: true }) && box.width * box.height > 0;
+  const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+  const mark = ring || style.boxShadow !== "none" || style.textDecorationLine !== "none";
+  return seen && mark ? "" : `${e.outerHTML.slice(0, 150)}: ${seen ? "no mark of the focus" : "not to be seen"}`;
+}"""
+
+
+@pytest.mark.parametrize("screen", ["1280px", "360px"])
+def test_the_keyboard_is_always_somewhere_to_be_seen(reader, screen):
+    page = reader("collectives", reduced_motion="reduce", **SCREENS[screen])
+    unseen = set()
+    for _ in range(90):
+        page.keyboard.press("Tab")
+        where = page.evaluate(SEEN_FOCUS)
+        if where == "gone":
+            break
+        if where:
+            page.wait_for_timeout(250)  # some fade in
+            unseen.add(page.evaluate(SEEN_FOCUS))
+    none(unseen - {""})
+
+
+def test_a_missing_page_leads_back_to_the_book(reader, home):
+    page = reader("index")
+    answer = page.goto("no/such/page.html")
+    assert answer.status == 404
+    assert "text/html" in answer.headers["content-type"], "there is no 404.html"
+    page.locator("article").get_by_role("link").first.click()
+    page.wait_for_url(lambda url: url.rstrip("/") == home.rstrip("/") or url.endswith("/index.html"))
+    expect(page.locator("h1")).to_contain_text("One Program, Many Devices")
+
+
+def test_pages_have_an_icon_and_say_what_they_are_about(reader):
+    page = reader("index")
+    for name in ("index", "arrays"):
+        page.goto(f"{name}.html")
+        icons = page.locator('head link[rel~="icon"]').evaluate_all("links => links.map(link => link.href)")
+        assert icons, f"{name}: no icon, so browsers ask for favicon.ico in vain"
+        assert page.evaluate("async url => (await fetch(url)).ok", icons[0])
+        about = page.locator('head meta[name="description"]').evaluate_all("tags => tags.map(tag => tag.content)")
+        assert len(about) == 1 and 50 <= len(about[0]) <= 300, f"{name}: {about}"
+
+
+# --- What a chapter offers --------------------------------------------------------------------------------
+
+FOLDS = "article :is(.admonition, details):is(.dropdown, .solution, .hint)"
+
+
+def handle(fold):
+    return fold.locator(":scope > :is(summary, .admonition-title)")
+
+
+def inside(fold):
+    """What a fold hides: its last child that is no button."""
+    return fold.locator(":scope > :not(summary, button, .admonition-title)").last
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+@pytest.mark.parametrize("kind", ["hint", "solution"])
+def test_hints_and_solutions_unfold_and_fold(reader, kind, how):
+    page = reader("arrays")
+    folds = page.locator(f"article .dropdown.{kind}")
+    assert folds.count() >= 2
+    fold = folds.first
+    button = fold.locator(":scope > summary, :scope > button, :scope > .admonition-title button").first
+    press = (lambda: handle(fold).click()) if how == "pointer" else (lambda: button.press("Enter"))
+    expect(inside(fold)).to_be_hidden()
+    press()
+    expect(inside(fold)).to_be_visible()
+    expect(inside(folds.nth(1))).to_be_hidden()
+    press()
+    expect(inside(fold)).to_be_hidden()
+
+
+def test_what_a_fold_is_and_whether_it_is_open_is_said(reader):
+    page = reader("arrays")
+    fold = page.locator("article .dropdown.solution").first
+    button = fold.locator(":scope > summary, :scope > button, :scope > .admonition-title button").first
+    if button.evaluate("e => e.tagName") == "SUMMARY":
+        return  # browsers say it
+    expect(button).to_have_accessible_name(re.compile("solution", re.IGNORECASE))
+    expect(button).to_have_attribute("aria-expanded", "false")
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_hidden_code_unfolds(reader, how):
+    chapter = next(c for c in BOOK.chapters if "hide-input" in c.text and c.name != "writing")
+    page = reader(chapter.name)
+    fold = page.locator("article .tag_hide-input details").first
+    code = fold.locator("pre").first
+    expect(code).to_be_hidden()
+    (fold.locator("summary").click if how == "pointer" else lambda: fold.locator("summary").press("Enter"))()
+    expect(code).to_be_visible()
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+@pytest.mark.parametrize("name", ["arrays", "costs", "processes"])
+def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
+    page = reader(name, permissions=["clipboard-read", "clipboard-write"])
+    for number in (0, 3):
+        box = page.locator("article .cell_input").nth(number)
+        box.scroll_into_view_if_needed()
+        button = box.locator("button.copybtn")
+        if how == "pointer":
+            box.hover()
+            expect(button).to_have_css("opacity", "1")
+            button.click()
+        else:
+            button.focus()
+            expect(button).to_have_css("opacity", "1")
+            page.keyboard.press("Enter")
+        expect(button).to_have_accessible_name(re.compile("cop", re.IGNORECASE))
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied.strip() == BOOK.chapter(f"book/{name}.md").cells[number].source.strip()
+
+
+def test_buttons_for_colab_and_downloads_lead_there(reader):
+    page = reader("collectives")
+    page.context.route(re.compile("^https:"), lambda route: route.fulfill(body="there", content_type="text/plain"))
+    colab, notebook = WHERE.colab("collectives"), WHERE.notebook("collectives")
+
+    def leads_to(link, url):
+        expect(link).to_have_attribute("href", url)
+        asked = []
+        page.context.once("request", lambda request: asked.append(request.url))
+        if link.get_attribute("target") == "_blank":
+            with page.context.expect_page() as popup:
+                link.click()
+            popup.value.wait_for_load_state()
+            popup.value.close()
+        else:
+            link.click()
+            page.wait_for_url(url)
+            page.go_back()
+        assert asked == [url]
+
+    leads_to(page.get_by_role("link", name="Open in Colab"), colab)
+    leads_to(page.get_by_role("link", name="Download the notebook"), notebook)
+    rocket = page.locator(".btn-launch-colab")
+    expect(rocket).to_have_accessible_name(re.compile("Colab"))
+    leads_to(rocket, colab)
+    menu = page.locator(".dropdown-download-buttons")
+    menu.locator(":scope > :is(button, summary)").click()
+    leads_to(menu.locator("a.btn-download-notebook-button"), notebook)
+
+
+def test_the_menu_of_downloads_opens_by_keyboard_and_holds_the_source(reader):
+    page = reader("collectives")
+    menu = page.locator(".dropdown-download-buttons")
+    source = menu.locator("a.btn-download-source-button")
+    expect(source).to_be_hidden()
+    menu.locator(":scope > :is(button, summary)").press("Enter")
+    expect(source).to_be_visible()
+    text = page.request.get(source.evaluate("link => link.href")).text()
+    assert text == BOOK.chapter("book/collectives.md").text
+    page.keyboard.press("Escape")
+    expect(source).to_be_hidden()
+
+
+# --- Pictures in steps ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(reader):
+    """The first picture in steps of the chapter on collectives, with ways to look at it."""
+
+    def open_steps(**options):
+        page = reader("collectives", **options)
+        box = page.locator("[data-steps]").first
+        expect(box.get_by_role("status")).to_have_count(1)
+        box.scroll_into_view_if_needed()
+        return page, box, int(box.get_attribute("data-steps"))
+
+    return open_steps
+
+
+def shown(box):
+    return box.locator(":scope > figure").evaluate_all("all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])")
+
+
+def words(box, number):
+    svg = box.locator(":scope > figure").nth(number).locator("svg").first
+    return svg.evaluate("e => `${e.querySelector('title').textContent}. ${e.querySelector('desc').textContent}`")
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_steps_go_on_and_back_and_are_spoken(steps, how):
+    page, box, count = steps()
+    spoken = box.get_by_role("status")
+
+    def press(name):
+        button = box.get_by_role("button", name=name, exact=True)
+        if how == "pointer":
+            button.click()
+        else:
+            button.press("Enter")
+
+    assert shown(box) == [0] and not spoken.inner_text()
+    expect(box).to_have_attribute("role", "group")
+    expect(box).to_have_accessible_name(f"A picture of {count} frames")
+    for number in range(1, count):
+        press("Next")
+        assert shown(box) == [number]
+        expect(spoken).to_have_text(words(box, number))
+        expect(box).to_contain_text(f"{number + 1} of {count}")
+    last = box.get_by_role("button", name="Next")
+    expect(last).to_have_attribute("aria-disabled", "true")
+    press("Back")
+    assert shown(box) == [count - 2]
+    expect(spoken).to_have_text(words(box, count - 2))
+    press("All")
+    assert shown(box) == list(range(count))
+    press("One by one")
+    assert shown(box) == [count - 2]
+
+
+def test_steps_follow_the_arrow_keys_and_the_book_does_not(steps):
+    page, box, count = steps()
+    box.get_by_role("button", name="Next").focus()
+    for key, number in [
+        ("ArrowRight", 1),
+        ("End", count - 1),
+        ("ArrowRight", count - 1),
+        ("Home", 0),
+        ("ArrowLeft", 0),
+    ]:
+        page.keyboard.press(key)
+        assert shown(box) == [number]
+    assert page.url.endswith("/collectives.html")
+    box.get_by_role("button", name="All").press("Enter")
+    page.keyboard.press("ArrowRight")
+    assert shown(box) == list(range(count))
+
+
+def test_steps_play_to_the_end_and_can_be_paused(steps):
+    page, box, count = steps()
+    first, second, last = (box.locator(":scope > figure").nth(n) for n in (0, 1, count - 1))
+    box.get_by_role("button", name="Play").click()
+    expect(second).to_be_visible()
+    box.get_by_role("button", name="Pause").press("Enter")
+    (paused,) = shown(box)
+    expect(box.get_by_role("status")).to_have_text(words(box, paused))
+    page.wait_for_timeout(1500)  # longer than a frame stands
+    assert shown(box) == [paused]
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    box.get_by_role("button", name="Play").click()
+    expect(last).to_be_visible()
+    expect(box.get_by_role("button", name="Play")).to_be_visible()
+    expect(box.get_by_role("status")).to_have_text(words(box, count - 1))
+    box.get_by_role("button", name="Play").click()  # from the start
+    expect(first).to_be_visible()
+    assert shown(box) == [0]
+
+
+def test_who_wants_less_motion_steps_by_hand(steps):
+    page, box, count = steps(reduced_motion="reduce")
+    expect(box.get_by_role("button", name="Play")).to_have_count(0)
+    box.get_by_role("button", name="Next").click()
+    assert shown(box) == [1]
+    page.emulate_media(reduced_motion="no-preference")
+    expect(box.get_by_role("button", name="Play")).to_be_visible()
+
+
+# --- Without JavaScript, and on paper ---------------------------------------------------------------------
+
+COVERED = """all => all.filter((e) => !e.closest("details:not([open])"))
+  .filter((e) => !e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) || !e.clientWidth)
+  .map((e) => e.outerHTML.slice(0, 150))"""
+
+
+@pytest.mark.parametrize("screen", ["1280px", "360px"])
+def test_without_javascript_a_chapter_can_be_read(reader, screen):
+    page = reader("collectives", java_script_enabled=False, **SCREENS[screen])
+    article = page.locator("article")
+    for part in ("h1", "h2", "p", "pre"):
+        expect(article.locator(part).first).to_be_visible()
+    page.wait_for_timeout(3500)  # pictures in steps wait for their script, but not for ever
+    pictures = article.locator(':is(svg[role="img"], img)')
+    assert pictures.count() > 20 and pictures.evaluate_all(COVERED) == []
+    for fold in page.locator(FOLDS).all():
+        if fold.locator(":scope > summary").count():
+            fold.locator(":scope > summary").click()
+        expect(inside(fold)).to_be_visible()
+    useless = page.locator("button:visible").evaluate_all("all => all.map(e => e.cloneNode(false).outerHTML)")
+    assert not useless, f"without JavaScript these do nothing: {useless}"
+
+
+def test_without_javascript_a_reader_gets_around(reader):
+    page = reader("manual", java_script_enabled=False)
+    page.locator("a.right-next").click()
+    page.wait_for_url("**/collectives.html")
+    page.locator("#pst-primary-sidebar nav a").first.click()
+    page.wait_for_url("**/index.html")
+    page.set_viewport_size(SCREENS["360px"]["viewport"])
+    page.locator("article").get_by_role("link", name="An array can live on many devices").first.click()
+    page.wait_for_url("**/arrays.html")
+    page.locator("a.right-next").click()
+    page.wait_for_url("**/auto.html")
+    page.goto("search.html")
+    expect(page.locator("main")).to_contain_text(re.compile("(activate|needs?|requires?) JavaScript"))
+
+
+def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_press(reader):
+    page = reader("collectives")
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    expect(page.locator("h1:visible")).to_have_count(1)
+    for what in (
+        "#pst-primary-sidebar",
+        "#pst-secondary-sidebar",
+        ".bd-header",
+        ".bd-header-article",
+        ".prev-next-footer",
+        "article .run-it",
+        "button",
+        ".headerlink",
+    ):
+        seen = page.locator(f"{what}:visible").evaluate_all("all => all.map(e => e.cloneNode(false).outerHTML)")
+        assert not seen, f"on paper: {seen[:3]}"
+    for fold in page.locator(FOLDS).all():
+        expect(inside(fold)).to_be_visible()
+    expect(page.locator("article p").first).to_be_visible()
+    for box in page.locator("[data-steps]").all():
+        assert len(shown(box)) == int(box.get_attribute("data-steps"))
+    hidden = page.locator("article pre").evaluate_all(
+        "all => all.filter(e => !e.checkVisibility()).map(e => e.outerHTML.slice(0, 150))"
+    )
+    assert not hidden, f"code that paper lacks: {hidden}"
+    wait_until_dark(page, False)
+
+
+def test_paper_is_white_even_for_those_who_read_in_the_dark(reader):
+    page = reader("collectives", color_scheme="dark")
+    wait_until_dark(page)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert not page.evaluate(IS_DARK)
