@@ -20,6 +20,7 @@ from sphinx.errors import ExtensionError
 from bookbinder import address, execute, notebooks
 from bookbinder import book as books
 from bookbinder.progress import Lines
+from shardlab.explorer import SCRIPTS
 
 
 def setup(app):
@@ -29,6 +30,7 @@ def setup(app):
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
+    app.connect("html-page-context", _load_the_explorer)
     app.connect("build-finished", _name_dependencies)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
@@ -100,6 +102,14 @@ def _link_notebook(app, pagename, templatename, context, doctree):
             group["buttons"].insert(0, {"type": "link", "tooltip": "Download the notebook", **save_it})
     links = f'<a href="{escape(colab)}">Open in Colab</a> <a href="{escape(download)}">Download the notebook</a>'
     context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
+
+
+def _load_the_explorer(app, pagename, templatename, context, doctree):
+    """Only the page that has a part of the explorer on it loads its scripts."""
+    if 'data-explorer="' in context.get("body", ""):
+        app.add_css_file("explorer/explorer.css")
+        for name in SCRIPTS:
+            app.add_js_file(f"explorer/{name}", defer="defer")
 
 
 def _inline_math(translator, node):
