@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install what tests need from outside Python: Slurm, for the cluster chapter, and npm, for a renderer of Markdown.
+# Install what tests need from outside Python: Slurm, for the cluster chapter, npm, for a renderer of Markdown, and
+# Chromium, for the explorer.
 # Called by `make test`.
 # As root on Debian it installs what is missing. Elsewhere it says in one line what would be skipped; in CI the
 # tests that miss it fail.
@@ -7,7 +8,7 @@ set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
 missing=
-for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 npm:npm; do
+for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 npm:npm chromium:chromium; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;

@@ -8,6 +8,7 @@ chapter's source, which Colab cannot open; ours leads to the notebook.
 
 import json
 import platform
+import re
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,7 +21,6 @@ from sphinx.errors import ExtensionError
 from bookbinder import address, execute, notebooks
 from bookbinder import book as books
 from bookbinder.progress import Lines
-from shardlab.explorer import SCRIPTS
 
 
 def setup(app):
@@ -30,7 +30,7 @@ def setup(app):
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
-    app.connect("html-page-context", _load_the_explorer)
+    app.connect("html-page-context", _load_what_the_page_asks_for)
     app.connect("build-finished", _name_dependencies)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
@@ -104,12 +104,14 @@ def _link_notebook(app, pagename, templatename, context, doctree):
     context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
 
 
-def _load_the_explorer(app, pagename, templatename, context, doctree):
-    """Only the page that has a part of the explorer on it loads its scripts."""
-    if 'data-explorer="' in context.get("body", ""):
-        app.add_css_file("explorer/explorer.css")
-        for name in SCRIPTS:
-            app.add_js_file(f"explorer/{name}", defer="defer")
+def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
+    """Scripts and styles below book/static that an element of this page names: data-load="folder/a.css folder/b.js"."""
+    for names in dict.fromkeys(re.findall(r'data-load="([^"]*)"', context.get("body", ""))):
+        for name in names.split():
+            if name.endswith(".css"):
+                app.add_css_file(name)
+            else:
+                app.add_js_file(name, defer="defer")
 
 
 def _inline_math(translator, node):

@@ -9,20 +9,18 @@ import json
 from dataclasses import dataclass
 from html import escape
 
-import numpy as np
 from jax.sharding import NamedSharding
 
 from shardlab import cost
-from shardlab.draw import PALETTE, Picture, draw
+from shardlab.draw import PALETTE, Picture, _ink, draw
 from shardlab.layout import _itemsize, _short, describe, index_text
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
 
 SCRIPTS = ("layout.js", "draw.js", "matmul.js", "fit.js", "parts.js", "explorer.js")  # in the order of loading
+_FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
-JAX_NAMES = {
-    "f32": "float32", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8", "fp4": "float4_e2m1fn", "int4": "int4",
-}  # fmt: skip
+PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, as JAX calls them
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
 OWN = "own"
 
@@ -46,9 +44,13 @@ class Part:
     def _repr_html_(self):
         blob = json.dumps(data()).replace("<", "\\u003c")
         return (
-            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}">'
+            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
             f"<template>{self.form}{_OUTPUT}</template>{self.picture.html}</div>"
-            + (f'<script type="application/json" class="explorer-data">{blob}</script>' if self.name == "layout" else "")
+            + (
+                f'<script type="application/json" class="explorer-data">{blob}</script>'
+                if self.name == "layout"
+                else ""
+            )
         )
 
     def __repr__(self):
@@ -62,8 +64,9 @@ def data():
         "network_bytes_per_second", "network_seconds",
     )  # fmt: skip
     return {
+        "palette": [[colour, _ink(colour)] for colour in PALETTE],
         "dtypes": {name: [_itemsize(name), _short(name)] for name in DTYPES},
-        "bytes": {name: [size, JAX_NAMES[name]] for name, size in cost.BYTES.items()},
+        "bytes": {name: [cost.BYTES[name], dtype] for name, dtype in PRECISIONS.items()},
         "chips": {
             name: {
                 "flops_per_second": dict(chip.flops_per_second),
@@ -193,7 +196,7 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     """
     shapes = {"A": sizes[:2], "B": sizes[1:], "C": (sizes[0], sizes[2])}
     held = {
-        name: describe(NamedSharding(mesh, spec), shape, JAX_NAMES[dtype])
+        name: describe(NamedSharding(mesh, spec), shape, PRECISIONS[dtype])
         for (name, shape), spec in zip(shapes.items(), (a, b, c), strict=True)
     }
     rows = [(name, str(layout)) for name, layout in held.items()]
@@ -203,9 +206,11 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
         named = of if of != "C" else "the result"
         product += "".join(_cut(f"{of.lower()}{i}", f"{named}: {dim} cut along", 1) for i, dim in enumerate(dims))
-    chips = _select("chip", "Chip", cost.CHIPS) + _select("dtype", "Precision", cost.BYTES)
+    chips = _select("chip", "Chip", cost.CHIPS) + _select("dtype", "Precision", PRECISIONS)
     groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K]": product, "Hardware": chips}
-    return Part("matmul", start, _form("Product of matrices", groups), _picture(draw(**held), ("array", "layout"), rows))
+    return Part(
+        "matmul", start, _form("Product of matrices", groups), _picture(draw(**held), ("array", "layout"), rows)
+    )
 
 
 def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):

@@ -1,7 +1,6 @@
 // What a training step holds and takes on each chip: shardlab.cost.training_memory and step_cost, with their defaults.
 //   case: { model: { layers, d_model, ... }, chip, chips, batch, sequence, data, fsdp, tensor, remat }
 (function (explorer) {
-"use strict";
 const { max, min, floor, ceil } = Math;
 
 function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, remat }) {
@@ -16,18 +15,17 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
       `${heads} that divides ${kv} or is a multiple of it`);
   }
 
-  // Numbers of parameters, and of what a layer keeps of a token.
-  const [attention, mlp] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f];
+  const [attention, mlp] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f]; // parameters of a layer
   const parameters = layers * (attention + mlp + 2 * d) + (tied ? 1 : 2) * vocab * d + d;
   const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
-  const kept = {
-    none: 2 * d + 2 * queries + 2 * keys + 2 * d + (ins + 1 + (gated ? 1 : 0)) * f,
-    matmuls: queries + 2 * keys + d + ins * f + d,
+  const kept = { // numbers that a layer keeps of a token
+    none: 4 * d + 2 * queries + 2 * keys + 2 * ins * f,
+    matmuls: queries + 2 * keys + 2 * d + ins * f,
     mlp: ins * f + d,
     block: d,
   };
   const tokens = batch / (data * fsdp); // of a tensor group
-  const cut = parameters / (fsdp * tensor);
+  const [whole, cut] = [parameters / tensor, parameters / (fsdp * tensor)];
   const memory = { // bf16, but for moments and logits
     parameters: 2 * cut,
     gradients: 2 * cut,
@@ -37,22 +35,19 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
     gathered: fsdp > 1 ? 4 * (attention + mlp) / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   };
-  const held = Object.values(memory).reduce((all, part) => all + part, 0);
+  const held = Object.values(memory).reduce((all, part) => all + part);
 
-  // Operations, and traffic with the memory.
   const scores = 4 * sequence * heads * head_dim;
   const forwards = (tokens / tensor) * (2 * (layers * (attention + mlp) + vocab * d) + layers * scores);
   const again = { none: 0, matmuls: scores, mlp: 2 * attention + scores, block: 2 * attention + 2 * mlp + scores };
   const flops = 3 * forwards + (tokens / tensor) * layers * again[remat];
-  const whole = parameters / tensor;
-  const passes = ((remat === "block" ? 3 : 2) + 1) * 2 * whole;
-  const update = 2 * (memory.parameters + memory.moments) + memory.gradients;
+  const traffic = (remat === "block" ? 8 : 6) * whole + 22 * cut + 2 * memory.activations;
 
   // For each axis: how often each kind runs, twice for a sum, and the bytes of all its arrays.
   const pairs = layers * (4 + { none: 0, matmuls: 0, mlp: 1, block: 2 }[remat]) + 2;
   const moves = {
-    data: [[2, layers, whole * 2 / fsdp]],
-    fsdp: [[1, 2 * layers, 2 * whole * 2], [1, layers, whole * 2]],
+    data: [[2, layers, 2 * cut]],
+    fsdp: [[1, 2 * layers, 4 * whole], [1, layers, 2 * whole]],
     tensor: [[2, pairs, pairs * tokens * d * 2]],
   };
   const sizes = { data, fsdp, tensor };
@@ -62,7 +57,7 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
   const stride = { tensor: 1, fsdp: tensor, data: tensor * fsdp };
   const [seconds, sent] = [{
     compute: flops / chip.flops_per_second.bf16,
-    hbm: (passes + update + 2 * memory.activations) / chip.hbm_bytes_per_second,
+    hbm: traffic / chip.hbm_bytes_per_second,
   }, {}];
   for (const [axis, kinds] of Object.entries(moves)) {
     const inner = min(sizes[axis], max(floor(node / stride[axis]), 1));

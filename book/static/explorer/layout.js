@@ -1,10 +1,10 @@
 // Which device holds what: `shardlab.layout.describe`, with JAX's own verdicts. Case in, answer out.
 //   case: { mesh: [["x", 2], ["y", 4]], shape: [8, 16], spec: [["x"], ["y"]], dtype: "float32" }
 (function (explorer) {
-"use strict";
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const times = (n, make) => Array.from({ length: n }, (_, i) => make(i));
-const count = (n, noun, plural) => `${n.toLocaleString("en-US")} ${n === 1 ? noun : plural || noun + "s"}`;
+const plain = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 1 });
+const count = (n, noun, plural = `${noun}s`) => `${plain(n)} ${n === 1 ? noun : plural}`;
 
 // As Python writes them.
 const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
@@ -24,32 +24,24 @@ function refusal({ mesh, shape, spec }) {
   if (twice.length) {
     return {
       kind: "duplicate", jax: `has duplicate entries for ${twice.map((axis) => `\`${axis}\``).join(", ")}`,
-      words: `${specText(spec)} names ${twice.join(" and ")} twice. An axis of the mesh can cut one dimension, once.`,
+      words: `${specText(spec)} names ${twice.join(" and ")} twice; an axis can cut one dimension, once.`,
     };
   }
   const unknown = named.find((axis) => !(axis in sizes));
-  if (unknown !== undefined) {
-    return {
-      kind: "unknown", axis: unknown, jax: `Resource axis: ${unknown} of `,
-      words: `${specText(spec)} names ${unknown}, but the mesh has the axes ${Object.keys(sizes).join(", ")}.`,
-    };
-  }
-  if (spec.length > shape.length) {
-    return {
-      kind: "rank", rank: shape.length, entries: spec.length,
-      jax: `is only valid for values of rank at least ${spec.length}, but was applied to a value of rank ${shape.length}`,
-      words: `${specText(spec)} has ${spec.length} entries, but the array has ${count(shape.length, "dimension")}.`,
-    };
+  if (unknown) return { kind: "unknown", jax: `Resource axis: ${unknown} of `, words: `The mesh has no ${unknown}.` };
+  const [entries, rank] = [spec.length, shape.length];
+  if (entries > rank) {
+    const jax = `is only valid for values of rank at least ${entries}, but was applied to a value of rank ${rank}`;
+    return { kind: "rank", jax, words: "The spec is longer than the shape." };
   }
   const dim = spec.findIndex((cut, i) => shape[i] % parts(sizes, cut));
   if (dim < 0) return null;
   const [size, n] = [shape[dim], parts(sizes, spec[dim])];
   return {
-    kind: "uneven", dim, size, parts: n,
+    kind: "uneven",
     jax: `array axis ${dim} is partitioned ${n} times, but the dimension size is ${size}`,
-    words: `Dimension ${dim} has ${count(size, "element")}, and ${along(spec[dim])} cuts it into ${n} pieces; but ` +
-      `${size} = ${Math.floor(size / n)} · ${n} + ${size % n}. Use a multiple of ${n}, such as ` +
-      `${Math.ceil(size / n) * n}, or leave this dimension uncut.`,
+    words: `Dimension ${dim} has size ${size}, and ${along(spec[dim])} cuts it into ${n} pieces, which leaves ` +
+      `${size % n} over. Use a multiple of ${n}, such as ${Math.ceil(size / n) * n}.`,
   };
 }
 
@@ -92,22 +84,18 @@ function layout(given) {
   };
 }
 
-function meshCode(mesh) {
-  return `mesh = jax.make_mesh(\n    ${tuple(mesh.map(([, size]) => size))}, ` +
-    `${tuple(mesh.map(([name]) => quoted(name)))},\n    axis_types=(AxisType.Auto,) * ${mesh.length},\n)`;
-}
+const meshCode = (mesh) => `mesh = jax.make_mesh(
+    ${tuple(mesh.map(([, size]) => size))}, ${tuple(mesh.map(([name]) => quoted(name)))},
+    axis_types=(AxisType.Auto,) * ${mesh.length},
+)`;
 
-function layoutCode({ mesh, shape, spec, dtype }) {
-  return [
-    "import jax",
-    "import jax.numpy as jnp",
-    "from jax.sharding import AxisType, NamedSharding, PartitionSpec as P",
-    "",
-    meshCode(mesh),
-    `sharding = NamedSharding(mesh, ${specText(spec)})`,
-    `x = jax.device_put(jnp.zeros(${tuple(shape)}, jnp.${dtype}), sharding)`,
-  ].join("\n");
-}
+const layoutCode = ({ mesh, shape, spec, dtype }) => `import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-Object.assign(explorer, { layout, refusal, meshCode, specText, indexText, tuple, quoted, count, product, times });
+${meshCode(mesh)}
+sharding = NamedSharding(mesh, ${specText(spec)})
+x = jax.device_put(jnp.zeros(${tuple(shape)}, jnp.${dtype}), sharding)`;
+
+Object.assign(explorer, { layout, refusal, meshCode, specText, indexText, tuple, count, plain, product, times });
 })((window.explorer = window.explorer || {}));
