@@ -4,11 +4,14 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from itertools import permutations, product
 from math import prod
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import jax
 import numpy as np
@@ -142,7 +145,7 @@ def jax_layout(case):
     except Exception as error:
         return type(error).__name__, str(error)
     return (
-        {device.id: [list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)] for device, index in held.items()},
+        {d.id: [list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)] for d, index in held.items()},
         list(sharding.shard_shape(shape)),
     )  # fmt: skip
 
@@ -411,8 +414,12 @@ def test_the_code_of_a_product_sends_what_was_said(bare):
         c for c in cases if c["dtype"] in ("bf16", "int8") and c["chip"] in ("v4", "v5p", "H100") and not refused(c)
     ]
     chance, kinds = random.Random(7), Counter()
-    cases = chance.sample(cases, 60)
-    for case, answer in zip(cases, solve(bare, "matmul", cases), strict=True):
+    solved = list(zip(cases, solve(bare, "matmul", cases), strict=True))
+    chance.shuffle(solved)
+    sampled = {}  # a dozen of everything that is sent
+    for case, answer in solved:
+        sampled.setdefault(str(sorted(kind for kind, _ in answer["collectives"])), []).append((case, answer))
+    for case, answer in [pair for pairs in sampled.values() for pair in pairs[:12]]:
         # The CPU's compiler sends sums in bfloat16 as float32: so does the whole program here, with twice the bytes.
         wide = 2 if case["dtype"] == "bf16" else 1
         names = run(answer["code"].replace("jnp.bfloat16", "jnp.float32"))
@@ -443,7 +450,8 @@ def fit_cases():
             else:
                 kv = chance.choice((1, 2, 3, 4, 8))
                 model = {
-                    "layers": chance.randrange(1, 100), "d_model": chance.randrange(64, 9000), "d_ff": chance.randrange(64, 30_000),
+                    "layers": chance.randrange(1, 100), "d_model": chance.randrange(64, 9000),
+                    "d_ff": chance.randrange(64, 30_000),
                     "heads": kv * chance.choice((1, 2, 4, 8)) + (chance.random() < 0.05), "kv_heads": kv,
                     "head_dim": chance.choice((64, 100, 128)), "vocab": chance.randrange(100, 200_000),
                     "gated": chance.random() < 0.5, "tied": chance.random() < 0.5,
@@ -498,3 +506,207 @@ def test_steps_take_what_shardlab_cost_says(bare):
         assert (answer["fits"], answer["bound"]) == (bool(step.fits), str(step.bound)), case
         kinds.update([answer["bound"], answer["fits"]])
     assert len(cases) > 900 and min(kinds.values()) >= 8 and len(kinds) == 10, kinds
+
+
+# --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """The chapter's page as `make chapter` builds it."""
+    command = [sys.executable, "-m", "bookbinder", "chapter", "book/explorer.md"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return ROOT / "_build" / "chapter" / "_build" / "html" / "explorer.html"
+
+
+@pytest.fixture
+def visit(browser, chapter):
+    """Opens the page from its file, perhaps with an address; what fails in the explorer's scripts fails the test."""
+    errors, contexts = [], []
+
+    def open_page(address="", **how):
+        contexts.append(browser.new_context(**how))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
+        page.goto(chapter.as_uri() + address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if "/explorer/" in error]
+
+
+def words(page, part="layout"):
+    return page.locator(f"[data-explorer={part}] .explorer-words").inner_text()
+
+
+def control(page, label, part="layout"):
+    """The control that a screen reader calls so."""
+    box = page.locator(f"[data-explorer={part}]")
+    select, number, text = (
+        box.get_by_role(role, name=label, exact=True) for role in ("combobox", "spinbutton", "textbox")
+    )
+    return select.or_(number).or_(text)
+
+
+def test_scripts_and_styles_are_small_and_nothing_is_inline():
+    files = list(STATIC.iterdir())
+    assert sorted(file.name for file in files) == sorted([*explorer.SCRIPTS, "explorer.css"])
+    assert sum(file.stat().st_size for file in files) <= 40 * 1024
+    text = "".join(file.read_text() for file in files)
+    assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
+
+
+def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(browser, bare, tmp_path):
+    body = Path(unquote(urlsplit(bare.url).path)).read_text()
+    policy = "default-src 'none'; script-src file:; style-src 'unsafe-inline'"
+    strict = tmp_path / "strict.html"
+    strict.write_text(body.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>'))
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(strict.as_uri())
+    assert page.locator("[data-explorer] form").count() == 3 and "8 tiles" in words(page)
+    assert {urlsplit(url).scheme for url in asked} == {"file"}
+    page.close()
+
+
+def test_the_page_starts_with_what_its_cells_say(visit):
+    plain, page = visit(java_script_enabled=False), visit()
+    for part in ("layout", "matmul", "fit"):
+        static = BeautifulSoup(plain.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
+        static.template.extract()
+        live = BeautifulSoup(page.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
+        if part != "fit":
+            assert [shapes(svg) for svg in static.select("svg")] == [shapes(svg) for svg in live.select("svg")]
+        else:
+            before, after = (soup.select("rect") for soup in (static, live))
+            widths = [[float(rect["width"]) for rect in rects] for rects in (before, after)]
+            assert widths[0] == pytest.approx(widths[1], abs=0.06)
+        assert static.table and plain.locator(f"[data-explorer={part}] svg").first.is_visible()
+    assert plain.locator("[data-explorer] form").count() == 0
+    assert "4.57 ms" in words(page, "matmul") and "does not fit" in words(page, "fit")
+    drawn = page.locator("[data-explorer=layout] tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in drawn][6] == ["device 6", "[4:8, 8:12]", "1 of 1", "64"]
+
+
+def test_everything_can_be_reached_and_changed_by_keyboard(visit):
+    page = visit()
+    control(page, "Axes").focus()
+    seen = []
+    for _ in range(18):
+        seen.append(page.evaluate("document.activeElement.name || document.activeElement.tagName"))
+        page.keyboard.press("Tab")
+    assert seen[:11] == [
+        "axes", "name0", "size0", "name1", "size1", "dims", "dtype", "dim0", "cut0", "dim1", "cut1",
+    ]  # fmt: skip
+    assert seen[-3:] == ["link", "code", "again"]
+    control(page, "Dimension 0 is cut along").focus()
+    page.keyboard.press("ArrowDown")  # from x to y: now twice
+    assert "duplicate entries for `y`" in words(page) and 'P("y", "y")' in words(page)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    assert words(page).startswith('P(None, "y")') and "2 copies" in words(page)
+    control(page, "Dimension 0, size").focus()
+    page.keyboard.press("ArrowUp")
+    assert "(9, 4)" in words(page)
+    control(page, "Axis 2, name").fill("model")
+    assert (
+        words(page).startswith('P(None, "model")')
+        and "@model" in page.locator("code").filter(has_text="f32[9").inner_text()
+    )
+    control(page, "Axis 2, devices").fill("")
+    assert words(page).startswith("Axis 2, devices:")
+    control(page, "Axis 2, devices").fill("64")
+    assert "128 devices" in words(page)
+    control(page, "Dimensions").select_option("0")
+    control(page, "Axis 2, devices").fill("4")
+    assert "1 tile of ()" in words(page)
+    page.keyboard.press("Enter")  # sends no form
+    assert page.url.split("#")[0].endswith("explorer.html") and "1 tile of ()" in words(page)
+    live = page.locator(".explorer-words").evaluate_all("all => all.map((p) => p.getAttribute('aria-live'))")
+    assert live == ["polite"] * 3
+    assert page.locator("[data-explorer] :is(input, select)").evaluate_all(
+        "all => all.every((c) => c.labels.length === 1)"
+    )
+
+
+def test_the_address_holds_the_state_and_history_goes_back(visit):
+    page = visit()
+    control(page, "Dimension 0 is cut along").select_option("x.y")
+    assert page.url.endswith("#layout?mesh=x:2,y:4&shape=8,16&spec=x.y,y&dtype=float32")
+    control(page, "Dimension 1 is cut along").select_option("-")
+    control(page, "Result: I cut along", "matmul").select_option("x")
+    assert "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
+    assert "reduce-scatter" in words(page, "matmul")
+    control(page, "Model", "fit").select_option("own")
+    assert "layers=32" in page.url and control(page, "vocab", "fit").is_visible()
+    control(page, "Tokens in a batch", "fit").fill("131072")
+    page.keyboard.press("Tab")
+    assert "this fits" in words(page, "fit")
+    page.go_back()
+    assert "does not fit" in words(page, "fit")
+    page.go_back()
+    page.go_back()
+    assert "all-reduce" in words(page, "matmul") and words(page).startswith('P(("x", "y"), None)')
+    page.go_back()
+    assert "duplicate" in words(page)
+    page.go_back()
+    assert words(page).startswith('P("x", "y")') and "#" not in page.url
+    page.go_forward()
+    page.go_forward()
+    shared = page.url
+    page.reload()
+    assert words(page).startswith('P(("x", "y"), None)')
+    assert words(visit(shared[shared.index("#") :])).startswith('P(("x", "y"), None)')
+    page.get_by_role("button", name="Start again").first.click()
+    assert words(page).startswith('P("x", "y")')
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”"),
+        ("#layout?mesh=x:8,y:16", "this mesh has 128 devices"),
+        ("#layout?mesh=x:2,x:2", "two axes have the same name"),
+        ("#layout?mesh=a b:2", "cannot be “a b”"),
+        ("#layout?spec=w,-", "cannot be “w”"),
+        ("#layout?shape=8,8,8,8", "“shape” has too many entries"),
+        ("#layout?shape=8,1.5", "“Dimension 1, size” cannot be “1.5”"),
+        ("#layout?dtype=<img src=x>", "cannot be “<img src=x>”"),
+        ("#layout?colour=red", "“colour” is not known"),
+        ("#layout?", "“” is not known"),
+        ("#layout?mesh=%E0%A4%A", "URI"),
+        ("#nothing?a=b", "there is no part “nothing”"),
+    ],
+)
+def test_an_address_that_asks_for_what_is_not_there_gets_a_word(visit, address, word):
+    page = visit(address)
+    assert words(page).startswith("The address is left aside: ") and word in words(page)
+    assert words(page).endswith("8 devices, 64 bytes each. 512 bytes in all; the array has 512.")
+    assert page.locator("[data-explorer] img").count() == 0
+
+
+def test_links_are_copied_and_told(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").nth(2).click()
+    said = page.locator("[data-explorer=fit] [role=status]")
+    said.filter(has_text="ink").wait_for()
+    assert "#fit?model=llama-3-8b&chip=v5e&chips=16" in page.url
+    if said.inner_text() == "Link copied":
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
+    else:
+        assert said.inner_text() == "The link is in the address bar"
+    page.get_by_role("button", name="Copy code").first.click()
+    page.locator("[data-explorer=layout] [role=status]").filter(has_text="ode").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_narrow_screens(visit, width):
+    page = visit("#layout?mesh=x:4,y:4,z:4&shape=64,64,8&spec=x,y.z,-", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("[data-explorer] :is(input, select, button):visible").evaluate_all(
+        "all => all.map((c) => c.getBoundingClientRect()).map((b) => [b.left, b.right, b.height])"
+    )
+    assert all(0 <= left < right <= width and height >= 24 for left, right, height in boxes) and len(boxes) > 40

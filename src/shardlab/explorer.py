@@ -42,10 +42,11 @@ class Part:
     picture: Picture
 
     def _repr_html_(self):
+        output = _OUTPUT if self.name != "fit" else _OUTPUT.replace(_COPY_CODE, "")  # it has no program
         blob = json.dumps(data()).replace("<", "\\u003c")
         return (
             f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
-            f"<template>{self.form}{_OUTPUT}</template>{self.picture.html}</div>"
+            f"<template>{self.form}{output}</template>{self.picture.html}</div>"
             + (
                 f'<script type="application/json" class="explorer-data">{blob}</script>'
                 if self.name == "layout"
@@ -84,9 +85,10 @@ def data():
 
 # --- Controls ----------------------------------------------------------------------------------------------------
 
+_COPY_CODE = '<button type="button" name="code">Copy code</button>'
 _OUTPUT = (
     '<p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div><div class="explorer-bar">'
-    '<button type="button" name="link">Copy link</button><button type="button" name="code">Copy code</button>'
+    f'<button type="button" name="link">Copy link</button>{_COPY_CODE}'
     '<button type="button" name="again">Start again</button><span role="status"></span></div>'
 )
 
@@ -204,7 +206,7 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{cuts}&chip={chip}&dtype={dtype}"
     product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
-        named = of if of != "C" else "the result"
+        named = of if of != "C" else "Result"
         product += "".join(_cut(f"{of.lower()}{i}", f"{named}: {dim} cut along", 1) for i, dim in enumerate(dims))
     chips = _select("chip", "Chip", cost.CHIPS) + _select("dtype", "Precision", PRECISIONS)
     groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K]": product, "Hardware": chips}

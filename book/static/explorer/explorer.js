@@ -37,7 +37,7 @@ function arrange({ form: { elements }, form }) {
 function put(widget, values) {
   const before = get(widget);
   const set = (to) => {
-    for (let pass = 0; pass < 2; pass++) { // cuts when their axes are there
+    for (let pass = 0; pass < 2; pass++) { // cuts last
       for (const control of controls(widget)) control.value = to[control.name] ?? control.value;
       arrange(widget);
     }
@@ -77,7 +77,6 @@ function decode(widget, text) {
   put(widget, values);
 }
 
-// Show what the controls say; whether they could be read.
 function show(widget, words = "") {
   arrange(widget);
   const bad = controls(widget).find((control) => !hidden(control) && !control.validity.valid);
@@ -131,7 +130,7 @@ function build(box) {
   widgets[name] = widget;
 }
 
-// What the address asks for; if that cannot be, it is left aside with a word.
+// What the address asks for, or a word.
 function follow() {
   const [, name, text] = location.hash.match(/^#(\w+)\?(.*)$/s) || [];
   if (!name) return;

@@ -1,4 +1,4 @@
-// What a training step holds and takes on each chip: shardlab.cost.training_memory and step_cost, with their defaults.
+// What a training step holds and takes on each chip: shardlab.cost.step_cost.
 //   case: { model: { layers, d_model, ... }, chip, chips, batch, sequence, data, fsdp, tensor, remat }
 (function (explorer) {
 const { max, min, floor, ceil } = Math;
@@ -62,7 +62,7 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
   for (const [axis, kinds] of Object.entries(moves)) {
     const inner = min(sizes[axis], max(floor(node / stride[axis]), 1));
     const outer = ceil(sizes[axis] / inner);
-    // Axes of a torus: one for each that is cut, or a share; those left over go to the first.
+    // Axes of a torus: one for each that is cut, or a share; the first gets what is left.
     const has = chip.torus.length;
     const torus = min(has / max(many, 1), 1) + (axis === first ? max(has - many, 0) : 0);
     const hops = has ? max(torus, 1) * (inner ** (1 / max(torus, 1)) / 2) * (inner > 1) : inner - 1;

@@ -1,7 +1,6 @@
 // A[I, J] · B[J, K] in pieces: which collectives it takes, what all costs, and the program.
 //   case: { mesh: [["x", 8]], sizes: [I, J, K], a: [[], ["x"]], b: [["x"], []], c: [[], []], chip: "v5p", dtype: "bf16" }
-// Along each mesh axis the product is cut along I, J or K, or not at all (""). The four cases of the book say which of
-// these come into question; of the plans that are left the fastest is taken, as shardlab.cost counts.
+// Each mesh axis cuts the product along I, J or K, or not (""): the four cases say which may be, the fastest is taken.
 (function (explorer) {
 const { meshCode, product, refusal, specText, tuple } = explorer;
 const TWICE = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
@@ -14,7 +13,7 @@ function time(kind, sent, n, chip) {
   return Math.max(sent / (ring ? 2 : 1) / chip.link_bytes_per_second, hops * chip.link_seconds);
 }
 
-// What an axis cuts in A, B and C decides the case, and how the product may be cut along it.
+// The case of an axis, from what it cuts in A, B and C; and how it may cut the product.
 function choose(a, b, c) {
   if (a === "J" && b === "J") return [2, ["J"]];
   if (a === "I" && b === "K") return [4, ["I", "K"]];
@@ -127,7 +126,7 @@ function matmulCode({ mesh, sizes: [I, J, K], a, b, c, dtype }, { steps }) {
       slice: `dynamic_slice_in_dim(\n        ${v}, lax.axis_index("${axis}") * ${size}, ${size}, axis=${d}\n    )`,
     }[kind]}`;
   });
-  // JAX cannot tell that what was gathered is the same everywhere.
+  // JAX cannot tell that what was gathered is the same.
   const unproved = [...varying.C].some((axis) => !c.flat().includes(axis));
   const array = (shape) => `jax.ShapeDtypeStruct(${tuple(shape)}, jnp.${explorer.data.bytes[dtype][1]})`;
   return `import jax

@@ -1,4 +1,4 @@
-// The three parts: what the address calls their controls, what is asked of the formulas, how the answer is shown.
+// The three parts: what the address calls their controls, and how their answers are shown.
 (function (explorer) {
 const { drawLayout, figure, h, indexText, plain, product, specText, text, tile, times } = explorer;
 
