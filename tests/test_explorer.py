@@ -201,14 +201,14 @@ def shapes(svg):
 
 def test_pictures_are_those_of_shardlab_draw(bare):
     solved = zip(layout_cases(), solve(bare, "layout", layout_cases()), strict=True)
-    cases = [case for case, answer in solved if "error" not in answer and all(case["shape"])][::3]
+    cases = [case for case, answer in solved if "error" not in answer and all(case["shape"])][::6]
     drawn = bare.evaluate("cases => cases.map((c) => explorer.drawLayout(explorer.layout(c)).outerHTML)", cases)
     for case, html in zip(cases, drawn, strict=True):
         layout = describe(NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])), case["shape"], case["dtype"])
         mine, theirs = (BeautifulSoup(text, "html.parser").figure for text in (html, draw(layout).html))
         assert shapes(mine.svg) == shapes(theirs.svg), case
         assert mine.figcaption.get_text() == theirs.figcaption.get_text()
-    assert len(cases) > 300
+    assert len(cases) > 150
 
 
 def run(code):
@@ -601,7 +601,7 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
     assert seen[:11] == [
         "axes", "name0", "size0", "name1", "size1", "dims", "dtype", "dim0", "cut0", "dim1", "cut1",
     ]  # fmt: skip
-    assert seen[-3:] == ["link", "code", "again"]
+    assert seen[seen.index("link") :][:3] == ["link", "code", "again"]
     control(page, "Dimension 0 is cut along").focus()
     page.keyboard.press("ArrowDown")  # from x to y: now twice
     assert "duplicate entries for `y`" in words(page) and 'P("y", "y")' in words(page)
