@@ -1,20 +1,26 @@
 #!/bin/sh
-# Take the picture of a page that README.md shows. Needs Chromium, and the site built by `make book`.
-#   scripts/screenshot.sh [FILE [TOP]]    by default book/static/page.png, from 5670 px down
+# Take the pictures that are kept in the repository. Needs Chromium, and the site built by `make book`.
+#   scripts/screenshot.sh [TOP]    book/static/page.png, which README.md shows, from TOP (5670) px down the page,
+#                                  and book/static/card.png, which others show with a link, from scripts/card.svg
 set -eu
 cd "$(dirname "$0")/.."
-out=${1:-book/static/page.png}
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
   { echo "screenshot: no Chromium found on PATH; install chromium" >&2; exit 1; }
 profile=$(mktemp -d)
 trap 'rm -rf "$profile"' EXIT
-"$browser" --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
-  --user-data-dir="$profile" --window-size=1240,8000 --virtual-time-budget=4000 \
-  --screenshot="$out" "file://$PWD/_build/html/arrays.html" 2>/dev/null
-# The part with the first sharded array, in few colours, so that a picture in the repository stays small.
+shoot() { # FILE WIDTH,HEIGHT ADDRESS
+  "$browser" --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
+    --user-data-dir="$profile" --window-size="$2" --virtual-time-budget=4000 --screenshot="$1" "$3" 2>/dev/null
+}
+shoot book/static/page.png 1240,8000 "file://$PWD/_build/html/arrays.html"
+shoot book/static/card.png 1200,630 "file://$PWD/scripts/card.svg"
+# Of the page the part with the first sharded array; both in few colours, so that pictures in the repository stay small.
 .venv/bin/python -c "
 import sys
 from PIL import Image
-page = Image.open(sys.argv[1]).convert('RGB')
-page.crop((240, int(sys.argv[2]), page.width - 200, int(sys.argv[2]) + 880)).quantize(224, dither=Image.Dither.NONE).save(sys.argv[1], optimize=True)
-print(sys.argv[1], Image.open(sys.argv[1]).size)" "$out" "${2:-5670}"
+top = int(sys.argv[1])
+for name, box in (('page', (240, top, 1040, top + 880)), ('card', (0, 0, 1200, 630))):
+    file = f'book/static/{name}.png'
+    picture = Image.open(file).convert('RGB').crop(box).quantize(224, dither=Image.Dither.NONE)
+    picture.save(file, optimize=True)
+    print(file, picture.size)" "${1:-5670}"

@@ -77,6 +77,15 @@ class Chapter:
             raise BookError(self.path, line, message)
         return floor[1]
 
+    @property
+    def devices(self):
+        """On what the chapter runs, in words: "8 emulated devices", "8 processes"; "" if its cells do not say."""
+        for cell in self.cells:
+            found = re.search(r"^(?:\w+ = )?(emulate|start)\((\d+)", cell.source, re.MULTILINE)
+            if found:
+                return f"{found[2]} {'emulated devices' if found[1] == 'emulate' else 'processes'}"
+        return ""
+
     @cached_property
     def notebook(self):
         """The chapter as a notebook (nbformat), read just as Jupyter Book reads it."""

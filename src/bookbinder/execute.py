@@ -170,6 +170,11 @@ class Outputs:
         record = self._record(chapter)
         return f"{record.hashkey} {record.created}" if record else None
 
+    def day(self, chapter):
+        """The day on which a chapter ran, such as "2026-11-21"; "" if it has not."""
+        record = self._record(chapter)
+        return f"{record.created:%Y-%m-%d}" if record else ""
+
     def keep(self, chapter, notebook, seconds, now):
         """Keep an executed notebook, with the fingerprint of what it was made from."""
         from jupyter_cache.base import CacheBundleIn

@@ -18,7 +18,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 
-from bookbinder import address, execute, notebooks
+from bookbinder import address, execute, notebooks, pages
 from bookbinder import book as books
 from bookbinder.progress import Lines
 
@@ -31,7 +31,9 @@ def setup(app):
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
     app.connect("html-page-context", _load_what_the_page_asks_for)
+    app.connect("html-collect-pages", _not_found)
     app.connect("build-finished", _name_dependencies)
+    app.connect("build-finished", _make_light, priority=900)  # when the theme has written its files
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
 
 
@@ -81,6 +83,9 @@ def _execute(app, env, added, changed, removed):
 
     with execute.Outputs(folder) as outputs:
         now = {chapter.name: outputs.version(chapter) for chapter in chapters}
+        env.bookbinder_chapters = {
+            chapter.name: pages.Chapter(chapter.devices, outputs.day(chapter), _versions()) for chapter in chapters
+        }
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
@@ -111,7 +116,26 @@ def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
             if name.endswith(".css"):
                 app.add_css_file(name)
             else:
-                app.add_js_file(name, defer="defer")
+                app.add_js_file(name)
+
+
+def _not_found(app):
+    """The page that hosts show for an address that is none."""
+    words = (
+        "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
+        '<a href="index.html">The first page</a> has the map of the book; the search looks through all of it.</p>'
+        "</section>"
+    )
+    yield "404", {"title": "There is no such page", "body": words}, "page.html"
+
+
+def _make_light(app, exception):
+    """Reduce what the theme sends with each page."""
+    if exception is not None or app.builder.format != "html":
+        return
+    chapters = getattr(app.env, "bookbinder_chapters", {})
+    about = pages.About(app.config.html_title or app.config.project, _address(app.config).site, chapters)
+    pages.finish(Path(app.outdir), about)
 
 
 def _inline_math(translator, node):

@@ -1,0 +1,382 @@
+"""Make the theme's pages light: what Sphinx has written, with less on the wire and more for everyone to read.
+
+The theme gives each page 2.4 MB of scripts, styles and icon fonts. Here all styles become one file, with those rules
+only that a page of this book can use; scripts wait until the page is shown, and come only where they have something
+to do; icons are drawn in the page; menus, hints and solutions unfold without a script. `finish` is called once, when
+Sphinx is done, so plain `jupyter-book build .` makes the same pages as `make book`.
+"""
+
+import hashlib
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from lxml import etree, html
+
+from bookbinder import styles
+
+# Scripts of the theme and its extensions that nothing here needs: icons are drawn, menus and hints are <details>.
+DROPPED = {"fontawesome.js", "bootstrap.js", "togglebutton.js", "sphinx-thebe.js"}
+DROPPED_STYLES = ("togglebutton.css", "sphinx-thebe.css")
+# These have something to do only on pages where this is found; all others are for every page.
+ONLY_WITH = {
+    "clipboard.min.js": "//div[contains(@class, 'highlight')]/pre",
+    "copybutton.js": "//div[contains(@class, 'highlight')]/pre",
+    "design-tabs.js": "//*[contains(@class, 'sd-tab-set')]",
+    "steps.js": "//*[@data-steps]",
+    "doctools.js": "//*[@id='search-results']",
+    "sphinx_highlight.js": "//*[@id='search-results']",
+    "searchtools.js": "//*[@id='search-results']",
+    "language_data.js": "//*[@id='search-results']",
+    "searchindex.js": "//*[@id='search-results']",
+}
+# Before anything is painted: what the reader chose, or what the system prefers.
+MODE = """{
+const root = document.documentElement;
+let mode = "auto";
+try { mode = localStorage.getItem("mode") || mode; } catch {}
+const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+root.dataset.mode = mode;
+root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
+}"""
+# What site.js asks for itself, on a page that a search has led to.
+BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
+WORDS_A_MINUTE = 200
+CARD = "card.png"  # the picture that others show with a link to the book; in book/static
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What a chapter's page says of it.
+
+    Attributes:
+      devices: on what it runs, such as "8 emulated devices"; "" if on nothing of the kind.
+      executed: the day of its last run, such as "2026-11-21"; "" if it has no code.
+      versions: of what it ran with.
+    """
+
+    devices: str = ""
+    executed: str = ""
+    versions: str = ""
+
+
+@dataclass(frozen=True)
+class About:
+    """What pages say of the book.
+
+    Attributes:
+      title: of the book.
+      site: its address, with a slash at its end.
+      chapters: `Chapter` by the name of its page.
+    """
+
+    title: str
+    site: str
+    chapters: dict
+
+
+def finish(folder, about):
+    """Make all pages in a folder light, and add what a site has besides: a map, an icon's link, a page for 404.
+
+    Args:
+      folder: where Sphinx has written HTML.
+      about: `About`.
+    """
+    pages = [_Page(file, folder) for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
+    pages = [page for page in pages if page.tree.find("body") is not None]  # not the way to a chapter made alone
+    icons, sheets = _icons(folder / "_static"), _sheets(pages)
+    for page in pages:
+        _remove(page.tree)
+        _draw(page.tree, icons)
+        _menus(page.tree)
+        _unfolding(page.tree)
+        _roles(page.tree)
+        _images(page)
+        if page.name in about.chapters:
+            _chapter(page.tree, about.chapters[page.name])
+        _scripts(page.tree)
+        _head(page, about)
+    version = _join(sheets, pages, folder / "_static" / "site.css")
+    for page in pages:
+        _first_in_head(page.tree, etree.Element("link", rel="stylesheet", href=f"{page.static}site.css?v={version}"))
+        if page.name == "404":
+            _stand_alone(page.tree, about, folder / "_static" / "site.css")
+        page.write()
+    _tidy(pages, folder / "_static")
+    addresses = [about.site + page.address for page in pages if page.name in about.chapters]
+    (folder / "sitemap.xml").write_text(_sitemap(addresses), "utf-8")
+
+
+class _Page:
+    """A page: `name` as chapters have it, `address` below the site's, `static` the way from it to static files."""
+
+    def __init__(self, file, folder):
+        self.file, self.folder = file, folder
+        place = file.relative_to(folder)
+        self.name = place.stem
+        self.address = place.as_posix().removesuffix("index.html")
+        self.static = "../" * (len(place.parts) - 1) + "_static/"
+        self.tree = html.document_fromstring(file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
+
+    def find(self, address):
+        """The file that an address on this page leads to; None if it leads elsewhere."""
+        parts = urlsplit(address)
+        return None if parts.scheme or parts.netloc else (self.file.parent / unquote(parts.path)).resolve()
+
+    def write(self):
+        """Put the page back in its place."""
+        head, end, body = html.tostring(self.tree, encoding="unicode", doctype="<!DOCTYPE html>").partition("</head>")
+        self.file.write_text(re.sub(r"\n\s*\n", "\n", head) + end + body + "\n", "utf-8")
+
+
+def _classes(element):
+    return set((element.get("class") or "").split())
+
+
+def _with_class(page, *names):
+    """Elements that have all these classes."""
+    has = " and ".join(f"contains(concat(' ', normalize-space(@class), ' '), ' {name} ')" for name in names)
+    return page.xpath(f"//*[{has}]")
+
+
+def _drop(element):
+    """Take an element out, and leave the text behind it."""
+    element.drop_tree()
+
+
+# --- The body --------------------------------------------------------------------------------------------------
+
+
+def _remove(page):
+    """Take out what is empty, doubled, or of no use without a script that we do not send."""
+    for element in [
+        *page.xpath("//*[@id='ethical-ad-placement' or @id='jb-print-docs-body' or @id='pst-back-to-top']"),
+        *page.xpath("//button[starts-with(@onclick, 'toggleFullScreen') or starts-with(@onclick, 'window.print')]"),
+        *page.xpath("//body//script[not(@src) and not(@type='application/json')]"),
+        *page.xpath("//noscript[style] | //span[contains(@class, 'search-button__kbd-shortcut')]"),
+        *page.xpath("//footer[contains(@class, 'bd-footer') and not(*)]"),
+    ]:
+        parent = element.getparent()
+        _drop(element)
+        if parent.tag == "li" and not len(parent):
+            _drop(parent)
+    for comment in page.xpath("//comment()"):
+        comment.drop_tree()
+    for header in page.xpath("//*[@id='pst-header']"):  # it has a second search and second buttons for the sidebars
+        header[:], header.text = [], None
+    page.find("body").set("data-default-mode", "auto")
+    for element in page.xpath("//*[@data-bs-toggle or @data-bs-placement or @data-bs-title]"):
+        for name in ("data-bs-toggle", "data-bs-placement", "data-bs-title"):
+            element.attrib.pop(name, None)
+
+
+def _roles(page):
+    """Say what things are, for those who hear the page."""
+    for sidebar in page.xpath("//*[@id='pst-primary-sidebar']"):
+        sidebar.set("role", "complementary")
+        sidebar.set("aria-label", "Book")
+    for listed in page.xpath("//*[@role='doc-biblioentry' or contains(@class, 'citation-list')]"):
+        listed.attrib.pop("role", None)
+    for corner in page.xpath("//th[not(normalize-space())]"):
+        corner.tag = "td"
+    for search in _with_class(page, "search-button-field"):
+        search.attrib.pop("aria-label", None)  # its text is its name
+
+
+def _icons(static):
+    """The theme's icons by name, from its own script: width, height and path."""
+    known, script = {}, (static / "scripts" / "fontawesome.js").read_text("utf-8")
+    form = r'[{,]"?([\w-]+)"?:\[(\d+),(\d+),\[([^\]]*)\],"[0-9a-f]+","([^"]+)"\]'
+    for icon in re.finditer(form, script):  # a name comes again in each style; the last is the solid one
+        for name in (icon[1], *re.findall(r'"([\w-]+)"', icon[4])):
+            known[name] = icon[2], icon[3], icon[5]
+    return known
+
+
+def _draw(page, icons):
+    """Icons as drawings in the page, where the theme has `<i class="fa-solid fa-bars">` for its script to replace."""
+    for element in page.xpath("//*[self::i or self::span][contains(@class, 'fa-')]"):
+        classes = (element.get("class") or "").split()
+        name = next(word[3:] for word in classes if word.startswith("fa-") and word not in ("fa-solid", "fa-lg"))
+        if name not in icons:
+            raise ValueError(f"the theme's script has no icon {name!r}")
+        width, height, path = icons[name]
+        kept = [word for word in classes if not word.startswith("fa")]
+        drawing = etree.Element("svg", {"class": " ".join(["icon", *kept]), "viewBox": f"0 0 {width} {height}"})
+        drawing.set("aria-hidden", "true")
+        if element.get("data-mode"):
+            drawing.set("data-mode", element.get("data-mode"))
+        etree.SubElement(drawing, "path", fill="currentColor", d=path)
+        drawing.tail = element.tail
+        element.getparent().replace(element, drawing)
+
+
+def _menus(page):
+    """Menus of the header, which open by themselves: `<details>` instead of Bootstrap."""
+    for menu in page.xpath("//div[contains(@class, 'dropdown')][button[contains(@class, 'dropdown-toggle')]]"):
+        menu.tag = "details"
+        button = menu.find("button")
+        button.tag = "summary"
+        button.attrib.pop("type", None)
+        button.attrib.pop("aria-expanded", None)
+        button.set("title", button.get("aria-label", ""))
+
+
+def _unfolding(page):
+    """Hints and solutions: `<details>` instead of a script that hides them."""
+    for box in _with_class(page, "admonition", "dropdown"):
+        title = next(child for child in box if "admonition-title" in _classes(child))
+        title.tag = "summary"
+        etree.strip_tags(title, "a", "span")
+        box.tag = "details"
+        box.text = None
+    for summary in page.xpath("//details[contains(@class, 'hide')]/summary"):
+        summary.attrib.pop("aria-label", None)  # its text says more
+
+
+def _images(page):
+    """Sizes, so that nothing jumps; and those far down wait until they are near."""
+    for number, image in enumerate(page.tree.xpath("//main//img")):
+        source = page.find(image.get("src", ""))
+        if source and source.suffix == ".png" and source.is_file() and not image.get("width"):
+            width, height = struct.unpack(">II", source.read_bytes()[16:24])
+            image.set("width", str(width))
+            image.set("height", str(height))
+        if number:
+            image.set("loading", "lazy")
+        image.set("decoding", "async")
+
+
+def _chapter(page, chapter):
+    """Above a chapter how long it is and on how many devices it runs; below it, when and with what it ran."""
+    article = next(iter(page.xpath("//article")))
+    read = "//text()[not(ancestor::*[contains(@class, 'cell_output') or contains(@class, 'solution')])]"
+    words = sum(len(text.split()) for text in article.xpath(f".{read}"))
+    facts = [f"{max(1, round(words / WORDS_A_MINUTE))} minutes to read"] + [chapter.devices] * bool(chapter.devices)
+    line = next(iter(_with_class(article, "run-it")), None)
+    if line is not None:
+        etree.SubElement(line, "span").text = ", ".join(facts)
+    if chapter.executed:
+        foot = etree.SubElement(article, "p", {"class": "executed"})
+        foot.text = f"Every output on this page is from a run on {chapter.executed}, with {chapter.versions}."
+
+
+# --- The head --------------------------------------------------------------------------------------------------
+
+
+def _scripts(page):
+    """Keep the scripts that have something to do here; all wait until the page is shown."""
+    found, head = {}, page.find("head")
+    for script in page.xpath("//script"):
+        source = script.get("src")
+        name = Path(urlsplit(source or "").path).name
+        if source and name not in DROPPED and (name not in ONLY_WITH or page.xpath(ONLY_WITH[name])):
+            found.setdefault(source, script)
+        if source or script.get("type") != "application/json":
+            _drop(script)
+    for source, script in found.items():
+        attributes = {name: value for name, value in script.attrib.items() if name.startswith("data-")}
+        etree.SubElement(head, "script", src=source, defer="", **attributes)
+
+
+def _head(page, about):
+    tree, head = page.tree, page.tree.find("head")
+    for element in [
+        *head.xpath(".//link[@rel='stylesheet' or @rel='preload']"),
+        *head.xpath(".//meta[@name='viewport' or starts-with(@name, 'docsearch') or starts-with(@property, 'og:')]"),
+        *head.xpath(".//style"),
+    ]:
+        _drop(element)
+    heading = next(iter(tree.xpath("//article//h1")), None)
+    title = heading.text_content().strip().removesuffix("#") if heading is not None else about.title
+    first = next(iter(tree.xpath("//article//section/p[not(@class)]")), None)
+    text = " ".join(first.text_content().split()) if first is not None else about.title
+    text = text if len(text) <= 160 else text[:157].rsplit(" ", 1)[0] + " …"
+    address = about.site + page.address
+    metas = [
+        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
+        {"name": "description", "content": text},
+        {"property": "og:title", "content": title},
+        {"property": "og:description", "content": text},
+        {"property": "og:site_name", "content": about.title},
+        {"property": "og:type", "content": "article" if page.name in about.chapters else "website"},
+        {"property": "og:url", "content": address},
+        {"property": "og:image", "content": f"{about.site}_static/{CARD}"},
+        {"name": "twitter:card", "content": "summary_large_image"},
+    ]
+    for attributes in metas:
+        etree.SubElement(head, "meta", **attributes)
+    etree.SubElement(head, "link", rel="canonical", href=address)
+    etree.SubElement(head, "link", rel="icon", type="image/svg+xml", href=f"{page.static}icon.svg")
+    mode = etree.Element("script")
+    mode.text = MODE
+    _first_in_head(tree, mode)
+
+
+def _stand_alone(page, about, sheet):
+    """Hosts show this page at any address, from where relative ones lead nowhere."""
+    for element in page.xpath("//script[@src]"):
+        _drop(element)
+    for link in page.xpath("//link[@rel='stylesheet']"):
+        link.tag, link.text = "style", sheet.read_text("utf-8")
+        link.attrib.clear()
+    page.make_links_absolute(about.site)
+
+
+def _first_in_head(page, element):
+    """Put an element before all others but those that say how to read the page."""
+    head = page.find("head")
+    place = next((n for n, child in enumerate(head) if child.tag == "title"), 0)
+    head.insert(place + 1, element)
+
+
+# --- Styles, and what nobody asks for any more ------------------------------------------------------------------
+
+
+def _sheets(pages):
+    """The style sheets that pages ask for, in order."""
+    sheets = {}
+    for page in pages:
+        for link in page.tree.xpath("//link[@rel='stylesheet']"):
+            sheets.setdefault(page.find(link.get("href")))
+    return [sheet for sheet in sheets if sheet.name not in DROPPED_STYLES]
+
+
+def _join(sheets, pages, file):
+    """Write one style sheet, with the rules that can apply; returns a digest of it."""
+    text = "".join(map(_with_imports, sheets))
+    elements = [element for page in pages for element in page.tree.iter() if isinstance(element.tag, str)]
+    names = {name for element in elements for name in (*_classes(element), element.get("id"))}
+    for script in {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}:
+        names |= set(re.findall(r"[A-Za-z_][\w-]*", script.read_text("utf-8")))
+    text = styles.reduce(text, {element.tag for element in elements}, names)
+    file.write_text(text, "utf-8")
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _with_imports(file):
+    """A style sheet, with those that it imports."""
+    text = file.read_text("utf-8")
+    found = re.compile(r'@import\s+(?:url\()?"([^"]+)"\)?;')
+    return "".join(_with_imports(file.parent / name) for name in found.findall(text)) + found.sub("", text) + "\n"
+
+
+def _tidy(pages, static):
+    """Take away what came with the theme and no page asks for."""
+    asked = {page.find(address) for page in pages for address in page.tree.xpath("//@src | //link/@href | //a/@href")}
+    asked |= {(static / name).resolve() for name in BY_SCRIPT}
+    for file in sorted(static.rglob("*"), reverse=True):
+        if file.is_dir():
+            if not any(file.iterdir()):
+                file.rmdir()
+        elif file.resolve() not in asked and file.name != CARD:
+            file.unlink()
+
+
+def _sitemap(addresses):
+    """A list of all pages for search engines."""
+    inside = "".join(f"<url><loc>{address}</loc></url>" for address in addresses)
+    head = '<?xml version="1.0" encoding="UTF-8"?>'
+    return f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{inside}</urlset>\n'
