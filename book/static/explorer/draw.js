@@ -1,5 +1,6 @@
 // The pictures of shardlab.draw, to its measures: layouts on up to 64 devices.
 (function (explorer) {
+"use strict";
 const { count, indexText, times } = explorer;
 const [TILE_W, TILE_H, WRAP, GAP, WIDTH] = [26, 22, 12, 10, 316];
 const { ceil, floor, max, min } = Math;

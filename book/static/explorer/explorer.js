@@ -1,6 +1,7 @@
 // The page around the parts. The controls of each are its state, which lives in the address, such as
 // "#layout?mesh=x:2,y:4&shape=8,16&spec=x,-&dtype=float32". Scripts share window.explorer: modules fail on file://.
 (function (explorer) {
+"use strict";
 const { h, parts } = explorer;
 const widgets = {};
 class Wrong extends Error {} // what an address asks for cannot be; the message says why

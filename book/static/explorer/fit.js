@@ -1,6 +1,7 @@
 // What a training step holds and takes on each chip: shardlab.cost.step_cost.
 //   case: { model: { layers, d_model, ... }, chip, chips, batch, sequence, data, fsdp, tensor, remat }
 (function (explorer) {
+"use strict";
 const { max, min, floor, ceil } = Math;
 
 function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, remat }) {

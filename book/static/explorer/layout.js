@@ -1,6 +1,7 @@
 // Which device holds what: `shardlab.layout.describe`, with JAX's own verdicts. Case in, answer out.
 //   case: { mesh: [["x", 2], ["y", 4]], shape: [8, 16], spec: [["x"], ["y"]], dtype: "float32" }
 (function (explorer) {
+"use strict";
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const times = (n, make) => Array.from({ length: n }, (_, i) => make(i));
 const plain = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 1 });

@@ -2,6 +2,7 @@
 //   case: { mesh: [["x", 8]], sizes: [I, J, K], a: [[], ["x"]], b: [["x"], []], c: [[], []], chip: "v5p", dtype: "bf16" }
 // Each mesh axis cuts the product along I, J or K, or not (""): the four cases say which may be, the fastest is taken.
 (function (explorer) {
+"use strict";
 const { meshCode, product, refusal, specText, tuple } = explorer;
 const TWICE = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
 const DIMS = { A: "IJ", B: "JK", C: "IK" };

@@ -1,5 +1,6 @@
 // The three parts: what the address calls their controls, and how their answers are shown.
 (function (explorer) {
+"use strict";
 const { drawLayout, figure, h, indexText, plain, product, specText, text, tile, times } = explorer;
 
 // --- Reading ---
@@ -22,12 +23,12 @@ const scaled = (n, units) => {
 const bytesText = (n) => scaled(n, ["bytes", "kB", "MB", "GB", "TB"]);
 const secondsText = (n) => scaled(n * 1e9, ["ns", "µs", "ms", "s"]);
 
-function table(caption, ...rows) {
+function table(name, ...rows) {
   const lines = rows.map((row, r) => h("tr", {}, ...row.map((cell, i) => h(r && i ? "td" : "th", {
     scope: r && i ? null : r ? "row" : "col", class: i && /^\d/.test(rows[1][i]) && "explorer-number",
   }, cell))));
-  return h("div", { class: "explorer-table", role: "region", "aria-label": caption, tabindex: 0 }, h("table", {},
-    h("caption", {}, caption), h("thead", {}, lines[0]), h("tbody", {}, ...lines.slice(1))));
+  return h("div", { class: "explorer-table", role: "region", "aria-label": name, tabindex: 0 }, h("table", {},
+    h("thead", {}, lines[0]), h("tbody", {}, ...lines.slice(1))));
 }
 const folded = (name, open, inside) => h("details", open ? { open } : {}, h("summary", {}, name), inside);
 const codeBox = (code) => folded("JAX code", true,
