@@ -16,6 +16,7 @@ import shardlab.comms
 import shardlab.cost
 import shardlab.devices
 import shardlab.draw
+import shardlab.explorer
 import shardlab.follow
 import shardlab.layout
 import shardlab.plan
@@ -185,6 +186,7 @@ MODULES = [
     shardlab.cost,
     shardlab.devices,
     shardlab.draw,
+    shardlab.explorer,
     shardlab.follow,
     shardlab.layout,
     shardlab.plan,
@@ -215,7 +217,7 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.follow
-import shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
+import shardlab.explorer, shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign &= set(sys.modules)
 assert not foreign, foreign

@@ -78,7 +78,8 @@ def test_outputs_are_on_the_pages(pages):
         text = article(pages[chapter.name]).get_text()
         assert "Traceback (most recent call last)" not in text
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(chapter.cells)
-        drawn = sum(bool(re.search(r"^(draw|draw_specs)\(", cell.source, re.MULTILINE)) for cell in chapter.cells)
+        pictures = r"^(draw|draw_specs|explorer\.\w+)\("
+        drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in chapter.cells)
         assert len(article(pages[chapter.name]).select(".cell_output div.shardlab")) == drawn
     assert "float32[16@y]" in article(pages["index"]).get_text()
     assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()

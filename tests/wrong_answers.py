@@ -4,6 +4,12 @@ The key is the exercise's label; each answer is code that takes the place of the
 """
 
 WRONG_ANSWERS = {
+    "explorer-whole-rows": {
+        "two pieces of rows": 'answer = jax.device_put(A, NamedSharding(mesh, P("x")))',
+        "columns": 'answer = jax.device_put(A, NamedSharding(mesh, P(None, "y")))',
+        "every row once": 'answer = jax.device_put(A, NamedSharding(mesh, P(("x", "y"))))',
+        "not cut": "answer = jax.device_put(A, NamedSharding(mesh, P()))",
+    },
     "arrays-all-devices": {
         "right values, never moved": "answer = A",
         "right values, rows cut and columns copied": "answer = jax.device_put(A, NamedSharding(mesh, P('y')))",

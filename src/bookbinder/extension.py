@@ -8,6 +8,7 @@ chapter's source, which Colab cannot open; ours leads to the notebook.
 
 import json
 import platform
+import re
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,6 +30,7 @@ def setup(app):
     app.connect("env-get-outdated", _execute)
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
+    app.connect("html-page-context", _load_what_the_page_asks_for)
     app.connect("html-collect-pages", _not_found)
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _make_light, priority=900)  # when the theme has written its files
@@ -105,6 +107,16 @@ def _link_notebook(app, pagename, templatename, context, doctree):
             group["buttons"].insert(0, {"type": "link", "tooltip": "Download the notebook", **save_it})
     links = f'<a href="{escape(colab)}">Open in Colab</a> <a href="{escape(download)}">Download the notebook</a>'
     context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
+
+
+def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
+    """Scripts and styles below book/static that an element of this page names: data-load="folder/a.css folder/b.js"."""
+    for names in dict.fromkeys(re.findall(r'data-load="([^"]*)"', context.get("body", ""))):
+        for name in names.split():
+            if name.endswith(".css"):
+                app.add_css_file(name)
+            else:
+                app.add_js_file(name)
 
 
 def _not_found(app):

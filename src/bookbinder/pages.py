@@ -85,6 +85,7 @@ def finish(folder, about):
       about: `About`.
     """
     pages = [_Page(file, folder) for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
+    pages = [page for page in pages if page.tree.find("body") is not None]  # not the way to a chapter made alone
     icons, sheets = _icons(folder / "_static"), _sheets(pages)
     for page in pages:
         _remove(page.tree)

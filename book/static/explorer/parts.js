@@ -1,0 +1,154 @@
+// The three parts: what the address calls their controls, and how their answers are shown.
+(function (explorer) {
+"use strict";
+const { drawLayout, figure, h, indexText, plain, product, specText, text, tile, times } = explorer;
+
+// --- Reading ---
+const meshKeys = (most) => times(most, (i) => [`name${i}`, `size${i}`]).flat();
+const meshOf = (form) => times(Number(form.axes), (i) => [form[`name${i}`], Number(form[`size${i}`])]);
+const numbers = (form, names) => names.map((name) => Number(form[name]));
+const cuts = (form, names) => names.map((name) => (form[name] === "-" ? [] : form[name].split(".")));
+function wrong(form) {
+  const mesh = meshOf(form);
+  const devices = product(mesh.map(([, size]) => size));
+  if (Object.keys(Object.fromEntries(mesh)).length < mesh.length) return "two axes have the same name";
+  return devices > 64 && `this mesh has ${devices} devices, but up to 64 are drawn here`;
+}
+
+// --- Showing ---
+const scaled = (n, units) => {
+  const i = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log10(n || 1) / 3)));
+  return `${Number((n / 1000 ** i).toPrecision(3))} ${units[i]}`;
+};
+const bytesText = (n) => scaled(n, ["bytes", "kB", "MB", "GB", "TB"]);
+const secondsText = (n) => scaled(n * 1e9, ["ns", "µs", "ms", "s"]);
+
+function table(name, ...rows) {
+  const lines = rows.map((row, r) => h("tr", {}, ...row.map((cell, i) => h(r && i ? "td" : "th", {
+    scope: r && i ? null : r ? "row" : "col", class: i && /^\d/.test(rows[1][i]) && "explorer-number",
+  }, cell))));
+  return h("div", { class: "explorer-table", role: "region", "aria-label": name, tabindex: 0 }, h("table", {},
+    h("thead", {}, lines[0]), h("tbody", {}, ...lines.slice(1))));
+}
+const folded = (name, open, inside) => h("details", open ? { open } : {}, h("summary", {}, name), inside);
+const codeBox = (code) => folded("JAX code", true,
+  h("pre", { tabindex: 0, role: "region", "aria-label": "JAX code" }, h("code", {}, code)));
+const pictures = (...figures) => h("div", { class: "shardlab explorer-pictures" }, ...figures);
+const refused = ({ words, jax }, ...nodes) => ({
+  refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
+});
+
+// --- Which device holds what ---
+const [DIM, CUT] = [["dim0", "dim1", "dim2"], ["cut0", "cut1", "cut2"]];
+const layout = {
+  keys: { mesh: meshKeys(3), shape: DIM, spec: CUT, dtype: ["dtype"] },
+  wrong,
+  show(form) {
+    const [shape, spec] = [numbers(form, DIM.slice(0, form.dims)), cuts(form, CUT.slice(0, form.dims))];
+    const answer = explorer.layout({ mesh: meshOf(form), shape, spec, dtype: form.dtype });
+    if (answer.error) return refused(answer.error, codeBox(answer.code));
+    const { devices, copies, bytes_per_device: each } = answer;
+    const held = devices.map(({ device, index, copy }) =>
+      [`device ${device}`, indexText(index), `${copy + 1} of ${copies}`, plain(each)]);
+    const name = "What each device holds";
+    return {
+      words: `${specText(spec)}: ${answer.summary}. ${plain(answer.total_bytes)} bytes in all; the array has ` +
+        `${plain(answer.nbytes)}.`,
+      nodes: [
+        pictures(drawLayout(answer)),
+        folded(name, devices.length <= 8, table(name, ["device", "slice", "copy", "bytes"], ...held)),
+        codeBox(answer.code),
+      ],
+    };
+  },
+};
+
+// --- A product of matrices ---
+const CASES = [
+  "", "J is not cut", "both are cut along J", "one is cut along J", "it would cut both dimensions of the result",
+];
+const matmul = {
+  keys: {
+    mesh: meshKeys(2), sizes: ["I", "J", "K"], a: ["a0", "a1"], b: ["b0", "b1"], c: ["c0", "c1"], chip: ["chip"],
+    dtype: ["dtype"],
+  },
+  wrong,
+  show(form) {
+    const { chip, dtype } = form;
+    const [mesh, sizes] = [meshOf(form), numbers(form, this.keys.sizes)];
+    const [a, b, c] = [cuts(form, this.keys.a), cuts(form, this.keys.b), cuts(form, this.keys.c)];
+    const answer = explorer.matmul({ mesh, sizes, a, b, c, chip, dtype });
+    if (answer.error) return refused(answer.error);
+    const drawn = [["A", a, 0, 1], ["B", b, 1, 2], ["C", c, 0, 2]].map(([name, spec, i, j]) => drawLayout(
+      explorer.layout({ mesh, shape: [sizes[i], sizes[j]], spec, dtype: explorer.data.bytes[dtype][1] }), name));
+    const sent = ({ collectives }) => collectives.map(([kind, axis]) => `${kind} along ${axis}`).join(", ") || "nothing";
+    const why = Object.entries(answer.cases).map(([axis, number]) => `Along ${axis}, case ${number}: ${CASES[number]}. `);
+    const steps = answer.steps.map(({ kind, of, dim, axis, sent_bytes: bytes = 0, seconds = 0 }) => (kind === "product"
+      ? [`product (${answer.m}, ${answer.k}) · (${answer.k}, ${answer.n})`, "0", secondsText(answer.work_seconds)]
+      : [`${kind} of ${of}${dim && `, ${dim}`}, along ${axis}`, plain(bytes), secondsText(seconds)]));
+    const others = answer.plans.slice(1).map((plan) => [
+      sent(plan), plain(plan.sent_bytes), secondsText(plan.message_seconds), secondsText(plan.work_seconds),
+    ]);
+    const other = "Slower ways";
+    return {
+      words: `${why.join("")}What is sent: ${sent(answer)}; ${plain(answer.sent_bytes)} bytes from each device, in ` +
+        `${secondsText(answer.message_seconds)}. The product takes ${secondsText(answer.work_seconds)}. Bound by ` +
+        `${answer.bound}: ${secondsText(answer.seconds)}, if both run at once.`,
+      nodes: [
+        pictures(...drawn),
+        table("Steps", ["step", "bytes a device sends", "time"], ...steps),
+        ...(others.length ? [folded(other, false, table(other, ["what is sent", "bytes", "messages", "product"], ...others))] : []),
+        codeBox(answer.code),
+      ],
+    };
+  },
+};
+
+// --- A training step ---
+const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"];
+const STEP = ["chips", "batch", "sequence", "data", "fsdp", "tensor"];
+const pick = (form, names) => Object.fromEntries(names.map((name) => [name, Number(form[name])]));
+
+// The memory of a chip as one bar, and a line where the chip's own ends.
+function bar(memory, total, has) {
+  const scale = 300 / Math.max(total, has);
+  let left = 0;
+  const shapes = Object.entries(memory).map(([kind, bytes], i) => {
+    const [x, width] = [left, bytes * scale];
+    left += width;
+    return tile(x, 16, width, 34, i, width > 12 ? i + 1 : "", `${kind}: ${bytesText(bytes)}`);
+  });
+  const words = `${bytesText(total)} of ${bytesText(has)} on each chip`;
+  const kinds = Object.entries(memory).map(([kind, bytes]) => `${kind} ${bytesText(bytes)}`);
+  shapes.push(h("path", { d: `M${(has * scale).toFixed(1)} 10v46`, stroke: "currentColor", "stroke-width": 3 }));
+  return figure(shapes, 300, 56, words, `${kinds.join("; ")}.`, words);
+}
+
+const fit = {
+  keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", ...STEP, "remat"].map((name) => [name, [name]])),
+  show(form) {
+    const own = { ...pick(form, SIZES), gated: form.gated === "yes", tied: form.tied === "yes" };
+    const model = explorer.data.models[form.model] || own;
+    const answer = explorer.fit({ model, chip: form.chip, remat: form.remat, ...pick(form, STEP) });
+    if (answer.error) return refused(answer.error);
+    const { memory, total_bytes: total, hbm_bytes: has, fits } = answer;
+    const kinds = Object.entries(memory).map(([kind, bytes], i) => [`${i + 1} ${kind}`, bytesText(bytes)]);
+    const times = Object.entries(answer.parts).map(([part, seconds]) =>
+      [part, bytesText(answer.sent_bytes[part] || 0), secondsText(seconds)]);
+    return {
+      refused: !fits,
+      words: `${plain(answer.parameters)} parameters. Each chip holds ${bytesText(total)} of its ${bytesText(has)}: this ` +
+        `${fits ? "fits" : "does not fit"}. A step takes ${secondsText(answer.seconds)}, bound by ${answer.bound}, if all ` +
+        `else hides behind that, and ${secondsText(answer.serial_seconds)} if nothing does; at best it uses ` +
+        `${plain(100 * answer.mfu)} % of the peak.`,
+      nodes: [
+        pictures(bar(memory, total, has)),
+        table("Memory of a chip", ["kind", "on each chip"], ...kinds, ["all", bytesText(total)]),
+        table("Time of a step", ["part", "sent by a chip", "time"], ...times),
+      ],
+    };
+  },
+};
+
+explorer.parts = { layout, matmul, fit };
+})(window.explorer);

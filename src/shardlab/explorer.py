@@ -1,0 +1,276 @@
+"""The interactive page of the book, as it is before its scripts run: pictures, tables, forms, and the data of `cost`.
+
+Each function here says what one part of the page starts with. In a notebook that is a picture and its numbers. On the
+page scripts (book/static/explorer) put a form around it, and compute everything anew on each change, with the formulas
+of `shardlab.layout` and `shardlab.cost` in JavaScript; tests/test_explorer.py holds the two against each other.
+"""
+
+import json
+from dataclasses import dataclass
+from html import escape
+
+from jax.sharding import NamedSharding
+
+from shardlab import cost
+from shardlab.draw import PALETTE, Picture, _ink, draw
+from shardlab.layout import _itemsize, _short, describe, index_text
+
+__all__ = ["Part", "data", "fit", "layout", "matmul"]
+
+SCRIPTS = ("layout.js", "draw.js", "matmul.js", "fit.js", "parts.js", "explorer.js")  # in the order of loading
+_FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
+PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, as JAX calls them
+SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the explorer: what it starts with.
+
+    Attributes:
+      name: "layout", "matmul" or "fit".
+      start: the address of its starting state, without the "#name?".
+      form: the HTML of its controls.
+      picture: a `Picture` of the starting state, with its numbers.
+    """
+
+    name: str
+    start: str
+    form: str
+    picture: Picture
+
+    def _repr_html_(self):
+        output = _OUTPUT if self.name != "fit" else _OUTPUT.replace(_COPY_CODE, "")  # it has no program
+        blob = json.dumps(data()).replace("<", "\\u003c")
+        return (
+            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
+            f"<template>{self.form}{output}</template>{self.picture.html}</div>"
+            + (
+                f'<script type="application/json" class="explorer-data">{blob}</script>'
+                if self.name == "layout"
+                else ""
+            )
+        )
+
+    def __repr__(self):
+        return self.picture.text
+
+
+def data():
+    """What the scripts know of dtypes, chips and models, as JSON takes it: `shardlab.cost` at the time of the build."""
+    fields = (
+        "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips",
+        "network_bytes_per_second", "network_seconds",
+    )  # fmt: skip
+    return {
+        "palette": [[colour, _ink(colour)] for colour in PALETTE],
+        "dtypes": {name: [_itemsize(name), _short(name)] for name in DTYPES},
+        "bytes": {name: [cost.BYTES[name], dtype] for name, dtype in PRECISIONS.items()},
+        "chips": {
+            name: {
+                "flops_per_second": dict(chip.flops_per_second),
+                "torus": list(chip.torus),
+                **{field: getattr(chip, field) for field in fields},
+            }
+            for name, chip in cost.CHIPS.items()
+        },
+        "models": {
+            name: {size: getattr(model, size) for size in (*SIZES, "gated", "tied")}
+            for name, model in cost.MODELS.items()
+        },
+    }
+
+
+# --- Controls ----------------------------------------------------------------------------------------------------
+
+_COPY_CODE = '<button type="button" name="code">Copy code</button>'
+_OUTPUT = (
+    '<p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div><div class="explorer-bar">'
+    f'<button type="button" name="link">Copy link</button>{_COPY_CODE}'
+    '<button type="button" name="again">Start again</button><span role="status"></span></div>'
+)
+
+
+def _label(words, control, shown=""):
+    shown = f' data-if="{shown}"' if shown else ""
+    return f"<label{shown}><span>{words}</span>{control}</label>"
+
+
+def _number(name, words, value, most, shown=""):
+    return _label(words, f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required>', shown)
+
+
+def _select(name, words, options, shown="", attributes=""):
+    options = "".join(f"<option>{escape(str(option))}</option>" for option in options)
+    return _label(words, f'<select name="{name}"{attributes}>{options}</select>', shown)
+
+
+def _mesh_controls(most):
+    axes = ""
+    for i in range(most):
+        named = f'<input name="name{i}" value="{"xyz"[i]}" pattern="[A-Za-z_][A-Za-z0-9_]*" maxlength="10" required '
+        named += 'autocomplete="off" spellcheck="false">'
+        axes += _label(f"Axis {i + 1}, name", named, f"axes {i}")
+        axes += _number(f"size{i}", f"Axis {i + 1}, devices", 2, 64, f"axes {i}")
+    return _select("axes", "Axes", range(1, most + 1)) + axes
+
+
+def _cut(name, words, most, shown=""):
+    return _select(name, words, (), shown, f' data-cut="{most}"')
+
+
+def _form(name, groups):
+    fields = "".join(f"<fieldset><legend>{legend}</legend>{controls}</fieldset>" for legend, controls in groups.items())
+    return f'<form aria-label="{name}">{fields}</form>'
+
+
+def _mesh_address(mesh):
+    return "mesh=" + ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
+
+
+def _cuts_address(spec, ndim):
+    cuts = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in spec]
+    return ",".join(".".join(cut) or "-" for cut in [*cuts, *[()] * (ndim - len(cuts))])
+
+
+def _table(head, rows):
+    """Rows of text as HTML and as text."""
+    cells = "".join(f"<th>{escape(words)}</th>" for words in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+    html = f'<table class="dataframe"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+    return html, "\n".join(line.rstrip() for line in lines)
+
+
+def _picture(drawn, head, rows):
+    html, text = _table(head, rows)
+    return Picture(drawn.html + html, f"{drawn.text}\n\n{text}")
+
+
+# --- The parts ---------------------------------------------------------------------------------------------------
+
+
+def layout(sharding, shape, dtype="float32"):
+    """Which device holds which slice of an array.
+
+    Args:
+      sharding: a `NamedSharding` on a mesh of up to three axes and 64 devices.
+      shape: of the array, of up to three dimensions.
+      dtype: one of those in `data()["dtypes"]`.
+
+    Returns:
+      A `Part`: at the end of a cell it shows itself.
+
+    Raises:
+      ValueError: JAX refuses this layout.
+    """
+    held = describe(sharding, shape, dtype)
+    rows = [
+        (f"device {shard.device}", index_text(shard.index), f"{shard.copy + 1} of {held.copies}", f"{each:,}")
+        for shard, each in zip(held.shards, held.bytes_per_device.values(), strict=True)
+    ]
+    spec = _cuts_address(sharding.spec, len(shape))
+    start = f"{_mesh_address(sharding.mesh)}&shape={','.join(map(str, shape))}&spec={spec}&dtype={dtype}"
+    array = _select("dims", "Dimensions", range(4)) + _select("dtype", "Type of an element", DTYPES)
+    for i in range(3):
+        array += _number(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}")
+        array += _cut(f"cut{i}", f"Dimension {i} is cut along", 3, f"dims {i}")
+    form = _form("Layout of an array", {"Mesh": _mesh_controls(3), "Array": array})
+    return Part("layout", start, form, _picture(draw(held), ("device", "slice", "copy", "bytes"), rows))
+
+
+def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
+    """What A[I, J] · B[J, K] sends and takes, in a layout of its operands and of its result.
+
+    Args:
+      mesh: of up to two axes and 64 devices.
+      sizes: (I, J, K).
+      a, b, c: the `PartitionSpec`s of both operands and of the result; an axis for each dimension at most.
+      chip: the name of a chip in `shardlab.cost.CHIPS`.
+      dtype: one for which it has a peak.
+
+    Returns:
+      A `Part`. Its picture draws the three layouts; what is sent is worked out by the page's scripts, and by the cells
+      of the chapter.
+    """
+    shapes = {"A": sizes[:2], "B": sizes[1:], "C": (sizes[0], sizes[2])}
+    held = {
+        name: describe(NamedSharding(mesh, spec), shape, PRECISIONS[dtype])
+        for (name, shape), spec in zip(shapes.items(), (a, b, c), strict=True)
+    }
+    rows = [(name, str(layout)) for name, layout in held.items()]
+    cuts = "&".join(f"{name}={_cuts_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
+    start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{cuts}&chip={chip}&dtype={dtype}"
+    product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
+    for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
+        named = of if of != "C" else "Result"
+        product += "".join(_cut(f"{of.lower()}{i}", f"{named}: {dim} cut along", 1) for i, dim in enumerate(dims))
+    chips = _select("chip", "Chip", cost.CHIPS) + _select("dtype", "Precision", PRECISIONS)
+    groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K]": product, "Hardware": chips}
+    return Part(
+        "matmul", start, _form("Product of matrices", groups), _picture(draw(**held), ("array", "layout"), rows)
+    )
+
+
+def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):
+    """What a training step holds on each chip, and takes.
+
+    Args:
+      model: the name of a model in `shardlab.cost.MODELS`.
+      chip: the name of a chip in `shardlab.cost.CHIPS`.
+      layout: a `shardlab.cost.Layout` of whole numbers.
+      batch_tokens: in the whole batch.
+      sequence: tokens that each attends to.
+      remat: what the way back computes again, one of `shardlab.cost.REMAT`.
+
+    Returns:
+      A `Part`, with the memory of a chip as a bar and both as a table.
+    """
+    sizes, chips = cost.MODELS[model], int(layout.chips)
+    step = cost.step_cost(sizes, chip, layout, batch_tokens, sequence, chips, remat)
+    kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
+    names = ("parameters", "gradients", "moments", *kinds[3:])
+    held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
+    rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
+    rows += [("all", f"{step.memory.total_bytes / 1e9:.2f} GB of {cost.chip(chip).hbm_bytes / 1e9:.2f}")]
+    rows += [("a step", f"{float(step.seconds):.3f} s, bound by {step.bound}")]
+    axes = f"data={layout.data}&fsdp={layout.fsdp}&tensor={layout.tensor}"
+    start = f"model={model}&chip={chip}&chips={chips}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
+    own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in SIZES)
+    own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
+    own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
+    groups = {
+        "Model": _select("model", "Model", (*cost.MODELS, OWN)) + own,
+        "Chips": _select("chip", "Chip", cost.CHIPS) + _number("chips", "Chips", chips, 10**6),
+        "Step": _number("batch", "Tokens in a batch", batch_tokens, 10**9)
+        + _number("sequence", "Tokens of a sequence", sequence, 10**7)
+        + _select("remat", "Computed again", cost.REMAT),
+        "Layout": "".join(_number(axis, axis, 1, 10**6) for axis in ("data", "fsdp", "tensor")),
+    }
+    text = f"{step.memory.total_bytes / 1e9:.1f} GB on each chip"
+    drawn = Picture(_bar(held, cost.chip(chip).hbm_bytes), text)
+    return Part("fit", start, _form("Training step", groups), _picture(drawn, ("kind", "on each chip"), rows))
+
+
+def _bar(held, has):
+    """The memory of a chip as one bar."""
+    total, left, shapes = sum(held.values()), 0.0, []
+    scale = 300 / max(total, has)
+    for colour, size in zip(PALETTE, held.values(), strict=False):
+        width = size * scale
+        shapes.append(
+            f'<rect x="{left:.1f}" y="16" width="{width:.1f}" height="34" fill="{colour}" stroke="currentColor"/>'
+        )
+        left += width
+    shapes.append(f'<path d="M{has * scale:.1f} 10v46" stroke="currentColor" stroke-width="3"/>')
+    title = f"{total / 1e9:.1f} GB of {has / 1e9:.1f} GB on each chip"
+    words = "; ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.items())
+    svg = (
+        '<svg role="img" width="302" height="58" viewBox="-1 -1 302 58" style="max-width:100%;height:auto">'
+        f"<title>{title}</title><desc>{words}.</desc>{''.join(shapes)}</svg>"
+    )
+    caption = f'<figcaption style="font-size:.85em;text-align:left;color:inherit">{title}</figcaption>'
+    return f'<div class="shardlab"><figure style="margin:0 0 .5rem">{svg}{caption}</figure></div>'

@@ -1,0 +1,712 @@
+"""The explorer's JavaScript, run in a browser, against JAX, shardlab and compiled programs: not one case may differ."""
+
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from itertools import permutations, product
+from math import prod
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import jax
+import numpy as np
+import pytest
+from bs4 import BeautifulSoup
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from playwright.sync_api import sync_playwright
+
+from shardlab import cost, explorer
+from shardlab.comms import collectives
+from shardlab.draw import draw
+from shardlab.layout import describe, same_layout
+
+ROOT = Path(__file__).parent.parent
+STATIC = ROOT / "book" / "static" / "explorer"
+AUTO = AxisType.Auto
+
+
+def mesh_of(mesh):
+    names, sizes = [name for name, _ in mesh], [size for _, size in mesh]
+    return Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(sizes), names)
+
+
+def spec_of(spec):
+    return P(*(None if not cut else cut[0] if len(cut) == 1 else tuple(cut) for cut in spec))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def bare(browser, tmp_path_factory):
+    """What the chapter's cells emit, with the page's scripts and nothing else, opened from a file."""
+    mesh, line = mesh_of([("x", 2), ("y", 4)]), mesh_of([("x", 8)])
+    made = (
+        explorer.layout(NamedSharding(mesh, P("x", "y")), (8, 16)),
+        explorer.matmul(line, (8192, 8192, 28_672), P(None, "x"), P("x", None), P(), "v5p"),
+        explorer.fit("llama-3-8b", "v5e", cost.Layout(1, 16, 1), 2**18),
+    )
+    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in explorer.SCRIPTS)
+    file = tmp_path_factory.mktemp("bare") / "bare.html"
+    body = "".join(part._repr_html_() for part in made)
+    file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}{scripts}")
+    page = browser.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.evaluate("Object.keys(explorer.parts)") == ["layout", "matmul", "fit"] and not errors
+    return page
+
+
+def solve(page, name, cases):
+    """The page's own function, on every case."""
+    return page.evaluate(f"cases => cases.map((given) => explorer.{name}(given))", cases)
+
+
+# --- Layouts: against JAX ----------------------------------------------------------------------------------------
+
+# Meshes of up to three axes and 64 devices, with axes of one device.
+SIZES = [sizes for n in (1, 2, 3) for sizes in product(range(1, 65), repeat=n) if prod(sizes) <= 64]
+
+
+@cache
+def layout_cases():
+    chance = random.Random(20_261_121)
+    names = ["x", "y", "z", "data", "model_2"]
+
+    def random_case():
+        sizes = chance.choice(SIZES)
+        mesh = list(zip(chance.sample(names, len(sizes)), sizes, strict=True))
+        ndim = chance.choice((0, 1, 2, 2, 2, 3, 3))
+        spare = [name for name, _ in mesh]
+        chance.shuffle(spare)
+        spec = []
+        for _ in range(ndim):
+            n = chance.choice((0, 1, 1, 2, 3))
+            spec.append(spare[:n])
+            spare = spare[n:]
+        chance.shuffle(spec)
+        sizes = dict(mesh)
+        shape = [prod(sizes[axis] for axis in cut) * chance.choice((1, 1, 2, 3, 5)) for cut in spec]
+        wrong = chance.random()
+        if wrong < 0.12 and ndim:
+            shape[chance.randrange(ndim)] += chance.choice((1, 2, 7))
+        elif wrong < 0.2 and ndim:
+            spec[chance.randrange(ndim)] = [chance.choice(mesh)[0], *chance.sample([n for n, _ in mesh], 1)]
+        elif wrong < 0.23:
+            spec.append([chance.choice(mesh)[0]])
+        elif wrong < 0.25 and ndim:
+            spec[0] = ["w"]
+        elif wrong < 0.3:
+            spec = spec[: chance.randrange(len(spec) + 1)]  # a missing entry at the end
+        return {"mesh": mesh, "shape": shape, "spec": spec, "dtype": chance.choice(explorer.DTYPES)}
+
+    cases = [random_case() for _ in range(1200)]
+    grid = [("x", 2), ("y", 4), ("z", 8)]
+    for n in range(4):  # tuples in every order, on 64 devices
+        for axes in permutations("xyz", n):
+            for shape in ([64, 8], [8, 64], [128, 64, 2], [12, 64]):
+                for dim in range(2):
+                    spec = [[], []]
+                    spec[dim] = list(axes)
+                    cases.append({"mesh": grid, "shape": shape, "spec": spec, "dtype": "bfloat16"})
+    for mesh in ([("x", 1)], [("x", 1), ("y", 1), ("z", 1)], [("x", 1), ("y", 4)], [("x", 64)], [("a", 8), ("b", 8)]):
+        names = [name for name, _ in mesh]
+        for spec in ([], [[]], [names], [names[:1], names[1:]], [[], names[-1:]], [names, names], [[], [], names]):
+            for shape in ([], [64], [64, 64], [1, 1], [7, 64], [64, 64, 64], [0, 64], [1 << 20, 1 << 12]):
+                cases.append({"mesh": mesh, "shape": shape, "spec": spec, "dtype": "float32"})
+    return cases
+
+
+def jax_layout(case):
+    """JAX's answer: who holds what and in what shape, or (kind, message) of its error."""
+    shape, spec = tuple(case["shape"]), spec_of(case["spec"])
+    try:
+        sharding = NamedSharding(mesh_of(case["mesh"]), spec)
+        if len(spec) > len(shape):
+            jax.device_put(np.zeros(shape, np.int8), sharding)
+            raise AssertionError("JAX took a spec that is too long")
+        held = sharding.devices_indices_map(shape)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return (
+        {d.id: [list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)] for d, index in held.items()},
+        list(sharding.shard_shape(shape)),
+    )  # fmt: skip
+
+
+ERRORS = {
+    "duplicate": "DuplicateSpecError",
+    "unknown": "ValueError",
+    "rank": "ValueError",
+    "uneven": "IndivisibleError",
+}
+
+
+def test_layouts_are_those_of_jax_and_its_errors_too(bare):
+    cases = layout_cases()
+    answers = solve(bare, "layout", cases)
+    kinds = Counter()
+    for case, answer in zip(cases, answers, strict=True):
+        expected = jax_layout(case)
+        if "error" in answer:
+            error = answer["error"]
+            kinds[error["kind"]] += 1
+            assert expected[0] == ERRORS[error["kind"]], case
+            assert error["jax"] in expected[1], case
+            continue
+        kinds["fine"] += 1
+        where, shard_shape = expected
+        assert isinstance(where, dict), (case, expected)
+        assert {held["device"]: held["index"] for held in answer["devices"]} == where, case
+        assert answer["shard_shape"] == shard_shape, case
+        layout = describe(NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])), case["shape"], case["dtype"])
+        assert [(h["copy"], tuple(h["tile"])) for h in answer["devices"]] == [(s.copy, s.tile) for s in layout.shards]
+        counted = Counter(map(str, where.values()))
+        assert answer["copies"] == layout.copies and (0 in case["shape"] or {layout.copies} == set(counted.values())), (
+            case
+        )
+        itemsize = np.dtype(jax.numpy.dtype(case["dtype"])).itemsize
+        assert answer["bytes_per_device"] == prod(shard_shape) * itemsize
+        assert answer["total_bytes"] == answer["bytes_per_device"] * len(where) == layout.total_bytes
+        assert answer["nbytes"] == prod(case["shape"]) * itemsize
+        assert f"{answer['type']}: {answer['summary']}" == str(layout)
+    assert len(cases) > 1500 and kinds["fine"] > 1000 and min(kinds[kind] for kind in ERRORS) >= 20, kinds
+
+
+def shapes(svg):
+    """What is drawn, as numbers and words."""
+    names = ("x", "y", "width", "height", "fill", "stroke", "font-size", "text-anchor", "d", "viewBox")
+    found = []
+    for tag in svg.find_all(["rect", "text", "path", "title", "desc"]):
+        attributes = tuple(tag.get(name) for name in names)
+        found.append((tag.name, *attributes, tag.get_text()))
+    return [svg["width"], svg["height"], *found]
+
+
+def test_pictures_are_those_of_shardlab_draw(bare):
+    solved = zip(layout_cases(), solve(bare, "layout", layout_cases()), strict=True)
+    cases = [case for case, answer in solved if "error" not in answer and all(case["shape"])][::6]
+    drawn = bare.evaluate("cases => cases.map((c) => explorer.drawLayout(explorer.layout(c)).outerHTML)", cases)
+    for case, html in zip(cases, drawn, strict=True):
+        layout = describe(NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])), case["shape"], case["dtype"])
+        mine, theirs = (BeautifulSoup(text, "html.parser").figure for text in (html, draw(layout).html))
+        assert shapes(mine.svg) == shapes(theirs.svg), case
+        assert mine.figcaption.get_text() == theirs.figcaption.get_text()
+    assert len(cases) > 150
+
+
+def run(code):
+    names = {}
+    exec(compile(code, "<explorer>", "exec"), names)
+    return names
+
+
+def test_the_code_of_a_layout_makes_that_layout_or_that_error(bare):
+    small = [case for case in layout_cases() if prod(case["shape"]) < 10**4][::40]
+    for case, answer in zip(small, solve(bare, "layout", small), strict=True):
+        if "error" in answer:
+            with pytest.raises(Exception, match=re.escape(answer["error"]["jax"])) as error:
+                run(answer["code"])
+            assert error.type.__name__ == ERRORS[answer["error"]["kind"]]
+        else:
+            x = run(answer["code"])["x"]
+            assert x.dtype == case["dtype"] and x.shape == tuple(case["shape"])
+            assert same_layout(x, NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])))
+            assert {s.data.nbytes for s in x.addressable_shards} == {answer["bytes_per_device"]}
+    assert len(small) > 30
+
+
+# --- Products: against shardlab.cost, and against what is compiled -----------------------------------------------
+
+DIMS = {"A": "IJ", "B": "JK", "C": "IK"}
+
+# By what an axis cuts in A, in B and in the wanted result: the number of the case, and along what the product itself
+# may then be cut ("-" for not at all). Written by hand from the four cases of the chapters auto and costs.
+CASES = {
+    "---": "1 -", "--I": "1 I-", "--K": "1 K-",
+    "I--": "1 I-", "I-I": "1 I-", "I-K": "1 IK-",
+    "-K-": "1 K-", "-KI": "1 IK-", "-KK": "1 K-",
+    "JJ-": "2 J", "JJI": "2 J", "JJK": "2 J",
+    "J--": "3 J-", "J-I": "3 JI-", "J-K": "3 JK-",
+    "-J-": "3 J-", "-JI": "3 JI-", "-JK": "3 JK-",
+    "IJ-": "3 I-", "IJI": "3 I-", "IJK": "3 IK-",
+    "JK-": "3 K-", "JKI": "3 IK-", "JKK": "3 K-",
+    "IK-": "4 IK", "IKI": "4 IK", "IKK": "4 IK",
+}  # fmt: skip
+
+
+@cache
+def matmul_cases():
+    chance = random.Random(1_209)
+    cases = []
+
+    def add(mesh, sizes, cuts, chip, dtype):
+        a, b, c = ([list(cuts[of][dim]) for dim in range(2)] for of in "abc")
+        cases.append({"mesh": mesh, "sizes": sizes, "a": a, "b": b, "c": c, "chip": chip, "dtype": dtype})
+
+    def cuts_of(letters, axis):
+        """For one axis, such as "IJ-": where it cuts A, B and the result."""
+        cuts = {of: [[], []] for of in "abc"}
+        for of, letter in zip("abc", letters, strict=True):
+            if letter != "-":
+                cuts[of][DIMS[of.upper()].index(letter)] = [axis]
+        return cuts
+
+    for letters in CASES:  # every combination on one axis, on every chip
+        for chip in cost.CHIPS.values():
+            for n in (1, 4, 16):
+                dtype = chance.choice([name for name in chip.flops_per_second if name in explorer.PRECISIONS])
+                sizes = [16 * 2 ** chance.randrange(12) for _ in range(3)]
+                add([("x", n)], sizes, cuts_of(letters, "x"), chip.name, dtype)
+    for _ in range(700):
+        sizes = chance.choice([sizes for sizes in SIZES if len(sizes) == 2])
+        mesh = list(zip(("x", "y"), sizes, strict=True))
+        cuts = cuts_of(chance.choice(list(CASES)), "x")
+        for of, letter in zip("abc", chance.choice(list(CASES)), strict=True):
+            if letter == "-":
+                continue
+            place = cuts[of][DIMS[of.upper()].index(letter)]
+            if not place or chance.random() < 0.05:  # an axis for each dimension
+                place[:] = ["y"]
+        if chance.random() < 0.05:
+            cuts["a"] = [["x"], ["x"]]
+        lengths = [prod(sizes) * 2 ** chance.randrange(10) for _ in range(3)]
+        if chance.random() < 0.06:
+            lengths[chance.randrange(3)] += 1
+        chip = chance.choice(list(cost.CHIPS.values()))
+        dtype = chance.choice(
+            [name for name in explorer.PRECISIONS if name in chip.flops_per_second or chance.random() < 0.1]
+        )
+        add(mesh, lengths, cuts, chip.name, dtype)
+    return cases
+
+
+def refused(case):
+    """Why there is no answer: JAX's error for the first array that it refuses, or that of shardlab.cost."""
+    (i, j, k), mesh = case["sizes"], mesh_of(case["mesh"])
+    for shape, spec in (((i, j), case["a"]), ((j, k), case["b"]), ((i, k), case["c"])):
+        try:
+            NamedSharding(mesh, spec_of(spec)).shard_shape(shape)
+        except Exception as error:
+            return str(error)
+    try:
+        for _, size in case["mesh"]:
+            cost.collective_seconds("all-gather", 1, size, case["chip"])
+        cost.chip(case["chip"]).peak(case["dtype"])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def follow(case, plan):
+    """Do what a plan says, step by step, and hold every number of it against shardlab.cost."""
+    sizes, mesh = dict(zip("IJK", case["sizes"], strict=True)), dict(case["mesh"])
+    itemsize, chip, dtype = cost.BYTES[case["dtype"]], case["chip"], case["dtype"]
+
+    def cut_of(of, spec):
+        return {dim: (cut[0] if cut and mesh[cut[0]] > 1 else None) for dim, cut in zip(DIMS[of], spec, strict=True)}
+
+    held, partial = {"A": cut_of("A", case["a"]), "B": cut_of("B", case["b"])}, None
+
+    def local(of):
+        shape = tuple(sizes[dim] for dim in DIMS[of])
+        return NamedSharding(mesh_of(case["mesh"]), P(*held[of].values())).shard_shape(shape)
+
+    sent = messages = 0
+    for step in plan["steps"]:
+        if step["kind"] == "product":
+            (m, k), (k2, n) = local("A"), local("B")
+            assert held["A"]["J"] == held["B"]["J"] and k == k2 and (plan["m"], plan["k"], plan["n"]) == (m, k, n)
+            held["C"], partial = {"I": held["A"]["I"], "K": held["B"]["K"]}, held["A"]["J"]
+            continue
+        of, dim, axis = step["of"], step["dim"], step["axis"]
+        before = prod(local(of)) * itemsize
+        if step["kind"] == "slice":
+            assert held[of][dim] is None and axis not in held[of].values()
+            held[of][dim] = axis
+            assert step["size"] == local(of)[DIMS[of].index(dim)]
+            continue
+        if step["kind"] == "all-gather":
+            assert held[of][dim] == axis and (of != "C" or "C" in held)
+            held[of][dim] = None
+        else:
+            assert of == "C" and partial == axis
+            partial = None
+            if step["kind"] == "reduce-scatter":
+                assert held["C"][dim] is None and axis not in held["C"].values()
+                held["C"][dim] = axis
+            else:
+                assert step["kind"] == "all-reduce" and dim == ""
+        array = max(before, prod(local(of)) * itemsize)
+        assert step["array_bytes"] == array and step["devices"] == mesh[axis]
+        assert step["sent_bytes"] == pytest.approx(cost.collective_bytes(step["kind"], array, mesh[axis]), rel=1e-9)
+        assert step["seconds"] == pytest.approx(
+            cost.collective_seconds(step["kind"], array, mesh[axis], chip), rel=1e-9
+        )
+        sent, messages = sent + step["sent_bytes"], messages + step["seconds"]
+    assert partial is None and held["C"] == cut_of("C", case["c"])
+    roofline = cost.matmul(m, k, n, chip, dtype)
+    close = {
+        "sent_bytes": sent, "message_seconds": messages, "flops": roofline.flops, "work_seconds": roofline.seconds,
+        "compute_seconds": roofline.compute_seconds, "memory_seconds": roofline.memory_seconds,
+        "seconds": max(roofline.seconds, messages),
+    }  # fmt: skip
+    assert {key: plan[key] for key in close} == pytest.approx(close, rel=1e-9)
+    assert plan["bound"] == ("messages" if messages > roofline.seconds else roofline.bound)
+
+
+def test_products_cost_what_shardlab_cost_says_and_follow_the_four_cases(bare):
+    cases = matmul_cases()
+    kinds = Counter()
+    for case, answer in zip(cases, solve(bare, "matmul", cases), strict=True):
+        why = refused(case)
+        if "error" in answer:
+            kinds[answer["error"]["kind"]] += 1
+            assert why and (answer["error"].get("jax") or answer["error"]["words"]) in why, (case, why)
+            continue
+        assert why is None, (case, why)
+        places, choices = {}, []
+        for axis, size in case["mesh"]:
+            if size > 1:
+                found = [
+                    next((dim for dim, cut in zip(DIMS[of], case[of.lower()], strict=True) if axis in cut), "-")
+                    for of in "ABC"
+                ]
+                number, ways = CASES["".join(found)].split()
+                places[axis] = int(number)
+                choices.append([(axis, way.strip("-")) for way in ways])
+        assert answer["cases"] == places, case
+        for number in places.values():
+            kinds[f"case {number}"] += 1
+        expected = [dict(ways) for ways in product(*choices)]
+        expected = [w for w in expected if max(Counter(filter(None, w.values())).values(), default=0) < 2]
+        plans = answer["plans"]
+        assert sorted(map(str, (plan["ways"] for plan in plans))) == sorted(map(str, expected)), case
+        for plan in plans:
+            follow(case, plan)
+        assert answer["seconds"] == min(plan["seconds"] for plan in plans)
+        assert {key: answer[key] for key in plans[0]} == plans[0]
+        kinds["nothing sent"] += not answer["collectives"]
+        kinds[answer["bound"]] += 1
+        kinds.update({kind for kind, _ in answer["collectives"]})
+    assert len(cases) > 1200 and len(kinds) == 14 and min(kinds.values()) >= 10, kinds
+
+
+def test_the_code_of_a_product_sends_what_was_said(bare):
+    cases = [{**case, "sizes": [64 * n for n in (3, 2, 5)]} for case in matmul_cases()]
+    cases = [
+        c for c in cases if c["dtype"] in ("bf16", "int8") and c["chip"] in ("v4", "v5p", "H100") and not refused(c)
+    ]
+    chance, kinds = random.Random(7), Counter()
+    solved = list(zip(cases, solve(bare, "matmul", cases), strict=True))
+    chance.shuffle(solved)
+    sampled = {}  # a dozen of everything that is sent
+    for case, answer in solved:
+        sampled.setdefault(str(sorted(kind for kind, _ in answer["collectives"])), []).append((case, answer))
+    for case, answer in [pair for pairs in sampled.values() for pair in pairs[:12]]:
+        # The CPU's compiler sends sums in bfloat16 as float32: so does the whole program here, with twice the bytes.
+        wide = 2 if case["dtype"] == "bf16" else 1
+        names = run(answer["code"].replace("jnp.bfloat16", "jnp.float32"))
+        expected = [step for step in answer["steps"] if "seconds" in step]
+        moves = collectives(names["compiled"], mesh=names["mesh"]).moves
+        found = [(move.kind, *move.axes, move.bytes) for move in moves]
+        assert sorted(found) == sorted((s["kind"], s["axis"], wide * s["sent_bytes"]) for s in expected), case
+        a = chance.choices(range(-2, 3), k=64 * 3 * 64 * 2)
+        A, B = np.resize(a, names["A"].shape).astype("int8"), np.resize(a[5:], names["B"].shape).astype("int8")
+        result = names["product"](A.astype(names["A"].dtype), B.astype(names["B"].dtype))
+        assert (np.asarray(result) == (A.astype("int32") @ B.astype("int32")).astype(result.dtype)).all()
+        assert same_layout(result, NamedSharding(mesh_of(case["mesh"]), spec_of(case["c"])))
+        kinds.update(s["kind"] for s in answer["steps"])
+    assert {"slice", "all-gather", "all-reduce", "reduce-scatter"} <= set(kinds), kinds
+
+
+# --- Steps: against shardlab.cost --------------------------------------------------------------------------------
+
+
+def fit_cases():
+    chance = random.Random(512)
+    cases = []
+    sizes = {name: {key: getattr(m, key) for key in explorer.data()["models"][name]} for name, m in cost.MODELS.items()}
+    for chip, remat in product(cost.CHIPS, cost.REMAT):
+        for _ in range(30):
+            if chance.random() < 0.6:
+                model = chance.choice(list(sizes.values()))
+            else:
+                kv = chance.choice((1, 2, 3, 4, 8))
+                model = {
+                    "layers": chance.randrange(1, 100), "d_model": chance.randrange(64, 9000),
+                    "d_ff": chance.randrange(64, 30_000),
+                    "heads": kv * chance.choice((1, 2, 4, 8)) + (chance.random() < 0.05), "kv_heads": kv,
+                    "head_dim": chance.choice((64, 100, 128)), "vocab": chance.randrange(100, 200_000),
+                    "gated": chance.random() < 0.5, "tied": chance.random() < 0.5,
+                }  # fmt: skip
+            data, fsdp, tensor = (2 ** chance.randrange(6) * chance.choice((1, 1, 1, 3)) for _ in range(3))
+            tensor = tensor if chance.random() < 0.4 else min(tensor, 4)
+            data, fsdp = (1 if chance.random() < 0.25 else n for n in (data, fsdp))
+            chips = data * fsdp * tensor + (chance.random() < 0.03)
+            batch, sequence = (
+                2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
+                chance.choice((512, 4096, 32_768)),
+            )
+            cases.append(
+                {"model": model, "chip": chip, "chips": chips, "batch": batch, "sequence": sequence, "data": data,
+                 "fsdp": fsdp, "tensor": tensor, "remat": remat}
+            )  # fmt: skip
+    return cases
+
+
+def test_steps_take_what_shardlab_cost_says(bare):
+    cases, kinds = fit_cases(), Counter()
+    for case, answer in zip(cases, solve(bare, "fit", cases), strict=True):
+        layout = cost.Layout(case["data"], case["fsdp"], case["tensor"])
+        try:
+            model = cost.Model(**case["model"])
+            step = cost.step_cost(
+                model, case["chip"], layout, case["batch"], case["sequence"], case["chips"], case["remat"]
+            )
+        except ValueError as error:
+            assert answer == {"error": {"words": str(error)}}, case
+            kinds[re.sub(r"\d+", "", str(error))] += 1
+            continue
+        memory, kinds_of = (
+            step.memory,
+            ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits"),
+        )
+        assert list(answer["memory"].values()) == pytest.approx(
+            [float(getattr(memory, f"{kind}_bytes")) for kind in kinds_of], rel=1e-9
+        )
+        parts = {name: float(getattr(step, f"{name}_seconds")) for name in ("compute", "hbm", "data", "fsdp", "tensor")}
+        assert answer["parts"] == pytest.approx(parts, rel=1e-9), case
+        sent = {axis: float(getattr(step, f"{axis}_bytes")) for axis in ("data", "fsdp", "tensor")}
+        assert answer["sent_bytes"] == pytest.approx(sent, rel=1e-9)
+        expected = {
+            "total_bytes": memory.total_bytes, "flops": step.flops, "seconds": step.seconds, "mfu": step.mfu,
+            "serial_seconds": step.serial_seconds,
+        }  # fmt: skip
+        assert {key: answer[key] for key in expected} == pytest.approx(
+            {k: float(v) for k, v in expected.items()}, rel=1e-9
+        )
+        assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, cost.chip(case["chip"]).hbm_bytes)
+        assert (answer["fits"], answer["bound"]) == (bool(step.fits), str(step.bound)), case
+        kinds.update([answer["bound"], answer["fits"]])
+    assert len(cases) > 900 and min(kinds.values()) >= 8 and len(kinds) == 10, kinds
+
+
+# --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """The chapter's page as `make chapter` builds it."""
+    command = [sys.executable, "-m", "bookbinder", "chapter", "book/explorer.md"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return ROOT / "_build" / "chapter" / "_build" / "html" / "explorer.html"
+
+
+@pytest.fixture
+def visit(browser, chapter):
+    """Opens the page from its file, perhaps with an address; what fails in the explorer's scripts fails the test."""
+    errors, contexts = [], []
+
+    def open_page(address="", **how):
+        contexts.append(browser.new_context(**how))
+        page = contexts[-1].new_page()
+        page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
+        page.goto(chapter.as_uri() + address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if "/explorer/" in error]
+
+
+def words(page, part="layout"):
+    return page.locator(f"[data-explorer={part}] .explorer-words").inner_text()
+
+
+def control(page, label, part="layout"):
+    """The control that a screen reader calls so."""
+    box = page.locator(f"[data-explorer={part}]")
+    select, number, text = (
+        box.get_by_role(role, name=label, exact=True) for role in ("combobox", "spinbutton", "textbox")
+    )
+    return select.or_(number).or_(text)
+
+
+def test_scripts_and_styles_are_small_and_nothing_is_inline():
+    files = list(STATIC.iterdir())
+    assert sorted(file.name for file in files) == sorted([*explorer.SCRIPTS, "explorer.css"])
+    assert sum(file.stat().st_size for file in files) <= 40 * 1024
+    text = "".join(file.read_text() for file in files)
+    assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
+
+
+def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(browser, bare, tmp_path):
+    body = Path(unquote(urlsplit(bare.url).path)).read_text()
+    policy = "default-src 'none'; script-src file:; style-src 'unsafe-inline'"
+    strict = tmp_path / "strict.html"
+    strict.write_text(body.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>'))
+    page, asked = browser.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(strict.as_uri())
+    assert page.locator("[data-explorer] form").count() == 3 and "8 tiles" in words(page)
+    assert {urlsplit(url).scheme for url in asked} == {"file"}
+    page.close()
+
+
+def test_the_page_starts_with_what_its_cells_say(visit):
+    plain, page = visit(java_script_enabled=False), visit()
+    for part in ("layout", "matmul", "fit"):
+        static = BeautifulSoup(plain.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
+        static.template.extract()
+        live = BeautifulSoup(page.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
+        if part != "fit":
+            assert [shapes(svg) for svg in static.select("svg")] == [shapes(svg) for svg in live.select("svg")]
+        else:
+            before, after = (soup.select("rect") for soup in (static, live))
+            widths = [[float(rect["width"]) for rect in rects] for rects in (before, after)]
+            assert widths[0] == pytest.approx(widths[1], abs=0.06)
+        assert static.table and plain.locator(f"[data-explorer={part}] svg").first.is_visible()
+    assert plain.locator("[data-explorer] form").count() == 0
+    assert "4.57 ms" in words(page, "matmul") and "does not fit" in words(page, "fit")
+    drawn = page.locator("[data-explorer=layout] tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in drawn][6] == ["device 6", "[4:8, 8:12]", "1 of 1", "64"]
+
+
+def test_everything_can_be_reached_and_changed_by_keyboard(visit):
+    page = visit()
+    control(page, "Axes").focus()
+    seen = []
+    for _ in range(18):
+        seen.append(page.evaluate("document.activeElement.name || document.activeElement.tagName"))
+        page.keyboard.press("Tab")
+    assert seen[:11] == [
+        "axes", "name0", "size0", "name1", "size1", "dims", "dtype", "dim0", "cut0", "dim1", "cut1",
+    ]  # fmt: skip
+    assert seen[seen.index("link") :][:3] == ["link", "code", "again"]
+    control(page, "Dimension 0 is cut along").focus()
+    page.keyboard.press("ArrowDown")  # from x to y: now twice
+    assert "duplicate entries for `y`" in words(page) and 'P("y", "y")' in words(page)
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    assert words(page).startswith('P(None, "y")') and "2 copies" in words(page)
+    control(page, "Dimension 0, size").focus()
+    page.keyboard.press("ArrowUp")
+    assert "(9, 4)" in words(page)
+    control(page, "Axis 2, name").fill("model")
+    assert (
+        words(page).startswith('P(None, "model")')
+        and "@model" in page.locator("code").filter(has_text="f32[9").inner_text()
+    )
+    control(page, "Axis 2, devices").fill("")
+    assert words(page).startswith("Axis 2, devices:")
+    control(page, "Axis 2, devices").fill("64")
+    assert "128 devices" in words(page)
+    control(page, "Dimensions").select_option("0")
+    control(page, "Axis 2, devices").fill("4")
+    assert "1 tile of ()" in words(page)
+    page.keyboard.press("Enter")  # sends no form
+    assert page.url.split("#")[0].endswith("explorer.html") and "1 tile of ()" in words(page)
+    live = page.locator(".explorer-words").evaluate_all("all => all.map((p) => p.getAttribute('aria-live'))")
+    assert live == ["polite"] * 3
+    assert page.locator("[data-explorer] :is(input, select)").evaluate_all(
+        "all => all.every((c) => c.labels.length === 1)"
+    )
+
+
+def test_the_address_holds_the_state_and_history_goes_back(visit):
+    page = visit()
+    control(page, "Dimension 0 is cut along").select_option("x.y")
+    assert page.url.endswith("#layout?mesh=x:2,y:4&shape=8,16&spec=x.y,y&dtype=float32")
+    control(page, "Dimension 1 is cut along").select_option("-")
+    control(page, "Result: I cut along", "matmul").select_option("x")
+    assert "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
+    assert "reduce-scatter" in words(page, "matmul")
+    control(page, "Model", "fit").select_option("own")
+    assert "layers=32" in page.url and control(page, "vocab", "fit").is_visible()
+    control(page, "Tokens in a batch", "fit").fill("131072")
+    page.keyboard.press("Tab")
+    assert "this fits" in words(page, "fit")
+    page.go_back()
+    assert "does not fit" in words(page, "fit")
+    page.go_back()
+    page.go_back()
+    assert "all-reduce" in words(page, "matmul") and words(page).startswith('P(("x", "y"), None)')
+    page.go_back()
+    assert "duplicate" in words(page)
+    page.go_back()
+    assert words(page).startswith('P("x", "y")') and "#" not in page.url
+    page.go_forward()
+    page.go_forward()
+    shared = page.url
+    page.reload()
+    assert words(page).startswith('P(("x", "y"), None)')
+    assert words(visit(shared[shared.index("#") :])).startswith('P(("x", "y"), None)')
+    page.get_by_role("button", name="Start again").first.click()
+    assert words(page).startswith('P("x", "y")')
+
+
+@pytest.mark.parametrize(
+    ("address", "word"),
+    [
+        ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”"),
+        ("#layout?mesh=x:8,y:16", "this mesh has 128 devices"),
+        ("#layout?mesh=x:2,x:2", "two axes have the same name"),
+        ("#layout?mesh=a b:2", "cannot be “a b”"),
+        ("#layout?spec=w,-", "cannot be “w”"),
+        ("#layout?shape=8,8,8,8", "“shape” has too many entries"),
+        ("#layout?shape=8,1.5", "“Dimension 1, size” cannot be “1.5”"),
+        ("#layout?dtype=<img src=x>", "cannot be “<img src=x>”"),
+        ("#layout?colour=red", "“colour” is not known"),
+        ("#layout?", "“” is not known"),
+        ("#layout?mesh=%E0%A4%A", "URI"),
+        ("#nothing?a=b", "there is no part “nothing”"),
+    ],
+)
+def test_an_address_that_asks_for_what_is_not_there_gets_a_word(visit, address, word):
+    page = visit(address)
+    assert words(page).startswith("The address is left aside: ") and word in words(page)
+    assert words(page).endswith("8 devices, 64 bytes each. 512 bytes in all; the array has 512.")
+    assert page.locator("[data-explorer] img").count() == 0
+
+
+def test_links_are_copied_and_told(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy link").nth(2).click()
+    said = page.locator("[data-explorer=fit] [role=status]")
+    said.filter(has_text="ink").wait_for()
+    assert "#fit?model=llama-3-8b&chip=v5e&chips=16" in page.url
+    if said.inner_text() == "Link copied":
+        assert page.evaluate("navigator.clipboard.readText()") == page.url
+    else:
+        assert said.inner_text() == "The link is in the address bar"
+    page.get_by_role("button", name="Copy code").first.click()
+    page.locator("[data-explorer=layout] [role=status]").filter(has_text="ode").wait_for()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_narrow_screens(visit, width):
+    page = visit("#layout?mesh=x:4,y:4,z:4&shape=64,64,8&spec=x,y.z,-", viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    boxes = page.locator("[data-explorer] :is(input, select, button):visible").evaluate_all(
+        "all => all.map((c) => c.getBoundingClientRect()).map((b) => [b.left, b.right, b.height])"
+    )
+    assert all(0 <= left < right <= width and height >= 24 for left, right, height in boxes) and len(boxes) > 40
