@@ -94,6 +94,7 @@ window.shifts = [];
 const name = (node) => !node ? "?" : node.nodeType === 1 ? node.cloneNode(false).outerHTML : node.textContent;
 new PerformanceObserver((list) => {
   for (const shift of list.getEntries()) {
+    if (shift.value < 0.0001) continue; // a tenth of what Lighthouse rounds to nothing
     window.shifts.push(`${shift.value.toFixed(5)}: ${shift.sources.map((s) => name(s.node)).join(", ")}`);
   }
 }).observe({ type: "layout-shift", buffered: true });
@@ -454,9 +455,10 @@ def test_a_missing_page_leads_back_to_the_book(reader, home):
     answer = page.goto("no/such/page.html")
     assert answer.status == 404
     assert "text/html" in answer.headers["content-type"], "there is no 404.html"
-    page.locator("article").get_by_role("link").first.click()
-    page.wait_for_url(lambda url: url.rstrip("/") == home.rstrip("/") or url.endswith("/index.html"))
-    expect(page.locator("h1")).to_contain_text("One Program, Many Devices")
+    expect(page.locator("h1")).to_be_visible()
+    assert page.locator("article").get_by_role("link").first.get_attribute("href") == WHERE.page("index")
+    relative = page.locator("a[href]").evaluate_all("links => links.filter(a => !/^https:/.test(a.getAttribute('href')))")
+    assert not [link for link in relative if link], "on this page, which is shown anywhere, relative links lead nowhere"
 
 
 def test_pages_have_an_icon_and_say_what_they_are_about(reader):
@@ -729,7 +731,8 @@ def test_without_javascript_a_reader_gets_around(reader):
     page.locator("a.right-next").click()
     page.wait_for_url("**/auto.html")
     page.goto("search.html")
-    expect(page.locator("main")).to_contain_text(re.compile("(activate|needs?|requires?) JavaScript"))
+    says = re.compile("(activate|needs?|requires?) JavaScript")
+    expect(page.locator("main")).to_contain_text(says, use_inner_text=True)
 
 
 def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_press(reader):
@@ -751,7 +754,7 @@ def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_pre
         assert not seen, f"on paper: {seen[:3]}"
     for fold in page.locator(FOLDS).all():
         expect(inside(fold)).to_be_visible()
-    expect(page.locator("article p").first).to_be_visible()
+    expect(page.locator("article p:not(.run-it)").first).to_be_visible()
     for box in page.locator("[data-steps]").all():
         assert len(shown(box)) == int(box.get_attribute("data-steps"))
     hidden = page.locator("article pre").evaluate_all(

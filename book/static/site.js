@@ -1,4 +1,4 @@
-// What pages need besides the theme: menus that close, paper that shows everything, and the words that were searched.
+// What pages need besides the theme: menus and sidebars that close, paper that shows everything, words that were searched.
 {
   const menus = document.querySelectorAll("details.dropdown:not(.admonition)");
   const close = (except) => menus.forEach((menu) => { if (menu !== except) menu.open = false; });
@@ -9,6 +9,14 @@
     close();
     open.querySelector("summary").focus();
   });
+
+  // On narrow screens the theme shows the sidebars as dialogs.
+  for (const side of ["primary", "secondary"]) {
+    const dialog = document.getElementById(`pst-${side}-sidebar-modal`);
+    const toggle = document.querySelector(`.${side}-toggle`);
+    dialog?.addEventListener("click", (event) => { if (event.target.closest("a[href]")) dialog.close(); });
+    dialog?.addEventListener("close", () => toggle?.focus({ preventScroll: true }));
+  }
 
   const root = document.documentElement;
   addEventListener("beforeprint", () => {

@@ -177,6 +177,10 @@ def _roles(page):
     for sidebar in page.xpath("//*[@id='pst-primary-sidebar']"):
         sidebar.set("role", "complementary")
         sidebar.set("aria-label", "Book")
+    for sidebar in page.xpath("//*[@id='pst-primary-sidebar' or @id='pst-secondary-sidebar']"):
+        form = etree.Element("form", {"method": "dialog", "class": "close-sidebar"})
+        etree.SubElement(form, "button", {"class": "btn"}).text = "Close"
+        sidebar.insert(0, form)  # seen on narrow screens only, where the theme makes a dialog of it
     for listed in page.xpath("//*[@role='doc-biblioentry' or contains(@class, 'citation-list')]"):
         listed.attrib.pop("role", None)
     for corner in page.xpath("//th[not(normalize-space())]"):

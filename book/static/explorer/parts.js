@@ -32,7 +32,7 @@ function table(name, ...rows) {
 }
 const folded = (name, open, inside) => h("details", open ? { open } : {}, h("summary", {}, name), inside);
 const codeBox = (code) => folded("JAX code", true,
-  h("pre", { tabindex: 0, role: "region", "aria-label": "JAX code" }, h("code", {}, code)));
+  h("pre", { tabindex: 0, role: "group", "aria-label": "JAX code" }, h("code", {}, code)));
 const pictures = (...figures) => h("div", { class: "shardlab explorer-pictures" }, ...figures);
 const refused = ({ words, jax }, ...nodes) => ({
   refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
