@@ -11,7 +11,7 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from lxml import etree, html
 
@@ -326,7 +326,9 @@ def _stand_alone(page, about, sheet):
     for link in page.xpath("//link[@rel='stylesheet']"):
         link.tag, link.text = "style", sheet.read_text("utf-8")
         link.attrib.clear()
-    page.make_links_absolute(about.site)
+    page.rewrite_links(
+        lambda link: link if link.startswith("#") else urljoin(about.site, link), resolve_base_href=False
+    )
 
 
 def _first_in_head(page, element):
