@@ -123,7 +123,7 @@ def test_no_page_weighs_more_than_250_kib(built):
 
 def test_one_style_sheet_and_only_scripts_that_wait(built):
     for file, page in built.items():
-        assert len(page.select("link[rel=stylesheet]")) == 1, file
+        assert len(page.select("link[rel=stylesheet]")) + len(page.select("head > style")) == 1, file
         for script in page.select("script"):
             if script.get("type") == "application/json":
                 continue
@@ -191,4 +191,7 @@ def test_the_map_for_search_engines_has_every_chapter(site, book):
 
 def test_an_address_that_is_none_has_a_page(site):
     page = BeautifulSoup((site / "404.html").read_text(), "html.parser")
-    assert "no such page" in page.h1.get_text() and page.select_one('article a[href="index.html"]')
+    assert "no such page" in page.h1.get_text()
+    assert page.select_one("head > style") and not page.select("script[src], link[rel=stylesheet], img")
+    addresses = [tag["href"] for tag in page.select("[href]") if not tag["href"].startswith("#")]
+    assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address

@@ -321,7 +321,7 @@ def _head(page, about):
 
 def _stand_alone(page, about, sheet):
     """Hosts show this page at any address, from where relative ones lead nowhere."""
-    for element in page.xpath("//script[@src]"):
+    for element in page.xpath("//script[@src] | //link[@rel='icon']"):
         _drop(element)
     for link in page.xpath("//link[@rel='stylesheet']"):
         link.tag, link.text = "style", sheet.read_text("utf-8")
