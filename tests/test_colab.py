@@ -90,9 +90,13 @@ def layer(python, folder):
     return layered
 
 
+# What this machine has set, and a reader's has not. JAX itself sets TPU_LIBRARY_PATH, where libtpu is installed.
+STRANGE = ("PYTHON", "GITHUB_", "JAX", "TPU_", "XDG_")
+
+
 def environment(published, machine):
     """What a reader's machine has, without a checkout in reach: GitHub's address leads to the bare repository."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GITHUB_", "JAX"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
     (machine / "home").mkdir()
     clean |= {"HOME": str(machine / "home"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "MPLBACKEND": "agg"}
     git_settings = {f"url.{published.as_uri()}.insteadOf": address.of(BOOK.config).repository, "safe.directory": "*"}
