@@ -1,6 +1,7 @@
 """What all tests share: 64 emulated devices in this process, and the book itself."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,24 @@ def book():
     from bookbinder.book import load
 
     return load(ROOT)
+
+
+def missing(what):
+    """Skip a test for want of a program; in CI, fail it."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} (Debian: apt-get install {what})")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """The system's Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, names)), None) or missing("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -395,6 +395,7 @@ def test_plain_jupyter_book_is_as_truthful(tiny):
     tiny.write("src/shardlab/value.py", "VALUE = 5\n")
     status, said = jupyter_book()
     assert status == 0 and "two 5" in tiny.page("book/two"), said
+    assert [tiny.page(f"book/{name}").count('class="executed"') for name in ("one", "two")] == [1, 1]
     tiny.write("book/one.md", chapter("One", "1 / 0"))
     status, said = jupyter_book()
     assert status != 0 and "book/one.md:14: ZeroDivisionError: division by zero" in said

@@ -4,7 +4,6 @@ Chromium is the system's own. The site is served compressed and under POLICY, wh
 not do; a page that breaks it says so in the console, and a test here fails for every word there.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,7 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from conftest import missing
+from playwright.sync_api import expect
 
 from bookbinder import address
 from bookbinder.book import load
@@ -43,24 +43,10 @@ SCREENS = {
 }
 
 
-def missing(what):
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} (Debian: apt-get install {what})")
-
-
 def none(found):
     """Fail with a line for each thing that was found."""
     found = list(found)
     assert not found, "\n".join(["", *found])
-
-
-@pytest.fixture(scope="module")
-def browser():
-    names = ("chromium", "chromium-browser", "google-chrome")
-    program = next(filter(None, map(shutil.which, names)), None) or missing("chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

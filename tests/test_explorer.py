@@ -1,9 +1,7 @@
 """The explorer's JavaScript, run in a browser, against JAX, shardlab and compiled programs: not one case may differ."""
 
-import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +17,6 @@ import pytest
 from bs4 import BeautifulSoup
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from playwright.sync_api import sync_playwright
 
 from shardlab import cost, explorer
 from shardlab.comms import collectives
@@ -38,18 +35,6 @@ def mesh_of(mesh):
 
 def spec_of(spec):
     return P(*(None if not cut else cut[0] if len(cut) == 1 else tuple(cut) for cut in spec))
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """The system's Chromium."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not chromium:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium (Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
+    app.connect("env-updated", lambda app, env: env.found_docs)  # write every page anew, for _make_light
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
     app.connect("html-page-context", _load_what_the_page_asks_for)
@@ -83,8 +84,9 @@ def _execute(app, env, added, changed, removed):
 
     with execute.Outputs(folder) as outputs:
         now = {chapter.name: outputs.version(chapter) for chapter in chapters}
+        versions = _versions()
         env.bookbinder_chapters = {
-            chapter.name: pages.Chapter(chapter.devices, outputs.day(chapter), _versions()) for chapter in chapters
+            chapter.name: pages.Chapter(chapter.devices, outputs.day(chapter), versions) for chapter in chapters
         }
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now

@@ -78,10 +78,10 @@ class About:
 
 
 def finish(folder, about):
-    """Make all pages in a folder light, and add what a site has besides: a map, an icon's link, a page for 404.
+    """Make all pages in a folder light, and add a map of them for search engines.
 
     Args:
-      folder: where Sphinx has written HTML.
+      folder: where Sphinx has written HTML; every page anew, since a page is finished once.
       about: `About`.
     """
     pages = [_Page(file, folder) for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
@@ -113,7 +113,7 @@ class _Page:
     """A page: `name` as chapters have it, `address` below the site's, `static` the way from it to static files."""
 
     def __init__(self, file, folder):
-        self.file, self.folder = file, folder
+        self.file = file
         place = file.relative_to(folder)
         self.name = place.stem
         self.address = place.as_posix().removesuffix("index.html")
@@ -141,11 +141,6 @@ def _with_class(page, *names):
     return page.xpath(f"//*[{has}]")
 
 
-def _drop(element):
-    """Take an element out, and leave the text behind it."""
-    element.drop_tree()
-
-
 # --- The body --------------------------------------------------------------------------------------------------
 
 
@@ -159,9 +154,9 @@ def _remove(page):
         *page.xpath("//footer[contains(@class, 'bd-footer') and not(*)]"),
     ]:
         parent = element.getparent()
-        _drop(element)
+        element.drop_tree()
         if parent.tag == "li" and not len(parent):
-            _drop(parent)
+            parent.drop_tree()
     for comment in page.xpath("//comment()"):
         comment.drop_tree()
     for header in page.xpath("//*[@id='pst-header']"):  # it has a second search and second buttons for the sidebars
@@ -279,7 +274,7 @@ def _scripts(page):
         if source and name not in DROPPED and (name not in ONLY_WITH or page.xpath(ONLY_WITH[name])):
             found.setdefault(source, script)
         if source or script.get("type") != "application/json":
-            _drop(script)
+            script.drop_tree()
     for source, script in found.items():
         attributes = {name: value for name, value in script.attrib.items() if name.startswith("data-")}
         etree.SubElement(head, "script", src=source, defer="", **attributes)
@@ -292,7 +287,7 @@ def _head(page, about):
         *head.xpath(".//meta[@name='viewport' or starts-with(@name, 'docsearch') or starts-with(@property, 'og:')]"),
         *head.xpath(".//style"),
     ]:
-        _drop(element)
+        element.drop_tree()
     heading = next(iter(tree.xpath("//article//h1")), None)
     title = heading.text_content().strip().removesuffix("#") if heading is not None else about.title
     first = next(iter(tree.xpath("//article//section/p[not(@class)]")), None)
@@ -322,7 +317,7 @@ def _head(page, about):
 def _stand_alone(page, about, sheet):
     """Hosts show this page at any address, from where relative ones lead nowhere."""
     for element in page.xpath("//script[@src] | //link[@rel='icon']"):
-        _drop(element)
+        element.drop_tree()
     for link in page.xpath("//link[@rel='stylesheet']"):
         link.tag, link.text = "style", sheet.read_text("utf-8")
         link.attrib.clear()
