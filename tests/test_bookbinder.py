@@ -5,6 +5,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -561,6 +562,32 @@ def test_a_terminal_gets_a_live_table(tiny):
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert process.returncode == 0, plain
     assert re.search(r"one +\S* *cell 2 of 2 +\d+ s", plain) and "chapters done" in plain
+
+
+def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server, page = tiny.start("serve", "--port", str(port)), browser.new_page()
+    try:
+        deadline = time.monotonic() + 120
+        while not listens(port):
+            assert server.poll() is None and time.monotonic() < deadline, server.communicate()
+            time.sleep(0.1)
+        page.goto(f"http://127.0.0.1:{port}/one.html", wait_until="networkidle")
+        assert "one 2" in page.locator("article").inner_text()
+        tiny.write("book/one.md", chapter("One", "print('one', 2 + 2)"))
+        page.get_by_text("one 4").wait_for(timeout=60_000)
+    finally:
+        page.close()
+        server.terminate()
+        said = server.communicate(timeout=20)
+    assert not kernels_below(tiny.root) and "Traceback" not in said[1], said
+
+
+def listens(port):
+    with socket.socket() as line:
+        return line.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_help_and_bad_options():

@@ -131,6 +131,18 @@ def _shown(path):
 def _serve(options):
     """A server that never waits for a build: saving a file starts one beside it, its end reloads the page."""
     from livereload import Server
+    from livereload.handlers import LiveReloadHandler, StaticFileHandler
+    from livereload.watcher import Watcher
+
+    from bookbinder.pages import POLICY
+
+    class Preview(StaticFileHandler):
+        """Pages without their policy, which forbids the script that reloads them."""
+
+        @classmethod
+        def get_content(cls, abspath, start=None, end=None):
+            words, none = f'http-equiv="{POLICY}"'.encode(), b"data-no-policy-here"
+            return Path(abspath).read_bytes().replace(words, none.ljust(len(words)))[start:end]
 
     book = books.load(options.root)
     html = book.build_folder / "html"
@@ -140,19 +152,24 @@ def _serve(options):
     if not html.exists():
         return 1  # there is no good site yet, and the build has said why
 
-    changed, stopping, builds = threading.Event(), threading.Event(), []
+    saved, changed, stopping, builds = Watcher(), threading.Event(), threading.Event(), []
+    for name in (books.FOLDER, "src", "_config.yml", "_toc.yml"):
+        saved.watch(str(book.root / name), changed.set)
 
     def keep_building():
-        while changed.wait() and not stopping.is_set():
-            changed.clear()
-            builds[:] = [subprocess.Popen(command)]  # it says what is wrong, and leaves the last good site
-            builds[0].wait()
+        while not stopping.wait(0.3):
+            saved.examine()
+            if changed.is_set():
+                changed.clear()
+                builds[:] = [subprocess.Popen(command)]  # it says what is wrong, and leaves the last good site
+                builds[0].wait()
 
     threading.Thread(target=keep_building, daemon=True).start()
     server = Server()
-    for name in (books.FOLDER, "src", "_config.yml", "_toc.yml"):
-        server.watch(str(book.root / name), changed.set, delay="forever")  # rebuild, do not reload yet
+    server.SFH = Preview
     server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
+    server.watcher.examine()  # what it sees first it takes for changed
+    LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
 
     def stop(number, frame):
         raise KeyboardInterrupt
@@ -168,7 +185,6 @@ def _serve(options):
         return 1
     finally:
         stopping.set()
-        changed.set()
         for build in builds:
             build.terminate()
             build.wait()

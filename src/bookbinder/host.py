@@ -29,19 +29,20 @@ LIFETIME = "max-age=600"
 
 
 @contextmanager
-def serving(folder, headers=()):
+def serving(folder, below="/"):
     """Serve a folder until the block ends; gives the address, as `http://127.0.0.1:43210/`.
 
     Args:
       folder: the site, with index.html in it.
-      headers: pairs of a name and a value, which every answer carries besides the usual ones.
+      below: where on the host the site lies; with "/" at both ends, such as "/book/". GitHub Pages serves a project's
+        site below its name.
     """
-    handler = partial(_Handler, directory=str(folder), extra=tuple(headers))
+    handler = partial(_Handler, directory=str(folder), below=below)
     with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/"
+            yield f"http://127.0.0.1:{server.server_port}{below}"
         finally:
             server.shutdown()
             thread.join()
@@ -58,8 +59,8 @@ class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds without a request until a connection is closed
 
-    def __init__(self, *args, extra, **kwargs):
-        self.extra = extra
+    def __init__(self, *args, below, **kwargs):
+        self.below = below
         super().__init__(*args, **kwargs)
 
     def do_GET(self):
@@ -72,13 +73,15 @@ class _Handler(SimpleHTTPRequestHandler):
         """Whoever asks sees the answer."""
 
     def _answer(self, send):
-        path, file = urlsplit(self.path).path, Path(self.translate_path(self.path))
+        path = urlsplit(self.path).path
+        inside = path.startswith(self.below)
+        file = Path(self.translate_path("/" + path.removeprefix(self.below) if inside else "/404.html"))
         if file.is_dir():
             if not path.endswith("/"):
                 return self._send(HTTPStatus.MOVED_PERMANENTLY, [("Location", f"{path}/")], b"", send)
             file /= "index.html"
         status = HTTPStatus.OK
-        if not file.is_file():
+        if not inside or not file.is_file():
             status, file = HTTPStatus.NOT_FOUND, Path(self.directory) / "404.html"
             if not file.is_file():
                 return self._send(status, [("Content-Type", "text/plain; charset=utf-8")], b"not found\n", send)
@@ -94,7 +97,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     def _send(self, status, headers, content, send):
         self.send_response(status)
-        for name, value in (*headers, *self.extra, ("Content-Length", str(len(content)))):
+        for name, value in (*headers, ("Content-Length", str(len(content)))):
             self.send_header(name, value)
         self.end_headers()
         if send:

@@ -6,6 +6,7 @@ to do; icons are drawn in the page; menus, hints and solutions unfold without a 
 Sphinx is done, so plain `jupyter-book build .` makes the same pages as `make book`.
 """
 
+import base64
 import hashlib
 import re
 import struct
@@ -41,6 +42,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)").matches;
 root.dataset.mode = mode;
 root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 }"""
+POLICY = "Content-Security-Policy"
 # What site.js asks for itself, on a page that a search has led to.
 BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
 WORDS_A_MINUTE = 200
@@ -103,6 +105,7 @@ def finish(folder, about):
         _first_in_head(page.tree, etree.Element("link", rel="stylesheet", href=f"{page.static}site.css?v={version}"))
         if page.name == "404":
             _stand_alone(page.tree, about, folder / "_static" / "site.css")
+        _first_in_head(page.tree, etree.Element("meta", {"http-equiv": POLICY, "content": _policy(page.tree)}))
         page.write()
     _tidy(pages, folder / "_static")
     addresses = [about.site + page.address for page in pages if page.name in about.chapters]
@@ -326,6 +329,25 @@ def _stand_alone(page, about, sheet):
     )
 
 
+def _policy(page):
+    """What a browser may load and run for this page: what is its own. Drawings have styles as attributes."""
+    inline = {"script": "", "style": ""}
+    for element in page.xpath("//script[not(@src) and not(@type)] | //style"):
+        digest = hashlib.sha256(element.text.encode()).digest()
+        inline[element.tag] += f" 'sha256-{base64.b64encode(digest).decode()}'"
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src 'self'{inline['script']}",
+            f"style-src-elem 'self'{inline['style']}",
+            "style-src 'self' 'unsafe-inline'",
+            "img-src 'self' data:",
+            "base-uri 'none'",
+            "form-action 'self'",
+        ]
+    )
+
+
 def _first_in_head(page, element):
     """Put an element before all others but those that say how to read the page."""
     head = page.find("head")
@@ -350,9 +372,12 @@ def _join(sheets, pages, file):
     text = "".join(map(_with_imports, sheets))
     elements = [element for page in pages for element in page.tree.iter() if isinstance(element.tag, str)]
     names = {name for element in elements for name in (*_classes(element), element.get("id"))}
+    tags = {element.tag for element in elements}
     for script in {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}:
-        names |= set(re.findall(r"[A-Za-z_][\w-]*", script.read_text("utf-8")))
-    text = styles.reduce(text, {element.tag for element in elements}, names)
+        words = script.read_text("utf-8")
+        names |= set(re.findall(r"[A-Za-z_][\w-]*", words))
+        tags |= set(re.findall(r"""["'`]([a-z][a-z0-9]*)["'`]""", words))
+    text = styles.reduce(text, tags, names)
     file.write_text(text, "utf-8")
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
