@@ -152,8 +152,8 @@ FOREIGN = """() => {
 
 def test_a_page_forbids_what_is_not_its_own(reader, site):
     page = reader("arrays")
-    for address in (page.url, (site / "arrays.html").as_uri()):
-        page.goto(address)
+    for place in (page.url, (site / "arrays.html").as_uri()):
+        page.goto(place)
         found = page.evaluate(FOREIGN)
         where = ["connect-src", "frame-src", "img-src", "script-src-elem", "style-src-elem"]
         assert sorted(set(found["forbidden"])) == where and len(found["forbidden"]) == 7 and not found["ran"]
