@@ -294,6 +294,8 @@ def test_a_word_is_found_and_its_page_opened(reader, site, where, how):
     else:
         page.keyboard.press("Control+k")
     ask(page, "stencil")
+    if where == "host":  # from a file nothing can be fetched
+        expect(page.locator("#search-results .context").first).to_contain_text("stencil", ignore_case=True)
     follow_a_result(page, "collectives", "stencil")
 
 

@@ -342,6 +342,7 @@ def _policy(page):
             f"style-src-elem 'self'{inline['style']}",
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data:",
+            "connect-src 'self'",  # the search shows a piece of each page
             "base-uri 'none'",
             "form-action 'self'",
         ]
