@@ -17,7 +17,7 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -25,6 +25,8 @@ from pathlib import Path
 import psutil
 
 from bookbinder.progress import Progress, plain
+
+DONE = "BOOKBINDER_DONE"  # the environment's name for a file with `facts`, for Sphinx when `make book` has called it
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Result:
     cells: int = 0
     seconds: float = 0.0  # of the run that made the outputs
     failure: Failure | None = None
+    day: str = ""  # of that run, such as "2026-11-21"
+    outputs: str = ""  # changes whenever the outputs do
 
 
 class Stopped(BaseException):
@@ -92,13 +96,12 @@ def _run(book, outputs, chapters, jobs, progress, stop):
             continue
         # Taken before the run: what changes meanwhile makes the outputs stale.
         now = fingerprint(book, chapter)
-        before = outputs.data(chapter)
-        if before.get("fingerprint") == now:
-            results[chapter.name] = Result(
-                chapter.name, "reused", len(chapter.cells), before.get("execution_seconds", 0.0)
-            )
+        before = outputs.of(chapter)
+        if before.fingerprint == now:
+            result = Result(chapter.name, "reused", len(chapter.cells), before.seconds)
+            results[chapter.name] = replace(result, day=before.day, outputs=before.version)
         else:
-            waiting.append((before.get("execution_seconds", len(chapter.cells)), chapter, now))
+            waiting.append((before.seconds or len(chapter.cells), chapter, now))
     waiting.sort(key=lambda item: -item[0])
 
     with (
@@ -120,8 +123,20 @@ def _run(book, outputs, chapters, jobs, progress, stop):
                 results[chapter.name], notebook = future.result()
                 if notebook is not None:
                     outputs.keep(chapter, notebook, results[chapter.name].seconds, now)
+                    kept = outputs.of(chapter)
+                    results[chapter.name] = replace(results[chapter.name], day=kept.day, outputs=kept.version)
                 progress.finished(results[chapter.name])
     return [results[chapter.name] for chapter in chapters]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is known of outputs: the fingerprint they were made with, seconds and day of their run, and a version."""
+
+    fingerprint: str = ""
+    seconds: float = 0.0
+    day: str = ""
+    version: str = ""
 
 
 class Outputs:
@@ -160,20 +175,13 @@ class Outputs:
             return None
         return record
 
-    def data(self, chapter):
-        """What was noted with a chapter's outputs: their fingerprint, and the seconds of the run."""
+    def of(self, chapter):
+        """What is known of a chapter's outputs, as `Kept`; all of it empty, if there are none."""
         record = self._record(chapter)
-        return record.data if record else {}
-
-    def version(self, chapter):
-        """A text that changes whenever the outputs do; None if there are none."""
-        record = self._record(chapter)
-        return f"{record.hashkey} {record.created}" if record else None
-
-    def day(self, chapter):
-        """The day on which a chapter ran, such as "2026-11-21"; "" if it has not."""
-        record = self._record(chapter)
-        return f"{record.created:%Y-%m-%d}" if record else ""
+        if record is None:
+            return Kept()
+        seconds, fingerprint = record.data.get("execution_seconds", 0.0), record.data.get("fingerprint", "")
+        return Kept(fingerprint, seconds, f"{record.created:%Y-%m-%d}", f"{record.hashkey} {record.created}")
 
     def keep(self, chapter, notebook, seconds, now):
         """Keep an executed notebook, with the fingerprint of what it was made from."""
@@ -185,6 +193,14 @@ class Outputs:
             data={"execution_seconds": seconds, "fingerprint": now},
         )
         self._cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+
+
+def facts(chapters, results):
+    """What pages must know of chapters that have run, by their names, as JSON takes it."""
+    return {
+        chapter.name: {"devices": chapter.devices, "day": result.day, "outputs": result.outputs}
+        for chapter, result in zip(chapters, results, strict=True)
+    }
 
 
 def fingerprint(book, chapter):

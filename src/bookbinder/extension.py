@@ -6,7 +6,9 @@ publishes a page whose cell failed. With this in `_config.yml`, chapters are exe
 chapter's source, which Colab cannot open; ours leads to the notebook.
 """
 
+import hashlib
 import json
+import os
 import platform
 import re
 from html import escape
@@ -22,13 +24,15 @@ from bookbinder import address, execute, notebooks, pages
 from bookbinder import book as books
 from bookbinder.progress import Lines
 
+SHOWN = "shown"  # beside the pages: a digest of what they show of each other
+
 
 def setup(app):
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
-    app.connect("env-updated", lambda app, env: env.found_docs)  # write every page anew, for _make_light
+    app.connect("env-get-updated", _what_others_change, priority=900)  # when all is numbered
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
     app.connect("html-page-context", _load_what_the_page_asks_for)
@@ -70,27 +74,43 @@ def _execute(app, env, added, changed, removed):
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
-    book = books.load(root)
-    chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
-    env.bookbinder_notebooks = {name.removesuffix(".ipynb") for name in notebooks.make(book, chapters)}
-    folder = env.mystnb_config.execution_cache_path
-    try:
-        results = execute.run(book, folder, chapters=chapters, progress=Lines())
-    except execute.Stopped:
-        raise KeyboardInterrupt from None  # which Sphinx knows
-    failures = [str(result.failure) for result in results if result.failure]
-    if failures:
-        raise ExtensionError("\n".join(["cells failed:", *failures]))
-
-    with execute.Outputs(folder) as outputs:
-        now = {chapter.name: outputs.version(chapter) for chapter in chapters}
-        versions = _versions()
-        env.bookbinder_chapters = {
-            chapter.name: pages.Chapter(chapter.devices, outputs.day(chapter), versions) for chapter in chapters
-        }
+    if execute.DONE in os.environ:  # `make book` has called us
+        facts = json.loads(Path(os.environ[execute.DONE]).read_text("utf-8"))
+    else:
+        book = books.load(root)
+        chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
+        notebooks.make(book, chapters)  # says what Colab would not show
+        try:
+            results = execute.run(book, env.mystnb_config.execution_cache_path, chapters=chapters, progress=Lines())
+        except execute.Stopped:
+            raise KeyboardInterrupt from None  # which Sphinx knows
+        failures = [str(result.failure) for result in results if result.failure]
+        if failures:
+            raise ExtensionError("\n".join(["cells failed:", *failures]))
+        facts = execute.facts(chapters, results)
+    env.bookbinder_notebooks = {name for name, fact in facts.items() if fact["outputs"]}
+    env.bookbinder_chapters = {
+        name: pages.Chapter(fact["devices"], fact["day"], _versions()) for name, fact in facts.items()
+    }
+    now = {name: fact["outputs"] for name, fact in facts.items()}
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
+
+
+def _what_others_change(app, env):
+    """The pages to write anew: all, if anything that one page shows of another is not as it was."""
+    std, math, cited = env.get_domain("std"), env.get_domain("math"), env.domaindata.get("cite", {})
+    shown = (
+        {name: title.astext() for name, title in env.titles.items()},
+        env.toctree_includes, env.toc_secnumbers, env.toc_fignumbers,
+        std.labels, std.anonlabels, math.equations,
+        sorted(f"{reference.docname} {reference.targets}" for reference in cited.get("citation_refs", ())),
+        [(Path(app.srcdir) / file).read_text("utf-8") for file in getattr(app.config, "bibtex_bibfiles", ())],
+    )  # fmt: skip
+    app.bookbinder_shown = hashlib.sha256(json.dumps(shown, default=str, sort_keys=True).encode()).hexdigest()
+    file = Path(app.outdir).parent / SHOWN
+    return [] if file.exists() and file.read_text() == app.bookbinder_shown else env.found_docs
 
 
 def _link_notebook(app, pagename, templatename, context, doctree):
@@ -137,7 +157,8 @@ def _make_light(app, exception):
         return
     chapters = getattr(app.env, "bookbinder_chapters", {})
     about = pages.About(app.config.html_title or app.config.project, _address(app.config).site, chapters)
-    pages.finish(Path(app.outdir), about)
+    pages.finish(Path(app.outdir), about, app.env.found_docs)
+    (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
 
 
 def _inline_math(translator, node):

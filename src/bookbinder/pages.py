@@ -45,6 +45,7 @@ root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 POLICY = "Content-Security-Policy"
 # What site.js asks for itself, on a page that a search has led to.
 BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
+BELOW = ("_static", "_images", "_downloads", "_sources")  # the folders of files that pages ask for
 WORDS_A_MINUTE = 200
 CARD = "card.png"  # the picture that others show with a link to the book; in book/static
 
@@ -79,17 +80,26 @@ class About:
     chapters: dict
 
 
-def finish(folder, about):
-    """Make all pages in a folder light, and add a map of them for search engines.
+def finish(folder, about, documents):
+    """Make the pages in a folder light that are not yet, and add a map of all for search engines.
 
     Args:
-      folder: where Sphinx has written HTML; every page anew, since a page is finished once.
+      folder: where Sphinx has written HTML.
       about: `About`.
+      documents: the names of the pages that Sphinx knows; one that was made light before and is none of them is
+        deleted.
     """
     pages = [_Page(file, folder) for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
     pages = [page for page in pages if page.tree.find("body") is not None]  # not the way to a chapter made alone
-    icons, sheets = _icons(folder / "_static"), _sheets(pages)
     for page in pages:
+        if page.light and page.document not in documents:
+            page.file.unlink()
+    pages = [page for page in pages if page.file.exists()]
+    new = [page for page in pages if not page.light]
+    if not new:
+        return
+    icons, sheets = _icons(folder / "_static"), _sheets(pages)
+    for page in new:
         _remove(page.tree)
         _draw(page.tree, icons)
         _menus(page.tree)
@@ -102,26 +112,51 @@ def finish(folder, about):
         _head(page, about)
     version = _join(sheets, pages, folder / "_static" / "site.css")
     for page in pages:
-        _first_in_head(page.tree, etree.Element("link", rel="stylesheet", href=f"{page.static}site.css?v={version}"))
-        if page.name == "404":
-            _stand_alone(page.tree, about, folder / "_static" / "site.css")
-        _first_in_head(page.tree, etree.Element("meta", {"http-equiv": POLICY, "content": _policy(page.tree)}))
-        page.write()
-    _tidy(pages, folder / "_static")
+        changed = page.use(f"{page.static}site.css?v={version}")
+        if not page.light:
+            if page.name == "404":
+                _stand_alone(page.tree, about, folder / "_static" / "site.css")
+            _first_in_head(page.tree, etree.Element("meta", {"http-equiv": POLICY, "content": _policy(page.tree)}))
+        if changed or not page.light:
+            page.write()
+    _tidy(pages, folder)
     addresses = [about.site + page.address for page in pages if page.name in about.chapters]
     (folder / "sitemap.xml").write_text(_sitemap(addresses), "utf-8")
 
 
 class _Page:
-    """A page: `name` as chapters have it, `address` below the site's, `static` the way from it to static files."""
+    """A page.
+
+    Attributes:
+      name: as chapters have it; `document` as Sphinx has it.
+      address: below the site's.
+      static: the way from it to static files.
+      light: whether it was made light before.
+      sheets: the addresses of its style sheets, which become one.
+    """
 
     def __init__(self, file, folder):
         self.file = file
         place = file.relative_to(folder)
-        self.name = place.stem
+        self.name, self.document = place.stem, place.with_suffix("").as_posix()
         self.address = place.as_posix().removesuffix("index.html")
         self.static = "../" * (len(place.parts) - 1) + "_static/"
         self.tree = html.document_fromstring(file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
+        self.light = bool(self.tree.xpath("//head/meta[@http-equiv=$policy]", policy=POLICY))
+        links = self.tree.xpath("//link[@rel='stylesheet']")
+        self.sheets = [link.get("href").partition("?")[0] for link in links]
+        for link in self.tree.xpath("//link[@data-of]"):
+            self.sheets = link.get("data-of").split()
+
+    def use(self, sheet):
+        """Ask for a style sheet in the place of all; returns whether the page did not yet."""
+        link = next(iter(self.tree.xpath("//link[@data-of]")), None)
+        if link is None:
+            link = etree.Element("link", {"rel": "stylesheet", "data-of": " ".join(self.sheets)})
+            _first_in_head(self.tree, link)
+        changed = link.get("href") != sheet
+        link.set("href", sheet)
+        return changed
 
     def find(self, address):
         """The file that an address on this page leads to; None if it leads elsewhere."""
@@ -254,15 +289,24 @@ def _images(page):
 def _chapter(page, chapter):
     """Above a chapter how long it is and on how many devices it runs; below it, when and with what it ran."""
     article = next(iter(page.xpath("//article")))
-    read = "//text()[not(ancestor::*[contains(@class, 'cell_output') or contains(@class, 'solution')])]"
-    words = sum(len(text.split()) for text in article.xpath(f".{read}"))
-    facts = [f"{max(1, round(words / WORDS_A_MINUTE))} minutes to read"] + [chapter.devices] * bool(chapter.devices)
+    facts = [f"{max(1, round(_words(article) / WORDS_A_MINUTE))} minutes to read"] + [chapter.devices] * bool(
+        chapter.devices
+    )
     line = next(iter(_with_class(article, "run-it")), None)
     if line is not None:
         etree.SubElement(line, "span").text = ", ".join(facts)
     if chapter.executed:
         foot = etree.SubElement(article, "p", {"class": "executed"})
         foot.text = f"Every output on this page is from a run on {chapter.executed}, with {chapter.versions}."
+
+
+def _words(element):
+    """How many words one reads: not those of outputs and solutions."""
+    if not isinstance(element.tag, str) or {"cell_output", "solution"} & _classes(element):
+        return 0
+    return sum(len((text or "").split()) for text in (element.text, *(child.tail for child in element))) + sum(
+        map(_words, element)
+    )
 
 
 # --- The head --------------------------------------------------------------------------------------------------
@@ -363,24 +407,25 @@ def _sheets(pages):
     """The style sheets that pages ask for, in order."""
     sheets = {}
     for page in pages:
-        for link in page.tree.xpath("//link[@rel='stylesheet']"):
-            sheets.setdefault(page.find(link.get("href")))
+        for address in page.sheets:
+            sheets.setdefault(page.find(address))
     return [sheet for sheet in sheets if sheet.name not in DROPPED_STYLES]
 
 
 def _join(sheets, pages, file):
-    """Write one style sheet, with the rules that can apply; returns a digest of it."""
+    """Write one style sheet, with the rules that can apply; returns a digest of what it was made from."""
     text = "".join(map(_with_imports, sheets))
     elements = [element for page in pages for element in page.tree.iter() if isinstance(element.tag, str)]
-    names = {name for element in elements for name in (*_classes(element), element.get("id"))}
+    names = {name for element in elements for name in (*_classes(element), element.get("id")) if name}
     tags = {element.tag for element in elements}
     for script in {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}:
         words = script.read_text("utf-8")
         names |= set(re.findall(r"[A-Za-z_][\w-]*", words))
         tags |= set(re.findall(r"""["'`]([a-z][a-z0-9]*)["'`]""", words))
-    text = styles.reduce(text, tags, names)
-    file.write_text(text, "utf-8")
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    version = hashlib.sha256("\n".join([text, *sorted(tags), *sorted(names)]).encode()).hexdigest()[:8]
+    if not file.exists() or not file.read_text("utf-8").startswith(f"/*{version}*/"):
+        file.write_text(f"/*{version}*/{styles.reduce(text, tags, names)}", "utf-8")
+    return version
 
 
 def _with_imports(file):
@@ -390,11 +435,12 @@ def _with_imports(file):
     return "".join(_with_imports(file.parent / name) for name in found.findall(text)) + found.sub("", text) + "\n"
 
 
-def _tidy(pages, static):
-    """Take away what came with the theme and no page asks for."""
+def _tidy(pages, folder):
+    """Take away what no page asks for: of the theme, and of chapters as they were."""
     asked = {page.find(address) for page in pages for address in page.tree.xpath("//@src | //link/@href | //a/@href")}
-    asked |= {(static / name).resolve() for name in BY_SCRIPT}
-    for file in sorted(static.rglob("*"), reverse=True):
+    asked |= {(folder / "_static" / name).resolve() for name in BY_SCRIPT}
+    below = [file for name in BELOW for file in (folder / name).rglob("*")]
+    for file in sorted(below, reverse=True):
         if file.is_dir():
             if not any(file.iterdir()):
                 file.rmdir()
