@@ -96,13 +96,13 @@ function drawLayout({ shape, devices, copies, type, summary }, name = "") {
       top += height + GAP;
     }
   }
-  // For those who hear it: sixteen devices, the rest counted.
+  // To be heard: sixteen devices, the rest counted.
   const held = devices.slice(0, 16).map(({ device, index, copy }) =>
     `evice ${device} holds ${indexText(index)}${copies > 1 ? ` (copy ${copy + 1})` : ""}`);
   const more = devices.length > 16 ? `; and ${devices.length - 16} more devices` : "";
   const description = shape.length ? `D${held.join("; d")}${more}.` : `A single number, on each of ${devices.length} devices.`;
   return figure(shapes, width, top - GAP, `${name && `${name}: `}${type} on ${count(devices.length, "device")}`, description,
-    name && h("strong", {}, name), " ", h("code", {}, type), h("br", {}), `${summary}.`);
+    name && h("strong", {}, name), name && " ", h("code", {}, type), h("br", {}), `${summary}.`);
 }
 
 Object.assign(explorer, { h, text, tile, figure, drawLayout });
