@@ -602,7 +602,7 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
         and "@model" in page.locator("code").filter(has_text="f32[9").inner_text()
     )
     control(page, "Axis 2, devices").fill("")
-    assert words(page).startswith("Axis 2, devices:")
+    assert words(page) == "Axis 2, devices: a whole number from 1 to 64."
     control(page, "Axis 2, devices").fill("64")
     assert "128 devices" in words(page)
     control(page, "Dimensions").select_option("0")
@@ -622,7 +622,7 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
     control(page, "Dimension 0 is cut along").select_option("x.y")
     assert page.url.endswith("#layout?mesh=x:2,y:4&shape=8,16&spec=x.y,y&dtype=float32")
     control(page, "Dimension 1 is cut along").select_option("-")
-    control(page, "Result: I cut along", "matmul").select_option("x")
+    control(page, "C: I cut along", "matmul").select_option("x")
     assert "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
     assert "reduce-scatter" in words(page, "matmul")
     control(page, "Model", "fit").select_option("own")
@@ -647,16 +647,18 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
     assert words(visit(shared[shared.index("#") :])).startswith('P(("x", "y"), None)')
     page.get_by_role("button", name="Start again").first.click()
     assert words(page).startswith('P("x", "y")')
+    assert words(visit("#layout?spec=y")).startswith('P("y", None)')  # as in JAX, a spec may end early
 
 
 @pytest.mark.parametrize(
     ("address", "word"),
     [
-        ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”"),
+        ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”, only a whole number from 1 to 64"),
+        ("#layout?mesh=x:2,y", "“Axis 2, devices” cannot be “”"),
         ("#layout?mesh=x:8,y:16", "this mesh has 128 devices"),
         ("#layout?mesh=x:2,x:2", "two axes have the same name"),
-        ("#layout?mesh=a b:2", "cannot be “a b”"),
-        ("#layout?spec=w,-", "cannot be “w”"),
+        ("#layout?mesh=a b:2", "cannot be “a b”, only letters, digits and _, no digit first"),
+        ("#layout?spec=w,-", "cannot be “w”, only -, x, y, x.y, y.x"),
         ("#layout?shape=8,8,8,8", "“shape” has too many entries"),
         ("#layout?shape=8,1.5", "“Dimension 1, size” cannot be “1.5”"),
         ("#layout?dtype=<img src=x>", "cannot be “<img src=x>”"),
@@ -669,7 +671,7 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
 def test_an_address_that_asks_for_what_is_not_there_gets_a_word(visit, address, word):
     page = visit(address)
     assert words(page).startswith("The address is left aside: ") and word in words(page)
-    assert words(page).endswith("8 devices, 64 bytes each. 512 bytes in all; the array has 512.")
+    assert words(page).endswith("8 devices, 64 bytes each; 512 together, of an array of 512.")
     assert page.locator("[data-explorer] img").count() == 0
 
 
@@ -685,6 +687,21 @@ def test_links_are_copied_and_told(visit):
         assert said.inner_text() == "The link is in the address bar"
     page.get_by_role("button", name="Copy code").first.click()
     page.locator("[data-explorer=layout] [role=status]").filter(has_text="ode").wait_for()
+    code = page.locator("[data-explorer=matmul]").get_by_role("button", name="Copy code")
+    assert code.is_visible()
+    control(page, "Size of J", "matmul").fill("9")  # refused: there is no code
+    assert code.is_hidden()
+
+
+def test_what_is_computed_again_is_named(visit):
+    page = visit()
+    remat = control(page, "Computed again", "fit")
+    shown = remat.locator("option").evaluate_all("all => all.map((option) => [option.value, option.text])")
+    assert dict(shown) == {
+        "none": "nothing", "matmuls": "attention scores", "mlp": "attention", "block": "whole layers"
+    }  # fmt: skip
+    remat.select_option("attention scores")
+    assert page.url.endswith("remat=matmuls") and "8,030,261,248 parameters" in words(page, "fit")
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -23,6 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, as JAX calls them
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
 OWN = "own"
+AGAIN = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,14 @@ def _label(words, control, shown=""):
 
 
 def _number(name, words, value, most, shown=""):
-    return _label(words, f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required>', shown)
+    control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required '
+    return _label(words, control + f'title="a whole number from 1 to {most:,}">', shown)
 
 
 def _select(name, words, options, shown="", attributes=""):
-    options = "".join(f"<option>{escape(str(option))}</option>" for option in options)
+    # Options are values, or say what each value is shown as.
+    named = options if isinstance(options, dict) else {option: option for option in options}
+    options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
     return _label(words, f'<select name="{name}"{attributes}>{options}</select>', shown)
 
 
@@ -111,7 +115,7 @@ def _mesh_controls(most):
     axes = ""
     for i in range(most):
         named = f'<input name="name{i}" value="{"xyz"[i]}" pattern="[A-Za-z_][A-Za-z0-9_]*" maxlength="10" required '
-        named += 'autocomplete="off" spellcheck="false">'
+        named += 'title="letters, digits and _, no digit first" autocomplete="off" spellcheck="false">'
         axes += _label(f"Axis {i + 1}, name", named, f"axes {i}")
         axes += _number(f"size{i}", f"Axis {i + 1}, devices", 2, 64, f"axes {i}")
     return _select("axes", "Axes", range(1, most + 1)) + axes
@@ -183,7 +187,7 @@ def layout(sharding, shape, dtype="float32"):
 
 
 def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
-    """What A[I, J] · B[J, K] sends and takes, in a layout of its operands and of its result.
+    """What A[I, J] · B[J, K] = C[I, K] sends and takes, in a layout of its operands and of its result.
 
     Args:
       mesh: of up to two axes and 64 devices.
@@ -206,10 +210,9 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{cuts}&chip={chip}&dtype={dtype}"
     product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
-        named = of if of != "C" else "Result"
-        product += "".join(_cut(f"{of.lower()}{i}", f"{named}: {dim} cut along", 1) for i, dim in enumerate(dims))
-    chips = _select("chip", "Chip", cost.CHIPS) + _select("dtype", "Precision", PRECISIONS)
-    groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K]": product, "Hardware": chips}
+        product += "".join(_cut(f"{of.lower()}{i}", f"{of}: {dim} cut along", 1) for i, dim in enumerate(dims))
+    chips = _select("chip", "Chip", tuple(cost.CHIPS)) + _select("dtype", "Precision", tuple(PRECISIONS))
+    groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K] = C[I, K]": product, "Hardware": chips}
     return Part(
         "matmul", start, _form("Product of matrices", groups), _picture(draw(**held), ("array", "layout"), rows)
     )
@@ -235,7 +238,7 @@ def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):
     names = ("parameters", "gradients", "moments", *kinds[3:])
     held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
     rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
-    rows += [("all", f"{step.memory.total_bytes / 1e9:.2f} GB of {cost.chip(chip).hbm_bytes / 1e9:.2f}")]
+    rows += [("all", f"{step.memory.total_bytes / 1e9:.2f} GB; the chip has {cost.chip(chip).hbm_bytes / 1e9:.2f} GB")]
     rows += [("a step", f"{float(step.seconds):.3f} s, bound by {step.bound}")]
     axes = f"data={layout.data}&fsdp={layout.fsdp}&tensor={layout.tensor}"
     start = f"model={model}&chip={chip}&chips={chips}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
@@ -244,11 +247,13 @@ def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
     groups = {
         "Model": _select("model", "Model", (*cost.MODELS, OWN)) + own,
-        "Chips": _select("chip", "Chip", cost.CHIPS) + _number("chips", "Chips", chips, 10**6),
+        "Chips": _select("chip", "Chip", tuple(cost.CHIPS)) + _number("chips", "Chips", chips, 10**6),
         "Step": _number("batch", "Tokens in a batch", batch_tokens, 10**9)
         + _number("sequence", "Tokens of a sequence", sequence, 10**7)
-        + _select("remat", "Computed again", cost.REMAT),
-        "Layout": "".join(_number(axis, axis, 1, 10**6) for axis in ("data", "fsdp", "tensor")),
+        + _select("remat", "Computed again", AGAIN),
+        "Layout: data × fsdp × tensor = chips": "".join(
+            _number(axis, axis, 1, 10**6) for axis in ("data", "fsdp", "tensor")
+        ),
     }
     text = f"{step.memory.total_bytes / 1e9:.1f} GB on each chip"
     drawn = Picture(_bar(held, cost.chip(chip).hbm_bytes), text)
@@ -266,7 +271,7 @@ def _bar(held, has):
         )
         left += width
     shapes.append(f'<path d="M{has * scale:.1f} 10v46" stroke="currentColor" stroke-width="3"/>')
-    title = f"{total / 1e9:.1f} GB of {has / 1e9:.1f} GB on each chip"
+    title = f"{total / 1e9:.1f} GB on each chip; the line marks its {has / 1e9:.1f} GB"
     words = "; ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.items())
     svg = (
         '<svg role="img" width="302" height="58" viewBox="-1 -1 302 58" style="max-width:100%;height:auto">'

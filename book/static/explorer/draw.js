@@ -12,7 +12,7 @@ function h(tag, attributes, ...children) {
   const svg = /^(svg|g|rect|path|text|title|desc)$/.test(tag);
   const made = document.createElementNS(`http://www.w3.org/${svg ? "2000/svg" : "1999/xhtml"}`, tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== false) made.setAttribute(name, value);
+    if ((value ?? false) !== false) made.setAttribute(name, value);
   }
   made.append(...children.flat());
   return made;
@@ -25,8 +25,8 @@ const text = (x, y, words, size, more = {}) =>
 function tile(x, y, width, height, number, label, tip) {
   const [fill, ink] = explorer.data.palette[number % 8];
   return h("g", {}, h("rect", { x: g(x), y: g(y), width: g(width), height: g(height), fill, stroke: "currentColor" }),
-    ...(label === "" ? [] : [text(x + width / 2, y + height / 2 + 4.5, label, 13, { fill: ink })]),
-    ...(tip ? [h("title", {}, tip)] : []));
+    label === "" ? [] : text(x + width / 2, y + height / 2 + 4.5, label, 13, { fill: ink }),
+    tip ? h("title", {}, tip) : []);
 }
 
 function figure(shapes, width, height, title, description, ...caption) {
@@ -96,13 +96,13 @@ function drawLayout({ shape, devices, copies, type, summary }, name = "") {
       top += height + GAP;
     }
   }
-  // For readers who hear the picture: at most sixteen devices, the rest counted.
+  // To be heard: sixteen devices, the rest counted.
   const held = devices.slice(0, 16).map(({ device, index, copy }) =>
     `evice ${device} holds ${indexText(index)}${copies > 1 ? ` (copy ${copy + 1})` : ""}`);
   const more = devices.length > 16 ? `; and ${devices.length - 16} more devices` : "";
   const description = shape.length ? `D${held.join("; d")}${more}.` : `A single number, on each of ${devices.length} devices.`;
   return figure(shapes, width, top - GAP, `${name && `${name}: `}${type} on ${count(devices.length, "device")}`, description,
-    ...(name ? [h("strong", {}, name), " "] : []), h("code", {}, type), h("br", {}), `${summary}.`);
+    name && h("strong", {}, name), name && " ", h("code", {}, type), h("br", {}), `${summary}.`);
 }
 
 Object.assign(explorer, { h, text, tile, figure, drawLayout });

@@ -1,15 +1,16 @@
 // The page around the parts. The controls of each are its state, which lives in the address, such as
-// "#layout?mesh=x:2,y:4&shape=8,16&spec=x,-&dtype=float32". Scripts share window.explorer: modules fail on file://.
+// "#layout?mesh=x:2,y:4&shape=8,16". Scripts share window.explorer: modules fail on file://.
 (function (explorer) {
 "use strict";
 const { h, parts } = explorer;
 const widgets = {};
-class Wrong extends Error {} // what an address asks for cannot be; the message says why
+class Wrong extends Error {} // of an address: says why
 
 const controls = ({ form }) => [...form.elements].filter(({ name }) => name);
 const get = (widget) => Object.fromEntries(controls(widget).map(({ name, value }) => [name, value]));
 const hidden = (control) => control.closest("label").hidden;
 const label = (control) => control.closest("label").firstElementChild.textContent;
+const takes = ({ title, options }) => title || [...options].map(({ value }) => value).join(", ");
 
 // Let each cut choose among the axes that there are, and show what is asked for.
 function arrange({ form: { elements }, form }) {
@@ -46,7 +47,8 @@ function put(widget, values) {
   set(values);
   const bad = controls(widget).find((control) => control.name in values && !hidden(control) &&
     (control.value !== values[control.name] || !control.validity.valid));
-  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”` : widget.part.wrong?.(get(widget));
+  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”, only ${takes(bad)}`
+    : widget.part.wrong?.(get(widget));
   if (wrong) {
     set(before);
     throw new Wrong(wrong);
@@ -71,8 +73,11 @@ function decode(widget, text) {
     if (!fields) throw new Wrong(`“${key}” is not known`);
     const items = value ? value.split(/[,:]/) : [];
     if (items.length > fields.length) throw new Wrong(`“${key}” has too many entries`);
-    items.forEach((item, i) => { values[fields[i]] = item; });
+    if (key === "mesh" && items.length % 2) items.push("");
     if (key === "mesh") values.axes = `${items.length / 2}`;
+    fields.forEach((name, i) => {
+      if (i in items || widget.form.elements[name].dataset.cut) values[name] = items[i] ?? "-";
+    });
     if (key === "shape") values.dims = `${items.length}`;
   }
   put(widget, values);
@@ -81,10 +86,10 @@ function decode(widget, text) {
 function show(widget, words = "") {
   arrange(widget);
   const bad = controls(widget).find((control) => !hidden(control) && !control.validity.valid);
-  const wrong = bad ? `${label(bad)}: ${bad.validationMessage}` : widget.part.wrong?.(get(widget));
-  const shown = wrong ? { words: wrong, refused: true, nodes: [] } : widget.part.show(get(widget));
-  const folds = () => [...widget.output.querySelectorAll("details")];
-  const open = folds().map((fold) => fold.open);
+  const wrong = bad ? `${label(bad)}: ${bad.title}` : widget.part.wrong?.(get(widget));
+  const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : widget.part.show(get(widget));
+  const folds = () => widget.output.querySelectorAll("details");
+  const open = [...folds()].map((fold) => fold.open);
   widget.output.replaceChildren(...shown.nodes);
   if (folds().length === open.length) folds().forEach((fold, i) => { fold.open = open[i]; });
   widget.words.classList.toggle("explorer-refused", !!shown.refused);
@@ -131,7 +136,7 @@ function build(box) {
   widgets[name] = widget;
 }
 
-// What the address asks for, or a word.
+// What the address asks for.
 function follow() {
   const [, name, text] = location.hash.match(/^#(\w+)\?(.*)$/s) || [];
   if (!name) return;

@@ -88,5 +88,5 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
   };
 }
 
-Object.assign(explorer, { fit });
+explorer.fit = fit;
 })(window.explorer);

@@ -150,5 +150,5 @@ B = ${array([J, K])}
 compiled = product.lower(A, B).compile()  # arrays of these shapes run it`;
 }
 
-Object.assign(explorer, { matmul });
+explorer.matmul = matmul;
 })(window.explorer);

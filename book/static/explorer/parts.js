@@ -12,7 +12,7 @@ function wrong(form) {
   const mesh = meshOf(form);
   const devices = product(mesh.map(([, size]) => size));
   if (Object.keys(Object.fromEntries(mesh)).length < mesh.length) return "two axes have the same name";
-  return devices > 64 && `this mesh has ${devices} devices, but up to 64 are drawn here`;
+  return devices > 64 && `this mesh has ${devices} devices; use up to 64`;
 }
 
 // --- Showing ---
@@ -21,11 +21,11 @@ const scaled = (n, units) => {
   return `${Number((n / 1000 ** i).toPrecision(3))} ${units[i]}`;
 };
 const bytesText = (n) => scaled(n, ["bytes", "kB", "MB", "GB", "TB"]);
-const secondsText = (n) => scaled(n * 1e9, ["ns", "µs", "ms", "s"]);
+const timeText = (n) => scaled(n * 1e9, ["ns", "µs", "ms", "s"]);
 
 function table(name, ...rows) {
   const lines = rows.map((row, r) => h("tr", {}, ...row.map((cell, i) => h(r && i ? "td" : "th", {
-    scope: r && i ? null : r ? "row" : "col", class: i && /^\d/.test(rows[1][i]) && "explorer-number",
+    scope: r && i ? null : r ? "row" : "col", class: i > 0 && /^\d/.test(rows[1][i]) && "explorer-number",
   }, cell))));
   return h("div", { class: "explorer-table", role: "region", "aria-label": name, tabindex: 0 }, h("table", {},
     h("thead", {}, lines[0]), h("tbody", {}, ...lines.slice(1))));
@@ -52,7 +52,7 @@ const layout = {
       [`device ${device}`, indexText(index), `${copy + 1} of ${copies}`, plain(each)]);
     const name = "What each device holds";
     return {
-      words: `${specText(spec)}: ${answer.summary}. ${plain(answer.total_bytes)} bytes in all; the array has ` +
+      words: `${specText(spec)}: ${answer.summary}; ${plain(answer.total_bytes)} together, of an array of ` +
         `${plain(answer.nbytes)}.`,
       nodes: [
         pictures(drawLayout(answer)),
@@ -65,7 +65,7 @@ const layout = {
 
 // --- A product of matrices ---
 const CASES = [
-  "", "J is not cut", "both are cut along J", "one is cut along J", "it would cut both dimensions of the result",
+  "", "J is not cut", "both are cut along J", "one is cut along J", "it would cut both I and K",
 ];
 const matmul = {
   keys: {
@@ -76,24 +76,25 @@ const matmul = {
   show(form) {
     const { chip, dtype } = form;
     const [mesh, sizes] = [meshOf(form), numbers(form, this.keys.sizes)];
-    const [a, b, c] = [cuts(form, this.keys.a), cuts(form, this.keys.b), cuts(form, this.keys.c)];
+    const [a, b, c] = ["a", "b", "c"].map((of) => cuts(form, this.keys[of]));
     const answer = explorer.matmul({ mesh, sizes, a, b, c, chip, dtype });
     if (answer.error) return refused(answer.error);
     const drawn = [["A", a, 0, 1], ["B", b, 1, 2], ["C", c, 0, 2]].map(([name, spec, i, j]) => drawLayout(
       explorer.layout({ mesh, shape: [sizes[i], sizes[j]], spec, dtype: explorer.data.bytes[dtype][1] }), name));
-    const sent = ({ collectives }) => collectives.map(([kind, axis]) => `${kind} along ${axis}`).join(", ") || "nothing";
+    const of = ({ kind, of, dim, axis }) => `${kind} of ${of}${dim && `'s ${dim}`} along ${axis}`;
+    const sent = ({ steps }) => steps.filter((step) => step.seconds).map(of).join(", ") || "nothing";
     const why = Object.entries(answer.cases).map(([axis, number]) => `Along ${axis}, case ${number}: ${CASES[number]}. `);
-    const steps = answer.steps.map(({ kind, of, dim, axis, sent_bytes: bytes = 0, seconds = 0 }) => (kind === "product"
-      ? [`product (${answer.m}, ${answer.k}) · (${answer.k}, ${answer.n})`, "0", secondsText(answer.work_seconds)]
-      : [`${kind} of ${of}${dim && `, ${dim}`}, along ${axis}`, plain(bytes), secondsText(seconds)]));
+    const steps = answer.steps.map((step) => (step.kind === "product"
+      ? [`product (${answer.m}, ${answer.k}) · (${answer.k}, ${answer.n})`, "0", timeText(answer.work_seconds)]
+      : [of(step), plain(step.sent_bytes || 0), timeText(step.seconds || 0)]));
     const others = answer.plans.slice(1).map((plan) => [
-      sent(plan), plain(plan.sent_bytes), secondsText(plan.message_seconds), secondsText(plan.work_seconds),
+      sent(plan), plain(plan.sent_bytes), timeText(plan.message_seconds), timeText(plan.work_seconds),
     ]);
     const other = "Slower ways";
     return {
       words: `${why.join("")}What is sent: ${sent(answer)}; ${plain(answer.sent_bytes)} bytes from each device, in ` +
-        `${secondsText(answer.message_seconds)}. The product takes ${secondsText(answer.work_seconds)}. Bound by ` +
-        `${answer.bound}: ${secondsText(answer.seconds)}, if both run at once.`,
+        `${timeText(answer.message_seconds)}. The product takes ${timeText(answer.work_seconds)}. Bound by ` +
+        `${answer.bound}: ${timeText(answer.seconds)}, if both run at once.`,
       nodes: [
         pictures(...drawn),
         table("Steps", ["step", "bytes a device sends", "time"], ...steps),
@@ -109,16 +110,16 @@ const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vo
 const STEP = ["chips", "batch", "sequence", "data", "fsdp", "tensor"];
 const pick = (form, names) => Object.fromEntries(names.map((name) => [name, Number(form[name])]));
 
-// The memory of a chip as one bar, and a line where the chip's own ends.
+// The memory of a chip as a bar, and a line where it ends.
 function bar(memory, total, has) {
   const scale = 300 / Math.max(total, has);
   let left = 0;
   const shapes = Object.entries(memory).map(([kind, bytes], i) => {
-    const [x, width] = [left, bytes * scale];
+    const width = bytes * scale;
     left += width;
-    return tile(x, 16, width, 34, i, width > 12 ? i + 1 : "", `${kind}: ${bytesText(bytes)}`);
+    return tile(left - width, 16, width, 34, i, width > 12 ? i + 1 : "", `${kind}: ${bytesText(bytes)}`);
   });
-  const words = `${bytesText(total)} of ${bytesText(has)} on each chip`;
+  const words = `${bytesText(total)} on each chip; the line marks its ${bytesText(has)}`;
   const kinds = Object.entries(memory).map(([kind, bytes]) => `${kind} ${bytesText(bytes)}`);
   shapes.push(h("path", { d: `M${(has * scale).toFixed(1)} 10v46`, stroke: "currentColor", "stroke-width": 3 }));
   return figure(shapes, 300, 56, words, `${kinds.join("; ")}.`, words);
@@ -134,12 +135,12 @@ const fit = {
     const { memory, total_bytes: total, hbm_bytes: has, fits } = answer;
     const kinds = Object.entries(memory).map(([kind, bytes], i) => [`${i + 1} ${kind}`, bytesText(bytes)]);
     const times = Object.entries(answer.parts).map(([part, seconds]) =>
-      [part, bytesText(answer.sent_bytes[part] || 0), secondsText(seconds)]);
+      [part, bytesText(answer.sent_bytes[part] || 0), timeText(seconds)]);
     return {
       refused: !fits,
-      words: `${plain(answer.parameters)} parameters. Each chip holds ${bytesText(total)} of its ${bytesText(has)}: this ` +
-        `${fits ? "fits" : "does not fit"}. A step takes ${secondsText(answer.seconds)}, bound by ${answer.bound}, if all ` +
-        `else hides behind that, and ${secondsText(answer.serial_seconds)} if nothing does; at best it uses ` +
+      words: `${plain(answer.parameters)} parameters. A chip must hold ${bytesText(total)} and has ${bytesText(has)}: this ` +
+        `${fits ? "fits" : "does not fit"}. A step takes ${timeText(answer.seconds)}, bound by ${answer.bound}, if all ` +
+        `else hides behind that, and ${timeText(answer.serial_seconds)} if nothing does; at best it uses ` +
         `${plain(100 * answer.mfu)} % of the peak.`,
       nodes: [
         pictures(bar(memory, total, has)),
