@@ -85,6 +85,16 @@ def test_outputs_are_on_the_pages(pages):
     assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()
 
 
+def test_plots_are_on_the_pages(pages):
+    plotting = [
+        chapter.name for chapter in BOOK.chapters if any("plt.subplots" in cell.source for cell in chapter.cells)
+    ]
+    assert len(plotting) >= 4
+    for name in plotting:
+        drawn = sum(cell.source.count("plt.subplots(") for cell in BOOK.chapter(name).cells)
+        assert len(pages[name].select(".cell_output img")) == drawn, name
+
+
 def test_exercises_say_not_solved_and_solutions_are_folded_and_right(pages):
     for chapter in BOOK.chapters:
         page = article(pages[chapter.name])
@@ -109,7 +119,7 @@ def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
     for chapter in BOOK.chapters:
         page = pages[chapter.name]
         boxes = article(page).select("[data-steps]")
-        followed = sum(len(re.findall(r"draw\(follow\(.*steps=", cell.source)) for cell in chapter.cells)
+        followed = sum(len(re.findall(r"\bfollow\(.*steps=", cell.source)) for cell in chapter.cells)
         assert len(boxes) == followed
         for box in boxes:
             figures = box.find_all("figure", recursive=False)

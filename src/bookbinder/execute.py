@@ -340,7 +340,7 @@ def _run_chapter(book, chapter, kernels, progress):
         kernel = None
 
         async def async_start_new_kernel(self, **kwargs):
-            await super().async_start_new_kernel(**kwargs)
+            await super().async_start_new_kernel(env=_environment_of_kernels(), **kwargs)
             self.kernel = self.km.provisioner.pid
             kernels.add(self.kernel)
 
@@ -398,6 +398,11 @@ def _run_chapter(book, chapter, kernels, progress):
         if "outputs" in cell:
             cell.outputs = _as_a_terminal_shows(cell.outputs)
     return Result(chapter.name, "ran", len(cells), seconds), notebook
+
+
+def _environment_of_kernels():
+    """Our own environment, without what would give chapters other devices, other programs or no pictures."""
+    return {name: value for name, value in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$", name)}
 
 
 def _as_a_terminal_shows(outputs):

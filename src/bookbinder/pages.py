@@ -413,19 +413,21 @@ def _sheets(pages):
 
 
 def _join(sheets, pages, file):
-    """Write one style sheet, with the rules that can apply; returns a digest of what it was made from."""
+    """Write one style sheet, with the rules that can apply, if it is not there; returns a digest of it."""
     text = "".join(map(_with_imports, sheets))
     elements = [element for page in pages for element in page.tree.iter() if isinstance(element.tag, str)]
     names = {name for element in elements for name in (*_classes(element), element.get("id")) if name}
     tags = {element.tag for element in elements}
-    for script in {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}:
-        words = script.read_text("utf-8")
-        names |= set(re.findall(r"[A-Za-z_][\w-]*", words))
-        tags |= set(re.findall(r"""["'`]([a-z][a-z0-9]*)["'`]""", words))
-    version = hashlib.sha256("\n".join([text, *sorted(tags), *sorted(names)]).encode()).hexdigest()[:8]
-    if not file.exists() or not file.read_text("utf-8").startswith(f"/*{version}*/"):
-        file.write_text(f"/*{version}*/{styles.reduce(text, tags, names)}", "utf-8")
-    return version
+    scripts = {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}
+    for script in sorted(scripts):
+        if script.name != "searchindex.js":  # all words of the book
+            words = script.read_text("utf-8")
+            names |= set(re.findall(r"[A-Za-z_][\w-]*", words))
+            tags |= set(re.findall(r"""["'`]([a-z][a-z0-9]*)["'`]""", words))
+    made_from = hashlib.sha256("\n".join([text, *sorted(tags), *sorted(names)]).encode()).hexdigest()[:8]
+    if not file.exists() or not file.read_text("utf-8").startswith(f"/*{made_from}*/"):
+        file.write_text(f"/*{made_from}*/{styles.reduce(text, tags, names)}", "utf-8")
+    return hashlib.sha256(file.read_bytes().partition(b"*/")[2]).hexdigest()[:8]
 
 
 def _with_imports(file):

@@ -20,7 +20,6 @@ from bookbinder import address, execute, notebooks
 from bookbinder.book import FOLDER
 from bookbinder.progress import plain
 
-DONE = "done.json"  # what pages must know of chapters, in the folder where pages are made
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
@@ -52,17 +51,15 @@ def build(book, *, jobs=None, progress=None):
         current = _is_current(book, state, inputs)
         if current and state["commit"] == commit:
             return _reused(state)
+        made_notebooks = notebooks.make(book)  # first, since it takes a second and can fail
         if current:  # but for the commit, which notebooks name
-            made_notebooks = notebooks.make(book)
             results, dependencies = _reused(state), state["dependencies"]
         else:
-            with _Maker(folder / "staging", lock) as maker:
-                made_notebooks = notebooks.make(book)  # first, since it takes a second and can fail
-                results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
-                if any(result.failure for result in results):
-                    return results
-                progress.say("making the pages")
-                made = _jupyter_book(book, results, folder / "staging", maker, stop)
+            results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
+            if any(result.failure for result in results):
+                return results
+            progress.say("making the pages")
+            made = _jupyter_book(book, results, folder / "staging", lock, stop)
             _swap(made, folder / "html")
             dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
 
@@ -107,18 +104,17 @@ def build_chapter(book, chapter, *, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    place = folder / "chapter"
-    with execute.stoppable() as stop, alone(folder, progress, stop) as lock, _Maker(place, lock) as maker:
+    with execute.stoppable() as stop, alone(folder, progress, stop) as lock:
         notebooks.make(book, [chapter])  # says what Colab would not show
         results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
         if results[0].failure:
             return results[0], None
         progress.say("making the page")
-        made = _jupyter_book(book, results, place, maker, stop, only=chapter)
+        made = _jupyter_book(book, results, folder / "chapter", lock, stop, only=chapter)
         return results[0], made / f"{chapter.name}.html"
 
 
-def _jupyter_book(book, results, folder, maker, stop, only=None):
+def _jupyter_book(book, results, folder, lock, stop, only=None):
     """Run `jupyter-book build` on the chapters' folder; returns the folder of the HTML."""
     fresh = _fresh_digest(book, only)
     stamp = folder / "made-with"
@@ -128,16 +124,36 @@ def _jupyter_book(book, results, folder, maker, stop, only=None):
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "_config.yml", yaml.safe_dump(_config_for_folder(book, only)))
     write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
-    facts = execute.facts([only] if only else book.chapters, results)
-    write(folder / DONE, json.dumps(facts))
+    done = folder / "done.json"
+    write(done, json.dumps(execute.facts([only] if only else book.chapters, results)))
 
-    arguments = ["build", str(book.root / FOLDER)]
-    arguments += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
-    arguments += ["--path-output", str(folder), "--quiet"]
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
+    command += ["build", str(book.root / FOLDER)]
+    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
+    command += ["--path-output", str(folder), "--quiet"]
     if not only:
-        arguments += ["--warningiserror", "--keep-going"]
-    status, said, warned = maker.run(arguments, stop)
-    if status:
+        command += ["--warningiserror", "--keep-going"]
+    # The child holds the lock too: were this process killed, the next build would wait for it.
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1", execute.DONE: str(done)}
+    process = subprocess.Popen(
+        command,
+        pass_fds=[lock],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # so that Ctrl-C reaches it through us alone
+    )
+    while True:
+        try:
+            said, warned = process.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if stop.signal:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                raise execute.Stopped(stop.signal) from None
+    if process.returncode:
         # Kept, what was read would be taken for good next time, and its warnings never be seen again.
         shutil.rmtree(folder, ignore_errors=True)
         raise SiteError(_what_was_wrong(book, said, warned))
@@ -145,52 +161,6 @@ def _jupyter_book(book, results, folder, maker, stop, only=None):
         print(_relative(book, warned).strip(), file=sys.stderr)
     write(stamp, fresh)
     return folder / "_build" / "html"
-
-
-class _Maker:
-    """Jupyter Book in a process of its own, which imports all that it needs while others check and run chapters."""
-
-    PROGRAM = """
-import sys
-import bookbinder.extension, jupyter_book.sphinx, myst_nb.sphinx_ext, sphinx.application
-from jupyter_book.cli.main import main
-if given := sys.stdin.read():  # nothing, if the builder is gone
-    main(given.split("\\0"))
-"""
-
-    def __init__(self, folder, lock):
-        # It holds the lock too: were the builder killed, the next build would wait for it.
-        done = str(folder / DONE)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", self.PROGRAM],
-            pass_fds=[lock],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1", execute.DONE: done},
-            start_new_session=True,  # so that Ctrl-C reaches it through us alone
-        )
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-
-    def run(self, arguments, stop):
-        """Let it work, as `jupyter-book` with these arguments; returns its status, what it said, and its warnings."""
-        given = "\0".join(arguments)
-        while True:
-            try:
-                said, warned = self._process.communicate(given, timeout=0.2)
-                return self._process.returncode, said, warned
-            except subprocess.TimeoutExpired:
-                given = None
-                if stop.signal:
-                    raise execute.Stopped(stop.signal) from None
 
 
 def _what_was_wrong(book, said, warned):
