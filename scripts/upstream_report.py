@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from itertools import zip_longest
 from pathlib import Path
 
 LABEL = "upstream"
@@ -24,10 +25,9 @@ CELL = re.compile(r"executing the following cell:\n-+\n(.*?)\n-+$", re.MULTILINE
 def faults(said):
     """What went wrong, from all that a job has printed: a line for each fault, and the cell below it if one failed."""
     starts = list(FAULT.finditer(said))
-    ends = [start.start() for start in starts[1:]] + [len(said)]
     found = {}
-    for start, end in zip(starts, ends, strict=True):
-        cell = CELL.search(said, start.end(), end)
+    for start, after in zip_longest(starts, starts[1:]):
+        cell = CELL.search(said, start.end(), after.start() if after else len(said))
         found.setdefault(start[0], "\n" + textwrap.indent(cell[1], "    ") if cell else "")
     return [line + cell for line, cell in found.items()]
 
@@ -73,7 +73,8 @@ def main():
     run = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(os.environ)
     needs = json.loads(os.environ["NEEDS"])
     failed = {job: how["result"] for job, how in needs.items() if how["result"] != "success"}
-    number = gh("issue", "list", "--label", LABEL, "--state", "open", "--json", "number", "--jq", ".[0].number").strip()
+    which = ["--label", LABEL, "--state", "open", "--limit", "1", "--json", "number", "--jq", ".[].number"]
+    number = gh("issue", "list", *which).strip()
     if failed and number:
         gh("issue", "edit", number, "--body-file", "-", text=body(failed, folder, run))
     elif failed:

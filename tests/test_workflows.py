@@ -434,6 +434,24 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     said = (runner.fakes / "gh.txt").read_text()
     assert "issue create --title" in said and "issue edit" not in said
 
+    (runner.fakes / "installation.md").write_text("pip install -U jax\n")
+    assert runner.run("upstream", "nightly") == {"nightly": "failure"}
+    assert "installation.md names no index of nightly builds" in runner.said["nightly"]
+
+
+def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
+    (step,) = (step["run"] for step in JOBS["upstream: colab"]["steps"] if "git diff" in step.get("run", ""))
+    pins = tmp_path / "src/bookbinder/colab.txt"
+    pins.parent.mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+    for text, changed in (("# From A\nx==1\n", 0), ("# From B\nx==1\n", 0), ("# From B\nx==2\n", 1)):
+        pins.write_text(text)
+        git(tmp_path, "add", "--intent-to-add", "--all")
+        if "A" in text:
+            git(tmp_path, "commit", "--quiet", "--all", "--message", "pins")
+        done = subprocess.run(["bash", "-eo", "pipefail", "-c", step], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == changed and ("+x==2" in done.stdout) == bool(changed), done.stdout + done.stderr
+
 
 # --- The report -------------------------------------------------------------------------------------------
 
