@@ -243,7 +243,7 @@ class Runner:
             return good
         if found := re.fullmatch(r"(github\.\w+) == '([^']*)'", condition):
             return good and context[found[1]] == found[2]
-        return {"failure()": not good, "!cancelled()": True}[condition]
+        return {"!success()": not good, "!cancelled()": True}[condition]
 
     def fill(self, text, context):
         """Text with its expressions filled in; one that we do not know is an error."""
