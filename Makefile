@@ -1,7 +1,7 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve matrix publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book test chapter serve matrix links publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
@@ -10,6 +10,7 @@ help:
 	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
 	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
 	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
+	@echo "make links                      every address elsewhere that chapters link to: is it still there?"
 	@echo "make lighthouse                 weight, speed and access of the built pages, on a phone (ARGS='arrays --runs 5')"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
@@ -37,6 +38,9 @@ publish-notebooks: setup
 
 matrix: setup
 	@$(python) -m bookbinder matrix $(ARGS)
+
+links: setup
+	@$(python) -m bookbinder links
 
 lighthouse: setup
 	@scripts/system.sh

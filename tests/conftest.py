@@ -25,6 +25,16 @@ def book():
     return load(ROOT)
 
 
+def copy_sources(folder):
+    """Copy the sources as they are here, committed or not, without what is ignored."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in filter(None, listed):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
 def missing(what):
     """Skip a test for want of a program; in CI, fail it."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} (Debian: apt-get install {what})")

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from html import unescape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -302,6 +304,30 @@ def test_a_damaged_cache_costs_a_run_and_nothing_else(tiny):
     assert reused() == set() and reused() == {"one", "two"}
     (cache / "global.db").write_bytes(b"not a database at all" * 100)
     assert reused() == set() and reused() == {"one", "two"}
+
+
+def test_links_that_lead_nowhere_are_named_by_line(tiny):
+    class Site(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response({"/there": 200, "/shy": 403}.get(self.path, 404))
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        tiny.write("book/index.md", f"# Home\n\n[This]({at}/there#x) and [that]({at}/shy).\n")
+        status, out, err = tiny.build("links")
+        assert (status, out) == (0, "every link leads somewhere\n"), err
+        tiny.write("book/one.md", chapter("One", "1 / 0") + f"\n[Here]({at}/gone) and {{doc}}`two`.\n")
+        status, out, err = tiny.build("links")
+        server.shutdown()
+    assert status == 1 and re.fullmatch(rf"book/one\.md:17: {at}/gone: 404 [^\n]*\n", out), out + err
+    assert not (tiny.root / "_build/html").exists()
 
 
 def test_two_chapters_with_the_same_code_both_follow_a_change(tiny):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from conftest import copy_sources
 from test_bookbinder import FRONT
 
 from bookbinder import address, environments, notebooks, run_notebook
@@ -23,11 +24,7 @@ LIST = "from importlib.metadata import distributions as d; print(*sorted({f'{x.n
 def published(tmp_path_factory):
     """A bare repository with the sources as they are here, as a commit, and the notebooks made from that."""
     work, bare = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("published") / "bare.git"
-    listed = git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z").split("\0")
-    for name in filter(None, listed):
-        if (ROOT / name).is_file():
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            (work / name).write_bytes((ROOT / name).read_bytes())
+    copy_sources(work)
     git(work, "init", "--quiet", "--initial-branch=main")
     git(work, "add", "--all")
     git(work, "commit", "--quiet", "--message", "sources")

@@ -356,6 +356,27 @@ def test_a_daily_environment_is_resolved_anew_each_day(tmp_path, monkeypatch):
     assert definitions[0] == definitions[1] != definitions[2]
 
 
+def test_a_nightly_build_comes_from_its_index_alone(tmp_path, monkeypatch):
+    def index(name, version):
+        folder = tmp_path / name / "tinypackage"
+        folder.mkdir(parents=True)
+        wheel(folder, version)
+        (folder / "index.html").write_text("".join(f'<a href="{file.name}">it</a>' for file in folder.iterdir()))
+        return (tmp_path / name).as_uri()
+
+    def made(index):
+        version = Environment("nightly", (PYTHON,), environments.JAX, index=index)
+        python = environments.make(version, tmp_path / "environments", Progress())
+        return subprocess.check_output([python, "-c", "import tinypackage as t; print(t.version)"], text=True).strip()
+
+    monkeypatch.setattr(environments, "JAX", ("tinypackage>=0.dev0",))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index("releases", "1.0"))
+    assert made(index("nightly", "2.0.dev20310203")) == "2.0.dev20310203"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EnvironmentFault, match=r"^nightly: cannot be installed: .*tinypackage"):
+        made((tmp_path / "empty").as_uri())
+
+
 def test_a_python_that_does_not_run_is_passed_over_for_one_of_pyenv(tmp_path, monkeypatch):
     shim = tmp_path / "shims" / f"python{PYTHON}"
     shim.parent.mkdir()
@@ -380,9 +401,12 @@ def pins():
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def test_the_versions_have_what_chapters_import():
+def test_the_versions_have_what_chapters_import(monkeypatch):
+    monkeypatch.delenv("JAX_NIGHTLY", raising=False)
+    assert [one.name for one in environments.environments(ROOT)] == ["colab", "0.10.2", "lock", "newest", "0.7.1"]
+    monkeypatch.setenv("JAX_NIGHTLY", "https://somewhere/simple/")
     versions = {version.name: version for version in environments.environments(ROOT)}
-    assert list(versions) == ["colab", "0.10.2", "lock", "newest", "0.7.1"]
+    assert versions["nightly"].index == "https://somewhere/simple/" and versions["nightly"].daily
     floor = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"][0]
     assert floor == "jax>=0.7.1" and "jax==0.7.1" in versions["0.7.1"].requirements
     assert floor in versions["newest"].requirements and versions["newest"].daily

@@ -24,6 +24,7 @@ def main(arguments=None):
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
     publish = commands.add_parser("publish-notebooks", help="put the notebooks on a branch, for Colab")
     publish.add_argument("remote", nargs="?", default="origin", help="as git push takes it (default: origin)")
+    commands.add_parser("links", help="ask every address elsewhere that chapters link to whether it is still there")
     every = commands.add_parser("matrix", help="run the chapters on every JAX that readers have, and print a table")
     every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
@@ -33,8 +34,8 @@ def main(arguments=None):
         command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
     options = parser.parse_args(arguments)
     try:
-        run = {"build": _build, "chapter": _chapter, "serve": _serve, "matrix": _matrix, "publish-notebooks": _publish}
-        return run[options.command](options)
+        run = {"build": _build, "chapter": _chapter, "serve": _serve, "matrix": _matrix, "links": _links}
+        return {**run, "publish-notebooks": _publish}[options.command](options)
     except (books.BookError, site.SiteError, notebooks.PublishError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -85,6 +86,12 @@ def _publish(options):
     count = len(list((book.build_folder / "notebooks").glob("*.ipynb")))
     print(f"{count} notebooks are on the branch notebooks of {options.remote}, as {commit[:12]}")
     return 0
+
+
+def _links(options):
+    dead = site.dead_links(books.load(options.root))
+    print("\n".join(dead) if dead else "every link leads somewhere")
+    return 1 if dead else 0
 
 
 def _matrix(options):

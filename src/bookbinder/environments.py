@@ -15,6 +15,7 @@ from bookbinder import site
 from bookbinder.execute import Stop, Stopped
 
 RUNNER = ("ipykernel", "nbclient")  # what run_notebook.py needs
+JAX = ("jax>=0.dev0", "jaxlib>=0.dev0")  # also of last night
 COLAB = Path(__file__).with_name("colab.txt")
 
 
@@ -32,6 +33,7 @@ class Environment:
       requirements: what to install.
       constraints: a file of pins for whatever is installed.
       daily: whether it is resolved anew each day.
+      index: where JAX is to come from, and from nowhere else.
       python: the interpreter of an environment that is there already, in place of all the above.
     """
 
@@ -40,19 +42,27 @@ class Environment:
     requirements: tuple[str, ...] = ()
     constraints: Path | None = None
     daily: bool = False
+    index: str | None = None
     python: str | None = None
 
 
 def environments(root):
-    """The columns of the matrix, for the project in the folder `root`."""
+    """The columns of the matrix, for the project in the folder `root`.
+
+    Where the environment variable JAX_NIGHTLY names an index of JAX's nightly builds, there is a column for those too.
+    """
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     others = (*project["optional-dependencies"]["chapters"], *RUNNER)
+    recent = ("3.14", "3.13", "3.12", "3.11")
+    index = os.environ.get("JAX_NIGHTLY")
+    nightly = Environment("nightly", recent, (*JAX, "numpy", *others), daily=True, index=index)
     return (
         Environment("colab", ("3.13", "3.12"), ("jax", "numpy", "pip", *others), constraints=COLAB),
         Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
         Environment("lock", python=sys.executable),
-        Environment("newest", ("3.14", "3.13", "3.12", "3.11"), (*project["dependencies"], *others), daily=True),
+        Environment("newest", recent, (*project["dependencies"], *others), daily=True),
         Environment("0.7.1", ("3.13", "3.12", "3.11"), ("jax==0.7.1", "numpy", *others)),
+        *([nightly] if index else []),
     )
 
 
@@ -84,18 +94,20 @@ def _make(environment, interpreter, place, progress, stop, lock):
     python, ready = place / "bin" / "python", place / "ready"
     pins = environment.constraints.read_text("utf-8") if environment.constraints else ""
     today = date.today() if environment.daily else ""
-    definition = f"{environment.requirements}\n{pins}\n{interpreter}\n{place}\n{today}\n"
+    definition = f"{environment.requirements}\n{pins}\n{interpreter}\n{place}\n{today}\n{environment.index}\n"
     if ready.exists() and ready.read_text("utf-8") == definition and python.exists():
         return str(python)
 
     progress.say(f"{environment.name}: installing packages, with {interpreter}")
     shutil.rmtree(place, ignore_errors=True)
     constraints = ["--constraints", str(environment.constraints)] if environment.constraints else []
-    for command in (
-        ["venv", "--python", interpreter, str(place)],
-        # Compiled now, since many kernels start at once later, and PYTHONDONTWRITEBYTECODE would make each compile all.
-        ["pip", "install", "--python", str(python), "--compile-bytecode", *constraints, *environment.requirements],
-    ):
+    # Compiled now, since many kernels start at once later, and PYTHONDONTWRITEBYTECODE would make each compile all.
+    install = ["pip", "install", "--python", str(python), "--compile-bytecode"]
+    commands = [["venv", "--python", interpreter, str(place)]]
+    if environment.index:
+        commands += [[*install, "--no-deps", "--default-index", environment.index, *JAX]]
+    commands += [[*install, *constraints, *environment.requirements]]
+    for command in commands:
         status, _, said = uv(*command, "--quiet", stop=stop, lock=lock)
         if status:
             # uv explains itself over several lines, with a frame around them.

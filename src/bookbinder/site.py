@@ -23,6 +23,7 @@ from bookbinder.progress import plain
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
+_BUILD = (sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build")
 
 
 class SiteError(Exception):
@@ -114,6 +115,41 @@ def build_chapter(book, chapter, *, progress=None):
         return results[0], made / f"{chapter.name}.html"
 
 
+def dead_links(book):
+    """Ask every address elsewhere that a chapter links to whether it is still there.
+
+    Whoever answers, but not to a program (403, 429), counts as there.
+
+    Returns:
+      "book/x.md:12: ADDRESS: what is wrong with it", for each that is not.
+
+    Raises:
+      SiteError: Jupyter Book failed before it could ask.
+    """
+    folder = book.build_folder / "links"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = _config_for_folder(book, None)
+    config["execute"] = {"execute_notebooks": "off"}
+    asking = {"linkcheck_anchors": False, "linkcheck_timeout": 30, "linkcheck_retries": 3}
+    config["sphinx"].setdefault("config", {}).update(asking)
+    write(folder / "_config.yml", yaml.safe_dump(config))
+    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, None)))
+    command = [*_BUILD, str(book.root / FOLDER), "--builder", "linkcheck", "--path-output", str(folder)]
+    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml"), "--quiet"]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    answers = folder / "_build" / "html" / "output.json"
+    if not answers.exists():
+        raise SiteError(_what_was_wrong(book, done.stdout, done.stderr))
+    found = [json.loads(line) for line in answers.read_text("utf-8").splitlines()]
+    return [
+        f"{FOLDER}/{one['filename']}:{one['lineno']}: {one['uri']}: {' '.join(one['info'].split())[:300]}"
+        for one in sorted(found, key=lambda one: (one["filename"], one["lineno"]))
+        if one["status"] in ("broken", "timeout") and not re.match(r"(403|429) ", one["info"])
+    ]
+
+
 def _jupyter_book(book, results, folder, lock, stop, only=None):
     """Run `jupyter-book build` on the chapters' folder; returns the folder of the HTML."""
     fresh = _fresh_digest(book, only)
@@ -127,8 +163,7 @@ def _jupyter_book(book, results, folder, lock, stop, only=None):
     done = folder / "done.json"
     write(done, json.dumps(execute.facts([only] if only else book.chapters, results)))
 
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()"]
-    command += ["build", str(book.root / FOLDER)]
+    command = [*_BUILD, str(book.root / FOLDER)]
     command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
     command += ["--path-output", str(folder), "--quiet"]
     if not only:
