@@ -1,7 +1,7 @@
 # Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve matrix links publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
@@ -11,6 +11,8 @@ help:
 	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
 	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make links                      every address elsewhere that chapters link to: is it still there?"
+	@echo "make audit                      every package of the lock: is a vulnerability known?"
+	@echo "make benchmark                  seconds of a build, and of stock Jupyter Book (ARGS='prose --runs 3')"
 	@echo "make lighthouse                 weight, speed and access of the built pages, on a phone (ARGS='arrays --runs 5')"
 	@echo "make lint                       style, spelling, unused code"
 	@echo "make lock                       requirements.txt anew from pyproject.toml"
@@ -41,6 +43,12 @@ matrix: setup
 
 links: setup
 	@$(python) -m bookbinder links
+
+audit: setup
+	@$(python) scripts/audit.py
+
+benchmark: setup
+	@$(python) scripts/benchmark.py $(ARGS)
 
 lighthouse: setup
 	@scripts/system.sh

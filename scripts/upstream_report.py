@@ -17,8 +17,10 @@ from pathlib import Path
 LABEL = "upstream"
 TITLE = "The book and what it builds on no longer agree"
 MOST = 60_000  # characters; GitHub takes 65,536
-# A place in a chapter, of `make matrix` or `make links`; an environment that is not there; a pin of Colab's.
-FAULT = re.compile(r"^((\S+: )?book/\S+\.md:\d+: |\w+: (cannot|no) |[-+][\w.-]+==).*", re.MULTILINE)
+# A place in a chapter, of `make matrix` or `make links`; what is not there; a pin of Colab's; one of ours.
+FAULT = re.compile(
+    r"^((\S+: )?book/\S+\.md:\d+: |\w+: (cannot|no|nothing) |[-+][\w.-]+==|requirements\.txt: ).*", re.MULTILINE
+)
 CELL = re.compile(r"executing the following cell:\n-+\n(.*?)\n-+$", re.MULTILINE | re.DOTALL)
 
 

@@ -431,6 +431,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     assert len(re.findall(rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE)) == 1
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
+    assert re.search(r"^audit: nothing was asked", body, re.MULTILINE) or "requirements.txt: " in body
     said = (runner.fakes / "gh.txt").read_text()
     assert "issue create --title" in said and "issue edit" not in said
 
