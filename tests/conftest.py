@@ -35,9 +35,18 @@ def copy_sources(folder):
             shutil.copy(ROOT / name, folder / name)
 
 
-def missing(what):
-    """Skip a test for want of a program; in CI, fail it."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} (Debian: apt-get install {what})")
+@pytest.fixture
+def tiny(tmp_path):
+    """A small book, to build and to break."""
+    from tiny_book import TinyBook
+
+    return TinyBook(tmp_path)
+
+
+def missing(what, remedy=None):
+    """Skip a test for want of a program, or of something else with its remedy; in CI, fail it."""
+    remedy = remedy or f"Debian: apt-get install {what}"
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} ({remedy})")
 
 
 @pytest.fixture(scope="module")

@@ -1,132 +1,22 @@
-"""bookbinder against every fault it promises to survive, each really provoked in a small book."""
+"""bookbinder through a book's life, in a small book."""
 
 import os
 import pty
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import textwrap
 import threading
 import time
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import psutil
-import pytest
+from tiny_book import FRONT, chapter, statuses
 
 from bookbinder import execute, progress, site
-from bookbinder.book import BookError, load
-
-FRONT = """\
----
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-"""
-
-
-def chapter(title, *cells):
-    return FRONT + f"# {title}\n\n" + "\n".join(f"```{{code-cell}}\n{textwrap.dedent(c).strip()}\n```\n" for c in cells)
-
-
-class TinyBook:
-    """A book of two chapters in a folder of its own, and the commands that a user would type."""
-
-    def __init__(self, root):
-        self.root = root
-        (root / "book").mkdir()
-        (root / "src" / "shardlab").mkdir(parents=True)
-        self.write("src/shardlab/value.py", "VALUE = 1\n")
-        self.write(
-            "_config.yml",
-            """\
-            title: Tiny
-            only_build_toc_files: true
-            repository: {url: https://github.com/tiny/here, branch: main}
-            html: {use_repository_button: true}
-            execute: {execute_notebooks: cache, timeout: 20}
-            sphinx: {recursive_update: true, extra_extensions: [bookbinder.extension]}
-            """,
-        )
-        self.write(
-            "_toc.yml",
-            """\
-            format: jb-book
-            root: book/index
-            chapters:
-              - file: book/one
-              - file: book/two
-            """,
-        )
-        self.write("book/index.md", "# Home\n\nSee {doc}`one`, at {{ repository }}.\n")
-        self.write("book/one.md", chapter("One", "print('one', 1 + 1)"))
-        self.write("book/two.md", chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('two', VALUE)"))
-
-    def write(self, name, text):
-        (self.root / name).write_text(textwrap.dedent(text) if name.endswith("yml") else text)
-
-    def start(self, *arguments, **environment):
-        """Start the builder; its output is collected."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("GITHUB_")}
-        return subprocess.Popen(
-            [sys.executable, "-m", "bookbinder", "--root", str(self.root), *(arguments or ["build"])],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.root, env=clean | environment,
-        )  # fmt: skip
-
-    def start_until(self, file):
-        """Start the builder, and wait until a cell has made a file."""
-        process = self.start()
-        while not file.exists():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
-        return process
-
-    def build(self, *arguments, **environment):
-        """Run the builder to its end; returns its exit status, standard output and standard error."""
-        process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-    def site(self):
-        """The published site: each file with its content."""
-        html = self.root / "_build" / "html"
-        return {str(path.relative_to(html)): path.read_bytes() for path in html.rglob("*") if path.is_file()}
-
-    def page(self, name):
-        return (self.root / "_build" / "html" / f"{name}.html").read_text()
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    return TinyBook(tmp_path)
-
-
-def statuses(table):
-    """The closing table as a dict: chapter to result."""
-    return {row[0]: row[1] for row in re.findall(r"^(\w+) +(?:\d+ +)?(ran|reused|failed|no code)", table, re.MULTILINE)}
-
-
-def kernels_below(root):
-    """Kernels that run in a folder, whoever started them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if "ipykernel_launcher" in " ".join(process.cmdline()) and Path(process.cwd()).is_relative_to(root):
-                found.append(process.pid)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+from bookbinder.book import load
 
 
 def test_a_progress_bar_is_shown_as_it_ended(tiny):
@@ -208,35 +98,7 @@ def test_a_book_through_its_life(tiny):
     (tiny.root / "book/one.md").unlink()
     assert tiny.build()[0] == 0
     assert "one.html" not in tiny.site() and "A new title" not in tiny.page("two")
-    assert not kernels_below(tiny.root)
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("import time\ntime.sleep(60)", "CellTimeoutError: this cell ran for longer than 2 s"),
-        (
-            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
-            "DeadKernelError: the kernel died while this cell ran",
-        ),
-        ("import os\nos._exit(0)", "DeadKernelError: the kernel died"),
-        ("x = = 1", "SyntaxError: invalid syntax"),
-        ("def f():\n    raise KeyError('deep')\nf()", "KeyError: 'deep'"),
-        ("raise ValueError('first\\nsecond')", "ValueError: first second"),
-    ],
-    ids=["too long", "killed", "exits", "syntax", "deep", "two lines"],
-)
-def test_a_cell_that_goes_wrong_is_named_by_line(tiny, cell, message):
-    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 20", "timeout: 2"))
-    tiny.write("book/one.md", chapter("One", "print('fine')", cell))
-    status, out, err = tiny.build()
-    assert status == 1 and statuses(out) == {"index": "no code", "one": "failed", "two": "ran"}
-    line = next(line for line in err.splitlines() if line.startswith("book/one.md:"))
-    number = 18 + (2 if "deep" in cell else 0)
-    assert line.startswith(f"book/one.md:{number}: {message}")
-    assert "Traceback" not in err.split(line)[0]  # nothing of ours
-    assert not (tiny.root / "_build/html").exists()
-    assert not kernels_below(tiny.root)
+    assert not tiny.processes()
 
 
 def test_settings_of_whoever_builds_do_not_reach_the_chapters(tiny):
@@ -246,24 +108,6 @@ def test_settings_of_whoever_builds_do_not_reach_the_chapters(tiny):
     settings = {"JAX_PLATFORMS": "tpu", "XLA_FLAGS": "--none", "MPLBACKEND": "agg", "HOME": str(tiny.root)}
     status, _, err = tiny.build(**settings)
     assert status == 0 and f"'JAX_PLATFORMS': None, 'HOME': '{tiny.root}'" in unescape(tiny.page("one")), err
-
-
-def test_what_a_cell_leaves_running_is_ended(tiny):
-    code = """
-        import subprocess
-        for detached in (False, True):
-            print('pid', subprocess.Popen(['sleep', '600'], start_new_session=detached).pid)
-        """
-    tiny.write("book/one.md", chapter("One", code))
-    status, _, err = tiny.build()
-    assert status == 0, err
-    pids = [int(pid) for pid in re.findall(r"pid (\d+)", tiny.page("one"))]
-    assert len(pids) == 2
-    for pid in pids:
-        deadline = time.monotonic() + 10
-        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, "the child of a cell still runs"
-            time.sleep(0.05)
 
 
 def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
@@ -281,29 +125,6 @@ def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
     process.communicate()
     assert tiny.build()[0] == 0
     assert "two 2" in tiny.page("two")
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # SQLite's, of a broken database
-def test_a_damaged_cache_costs_a_run_and_nothing_else(tiny):
-    assert tiny.build()[0] == 0
-    book, cache = load(tiny.root), tiny.root / "_build" / site.CACHE
-
-    def reused():
-        results = execute.run(book, cache)
-        assert not [result for result in results if result.failure]
-        return {result.name for result in results if result.status == "reused"}
-
-    assert reused() == {"one", "two"}
-    notebooks = sorted(cache.glob("executed/*/base.ipynb"))
-    assert len(notebooks) == 2
-    notebooks[0].write_text(notebooks[0].read_text()[:100])
-    assert len(reused()) == 1 and reused() == {"one", "two"}
-    notebooks[1].unlink()
-    assert len(reused()) == 1 and reused() == {"one", "two"}
-    shutil.rmtree(cache / "executed")
-    assert reused() == set() and reused() == {"one", "two"}
-    (cache / "global.db").write_bytes(b"not a database at all" * 100)
-    assert reused() == set() and reused() == {"one", "two"}
 
 
 def test_links_that_lead_nowhere_are_named_by_line(tiny):
@@ -352,56 +173,6 @@ def test_included_files_and_subfolders(tiny):
     tiny.write("NOTES.md", "A new note.\n")
     assert tiny.build()[0] == 0
     assert "A new note" in tiny.page("index")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
-    assert tiny.build()[0] == 0
-    good = tiny.site()
-    ready = tiny.root / "ready"
-    tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(15)"))
-    process = tiny.start_until(ready)
-    assert kernels_below(tiny.root)
-    began = time.monotonic()
-    process.send_signal(number)
-    time.sleep(0.1)  # two at the same moment could come in either order
-    process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
-    out, err = process.communicate(timeout=20)
-    assert time.monotonic() - began < 10
-    assert process.returncode == 128 + number and f"stopped ({number.name}); the site is as it was" in err
-    assert "Traceback" not in err and "Exception" not in err, err
-    assert not kernels_below(tiny.root) and tiny.site() == good
-    tiny.write("book/one.md", chapter("One", "print('after')"))
-    assert tiny.build()[0] == 0 and "after" in tiny.page("one")
-
-
-def test_a_kill_that_cannot_be_caught(tiny):
-    ready = tiny.root / "ready"
-    tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(15)"))
-    process = tiny.start_until(ready)
-    process.kill()
-    process.communicate()
-    folders = list(Path(tempfile.gettempdir()).glob(f"book-{process.pid}-*"))
-    assert len(folders) == 1
-    deadline = time.monotonic() + 10  # kernels notice by themselves that their parent is gone
-    while kernels_below(tiny.root):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    tiny.write("book/one.md", chapter("One", "print('after')"))
-    assert tiny.build()[0] == 0 and "after" in tiny.page("one")
-    assert not folders[0].exists()
-
-
-def test_a_second_build_waits_for_the_first(tiny):
-    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3)"))
-    first = tiny.start()
-    while "running" not in first.stderr.readline():
-        assert first.poll() is None
-    status, out, err = tiny.build()
-    assert first.wait() == 0
-    first.communicate()
-    assert status == 0 and "waiting for another build" in err
-    assert statuses(out)["one"] == "reused"
 
 
 def test_one_chapter_alone(tiny):
@@ -485,65 +256,6 @@ def test_in_ci_links_lead_to_the_repository_that_is_built(tiny):
     assert "https://github.com/tiny/here" in tiny.page("index") and "somebody" not in tiny.page("index")
 
 
-TOC_WITH_A_PATTERN = "format: jb-book\nroot: book/index\nchapters:\n- glob: book/*\n"
-
-
-def mangled(text):
-    return lambda tiny: tiny.write("book/one.md", text)
-
-
-def removed(*names):
-    return lambda tiny: [(tiny.root / name).unlink() for name in names]
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (removed("book/one.md"), "_toc.yml:4: lists book/one, but there is no file book/one.md"),
-        (lambda t: t.write("book/extra.md", "# Extra\n"), "book/extra.md: is not in _toc.yml"),
-        (mangled("---\na: [1\nb: 2\n---\n# One\n"), "book/one.md:3: the front matter is not YAML: "),
-        (mangled("---\na: 1\n# One\n"), "book/one.md:1: the front matter does not end"),
-        (mangled("---\n- a\n---\n# One\n"), "book/one.md:2: the front matter must be keys with values"),
-        (mangled("# One\n\n```{code-cell}\n1\n```\n"), "book/one.md:1: has code cells, but its front matter"),
-        (mangled(FRONT.replace("  name: python3\n", "") + "# One\n```{code-cell}\n1\n```\n"), "names no kernel"),
-        (lambda t: (t.root / "book/one.md").write_bytes("# O\n\nfür\n".encode("latin-1")), "book/one.md:3: not UTF-8"),
-        (removed("_toc.yml"), "_toc.yml: not found in "),
-        (removed("_config.yml"), "_config.yml: not found in "),
-        (lambda t: t.write("_toc.yml", "format: jb-book\nroot: [\n"), "_toc.yml:3: not YAML"),
-        (lambda t: t.write("_toc.yml", "format: jb-book\n"), "_toc.yml: "),
-        (lambda t: t.write("_toc.yml", "format: jb-book\nroot: index\n"), "_toc.yml:2: index is not in book/"),
-        (lambda t: t.write("_config.yml", "title: 'x\n"), "_config.yml:2: not YAML"),
-        (lambda t: t.write("_config.yml", "- a\n"), "_config.yml:1: must be keys with values, not list"),
-        (lambda t: (t.root / "_toc.yml").write_bytes(b"format: \xff\n"), "_toc.yml: not UTF-8"),
-        (lambda t: t.write("_toc.yml", TOC_WITH_A_PATTERN), "_toc.yml:4: the pattern book/*"),
-        (mangled("---\njupytext: x\n---\n# One\n"), "book/one.md:1: jupytext: must have keys below it"),
-        (mangled(FRONT + "# O\n\n```{code-cell}\n:tags: [a\n\n1\n```\n"), "book/one.md: cannot be read as a notebook"),
-        (mangled(FRONT + "# O\n\n````{note}\n```{code-cell}\n1\n```\n````\n"), "book/one.md:14: a code cell inside"),
-        (mangled(FRONT + "# O\n\n:::{code-cell}\n1\n:::\n"), "book/one.md:13: a code cell inside another block"),
-        (mangled(FRONT + "# O\n\n- x\n\n  ```{code-cell}\n  1\n  ```\n"), "book/one.md:15: a code cell inside"),
-    ],
-)  # fmt: skip
-def test_broken_sources_are_named_in_one_line(tiny, damage, says):
-    damage(tiny)
-    with pytest.raises(BookError) as error:
-        load(tiny.root)
-    assert says in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_broken_source_ends_the_command_in_one_line(tiny):
-    removed("book/one.md")(tiny)
-    status, out, err = tiny.build()
-    assert (status, out) == (1, "") and err.splitlines() == [
-        "_toc.yml:4: lists book/one, but there is no file book/one.md"
-    ]
-
-
-def test_a_kernel_that_does_not_exist_is_named(tiny):
-    tiny.write("book/one.md", chapter("One", "1").replace("name: python3", "name: no-such-kernel"))
-    status, out, err = tiny.build()
-    assert status == 1 and re.search(r"^book/one\.md:14: NoSuchKernel: .*no-such-kernel", err, re.MULTILINE)
-
-
 def test_lines_of_cells_with_options_and_repeated_code(tiny):
     text = (
         FRONT
@@ -593,15 +305,6 @@ def test_the_fingerprint_follows_python_packages_and_shardlab(tiny, monkeypatch)
     assert f"jax=={__import__('jax').__version__}" in execute.environment() and sys.version in execute.environment()
     monkeypatch.setattr(execute, "environment", lambda: "jax==0.0.1")
     assert execute.fingerprint(book, one) != before[0] and execute.fingerprint(book, two) != before[1]
-
-
-def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):
-    (tmp_path / "html.old").mkdir()
-    (tmp_path / "html.old" / "index.html").write_text("old")
-    (tmp_path / "html.new").mkdir()
-    site._finish_swap(tmp_path / "html")
-    assert (tmp_path / "html" / "index.html").read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["html"]
 
 
 def test_plain_lines_say_where_a_long_chapter_is(capsys):
@@ -654,7 +357,7 @@ def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
         page.close()
         server.terminate()
         said = server.communicate(timeout=20)
-    assert not kernels_below(tiny.root) and "Traceback" not in said[1], said
+    assert not tiny.processes() and "Traceback" not in said[1], said
 
 
 def listens(port):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import copy_sources
-from test_bookbinder import FRONT
+from tiny_book import FRONT
 
 from bookbinder import address, environments, notebooks, run_notebook
 from bookbinder.book import Book, Chapter, load

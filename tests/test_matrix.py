@@ -17,7 +17,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from test_bookbinder import TinyBook, chapter
+from tiny_book import TinyBook, chapter
 
 from bookbinder import environments, matrix
 from bookbinder.book import BookError, load

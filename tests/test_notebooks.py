@@ -18,7 +18,7 @@ import yaml
 from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bookbinder import FRONT, TinyBook
+from tiny_book import FRONT, TinyBook
 
 from bookbinder import address, notebooks
 from bookbinder.book import Book, BookError, Chapter, load

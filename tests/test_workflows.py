@@ -21,8 +21,8 @@ from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from test_bookbinder import chapter
 from test_colab import git
+from tiny_book import chapter
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())

@@ -36,8 +36,11 @@ def main(arguments=None):
     try:
         run = {"build": _build, "chapter": _chapter, "serve": _serve, "matrix": _matrix, "links": _links}
         return {**run, "publish-notebooks": _publish}[options.command](options)
-    except (books.BookError, site.SiteError, notebooks.PublishError) as error:
+    except (books.BookError, notebooks.PublishError) as error:
         print(error, file=sys.stderr)
+        return 1
+    except site.SiteError as error:
+        print(f"{error}\nthe pages were not made; the site is as it was", file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
@@ -160,7 +163,7 @@ def _serve(options):
         return 1  # there is no good site yet, and the build has said why
 
     saved, changed, stopping, builds = Watcher(), threading.Event(), threading.Event(), []
-    for name in (books.FOLDER, "src", "_config.yml", "_toc.yml"):
+    for name in books.SOURCES:
         saved.watch(str(book.root / name), changed.set)
 
     def keep_building():

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 FOLDER = "book"  # where the chapters are, below the root
+SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
 
 class BookError(Exception):

@@ -24,9 +24,34 @@ from pathlib import Path
 
 import psutil
 
+from bookbinder.book import SOURCES
 from bookbinder.progress import Progress, plain
 
 DONE = "BOOKBINDER_DONE"  # the environment's name for a file with `facts`, for Sphinx when `make book` has called it
+MOST_SHOWN = 1_000_000  # characters of output that one cell may have
+KERNEL = "BOOKBINDER_KERNEL"  # by this variable we know a kernel's processes, even those that have left their parents
+
+# Every Python in a kernel runs this first, under the name of sitecustomize.
+GUARD = """
+import os, sys
+
+def _guard(root, sources):
+    changes = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.truncate": 1,
+               "os.link": 2, "os.rename": 2, "os.symlink": 2}
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def look(event, arguments):
+        count = bool(arguments[2] & writing) if event == "open" else changes.get(event, 0)
+        for path in arguments[:count]:
+            if isinstance(path, (str, bytes, os.PathLike)):
+                name = os.path.relpath(os.path.realpath(os.fsdecode(path)), root)
+                if name.split(os.sep)[0] in sources and "__pycache__" not in name:
+                    raise PermissionError(f"{name} is among the sources of the book, where no cell may write; "
+                                          "write to a folder that tempfile makes")
+
+    sys.addaudithook(look)
+
+"""
 
 
 @dataclass(frozen=True)
@@ -103,10 +128,11 @@ def _run(book, outputs, chapters, jobs, progress, stop):
         else:
             waiting.append((before.seconds or len(chapter.cells), chapter, now))
     waiting.sort(key=lambda item: -item[0])
+    saved = _sources(book)
 
     with (
         progress.watching(len(waiting)),
-        _Kernels(stop) as kernels,
+        _Kernels(book, stop) as kernels,
         ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool,
     ):
         running = {
@@ -126,6 +152,8 @@ def _run(book, outputs, chapters, jobs, progress, stop):
                     kept = outputs.of(chapter)
                     results[chapter.name] = replace(results[chapter.name], day=kept.day, outputs=kept.version)
                 progress.finished(results[chapter.name])
+    for name in sorted(name for name, when in _sources(book).items() if saved.get(name, when) != when):
+        progress.say(f"{name} changed while chapters ran: the next build takes it up")
     return [results[chapter.name] for chapter in chapters]
 
 
@@ -266,8 +294,8 @@ def stoppable():
 class _Kernels:
     """The kernels that run now, with a folder for the files through which we talk to them."""
 
-    def __init__(self, stop):
-        self._stop, self._running, self._lock, self._count = stop, set(), threading.Lock(), 0
+    def __init__(self, book, stop):
+        self._book, self._stop, self._running, self._lock, self._count = book, stop, {}, threading.Lock(), 0
 
     def __enter__(self):
         # Sockets must have short paths, and temporary folders can be deep.
@@ -275,8 +303,11 @@ class _Kernels:
         for left in parent.glob("book-*-*"):  # by a builder that was killed
             pid = left.name.split("-")[1]
             if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                _end_all_of(str(left))
                 shutil.rmtree(left, ignore_errors=True)
         self._folder = tempfile.TemporaryDirectory(prefix=f"book-{os.getpid()}-", dir=parent)
+        guard = f"{GUARD}_guard({str(self._book.root)!r}, {SOURCES!r})\n"
+        Path(self._folder.name, "sitecustomize.py").write_text(guard, "utf-8")
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
@@ -306,8 +337,17 @@ class _Kernels:
             self._count += 1
             return f"{self._folder.name}/{self._count}"
 
-    def add(self, kernel):
-        self._running.add(kernel)
+    def environment(self, address):
+        """The variables of a kernel: it runs under the guard, and bears its address.
+
+        Of ours it does not have those that would give chapters other devices, other programs or no pictures.
+        """
+        ours = {name: value for name, value in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$", name)}
+        path = os.pathsep.join(filter(None, [self._folder.name, ours.get("PYTHONPATH")]))
+        return {**ours, "PYTHONPATH": path, KERNEL: address}
+
+    def add(self, kernel, address):
+        self._running[kernel] = address
 
     def end(self, kernel):
         """End a kernel and whatever its cells have started."""
@@ -320,7 +360,39 @@ class _Kernels:
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        self._running.discard(kernel)
+        _end_all_of(self._running.pop(kernel, None))
+
+
+def _end_all_of(address):
+    """End every process that bears a kernel's address, or one below a folder of such."""
+
+    def theirs(process):
+        with suppress(psutil.Error):
+            return address and f"{process.environ().get(KERNEL)}/".startswith(f"{address}/")
+
+    while found := list(filter(theirs, psutil.process_iter())):
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=1)
+
+
+def _sources(book):
+    """Each source file with the time of its last change, but for those that editors and Python keep beside them."""
+    found = {}
+    for file in (file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]):
+        name = str(file.relative_to(book.root))
+        if file.is_file() and not re.search(r"(^|/)([.#]|__pycache__/)|~$", name):
+            with suppress(FileNotFoundError):  # gone meanwhile
+                found[name] = file.stat().st_mtime_ns
+    return found
+
+
+class _CellFault(Exception):
+    """A cell did what no cell may, although Python lets it."""
+
+    def __init__(self, name, message):
+        super().__init__(f"{name}: {message}")
 
 
 def _run_chapter(book, chapter, kernels, progress):
@@ -335,24 +407,40 @@ def _run_chapter(book, chapter, kernels, progress):
     cells = chapter.cells
     at = {cell.position: number for number, cell in enumerate(cells)}
     now, ran = 0, 0  # the number of the cell that runs, and how many have run up to it
+    shown, files = 0, set(_sources(book))  # how much it has put out, and what was there before it
 
     class Client(NotebookClient):
         kernel = None
 
         async def async_start_new_kernel(self, **kwargs):
-            await super().async_start_new_kernel(env=_environment_of_kernels(), **kwargs)
+            await super().async_start_new_kernel(env=kernels.environment(address), **kwargs)
             self.kernel = self.km.provisioner.pid
-            kernels.add(self.kernel)
+            kernels.add(self.kernel, address)
 
         async def _async_cleanup_kernel(self):
             if self.kernel:
                 kernels.end(self.kernel)  # while it can still tell what it has started
             await super()._async_cleanup_kernel()
 
+        def process_message(self, message, cell, cell_index):
+            nonlocal shown
+            shown += len(str(message["content"]))
+            if shown <= MOST_SHOWN:
+                return super().process_message(message, cell, cell_index)
+            self.task_poll_for_reply.cancel()  # as if the kernel had died
+            return None
+
     def on_cell_execute(cell, cell_index):
-        nonlocal now, ran
-        now, ran = at[cell_index], ran + 1
+        nonlocal now, ran, shown
+        now, ran, shown = at[cell_index], ran + 1, 0
         progress.cell(chapter.name, now + 1, len(cells))
+
+    def on_cell_executed(cell, cell_index, execute_reply):
+        if any(item["source"] == "ask_exit" for item in execute_reply["content"].get("payload", ())):
+            raise _CellFault("SystemExit", "this cell ends the kernel with exit or quit; take that out")
+        if new := sorted(set(_sources(book)) - files):
+            where = "write to a folder that tempfile makes; or was it you? Then build again"
+            raise _CellFault("NewFile", f"{new[0]} appeared among the sources while this cell ran: {where}")
 
     notebook = nbformat.from_dict(chapter.notebook)
     notebook.metadata.pop("source_map", None)
@@ -362,6 +450,7 @@ def _run_chapter(book, chapter, kernels, progress):
         timeout=book.cell_seconds,
         kernel_name=notebook.metadata.kernelspec.name,
         on_cell_execute=on_cell_execute,
+        on_cell_executed=on_cell_executed,
         shutdown_kernel="immediate",
         record_timing=False,  # times in the cells' metadata would change what the cache finds them by
         # Through files in a folder of ours, rather than open ports.
@@ -378,14 +467,19 @@ def _run_chapter(book, chapter, kernels, progress):
     except CellExecutionError as failure:
         traceback = failure.traceback
         # A syntax error names a temporary file; we name the real one.
-        error = _one_line(re.sub(r" \(\d+\.py, line \d+\)$", "", f"{failure.ename}: {failure.evalue}"))
+        evalue = re.sub(r" \(\d+\.py, line \d+\)$", "", failure.evalue)
+        error = _one_line(f"{failure.ename}: {evalue}" if evalue else failure.ename)
         line = cells[now].line + _line_in_cell(traceback, ran) - 1
     except CellTimeoutError:
         error = f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (timeout: in _config.yml)"
         line = cells[now].line
     except DeadKernelError:
         error = "DeadKernelError: the kernel died while this cell ran (out of memory, or the process was ended)"
+        if shown > MOST_SHOWN:
+            error = f"TooMuchOutput: this cell puts out more than {MOST_SHOWN:,} characters; print less, or to a file"
         line = cells[now].line
+    except _CellFault as failure:
+        error, line = str(failure), cells[now].line
     except Exception as failure:  # a kernel that is not installed, or does not start
         error = _one_line(f"{type(failure).__name__}: {failure}")
     finally:
@@ -400,11 +494,6 @@ def _run_chapter(book, chapter, kernels, progress):
     return Result(chapter.name, "ran", len(cells), seconds), notebook
 
 
-def _environment_of_kernels():
-    """Our own environment, without what would give chapters other devices, other programs or no pictures."""
-    return {name: value for name, value in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$", name)}
-
-
 def _as_a_terminal_shows(outputs):
     """What was printed bit by bit in one piece, and a line that was written over, as by a progress bar, as it ended."""
     shown = []
@@ -416,7 +505,7 @@ def _as_a_terminal_shows(outputs):
             shown.append(output)
     for output in shown:
         if output.output_type == "stream":
-            output.text = re.sub(r"[^\n]*\r(?=[^\r\n])", "", output.text).replace("\r", "")
+            output.text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in output.text.split("\n"))
     return shown
 
 

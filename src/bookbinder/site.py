@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from traceback import format_exception
 
 import yaml
 
@@ -24,10 +25,15 @@ CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 _BUILD = (sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build")
+# What systems and databases say when a disk takes nothing more; the first names a file, where it is known.
+REFUSALS = (
+    r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
+    r"(database or disk is full|attempt to write a readonly database)()",
+)
 
 
 class SiteError(Exception):
-    """Jupyter Book refused to make the site; the message holds what it said."""
+    """Jupyter Book refused to make the site, or the disk to hold it; the message holds what they said."""
 
 
 def build(book, *, jobs=None, progress=None):
@@ -39,12 +45,12 @@ def build(book, *, jobs=None, progress=None):
       The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
 
     Raises:
-      SiteError: Jupyter Book failed or warned.
+      SiteError: Jupyter Book failed or warned, or the disk is full or may not be written.
       BookError: a chapter cannot be made a notebook.
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+    with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
         for name in PUBLISHED:
             _finish_swap(folder / name)
         state_file = folder / "state.json"
@@ -61,13 +67,11 @@ def build(book, *, jobs=None, progress=None):
                 return results
             progress.say("making the pages")
             made = _jupyter_book(book, results, folder / "staging", lock, stop)
-            _swap(made, folder / "html")
+            shutil.copytree(made, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
             dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
-
-        shutil.rmtree(folder / "made-notebooks", ignore_errors=True)
-        notebooks.write(book, made_notebooks, folder / "made-notebooks")
-        _swap(folder / "made-notebooks", folder / "notebooks")
-        shutil.rmtree(folder / "made-notebooks")
+        notebooks.write(book, made_notebooks, folder / "notebooks.new")
+        for name in PUBLISHED:  # now that all is made
+            _swap(folder / name)
         state = {
             "inputs": inputs,
             "commit": commit,
@@ -105,7 +109,7 @@ def build_chapter(book, chapter, *, progress=None):
     """
     progress = progress or execute.Progress()
     folder = book.build_folder
-    with execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+    with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
         notebooks.make(book, [chapter])  # says what Colab would not show
         results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
         if results[0].failure:
@@ -201,12 +205,34 @@ def _jupyter_book(book, results, folder, lock, stop, only=None):
 def _what_was_wrong(book, said, warned):
     """Sphinx's warnings and errors; or the exception that stopped it, with all that was said below it."""
     warned = plain(warned)
+    if refusal := _refusal(book, warned):
+        return refusal
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
         cause = next((line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)), "Jupyter Book failed")
         wrong = [cause, said, warned]
     return _relative(book, "\n".join(wrong).strip())
+
+
+@contextmanager
+def _telling(book):
+    """Tell in a SiteError what the disk has refused."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SiteError) or not (refusal := _refusal(book, "".join(format_exception(error)))):
+            raise
+        raise SiteError(refusal) from None
+
+
+def _refusal(book, text):
+    """One line on what the disk refuses, where a text tells of that; else None."""
+    found = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
+    if found:
+        place = found[2] or book.build_folder / (CACHE if "database" in found[1] else "")
+        return _relative(book, f"{place}: {found[1]}; make room, or let it be written to, and build again")
+    return None
 
 
 def _relative(book, text):
@@ -310,19 +336,18 @@ def write(path, text):
     part.replace(path)
 
 
-def _swap(made, place):
-    """Put a copy of a finished folder in the place of the old one."""
+def _swap(place):
+    """Put a finished folder, if there is one, in the place of the old one."""
     new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
-    shutil.rmtree(new, ignore_errors=True)
-    shutil.copytree(made, new, ignore=shutil.ignore_patterns(".buildinfo"))
-    if place.exists():
-        place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
+    if new.exists():
+        if place.exists():
+            place.rename(old)
+        new.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _finish_swap(place):
-    """A build that was killed between the two renames above left the old folder beside its place."""
+    """A build that was killed left a folder beside its place: between the two renames above, the only good one."""
     new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
     if old.exists() and not place.exists():
         old.rename(place)
