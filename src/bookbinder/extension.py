@@ -158,7 +158,17 @@ def _make_light(app, exception):
     chapters = getattr(app.env, "bookbinder_chapters", {})
     about = pages.About(app.config.html_title or app.config.project, _address(app.config).site, chapters)
     pages.finish(Path(app.outdir), about, app.env.found_docs)
+    _forget_lost_words(Path(app.outdir) / "searchindex.js")
     (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
+
+
+def _forget_lost_words(file):
+    """Sphinx keeps words in the index for searching that are on no page any more."""
+    before, _, index = file.read_text("utf-8").partition("(")
+    index = json.loads(index.removesuffix(")"))
+    for words in ("terms", "titleterms"):
+        index[words] = {word: places for word, places in index[words].items() if places != []}
+    file.write_text(f"{before}({json.dumps(index, separators=(',', ':'))})", "utf-8")
 
 
 def _inline_math(translator, node):
