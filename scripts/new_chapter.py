@@ -3,8 +3,8 @@
 
     .venv/bin/python scripts/new_chapter.py padding "A length that does not divide is padded" --after arrays
 
-makes book/padding.md, and puts it after book/arrays.md into _toc.yml, the map of book/index.md and the tree of README.md,
-and the two wrong answers to its exercise into tests/wrong_answers.py. Then replace its sentences by your own.
+makes book/padding.md, and lists it after arrays in _toc.yml, in the map of book/index.md and in the tree of README.md;
+the wrong answers to its exercise go into tests/wrong_answers.py. Then replace its sentences by your own.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import yaml
 LONGEST = 80  # characters of a title: it is a heading, and a line in README.md
 NOT_TAUGHT = ("Try it", "Appendices")  # the parts of _toc.yml that come after all others
 
-CHAPTER = Template('''\
+CHAPTER = Template("""\
 ---
 jupytext:
   text_representation:
@@ -146,15 +146,15 @@ Four: the axis `copy` is not in the spec.
 ## Where to read on
 
 Name what you built on, and what goes further. {doc}`arrays` has every way in which an array can lie on a mesh.
-''')
+""")
 
-WRONG = Template('''\
+WRONG = Template("""\
     "$name-two-columns": {
         "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
         "cut over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('copy', 'column')))",
         "never moved": "answer = A",
     },
-''')
+""")
 
 # Where a chapter is listed: the place after which the new one comes, and what stands there.
 LISTS = {
