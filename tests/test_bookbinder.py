@@ -187,6 +187,14 @@ def test_one_chapter_alone(tiny):
     assert status == 1 and "three.md: no such chapter" in err and "book/one.md" in err
 
 
+def test_a_port_that_is_taken_is_told_before_anything_runs(tiny):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, out, err = tiny.build("serve", "--port", str(port))
+    assert status == 1 and f"cannot serve on port {port}: " in err and "PORT=8001" in err
+    assert "running" not in err
+
+
 def test_plain_jupyter_book_is_as_truthful(tiny):
     def jupyter_book():
         run = subprocess.run(

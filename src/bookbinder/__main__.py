@@ -2,6 +2,7 @@
 
 import argparse
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -158,6 +159,14 @@ def _serve(options):
     html = book.build_folder / "html"
     command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
     command += ["--jobs", str(options.jobs)] if options.jobs else []
+    try:
+        socket.create_server(("127.0.0.1", options.port)).close()  # rather now than after a first build of minutes
+    except OSError as error:
+        print(
+            f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001",
+            file=sys.stderr,
+        )
+        return 1
     subprocess.run(command, check=False)
     if not html.exists():
         return 1  # there is no good site yet, and the build has said why
@@ -187,12 +196,6 @@ def _serve(options):
     signal.signal(signal.SIGTERM, stop)
     try:
         server.serve(root=str(html), port=options.port, host="127.0.0.1")
-    except OSError as error:
-        print(
-            f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001",
-            file=sys.stderr,
-        )
-        return 1
     finally:
         stopping.set()
         for build in builds:
