@@ -218,10 +218,10 @@ def test_a_hook_says_nothing_of_what_is_here_and_finds_a_fault(sources, name):
 
 def test_the_development_container_runs_what_is_here():
     container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
-    assert re.fullmatch(r"mcr\.microsoft\.com/devcontainers/python:3\.(1[1-4])-\w+", container["image"])
+    assert re.fullmatch(r"python:3\.1[1-4]-\w+", container["image"])
     makefile = (ROOT / "Makefile").read_text()
     for command in container["postCreateCommand"].split(" && "):
-        words = command.removeprefix("sudo ").split()
+        words = command.split()
         if words[0] == "make":
             assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in words[1:])
         else:

@@ -36,12 +36,17 @@ GUARD = """
 import os, sys
 
 def _guard(root, sources):
-    changes = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.truncate": 1,
-               "os.link": 2, "os.rename": 2, "os.symlink": 2}
+    # Of each change: how many paths it names, and which arguments are folders that these are relative to.
+    changes = {"os.mkdir": (1, (2,)), "os.remove": (1, (1,)), "os.rmdir": (1, (1,)), "os.truncate": (1, ()),
+               "os.link": (2, (2, 3)), "os.rename": (2, (2, 3)), "os.symlink": (2, (2,))}
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
     def look(event, arguments):
-        count = bool(arguments[2] & writing) if event == "open" else changes.get(event, 0)
+        count, folders = changes.get(event, (0, ()))
+        if event == "open" and arguments[2] & writing:
+            count = 1
+        if any(arguments[n] not in (-1, None) for n in folders):
+            return  # such as shutil.rmtree: it has opened the folder, and tells us no more
         for path in arguments[:count]:
             if isinstance(path, (str, bytes, os.PathLike)):
                 name = os.path.relpath(os.path.realpath(os.fsdecode(path)), root)
