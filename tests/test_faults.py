@@ -165,7 +165,7 @@ def test_what_a_cell_leaves_running_is_ended(tiny):
         threading.Thread(target=time.sleep, args=(600,)).start()
         for detached in (False, True):
             subprocess.Popen(['sleep', '600'], start_new_session=detached)
-        subprocess.run(['sh', '-c', 'setsid sleep 600 & exit'])  # an orphan
+        subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & exit'])  # an orphan
         print('all started')
         """
     tiny.write("book/one.md", chapter("One", code))
@@ -175,8 +175,14 @@ def test_what_a_cell_leaves_running_is_ended(tiny):
 
 
 def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
-    tiny.within = ["prlimit", f"--data={2 * 10**9}"]
-    tiny.write("book/one.md", chapter("One", "while True:\n    print('x' * 1_000_000)"))
+    tiny.within = ["prlimit", f"--data={2 * 10**9}:"]  # of the builder; the cell lifts it for itself
+    code = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_DATA, 2 * (resource.getrlimit(resource.RLIMIT_DATA)[1],))
+        while True:
+            print('x' * 1_000_000)
+        """
+    tiny.write("book/one.md", chapter("One", code))
     status, _, err = tiny.build()
     assert status == 1 and "book/one.md:14: TooMuchOutput" in err and "MemoryError" not in err, err
 
