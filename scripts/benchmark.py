@@ -1,10 +1,10 @@
 """Build the book with stock Jupyter Book and as `make book` does, in turn, and print how long each takes.
 
-    make benchmark                              every case once: about 40 minutes on two cores
+    make benchmark                              every case once: about 20 minutes on two cores
     make benchmark ARGS='prose code --runs 3'   these cases, three times; the table shows the medians
     make benchmark ARGS='--grow 10 50 200'      generated books of so many chapters
 
-Both build copies of what git knows here, with the same Python, one after the other, so that a machine that grows slower
+Both build copies of the last commit, with the same Python, one after the other, so that a machine that grows slower
 slows both. Stock means `jupyter-book build .` without our extension: one chapter after the other; it keeps outputs for
 as long as a chapter's own code is the same, so after a change elsewhere only a forced run is right, and is what we
 compare with. Exits with 1 if a target is missed.

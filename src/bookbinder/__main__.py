@@ -35,8 +35,15 @@ def main(arguments=None):
         command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
     options = parser.parse_args(arguments)
     try:
-        run = {"build": _build, "chapter": _chapter, "serve": _serve, "matrix": _matrix, "links": _links}
-        return {**run, "publish-notebooks": _publish}[options.command](options)
+        run = {
+            "build": _build,
+            "chapter": _chapter,
+            "serve": _serve,
+            "publish-notebooks": _publish,
+            "links": _links,
+            "matrix": _matrix,
+        }
+        return run[options.command](options)
     except (books.BookError, notebooks.PublishError) as error:
         print(error, file=sys.stderr)
         return 1

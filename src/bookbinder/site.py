@@ -24,7 +24,7 @@ from bookbinder.progress import plain
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
-_BUILD = (sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build")
+_QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
 # What systems and databases say when a disk takes nothing more; the first names a file, where it is known.
 REFUSALS = (
     r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
@@ -132,17 +132,12 @@ def dead_links(book):
     """
     folder = book.build_folder / "links"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     config = _config_for_folder(book, None)
     config["execute"] = {"execute_notebooks": "off"}
     asking = {"linkcheck_anchors": False, "linkcheck_timeout": 30, "linkcheck_retries": 3}
     config["sphinx"].setdefault("config", {}).update(asking)
-    write(folder / "_config.yml", yaml.safe_dump(config))
-    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, None)))
-    command = [*_BUILD, str(book.root / FOLDER), "--builder", "linkcheck", "--path-output", str(folder)]
-    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml"), "--quiet"]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [*_command(book, folder, config, None), "--builder", "linkcheck"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_QUIET})
     answers = folder / "_build" / "html" / "output.json"
     if not answers.exists():
         raise SiteError(_what_was_wrong(book, done.stdout, done.stderr))
@@ -161,19 +156,13 @@ def _jupyter_book(book, results, folder, lock, stop, only=None):
     if folder.exists() and (not stamp.exists() or stamp.read_text() != fresh):
         shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
     stamp.unlink(missing_ok=True)  # until this has gone well
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "_config.yml", yaml.safe_dump(_config_for_folder(book, only)))
-    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
+    command = _command(book, folder, _config_for_folder(book, only), only)
     done = folder / "done.json"
     write(done, json.dumps(execute.facts([only] if only else book.chapters, results)))
-
-    command = [*_BUILD, str(book.root / FOLDER)]
-    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
-    command += ["--path-output", str(folder), "--quiet"]
     if not only:
         command += ["--warningiserror", "--keep-going"]
     # The child holds the lock too: were this process killed, the next build would wait for it.
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "NO_COLOR": "1", execute.DONE: str(done)}
+    environment = {**os.environ, **_QUIET, execute.DONE: str(done)}
     process = subprocess.Popen(
         command,
         pass_fds=[lock],
@@ -200,6 +189,16 @@ def _jupyter_book(book, results, folder, lock, stop, only=None):
         print(_relative(book, warned).strip(), file=sys.stderr)
     write(stamp, fresh)
     return folder / "_build" / "html"
+
+
+def _command(book, folder, config, only):
+    """What has Jupyter Book read the chapters' folder, with a configuration that this writes into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / "_config.yml", yaml.safe_dump(config))
+    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(book.root / FOLDER)]
+    command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
+    return [*command, "--path-output", str(folder), "--quiet"]
 
 
 def _what_was_wrong(book, said, warned):
