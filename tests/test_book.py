@@ -26,7 +26,7 @@ import shardlab.processes
 from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)  # every chapter is on disk and in the table of contents, with a front matter that runs
+BOOK = load(ROOT)
 PROGRAMS = [chapter for chapter in BOOK.chapters if chapter.runs]
 
 

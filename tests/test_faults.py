@@ -480,5 +480,5 @@ def removed(*names):
 def test_broken_sources_are_named_in_one_line(tiny, damage, says):
     damage(tiny)
     with pytest.raises(BookError) as error:
-        load(tiny.root)
+        load(tiny.root).check()
     assert says in str(error.value) and "\n" not in str(error.value)

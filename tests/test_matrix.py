@@ -214,7 +214,7 @@ def test_floors_compare_as_numbers(tiny, monkeypatch):
 def test_a_floor_that_is_none_is_refused(tiny, value):
     tiny.write("book/one.md", chapter("One", "1").replace("kernelspec:", f"jax: {value}\nkernelspec:", 1))
     with pytest.raises(BookError, match=r'^book/one\.md:6: jax: .* write such as jax: ">=0\.8\.2"'):
-        load(tiny.root)
+        load(tiny.root).check()
 
 
 def test_a_version_without_a_python_fails_and_says_what_to_do(tiny):

@@ -31,8 +31,8 @@ def main(arguments=None):
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
     every.add_argument("--fresh", action="store_true", help="run again what has a result that still holds")
     every.add_argument("--record", action="store_true", help="for a release: keep the table in book/recordings too")
-    for command in (build, serve, every):
-        command.add_argument("--jobs", type=_positive, help="chapters to run at once (default: one for each processor)")
+    for command, usual in ((build, "processors + 1"), (serve, "processors + 1"), (every, "processors")):
+        command.add_argument("--jobs", type=_positive, help=f"chapters to run at once (default: {usual})")
     options = parser.parse_args(arguments)
     try:
         run = {

@@ -153,7 +153,8 @@ class Chapter:
         from markdown_it import MarkdownIt
 
         top, shown = set(), []
-        for token in MarkdownIt("commonmark").parse(re.sub(r"\A---\n.*?^---$", _blanked, self.text, flags=re.S | re.M)):
+        blocks = MarkdownIt("commonmark").disable("inline")
+        for token in blocks.parse(re.sub(r"\A---\n.*?^---$", _blanked, self.text, flags=re.S | re.M)):
             if token.type in ("fence", "code_block") and token.map:
                 if token.level == 0 and token.info.startswith("{code-cell}"):
                     top.add(token.map[0])
@@ -208,6 +209,11 @@ class Book:
         """How long one cell may run: `execute: timeout:` of _config.yml."""
         return (self.config.get("execute") or {}).get("timeout", 30)
 
+    def check(self):
+        """Read all chapters, and raise BookError for what can be known to be wrong without running them."""
+        for chapter in self.chapters:
+            chapter.check()
+
     def chapter(self, path):
         """The chapter of a path as a user types it: book/arrays.md, arrays.md or arrays."""
         name = str(path).removeprefix(f"{self.root}/").removeprefix("./")
@@ -220,7 +226,7 @@ class Book:
 
 
 def load(root):
-    """Read the book below `root`, and check all that can be checked without running it.
+    """Read the configuration and the table of contents of the book below `root`; its chapters are read when asked for.
 
     Returns a `Book`; raises `BookError` for the first thing that is wrong.
     """
@@ -249,7 +255,6 @@ def load(root):
         chapter = Chapter(root, entry.removeprefix(f"{FOLDER}/").removesuffix(".md"))
         if not (root / chapter.path).is_file():
             raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")
-        chapter.check()
         chapters.append(chapter)
     files = (path.relative_to(root / FOLDER).with_suffix("") for path in (root / FOLDER).rglob("*.md"))
     visible = (path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))

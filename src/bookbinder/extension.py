@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import sys
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -74,10 +75,11 @@ def _execute(app, env, added, changed, removed):
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
-    if execute.DONE in os.environ:  # `make book` has called us
-        facts = json.loads(Path(os.environ[execute.DONE]).read_text("utf-8"))
+    if execute.CALLED in os.environ:
+        facts = json.load(sys.stdin)  # as soon as the chapters have run
     else:
         book = books.load(root)
+        book.check()
         chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
         notebooks.make(book, chapters)  # says what Colab would not show
         try:

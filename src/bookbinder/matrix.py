@@ -90,6 +90,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
       execute.Stopped: we were told to stop; no process is left, and results so far are kept.
     """
     progress = progress or execute.Progress()
+    book.check()
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
     folder = book.build_folder / "matrix"
     with execute.stoppable() as stop, site.alone(folder, progress, stop, "matrix"):

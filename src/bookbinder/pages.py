@@ -11,6 +11,7 @@ import hashlib
 import re
 import struct
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -141,8 +142,10 @@ class _Page:
         self.name, self.document = place.stem, place.with_suffix("").as_posix()
         self.address = place.as_posix().removesuffix("index.html")
         self.static = "../" * (len(place.parts) - 1) + "_static/"
-        self.tree = html.document_fromstring(file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
+        self.tree = etree.HTML(file.read_bytes(), etree.HTMLParser(encoding="utf-8"))
         self.light = bool(self.tree.xpath("//head/meta[@http-equiv=$policy]", policy=POLICY))
+        if not self.light:  # elements that can do more take longer
+            self.tree = html.document_fromstring(file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
         links = self.tree.xpath("//link[@rel='stylesheet']")
         self.sheets = [link.get("href").partition("?")[0] for link in links]
         for link in self.tree.xpath("//link[@data-of]"):
@@ -160,13 +163,18 @@ class _Page:
 
     def find(self, address):
         """The file that an address on this page leads to; None if it leads elsewhere."""
-        parts = urlsplit(address)
-        return None if parts.scheme or parts.netloc else (self.file.parent / unquote(parts.path)).resolve()
+        return _file(self.file.parent, address)
 
     def write(self):
         """Put the page back in its place."""
         head, end, body = html.tostring(self.tree, encoding="unicode", doctype="<!DOCTYPE html>").partition("</head>")
         self.file.write_text(re.sub(r"\n\s*\n", "\n", head) + end + body + "\n", "utf-8")
+
+
+@cache
+def _file(folder, address):
+    parts = urlsplit(address)
+    return None if parts.scheme or parts.netloc else (folder / unquote(parts.path)).resolve()
 
 
 def _classes(element):
@@ -415,9 +423,8 @@ def _sheets(pages):
 def _join(sheets, pages, file):
     """Write one style sheet, with the rules that can apply, if it is not there; returns a digest of it."""
     text = "".join(map(_with_imports, sheets))
-    elements = [element for page in pages for element in page.tree.iter() if isinstance(element.tag, str)]
-    names = {name for element in elements for name in (*_classes(element), element.get("id")) if name}
-    tags = {element.tag for element in elements}
+    names = {name for page in pages for value in set(page.tree.xpath("//@class | //@id")) for name in value.split()}
+    tags = {element.tag for page in pages for element in page.tree.iter("*")}
     scripts = {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}
     for script in sorted(scripts):
         if script.name != "searchindex.js":  # all words of the book
@@ -439,7 +446,10 @@ def _with_imports(file):
 
 def _tidy(pages, folder):
     """Take away what no page asks for: of the theme, and of chapters as they were."""
-    asked = {page.find(address) for page in pages for address in page.tree.xpath("//@src | //link/@href | //a/@href")}
+    asked = set()
+    for page in pages:
+        addresses = page.tree.xpath("//@src | //link/@href | //a/@href")
+        asked |= {page.find(address) for address in {address.partition("#")[0] for address in addresses}}
     asked |= {(folder / "_static" / name).resolve() for name in BY_SCRIPT}
     below = [file for name in BELOW for file in (folder / name).rglob("*")]
     for file in sorted(below, reverse=True):

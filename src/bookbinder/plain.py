@@ -341,7 +341,9 @@ class Plain:
                 alone[token.map[0]] = whole.sub(lambda _, value=value: value, lines[token.map[0]])
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
                 raise self.error(here, "stands inside of a list or a quotation; put it at the top level")
-        shown = [alone.get(number, text) for number, text in enumerate(lines)]
+        shown = [*lines]
+        for number, text in alone.items():
+            shown[number] = text
         for (first, last), tokens in inlines.items():
             if group[0].type == "table_open":
                 shown[first] = self._row(tokens, lines[first], line + first)

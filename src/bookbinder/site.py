@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from traceback import format_exception
 
@@ -58,18 +59,23 @@ def build(book, *, jobs=None, progress=None):
         current = _is_current(book, state, inputs)
         if current and state["commit"] == commit:
             return _reused(state)
-        made_notebooks = notebooks.make(book)  # first, since it takes a second and can fail
+        new = folder / "notebooks.new"
         if current:  # but for the commit, which notebooks name
             results, dependencies = _reused(state), state["dependencies"]
+            notebooks.write(book, notebooks.make(book), new)
         else:
-            results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop)
-            if any(result.failure for result in results):
-                return results
-            progress.say("making the pages")
-            made = _jupyter_book(book, results, folder / "staging", lock, stop)
+            with _JupyterBook(book, folder / "staging", lock, stop) as jupyter_book:
+                book.check()
+                files = cache(lambda: notebooks.make(book))  # it can fail, so rather before chapters run for minutes
+                results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop, before=files)
+                if any(result.failure for result in results):
+                    return results
+                progress.say("making the pages")
+                jupyter_book.go_on(results)
+                notebooks.write(book, files(), new)
+                made = jupyter_book.finish()
             shutil.copytree(made, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
             dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
-        notebooks.write(book, made_notebooks, folder / "notebooks.new")
         for name in PUBLISHED:  # now that all is made
             _swap(folder / name)
         state = {
@@ -110,12 +116,15 @@ def build_chapter(book, chapter, *, progress=None):
     progress = progress or execute.Progress()
     folder = book.build_folder
     with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
-        notebooks.make(book, [chapter])  # says what Colab would not show
-        results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
-        if results[0].failure:
-            return results[0], None
-        progress.say("making the page")
-        made = _jupyter_book(book, results, folder / "chapter", lock, stop, only=chapter)
+        with _JupyterBook(book, folder / "chapter", lock, stop, only=chapter) as jupyter_book:
+            book.check()
+            notebooks.make(book, [chapter])  # says what Colab would not show
+            results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
+            if results[0].failure:
+                return results[0], None
+            progress.say("making the page")
+            jupyter_book.go_on(results)
+            made = jupyter_book.finish()
         return results[0], made / f"{chapter.name}.html"
 
 
@@ -130,6 +139,7 @@ def dead_links(book):
     Raises:
       SiteError: Jupyter Book failed before it could ask.
     """
+    book.check()
     folder = book.build_folder / "links"
     shutil.rmtree(folder, ignore_errors=True)
     config = _config_for_folder(book, None)
@@ -149,46 +159,65 @@ def dead_links(book):
     ]
 
 
-def _jupyter_book(book, results, folder, lock, stop, only=None):
-    """Run `jupyter-book build` on the chapters' folder; returns the folder of the HTML."""
-    fresh = _fresh_digest(book, only)
-    stamp = folder / "made-with"
-    if folder.exists() and (not stamp.exists() or stamp.read_text() != fresh):
-        shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
-    stamp.unlink(missing_ok=True)  # until this has gone well
-    command = _command(book, folder, _config_for_folder(book, only), only)
-    done = folder / "done.json"
-    write(done, json.dumps(execute.facts([only] if only else book.chapters, results)))
-    if not only:
-        command += ["--warningiserror", "--keep-going"]
-    # The child holds the lock too: were this process killed, the next build would wait for it.
-    environment = {**os.environ, **_QUIET, execute.DONE: str(done)}
-    process = subprocess.Popen(
-        command,
-        pass_fds=[lock],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,  # so that Ctrl-C reaches it through us alone
-    )
-    while True:
-        try:
-            said, warned = process.communicate(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            if stop.signal:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                raise execute.Stopped(stop.signal) from None
-    if process.returncode:
-        # Kept, what was read would be taken for good next time, and its warnings never be seen again.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise SiteError(_what_was_wrong(book, said, warned))
-    if only and warned.strip():
-        print(_relative(book, warned).strip(), file=sys.stderr)
-    write(stamp, fresh)
-    return folder / "_build" / "html"
+class _JupyterBook:
+    """`jupyter-book build` on the chapters' folder.
+
+    It is started at once, since it takes a second to be ready, and waits for the outputs; left before these have come,
+    it is ended, and has changed nothing.
+    """
+
+    def __init__(self, book, folder, lock, stop, only=None):
+        self._book, self._folder, self._stop, self._only = book, folder, stop, only
+        self._fresh, self._stamp = _fresh_digest(book, only), folder / "made-with"
+        if folder.exists() and (not self._stamp.exists() or self._stamp.read_text() != self._fresh):
+            shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
+        command = _command(book, folder, _config_for_folder(book, only), only)
+        if not only:
+            command += ["--warningiserror", "--keep-going"]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[lock],  # it holds the lock too: were this process killed, the next build would wait for it
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **_QUIET, execute.CALLED: "yes"},
+            start_new_session=True,  # so that Ctrl-C reaches it through us alone
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+
+    def go_on(self, results):
+        """Tell it what is known of the chapters, so that it makes the pages."""
+        self._stamp.unlink(missing_ok=True)  # until this has gone well
+        facts = execute.facts([self._only] if self._only else self._book.chapters, results)
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # broken: `finish` will say why
+            stdin.write(json.dumps(facts))
+        self._process.stdin = None
+
+    def finish(self):
+        """Wait for the pages; returns their folder."""
+        while True:
+            try:
+                said, warned = self._process.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if self._stop.signal:
+                    raise execute.Stopped(self._stop.signal) from None
+        if self._process.returncode:
+            # Kept, what was read would be taken for good next time, and its warnings never be seen again.
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise SiteError(_what_was_wrong(self._book, said, warned))
+        if self._only and warned.strip():
+            print(_relative(self._book, warned).strip(), file=sys.stderr)
+        write(self._stamp, self._fresh)
+        return self._folder / "_build" / "html"
 
 
 def _command(book, folder, config, only):
@@ -196,7 +225,9 @@ def _command(book, folder, config, only):
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "_config.yml", yaml.safe_dump(config))
     write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
-    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", str(book.root / FOLDER)]
+    # Looking for garbage takes a fifth of its time, and finds little.
+    main = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()"
+    command = [sys.executable, "-c", main, "build", str(book.root / FOLDER)]
     command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
     return [*command, "--path-output", str(folder), "--quiet"]
 
