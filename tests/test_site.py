@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+from conftest import copy_sources
 
 from bookbinder.book import load
 
@@ -74,6 +75,19 @@ def test_every_internal_link_and_anchor_is_alive(site):
                 assert unquote(link.fragment) in anchors(target), f"{file.name}: dead anchor {tag['href']}"
             checked += 1
     assert checked > 50
+
+
+@pytest.mark.parametrize("name", ["explicit", "from_old_jax"])
+def test_a_chapter_that_runs_again_elsewhere_shows_the_same(pages, tmp_path, name):
+    """Byte for byte, in another folder, time zone and order of sets; chapters that measure time do not."""
+    copy_sources(tmp_path)
+    command = [sys.executable, "-m", "bookbinder", "--root", str(tmp_path), "chapter", f"book/{name}.md"]
+    environment = os.environ | {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "2"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0 and " ran " in run.stdout, run.stderr
+    page = BeautifulSoup((tmp_path / "_build/chapter/_build/html" / f"{name}.html").read_text(), "html.parser")
+    ours, theirs = ([str(cell) for cell in one.select("div.cell")] for one in (pages[name], page))
+    assert len(ours) > 40 and ours == theirs
 
 
 def test_outputs_are_on_the_pages(pages):

@@ -348,11 +348,12 @@ class _Kernels:
     def environment(self, address):
         """The variables of a kernel: it runs under the guard, and bears its address.
 
-        Of ours it does not have those that would give chapters other devices, other programs or no pictures.
+        Of ours it does not have those that would give chapters other devices, other programs or no pictures. JAX looks
+        for no accelerators: where there are some, or the libraries for them, pages would be others.
         """
         ours = {name: value for name, value in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$", name)}
         path = os.pathsep.join(filter(None, [self._folder.name, ours.get("PYTHONPATH")]))
-        return {**ours, "PYTHONPATH": path, KERNEL: address}
+        return {**ours, "PYTHONPATH": path, KERNEL: address, "JAX_PLATFORMS": "cpu"}
 
     def add(self, kernel, address):
         self._running[kernel] = address
