@@ -45,7 +45,7 @@ links: setup
 	@$(python) -m bookbinder links
 
 audit: setup
-	@$(python) scripts/audit.py
+	@$(python) scripts/audit.py $(ARGS)
 
 benchmark: setup
 	@$(python) scripts/benchmark.py $(ARGS)

@@ -2,7 +2,7 @@
 """Say in one issue how the book fares with what is upstream: open it, renew it, or close it when all is well again.
 
 upstream.yml calls it as `upstream_report.py FOLDER`. How each job ended is in $NEEDS, as GitHub's `toJSON(needs)`; what
-a job that failed has printed is in FOLDER/said-JOB/said.txt. The program `gh` talks to GitHub.
+a job that failed has printed is in FOLDER/said-JOB.txt. The program `gh` talks to GitHub.
 """
 
 import json
@@ -40,6 +40,22 @@ def fenced(text):
     return f"{fence}text\n{text}\n{fence}\n"
 
 
+def words(job, folder):
+    """What a job has printed, where that was kept."""
+    file = folder / f"said-{job}.txt"
+    return file.read_text("utf-8", "replace").rstrip() if file.exists() else ""
+
+
+def heading(job, result):
+    """Of a job's part of the issue."""
+    return f"## {job}: {result}"
+
+
+def summary(job, result, folder):
+    """The heading and the first line of each fault: what has to be new, for people to be told again."""
+    return [heading(job, result), *(fault.partition("\n")[0] for fault in faults(words(job, folder)))]
+
+
 def body(failed, folder, run):
     """The text of the issue.
 
@@ -51,10 +67,9 @@ def body(failed, folder, run):
     parts = [f"[This run]({run}) found what no longer holds. The next one renews this text, or closes the issue.\n"]
     room = (MOST - len(parts[0])) // len(failed) - 500
     for job, result in failed.items():
-        file = folder / f"said-{job}" / "said.txt"
-        said = file.read_text("utf-8", "replace").rstrip() if file.exists() else ""
+        said = words(job, folder)
         named = "\n".join(faults(said))[: room // 2]
-        parts.append(f"## {job}: {result}\n")
+        parts.append(f"{heading(job, result)}\n")
         parts.append(fenced(named) if named else "Nothing is named; see what it printed.\n")
         if said:
             end = said[-(room - len(named)) :]
@@ -75,10 +90,16 @@ def main():
     run = "{GITHUB_SERVER_URL}/{GITHUB_REPOSITORY}/actions/runs/{GITHUB_RUN_ID}".format_map(os.environ)
     needs = json.loads(os.environ["NEEDS"])
     failed = {job: how["result"] for job, how in needs.items() if how["result"] != "success"}
-    which = ["--label", LABEL, "--state", "open", "--limit", "1", "--json", "number", "--jq", ".[].number"]
-    number = gh("issue", "list", *which).strip()
+    which = ["--label", LABEL, "--state", "open", "--limit", "1", "--json", "number,body"]
+    issues = json.loads(gh("issue", "list", *which))
+    number = str(issues[0]["number"]) if issues else ""
     if failed and number:
         gh("issue", "edit", number, "--body-file", "-", text=body(failed, folder, run))
+        told = issues[0]["body"].splitlines()
+        new = [line for job in failed for line in summary(job, failed[job], folder) if line not in told]
+        if new:  # GitHub tells nobody of a text that has changed
+            text = f"New in [this run]({run}):\n\n{fenced(chr(10).join(new)[:MOST])}"
+            gh("issue", "comment", number, "--body-file", "-", text=text)
     elif failed:
         gh("label", "create", LABEL, "--force", "--description", "What the weekly look upstream found")
         gh("issue", "create", "--title", TITLE, "--label", LABEL, "--body-file", "-", text=body(failed, folder, run))

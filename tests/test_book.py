@@ -125,17 +125,17 @@ def test_labels_are_unique_and_begin_with_their_chapter():
             seen[label] = chapter.path
 
 
-def test_figures_have_alternative_texts():
-    for chapter in BOOK.chapters:
-        for n, line in prose(chapter).items():
-            inline = re.search(r"!\[(.*?)\]\((.*?)\)", line)
-            assert not inline or len(inline[1]) > 10, f"{chapter.path}:{n}: an image without a description"
-        for block in re.findall(r"\{(?:image|figure)\} \S+\n((?::.*\n)*)", chapter.text):
-            alt = re.search(r"^:alt: (.*)$", block, re.MULTILINE)
-            assert alt and len(alt[1]) > 10 and not re.fullmatch(r"\S+\.\w+", alt[1]), f"{chapter.path}: {block}"
-        for cell in chapter.notebook.cells:
-            alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
-            assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), f"{chapter.path}: {alt}"
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
+def test_figures_have_alternative_texts(chapter):
+    for n, line in prose(chapter).items():
+        inline = re.search(r"!\[(.*?)\]\((.*?)\)", line)
+        assert not inline or len(inline[1]) > 10, f"{chapter.path}:{n}: an image without a description"
+    for block in re.findall(r"\{(?:image|figure)\} \S+\n((?::.*\n)*)", chapter.text):
+        alt = re.search(r"^:alt: (.*)$", block, re.MULTILINE)
+        assert alt and len(alt[1]) > 10 and not re.fullmatch(r"\S+\.\w+", alt[1]), f"{chapter.path}: {block}"
+    for cell in chapter.notebook.cells:
+        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
+        assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), f"{chapter.path}: {alt}"
 
 
 EXERCISES = {

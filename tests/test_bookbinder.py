@@ -148,7 +148,24 @@ def test_links_that_lead_nowhere_are_named_by_line(tiny):
         status, out, err = tiny.build("links")
         server.shutdown()
     assert status == 1 and re.fullmatch(rf"book/one\.md:17: {at}/gone: 404 [^\n]*\n", out), out + err
+    tiny.write(
+        "_config.yml", (tiny.root / "_config.yml").read_text().replace("[bookbinder.", "[none.such, bookbinder.")
+    )
+    status, out, err = tiny.build("links")
+    assert status == 1 and "none.such" in err and err.endswith("\nno link was asked\n"), out + err
     assert not (tiny.root / "_build/html").exists()
+
+
+def test_what_is_no_code_and_what_looks_older_is_followed_too(tiny):
+    assert tiny.build()[0] == 0
+    tiny.write("src/shardlab/recording.json", "1")  # readers get it with the package
+    assert statuses(tiny.build()[1])["two"] == "ran"
+    tiny.write("src/shardlab/.hidden", "1")
+    assert statuses(tiny.build()[1])["two"] == "reused"
+    page = tiny.root / "book/index.md"
+    page.write_text("# Put back\n")
+    os.utime(page, (1e9, 1e9))  # as a file that was copied with its time
+    assert tiny.build()[0] == 0 and "Put back" in tiny.page("index")
 
 
 def test_two_chapters_with_the_same_code_both_follow_a_change(tiny):

@@ -420,6 +420,32 @@ def test_a_second_build_waits_for_the_first(tiny):
     assert statuses(out)["one"] == "reused"
 
 
+def test_what_is_edited_while_a_build_runs_and_another_waits_is_followed(tiny):
+    settings, home = ((tiny.root / name).read_text() for name in ("_config.yml", "book/index.md"))
+    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3)"))
+    first = tiny.start()
+    while "running" not in first.stderr.readline():
+        assert first.poll() is None
+    tiny.write("book/index.md", "# Undone later\n")
+    second = tiny.start()
+    while "waiting" not in second.stderr.readline():
+        assert second.poll() is None
+    tiny.write("_config.yml", settings.replace("title: Tiny", "title: Edited"))
+    for build in (first, second):
+        build.communicate()
+        assert build.returncode == 0
+    assert "Edited" in tiny.page("one") and "Undone later" in tiny.page("index")
+
+    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3.0)"))
+    before = tiny.start()
+    while "running" not in before.stderr.readline():
+        assert before.poll() is None
+    tiny.write("book/index.md", home)
+    before.communicate()
+    tiny.write("book/index.md", "# Undone later\n")  # as it was when that build began
+    assert before.returncode == 0 and tiny.build()[0] == 0 and "Undone later" in tiny.page("index")
+
+
 # --- What is around -----------------------------------------------------------------------------------------------
 
 

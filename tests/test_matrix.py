@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from test_colab import git
 from tiny_book import TinyBook, chapter
 
 from bookbinder import environments, matrix
@@ -450,8 +451,27 @@ def test_the_pins_of_colab_can_be_renewed(tmp_path):
     assert "other" not in text and "torch" not in text
     assert text.count("==") == len(before) and text.count("#") == 2
     done = refresh([line for line in freeze if not line.startswith("FLAX")])
-    assert done.returncode == 1 and "Colab has no FLAX any more" in done.stderr and file.read_text() == text
+    assert done.returncode == 1 and "no FLAX in Colab any more" in done.stderr and file.read_text() == text
     assert sorted(path.name for path in file.parent.iterdir()) == ["colab.txt"]
+
+    # From Colab's own repository, which is here in its place.
+    backend = tmp_path / "backend"
+    settings = os.environ | {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_VALUE_0": "https://github.com/googlecolab/backend-info",
+    }
+    settings["GIT_CONFIG_KEY_0"] = f"url.{backend.as_uri()}.insteadOf"
+    command = [tmp_path / "scripts/refresh_colab.sh"]
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert done.returncode == 1 and "refresh_colab: cannot clone https://github.com/" in done.stderr
+    assert file.read_text() == text
+    backend.mkdir()
+    (backend / "pip-freeze.txt").write_text("\n".join(freeze).replace("jax==9.8.7", "jax==9.9.9") + "\n")
+    for arguments in (["init"], ["add", "--all"], ["commit", "--message", "as of then", "--date", "2030-01-02"]):
+        git(backend, arguments[0], "--quiet", *arguments[1:])
+    done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0 and "\njax==9.9.9\n" in file.read_text(), done.stderr
+    assert re.search(r"backend-info, \d{4}-\d\d-\d\d, commit [0-9a-f]{7}\. Renewed", file.read_text())
 
 
 # --- run_notebook.py -------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from packaging.version import Version
 from test_colab import git
 from tiny_book import chapter
 
+from bookbinder.notebooks import colab_version
+
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 DEPENDABOT = ROOT / ".github" / "dependabot.yml"
@@ -86,7 +88,7 @@ def test_a_workflow_gives_no_rights_and_does_not_run_beside_itself(workflow):
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_job_has_one_right_and_a_time_limit(job):
     writes = {right for right, how in job["permissions"].items() if how != "read"}
-    assert writes in (set(), {"contents"}, {"issues"}, {"pages", "id-token"})
+    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"})
     assert "uses" in job or 0 < job["timeout-minutes"] <= 150
     for step in job.get("steps", ()):
         assert "${{" not in step.get("run", ""), "what others may have written reaches a shell"
@@ -98,7 +100,8 @@ def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
     text = (ROOT / ".github/workflows/publish.yml").read_text()
     assert "cache" not in text
     jobs = WORKFLOWS["publish"]["jobs"]
-    assert [jobs[job]["needs"] for job in ("build", "notebooks", "pages")] == ["check", "build", "notebooks"]
+    needs = [jobs[job]["needs"] for job in ("build", "notebooks", "pages")]
+    assert needs == ["check", "build", ["build", "notebooks"]]
     assert not any("if" in jobs[job] for job in ("notebooks", "pages"))
 
 
@@ -165,15 +168,15 @@ def test_the_lock_is_what_pyproject_asks_for(tmp_path):
 
 FORK = "someone/fork"
 HOME = "# Home\n\nSee [what is gone](http://127.0.0.1:9/gone) and {doc}`one`.\n"
-ON_COLAB = "import jax\n\nassert jax.__version_info__ >= (0, 8), 'too old'"
+BACKEND = "https://github.com/googlecolab/backend-info"
+ON_COLAB = f"import jax\n\nassert jax.__version__ != {colab_version('jax')!r}, 'too old'"
 PROGRAMS = {
     # What is not real: rights of root, GitHub's programs, and addresses elsewhere.
     "sudo": 'exec "$@"\n',
     "gh": 'printf "%s\\n" "$*" >>"$FAKES/gh.txt"\n'
-    'case "$*" in *"--body-file -"*) cat >"$FAKES/body.md" ;; "issue list"*) cat "$FAKES/number" ;; esac\n',
+    'case "$*" in *"--body-file -"*) cat >"$FAKES/$2.md" ;; "issue list"*) cat "$FAKES/issues.json" ;; esac\n',
     "curl": 'while [ $# -gt 1 ]; do [ "$1" = -o ] && exec >"$2"; shift; done\n'
-    'case $1 in *api.github.com*) cat "$FAKES/commits.json" ;; *backend-info*) cat "$FAKES/pip-freeze.txt" ;;\n'
-    '*jax-ml/jax*) cat "$FAKES/installation.md" ;; *) echo "not here: $1" >&2; exit 22 ;; esac\n',
+    'case $1 in *jax-ml/jax*) cat "$FAKES/installation.md" ;; *) echo "not here: $1" >&2; exit 22 ;; esac\n',
 }
 
 
@@ -187,7 +190,7 @@ class Runner:
     def __init__(self, folder, origin):
         self.folder, self.origin, self.work = folder, origin, folder / "work"
         self.artifacts, self.caches, self.fakes = folder / "artifacts", folder / "caches", folder / "fakes"
-        self.programs, self.said = folder / "bin", {}
+        self.programs, self.said, self.outputs = folder / "bin", {}, {}
         for made in (self.artifacts, self.caches, self.fakes, self.programs):
             made.mkdir()
         for name, text in PROGRAMS.items():
@@ -199,6 +202,7 @@ class Runner:
         """Run a workflow's jobs, or some of them; returns how each ended."""
         workflow, results = WORKFLOWS[name], {}
         context = {"github.event_name": event, "github.ref": ref, "github.repository": FORK, "github.token": "secret"}
+        context["github.run_attempt"] = "1"
         for job, body in workflow["jobs"].items():
             needs = [body["needs"]] if isinstance(body.get("needs"), str) else body.get("needs", [])
             context["toJSON(needs)"] = json.dumps({need: {"result": results.get(need)} for need in needs})
@@ -211,7 +215,7 @@ class Runner:
                 assert "workflow_call" in load(ROOT / body["uses"].removeprefix("$/"))["on"]
                 results[job] = "success"
             else:
-                results[job] = self.job(job, body, workflow, dict(context))
+                results[job] = self.job(job, body, workflow, context | self.outputs)
         return results
 
     def job(self, job, body, workflow, context):
@@ -235,6 +239,8 @@ class Runner:
                 context |= {f"steps.{step.get('id')}.outputs.{key}": value for key, value in outputs.items()}
         for last in self.after if good else ():
             last()
+        for name, value in body.get("outputs", {}).items():
+            self.outputs[f"needs.{job}.outputs.{name}"] = self.fill(value, context)
         return "success" if good else "failure"
 
     def holds(self, condition, good, context):
@@ -266,6 +272,7 @@ class Runner:
         ours = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
         path = [self.programs, *(folder for folder in ours["PATH"].split(os.pathsep) if Path(folder) != TOOLS)]
         address = {f"url.{self.origin.as_uri()}.insteadOf": f"https://github.com/{FORK}", "safe.directory": "*"}
+        address[f"url.{(self.fakes / 'backend-info').as_uri()}.insteadOf"] = BACKEND
         ours |= {f"GIT_CONFIG_KEY_{n}": key for n, key in enumerate(address)}
         ours |= {f"GIT_CONFIG_VALUE_{n}": value for n, value in enumerate(address.values())}
         ours |= {"GIT_CONFIG_COUNT": str(len(address)), "GIT_CONFIG_GLOBAL": os.devnull}
@@ -274,6 +281,8 @@ class Runner:
         ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": context["github.ref"]}
         # Of `make test`, a few tests that are quick: the whole would run this one again.
         ours |= {"PYTEST_ADDOPTS": "tests/test_setup.py"}
+        if job == "audit":  # so that it ends everywhere as it ends here
+            ours["ARGS"] = "--osv-url http://127.0.0.1:9/"
         for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH"):
             ours[name] = str(self.folder / name)
             (self.folder / name).touch()
@@ -325,21 +334,20 @@ class Runner:
 
     def upload_pages_artifact(self, options):
         """A tar file, as theirs."""
-        with tarfile.open(self.artifacts / "github-pages.tar", "w") as made:
+        with tarfile.open(self.artifacts / f"{options['name']}.tar", "w") as made:
             made.add(self.work / options["path"], arcname=".")
 
     def download_artifact(self, options):
-        """The copy of one artifact, or of several in folders of their names."""
+        """The copy of one artifact, or of several: in folders of their names if they are more than one and not merged."""
         place = self.work / options["path"]
-        if "name" in options:
-            shutil.copytree(self.artifacts / options["name"], place)
-        else:
-            for path in self.artifacts.glob(options["pattern"]):
-                shutil.copytree(path, place / path.name)
+        found = sorted(self.artifacts.glob(options.get("name") or options["pattern"]))
+        apart = len(found) > 1 and not options.get("merge-multiple")
+        for path in found:
+            shutil.copytree(path, place / path.name if apart else place, dirs_exist_ok=True)
 
     def deploy_pages(self, options):
         """The site that would be there, in a folder."""
-        with tarfile.open(self.artifacts / "github-pages.tar") as made:
+        with tarfile.open(self.artifacts / f"{options['artifact_name']}.tar") as made:
             made.extractall(self.folder / "pages", filter="data")
         assert (self.folder / "pages" / "index.html").exists()
         return {"page_url": "https://someone.github.io/fork/"}
@@ -412,28 +420,39 @@ def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner
 def test_what_changes_upstream_is_told_in_one_issue(runner):
     """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here, and that is told."""
     pins = (ROOT / "src/bookbinder/colab.txt").read_text()
-    (runner.fakes / "pip-freeze.txt").write_text(re.sub(r"seaborn==.*", "seaborn==0.0.1", pins))
-    commit = {"sha": "abcdef0123", "commit": {"author": {"date": "2031-02-03T04:05:06Z"}}}
-    (runner.fakes / "commits.json").write_text(json.dumps([commit], indent=2))
+    backend = runner.fakes / "backend-info"
+    backend.mkdir()
+    (backend / "pip-freeze.txt").write_text(re.sub(r"seaborn==.*", "seaborn==0.0.1", pins))
+    git(backend, "init", "--quiet")
+    git(backend, "add", "--all")
+    git(backend, "commit", "--quiet", "--message", "as of today")
     (runner.fakes / "simple").mkdir()
     line = f"pip install -U --pre {{}} -i {(runner.fakes / 'simple').as_uri()}\n"
     instructions = "pip install -U jax\n" + line.format("jax jaxlib") + line.format("jax[tpu]")
     (runner.fakes / "installation.md").write_text(instructions)
-    (runner.fakes / "number").write_text("\n")
+    (runner.fakes / "issues.json").write_text("[]\n")
     results = runner.run("upstream", event="schedule")
     everything = "\n".join(runner.said.values())
-    assert results.pop("newest") == results.pop("report") == "success", everything
+    assert {results.pop(job) for job in ("awake", "newest", "report")} == {"success"}, everything
     assert set(results.values()) == {"failure"}, everything
-    body = (runner.fakes / "body.md").read_text()
+    body = (runner.fakes / "create.md").read_text()
     assert "newest" not in body and f"https://github.com/{FORK}/actions/runs/42" in body
     assert re.search(r"^nightly: cannot be installed: .*\bjax\b", body, re.MULTILINE)
     cell = r"\n    import jax\n\n    assert jax"
     assert len(re.findall(rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE)) == 1
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
-    assert re.search(r"^audit: nothing was asked", body, re.MULTILINE) or "requirements.txt: " in body
+    assert re.search(r"^audit: nothing was asked", body, re.MULTILINE)
     said = (runner.fakes / "gh.txt").read_text()
     assert "issue create --title" in said and "issue edit" not in said
+    assert f"--method PUT repos/{FORK}/actions/workflows/upstream.yml/enable" in said
+
+    # One that fails alone is told too.
+    for other in set(runner.artifacts.glob("said-*")) - {runner.artifacts / "said-colab"}:
+        shutil.rmtree(other)
+    (step,) = (step for step in JOBS["upstream: report"]["steps"] if "download-artifact" in step.get("uses", ""))
+    runner.download_artifact(step["with"])
+    assert any("two.md:20: " in line for line in report.summary("colab", "failure", runner.work / step["with"]["path"]))
 
     (runner.fakes / "installation.md").write_text("pip install -U jax\n")
     assert runner.run("upstream", "nightly") == {"nightly": "failure"}
@@ -457,11 +476,13 @@ def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
 # --- The report -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ["", "7"], ids=["none is open", "one is open"])
+@pytest.mark.parametrize(("number", "told"), [("", ""), ("7", "failure"), ("7", "cancelled")])
 @pytest.mark.parametrize("result", ["success", "failure", "cancelled"])
-def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, result):
+def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, told, result):
+    """And people are told again of what it did not have."""
     runner = Runner(tmp_path, None)
-    (runner.fakes / "number").write_text(f"{number}\n")
+    issues = [{"number": int(number), "body": f"## newest: {told}\r\nand more"}] if number else []
+    (runner.fakes / "issues.json").write_text(json.dumps(issues))
     needs = {"newest": {"result": result}, "links": {"result": "success"}}
     environment = os.environ | {"NEEDS": json.dumps(needs), "FAKES": str(runner.fakes), "GITHUB_RUN_ID": "42"}
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
@@ -469,9 +490,12 @@ def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, result):
     subprocess.run([sys.executable, report.__file__, tmp_path / "nothing"], env=environment, check=True)
     did = [line.split()[1] for line in (runner.fakes / "gh.txt").read_text().splitlines() if line.startswith("issue")]
     well, is_open = result == "success", bool(number)
-    assert did == ["list"] + (["close"] if well and is_open else ["edit" if is_open else "create"] if not well else [])
+    should = {(True, True): ["close"], (True, False): [], (False, True): ["edit"], (False, False): ["create"]}
+    assert did == ["list", *should[well, is_open]] + ["comment"] * (not well and is_open and told != result)
+    if "comment" in did:
+        assert f"\n## newest: {result}\n" in (runner.fakes / "comment.md").read_text()
     if not well:
-        body = (runner.fakes / "body.md").read_text()
+        body = (runner.fakes / f"{'edit' if is_open else 'create'}.md").read_text()
         assert f"## newest: {result}" in body and "links" not in body and "It printed nothing" in body
 
 
@@ -480,8 +504,7 @@ def test_no_output_breaks_the_issue(tmp_path):
     said = {"newest": b"x" * 100_000 + b"\n````\n@everyone \xff\n````\n"}
     said["links"] = b"\n".join(b"book/a.md:%d: http://a.b/%d: 404 Client Error" % (n, n) for n in range(5000))
     for job, text in said.items():
-        (tmp_path / f"said-{job}").mkdir()
-        (tmp_path / f"said-{job}" / "said.txt").write_bytes(text)
+        (tmp_path / f"said-{job}.txt").write_bytes(text)
     body = report.body(dict.fromkeys(said, "failure"), tmp_path, "https://github.com/a/b")
     assert len(body) < 65_000 and "\nbook/a.md:0: " in body and "book/a.md:4999: " in body
     html = MarkdownIt().render(body)

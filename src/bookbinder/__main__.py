@@ -48,7 +48,8 @@ def main(arguments=None):
         print(error, file=sys.stderr)
         return 1
     except site.SiteError as error:
-        print(f"{error}\nthe pages were not made; the site is as it was", file=sys.stderr)
+        left = "no link was asked" if options.command == "links" else "the pages were not made; the site is as it was"
+        print(f"{error}\n{left}", file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
@@ -174,11 +175,21 @@ def _serve(options):
             file=sys.stderr,
         )
         return 1
-    subprocess.run(command, check=False)
+
+    def stop(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    builds = [subprocess.Popen(command)]
+    try:
+        builds[0].wait()
+    finally:
+        builds[0].terminate()  # nothing, if it has ended; else it cleans up first
+        builds[0].wait()
     if not html.exists():
         return 1  # there is no good site yet, and the build has said why
 
-    saved, changed, stopping, builds = Watcher(), threading.Event(), threading.Event(), []
+    saved, changed, stopping = Watcher(), threading.Event(), threading.Event()
     for name in books.SOURCES:
         saved.watch(str(book.root / name), changed.set)
 
@@ -197,10 +208,6 @@ def _serve(options):
     server.watcher.examine()  # what it sees first it takes for changed
     LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
 
-    def stop(number, frame):
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
     try:
         server.serve(root=str(html), port=options.port, host="127.0.0.1")
     finally:

@@ -131,7 +131,6 @@ class Chapter:
         _ = self.jax_floor
         if not self._has_cells():
             return
-        _ = self.jax_floor
         if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
             message = (
                 "has code cells, but its front matter does not say `jupytext: text_representation: format_name: myst`, "

@@ -233,7 +233,12 @@ class Outputs:
 def facts(chapters, results):
     """What pages must know of chapters that have run, by their names, as JSON takes it."""
     return {
-        chapter.name: {"devices": chapter.devices, "day": result.day, "outputs": result.outputs}
+        chapter.name: {
+            "devices": chapter.devices,
+            "day": result.day,
+            "outputs": result.outputs,
+            "text": hashlib.sha256(chapter.text.encode()).hexdigest(),
+        }
         for chapter, result in zip(chapters, results, strict=True)
     }
 
@@ -258,12 +263,13 @@ def environment():
 
 
 def folder_digest(folder, pattern="*"):
-    """A digest of the names and contents of the files in a folder and below it."""
+    """A digest of the names and contents of the files in a folder and below it, but for hidden ones."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob(pattern)):
-        if path.is_file() and "__pycache__" not in path.parts and ".ipynb_checkpoints" not in path.parts:
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in name.parts):
             content = path.read_bytes()
-            digest.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+            digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

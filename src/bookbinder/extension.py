@@ -69,14 +69,17 @@ def _address(config):
 
 
 def _execute(app, env, added, changed, removed):
-    """Execute the chapters; returns those whose outputs are newer than what Sphinx has read."""
+    """Execute the chapters; returns those whose outputs or texts are not what Sphinx has read."""
     if env.mystnb_config.execution_mode != "cache":
         return []
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
     if execute.CALLED in os.environ:
-        facts = json.load(sys.stdin)  # as soon as the chapters have run
+        told = sys.stdin.read()  # as soon as the chapters have run
+        if not told:
+            os._exit(1)  # `make book` was killed; nothing has changed here
+        facts = json.loads(told)
     else:
         book = books.load(root)
         book.check()
@@ -94,7 +97,8 @@ def _execute(app, env, added, changed, removed):
     env.bookbinder_chapters = {
         name: pages.Chapter(fact["devices"], fact["day"], _versions()) for name, fact in facts.items()
     }
-    now = {name: fact["outputs"] for name, fact in facts.items()}
+    # Sphinx itself goes by times, which a file that was copied or put back may have from before.
+    now = {name: (fact["outputs"], fact["text"]) for name, fact in facts.items()}
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]

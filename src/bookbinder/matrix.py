@@ -228,7 +228,7 @@ def _fingerprint(book, chapter, column):
     code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
     parts = [
         json.dumps(code),
-        execute.folder_digest(book.root / "src" / "shardlab", "*.py"),
+        execute.folder_digest(book.root / "src" / "shardlab"),
         RUNNER.read_text("utf-8"),
         column.version,
         json.dumps(column.packages),

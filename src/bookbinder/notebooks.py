@@ -239,7 +239,10 @@ def build_wheel(root, folder):
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as made:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", made]
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        # In a session of its own, so that Ctrl-C reaches the builder alone.
+        done = subprocess.run(
+            command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
+        )
         if done.returncode:
             raise BookError("pyproject.toml", None, f"the wheel of shardlab cannot be built:\n{done.stderr.strip()}")
         (wheel,) = Path(made).glob("*.whl")

@@ -19,7 +19,7 @@ from traceback import format_exception
 import yaml
 
 from bookbinder import address, execute, notebooks
-from bookbinder.book import FOLDER
+from bookbinder.book import FOLDER, load
 from bookbinder.progress import plain
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
@@ -52,6 +52,7 @@ def build(book, *, jobs=None, progress=None):
     progress = progress or execute.Progress()
     folder = book.build_folder
     with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+        book = load(book.root)  # as it is now: we may have waited
         for name in PUBLISHED:
             _finish_swap(folder / name)
         state_file = folder / "state.json"
@@ -72,10 +73,14 @@ def build(book, *, jobs=None, progress=None):
                     return results
                 progress.say("making the pages")
                 jupyter_book.go_on(results)
-                notebooks.write(book, files(), new)
-                made = jupyter_book.finish()
+                try:
+                    notebooks.write(book, files(), new)
+                finally:  # ended now, it would have to begin afresh
+                    made = jupyter_book.finish()
             shutil.copytree(made, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
             dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
+        if _inputs_digest(book) != inputs:
+            inputs = ""  # edited meanwhile: pages may show what will have been undone by the next build
         for name in PUBLISHED:  # now that all is made
             _swap(folder / name)
         state = {
@@ -116,6 +121,8 @@ def build_chapter(book, chapter, *, progress=None):
     progress = progress or execute.Progress()
     folder = book.build_folder
     with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+        book = load(book.root)  # as it is now: we may have waited
+        chapter = book.chapter(chapter.name)
         with _JupyterBook(book, folder / "chapter", lock, stop, only=chapter) as jupyter_book:
             book.check()
             notebooks.make(book, [chapter])  # says what Colab would not show
@@ -190,7 +197,9 @@ class _JupyterBook:
 
     def __exit__(self, *_):
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._process.stdout.closed:
             self._process.communicate()
 
     def go_on(self, results):
@@ -216,7 +225,8 @@ class _JupyterBook:
             raise SiteError(_what_was_wrong(self._book, said, warned))
         if self._only and warned.strip():
             print(_relative(self._book, warned).strip(), file=sys.stderr)
-        write(self._stamp, self._fresh)
+        if _fresh_digest(self._book, self._only) == self._fresh:  # nobody has edited that meanwhile
+            write(self._stamp, self._fresh)
         return self._folder / "_build" / "html"
 
 
@@ -313,7 +323,7 @@ def _inputs_digest(book):
     return _digest(
         execute.environment(),
         execute.folder_digest(book.root / FOLDER),
-        execute.folder_digest(book.root / "src", "*.py"),
+        execute.folder_digest(book.root / "src"),
         (book.root / "_toc.yml").read_text("utf-8"),
         *(_digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
         _fresh_digest(book, None),
