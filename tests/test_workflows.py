@@ -338,7 +338,7 @@ class Runner:
             made.add(self.work / options["path"], arcname=".")
 
     def download_artifact(self, options):
-        """The copy of one artifact, or of several: in folders of their names if they are more than one and not merged."""
+        """The copy of one artifact; of several, in folders of their names, unless it is one or they are merged."""
         place = self.work / options["path"]
         found = sorted(self.artifacts.glob(options.get("name") or options["pattern"]))
         apart = len(found) > 1 and not options.get("merge-multiple")
