@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from bookbinder import book as books
-from bookbinder import environments, matrix, notebooks, progress, site
+from bookbinder import notebooks, progress, site
 from bookbinder.execute import Stopped
 
 
@@ -107,6 +107,8 @@ def _links(options):
 
 
 def _matrix(options):
+    from bookbinder import environments, matrix
+
     book = books.load(options.root)
     versions = environments.environments(book.root)
     known = [version.name for version in versions]

@@ -4,7 +4,6 @@ Outputs live in a jupyter-cache. It finds them by a chapter's code; beside them 
 everything else that they depend on, and run the chapter again when that is no longer the same.
 """
 
-import asyncio
 import atexit
 import hashlib
 import os
@@ -412,6 +411,8 @@ class _CellFault(Exception):
 
 def _run_chapter(book, chapter, kernels, progress):
     """Run one chapter in a kernel of its own. Returns its Result, and the notebook with outputs if it went well."""
+    import asyncio
+
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError

@@ -8,10 +8,11 @@ Sphinx is done, so plain `jupyter-book build .` makes the same pages as `make bo
 
 import base64
 import hashlib
+import json
 import re
 import struct
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -48,6 +49,7 @@ POLICY = "Content-Security-Policy"
 BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
 BELOW = ("_static", "_images", "_downloads", "_sources")  # the folders of files that pages ask for
 WORDS_A_MINUTE = 200
+KEPT = "pages.json"  # beside the pages: what spares the next build from reading them all
 CARD = "card.png"  # the picture that others show with a link to the book; in book/static
 
 
@@ -90,8 +92,10 @@ def finish(folder, about, documents):
       documents: the names of the pages that Sphinx knows; one that was made light before and is none of them is
         deleted.
     """
-    pages = [_Page(file, folder) for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
-    pages = [page for page in pages if page.tree.find("body") is not None]  # not the way to a chapter made alone
+    kept = _kept(folder.parent / KEPT)
+    files = [file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
+    pages = [_Page(file, folder, kept.get(str(file))) for file in files]
+    pages = [page for page in pages if page.light or page.tree.find("body") is not None]  # not the way to one alone
     for page in pages:
         if page.light and page.document not in documents:
             page.file.unlink()
@@ -111,9 +115,9 @@ def finish(folder, about, documents):
             _chapter(page.tree, about.chapters[page.name])
         _scripts(page.tree)
         _head(page, about)
-    version = _join(sheets, pages, folder / "_static" / "site.css")
+    version = f"?v={_join(sheets, pages, folder / '_static' / 'site.css')}"
     for page in pages:
-        changed = page.use(f"{page.static}site.css?v={version}")
+        changed = page.use(version)
         if not page.light:
             if page.name == "404":
                 _stand_alone(page.tree, about, folder / "_static" / "site.css")
@@ -121,6 +125,7 @@ def finish(folder, about, documents):
         if changed or not page.light:
             page.write()
     _tidy(pages, folder)
+    (folder.parent / KEPT).write_text(json.dumps({str(page.file): page.to_keep(version) for page in pages}), "utf-8")
     addresses = [about.site + page.address for page in pages if page.name in about.chapters]
     (folder / "sitemap.xml").write_text(_sitemap(addresses), "utf-8")
 
@@ -136,23 +141,52 @@ class _Page:
       sheets: the addresses of its style sheets, which become one.
     """
 
-    def __init__(self, file, folder):
+    def __init__(self, file, folder, kept):
         self.file = file
+        self._kept = kept if kept and kept["stamp"] == self._stamp() else None
         place = file.relative_to(folder)
         self.name, self.document = place.stem, place.with_suffix("").as_posix()
         self.address = place.as_posix().removesuffix("index.html")
         self.static = "../" * (len(place.parts) - 1) + "_static/"
-        self.tree = etree.HTML(file.read_bytes(), etree.HTMLParser(encoding="utf-8"))
+        if self._kept:
+            self.light, self.sheets = True, self._kept["sheets"]
+            return
         self.light = bool(self.tree.xpath("//head/meta[@http-equiv=$policy]", policy=POLICY))
-        if not self.light:  # elements that can do more take longer
-            self.tree = html.document_fromstring(file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
         links = self.tree.xpath("//link[@rel='stylesheet']")
         self.sheets = [link.get("href").partition("?")[0] for link in links]
         for link in self.tree.xpath("//link[@data-of]"):
             self.sheets = link.get("data-of").split()
 
-    def use(self, sheet):
-        """Ask for a style sheet in the place of all; returns whether the page did not yet."""
+    @cached_property
+    def tree(self):
+        """The page, parsed."""
+        return html.document_fromstring(self.file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
+
+    @cached_property
+    def needs(self):
+        """What it has and asks for, once it is light, as JSON takes it."""
+        if self._kept:
+            return self._kept["needs"]
+        return {
+            "tags": sorted({element.tag for element in self.tree.iter("*")}),
+            "names": sorted({name for value in set(self.tree.xpath("//@class | //@id")) for name in value.split()}),
+            "scripts": self.tree.xpath("//script/@src"),
+            "files": sorted({a.partition("#")[0] for a in self.tree.xpath("//@src | //link/@href | //a/@href")}),
+        }
+
+    def to_keep(self, version):
+        """What spares the next build from reading the page again, as long as it is the same."""
+        return {"stamp": self._stamp(), "sheets": self.sheets, "version": version, "needs": self.needs}
+
+    def _stamp(self):
+        status = self.file.stat()
+        return f"{status.st_mtime_ns} {status.st_size} {_version()}"
+
+    def use(self, version):
+        """Ask for a version of the one style sheet in the place of all; returns whether the page did not yet."""
+        if self._kept and self._kept["version"] == version:
+            return False
+        sheet = f"{self.static}site.css{version}"
         link = next(iter(self.tree.xpath("//link[@data-of]")), None)
         if link is None:
             link = etree.Element("link", {"rel": "stylesheet", "data-of": " ".join(self.sheets)})
@@ -169,6 +203,20 @@ class _Page:
         """Put the page back in its place."""
         head, end, body = html.tostring(self.tree, encoding="unicode", doctype="<!DOCTYPE html>").partition("</head>")
         self.file.write_text(re.sub(r"\n\s*\n", "\n", head) + end + body + "\n", "utf-8")
+
+
+@cache
+def _version():
+    """Of this code."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+
+
+def _kept(file):
+    """What is kept of pages; nothing, if that is not there or damaged."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 @cache
@@ -423,9 +471,9 @@ def _sheets(pages):
 def _join(sheets, pages, file):
     """Write one style sheet, with the rules that can apply, if it is not there; returns a digest of it."""
     text = "".join(map(_with_imports, sheets))
-    names = {name for page in pages for value in set(page.tree.xpath("//@class | //@id")) for name in value.split()}
-    tags = {element.tag for page in pages for element in page.tree.iter("*")}
-    scripts = {page.find(source) for page in pages for source in page.tree.xpath("//script/@src")}
+    names = {name for page in pages for name in page.needs["names"]}
+    tags = {tag for page in pages for tag in page.needs["tags"]}
+    scripts = {page.find(source) for page in pages for source in page.needs["scripts"]}
     for script in sorted(scripts):
         if script.name != "searchindex.js":  # all words of the book
             words = script.read_text("utf-8")
@@ -446,10 +494,8 @@ def _with_imports(file):
 
 def _tidy(pages, folder):
     """Take away what no page asks for: of the theme, and of chapters as they were."""
-    asked = set()
-    for page in pages:
-        addresses = page.tree.xpath("//@src | //link/@href | //a/@href")
-        asked |= {page.find(address) for address in {address.partition("#")[0] for address in addresses}}
+    asked = {page.find(address) for page in pages for address in page.needs["files"]}
+    asked.add((folder / "_static" / "site.css").resolve())
     asked |= {(folder / "_static" / name).resolve() for name in BY_SCRIPT}
     below = [file for name in BELOW for file in (folder / name).rglob("*")]
     for file in sorted(below, reverse=True):
