@@ -162,10 +162,14 @@ def test_what_is_no_code_and_what_looks_older_is_followed_too(tiny):
     assert statuses(tiny.build()[1])["two"] == "ran"
     tiny.write("src/shardlab/.hidden", "1")
     assert statuses(tiny.build()[1])["two"] == "reused"
-    page = tiny.root / "book/index.md"
-    page.write_text("# Put back\n")
+    page, part = tiny.root / "book/index.md", tiny.root / "book/part.txt"
+    part.write_text("The first part.\n")
+    page.write_text("# Put back\n\n```{include} part.txt\n```\n")
     os.utime(page, (1e9, 1e9))  # as a file that was copied with its time
-    assert tiny.build()[0] == 0 and "Put back" in tiny.page("index")
+    assert tiny.build()[0] == 0 and "Put back" in tiny.page("index") and "The first part." in tiny.page("index")
+    part.write_text("The other part.\n")
+    os.utime(part, (1e9, 1e9))
+    assert tiny.build()[0] == 0 and "The other part." in tiny.page("index")
 
 
 def test_two_chapters_with_the_same_code_both_follow_a_change(tiny):

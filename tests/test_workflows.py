@@ -451,6 +451,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     for other in set(runner.artifacts.glob("said-*")) - {runner.artifacts / "said-colab"}:
         shutil.rmtree(other)
     (step,) = (step for step in JOBS["upstream: report"]["steps"] if "download-artifact" in step.get("uses", ""))
+    shutil.rmtree(runner.work / step["with"]["path"])
     runner.download_artifact(step["with"])
     assert any("two.md:20: " in line for line in report.summary("colab", "failure", runner.work / step["with"]["path"]))
 

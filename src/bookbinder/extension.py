@@ -33,6 +33,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
+    app.connect("env-updated", _note_used)
     app.connect("env-get-updated", _what_others_change, priority=900)  # when all is numbered
     app.connect("doctree-read", _make_ids_unique)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
@@ -70,15 +71,15 @@ def _address(config):
 
 def _execute(app, env, added, changed, removed):
     """Execute the chapters; returns those whose outputs or texts are not what Sphinx has read."""
+    told = sys.stdin.read() if execute.CALLED in os.environ else None  # as soon as the chapters have run
+    if told == "":
+        os._exit(1)  # `make book` was killed; nothing has changed here
     if env.mystnb_config.execution_mode != "cache":
         return []
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
-    if execute.CALLED in os.environ:
-        told = sys.stdin.read()  # as soon as the chapters have run
-        if not told:
-            os._exit(1)  # `make book` was killed; nothing has changed here
+    if told:
         facts = json.loads(told)
     else:
         book = books.load(root)
@@ -101,7 +102,23 @@ def _execute(app, env, added, changed, removed):
     now = {name: (fact["outputs"], fact["text"]) for name, fact in facts.items()}
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
-    return [prefix + name for name in now if now[name] != read.get(name) and prefix + name not in added]
+    others = getattr(env, "bookbinder_used", {})
+    stale = {prefix + name for name in now if now[name] != read.get(name)}
+    stale |= {name for name, used in _used(app).items() if used != others.get(name, used)}
+    return sorted(stale & env.found_docs - added)
+
+
+def _used(app):
+    """For each page a digest of what was read for it besides its own text, such as pictures."""
+    found = {}
+    for name, files in app.env.dependencies.items():
+        paths = [path for file in sorted(files, key=str) if (path := Path(app.srcdir) / file).is_file()]
+        found[name] = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return found
+
+
+def _note_used(app, env):
+    env.bookbinder_used = _used(app)
 
 
 def _what_others_change(app, env):

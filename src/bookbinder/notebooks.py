@@ -178,9 +178,10 @@ if not find_spec("shardlab"):
     %pip install --quiet {{package}}
 """
 _UPGRADE = """
+import re
 from importlib.metadata import version
 
-if [int(part) for part in version("jax").split(".")[:3]] < {floor}:
+if [int(part) for part in re.findall(r"\\d+", version("jax"))[:{parts}]] < {floor}:
     %pip install --quiet "jax>={wanted}"
     raise RuntimeError("JAX is new now: choose Runtime > Restart session, then Runtime > Run all")
 """
@@ -196,7 +197,7 @@ def set_up(chapter, address, commit):
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
     if chapter.jax_floor and version_numbers(chapter.jax_floor) > version_numbers(colab_version("jax")):
         floor = version_numbers(chapter.jax_floor)
-        code += _UPGRADE.format(floor=floor, wanted=chapter.jax_floor)
+        code += _UPGRADE.format(floor=floor, parts=len(floor), wanted=chapter.jax_floor)
     if any("emulate(8)" in cell.source for cell in chapter.cells):
         code += _DEVICES
     return code.rstrip("\n")

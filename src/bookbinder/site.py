@@ -52,11 +52,12 @@ def build(book, *, jobs=None, progress=None):
     progress = progress or execute.Progress()
     folder = book.build_folder
     with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
-        book = load(book.root)  # as it is now: we may have waited
         for name in PUBLISHED:
             _finish_swap(folder / name)
+        inputs = _inputs_digest(book)
+        book = load(book.root)  # as it is now: we may have waited
         state_file = folder / "state.json"
-        state, inputs, commit = _read_state(state_file), _inputs_digest(book), address.commit(book.root)
+        state, commit = _read_state(state_file), address.commit(book.root)
         current = _is_current(book, state, inputs)
         if current and state["commit"] == commit:
             return _reused(state)
