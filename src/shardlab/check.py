@@ -164,7 +164,7 @@ def raises(kind):
         caught = error
     # Some versions of JAX print, and add to the message, where in which file the error arose; in a notebook
     # that is a temporary name, of no use to a reader.
-    print(re.sub(r"^\S+:\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
+    print(re.sub(r"^(\S+|.*\.py):\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
     if caught is None:
         raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
     seen.message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
