@@ -1,13 +1,18 @@
-"""bookbinder: bind chapters that are programs into a site.
+"""bookbinder: turn chapters that are programs into a site and into notebooks.
 
-- `bookbinder.book`: read the table of contents and the chapters, and refuse what is broken
-- `bookbinder.execute`: run the chapters side by side, reusing outputs that are still true
-- `bookbinder.site`: turn the executed chapters into HTML, replacing the old site only by a good one
-- `bookbinder.extension`: the same for whoever types plain `jupyter-book build .`
-- `bookbinder.matrix`: run the chapters on every JAX that readers have, a table of chapters by versions
+- `bookbinder.book`: read the table of contents and the chapters, and reject what is broken
+- `bookbinder.execute`: run the chapters in parallel, reusing outputs that are still valid
+- `bookbinder.site`: turn the executed chapters into HTML, replacing the old site only when the new one is complete
+- `bookbinder.extension`: the Sphinx extension that does the same for plain `jupyter-book build .`
+- `bookbinder.terms`: link terms to the glossary, and tell the search where they are defined
+- `bookbinder.pages` and `bookbinder.styles`: reduce what the theme sends with each page
+- `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows, and publish them
+- `bookbinder.address`: the links to the repository, the site and the notebooks
+- `bookbinder.host`: serve the site as a static web host does, for tests
+- `bookbinder.matrix`: run the chapters on every JAX that readers have: a table of chapters by versions
 - `bookbinder.environments`: those versions, and an environment for each
-- `bookbinder.run_notebook`: run one notebook with any Python; stands alone
-- `bookbinder.progress`: what is going on, as a live table or as plain lines
+- `bookbinder.run_notebook`: run one notebook with any Python; imports nothing of ours
+- `bookbinder.progress`: report which chapters are running, as a live table or as plain lines
 
-Of JAX it knows only the versions. `python -m bookbinder --help` says what it can do.
+It knows nothing of JAX but its versions. `python -m bookbinder --help` lists its commands.
 """

@@ -15,22 +15,26 @@ from bookbinder.execute import Stopped
 
 def main(arguments=None):
     """Run a command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="bookbinder", description="Bind chapters that are programs into a site.")
+    parser = argparse.ArgumentParser(
+        prog="bookbinder", description="Execute the chapters of a book and build its site."
+    )
     parser.add_argument("--root", default=".", help="the folder of the book, with _toc.yml in it (default: here)")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="execute what changed, and make the site and the notebooks in _build")
-    chapter = commands.add_parser("chapter", help="execute one chapter, and make its page alone")
+    build = commands.add_parser(
+        "build", help="execute changed chapters, and build the site and the notebooks in _build"
+    )
+    chapter = commands.add_parser("chapter", help="execute one chapter, and build its page only")
     chapter.add_argument("file", help="such as book/arrays.md")
-    serve = commands.add_parser("serve", help="show the site on localhost; rebuild and reload on every save")
+    serve = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
     serve.add_argument("--port", type=int, default=8000, help="default: 8000")
-    publish = commands.add_parser("publish-notebooks", help="put the notebooks on a branch, for Colab")
-    publish.add_argument("remote", nargs="?", default="origin", help="as git push takes it (default: origin)")
-    commands.add_parser("links", help="ask every address elsewhere that chapters link to whether it is still there")
-    every = commands.add_parser("matrix", help="run the chapters on every JAX that readers have, and print a table")
+    publish = commands.add_parser("publish-notebooks", help="publish the notebooks on a branch, for Colab")
+    publish.add_argument("remote", nargs="?", default="origin", help="as for git push (default: origin)")
+    commands.add_parser("links", help="check every external link of the chapters")
+    every = commands.add_parser("matrix", help="run the chapters on every supported JAX version, and print a table")
     every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
-    every.add_argument("--fresh", action="store_true", help="run again what has a result that still holds")
-    every.add_argument("--record", action="store_true", help="for a release: keep the table in book/recordings too")
+    every.add_argument("--fresh", action="store_true", help="ignore earlier results, and run everything again")
+    every.add_argument("--record", action="store_true", help="for a release: also store the table in book/recordings")
     for command, usual in ((build, "processors + 1"), (serve, "processors + 1"), (every, "processors")):
         command.add_argument("--jobs", type=_positive, help=f"chapters to run at once (default: {usual})")
     options = parser.parse_args(arguments)
@@ -48,12 +52,12 @@ def main(arguments=None):
         print(error, file=sys.stderr)
         return 1
     except site.SiteError as error:
-        left = "no link was asked" if options.command == "links" else "the pages were not made; the site is as it was"
+        left = "no link was checked" if options.command == "links" else "the pages were not made; the site is unchanged"
         print(f"{error}\n{left}", file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
-        left = "what has run will be reused" if options.command == "matrix" else "the site is as it was"
+        left = "finished runs will be reused" if options.command == "matrix" else "the site is unchanged"
         print(f"stopped ({name}); {left}", file=sys.stderr)
         return 128 + getattr(signal, name)
 
@@ -73,7 +77,7 @@ def _build(options):
     for failure in failed:
         _print_failure(failure)
     if failed:
-        print(f"{len(failed)} of {len(results)} chapters failed; the site is as it was", file=sys.stderr)
+        print(f"{len(failed)} of {len(results)} chapters failed; the site is unchanged", file=sys.stderr)
         return 1
     print(f"the site: {_shown(book.build_folder / 'html' / 'index.html')}")
     print(f"the notebooks: {_shown(book.build_folder / 'notebooks')}")
@@ -102,7 +106,7 @@ def _publish(options):
 
 def _links(options):
     dead = site.dead_links(books.load(options.root))
-    print("\n".join(dead) if dead else "every link leads somewhere")
+    print("\n".join(dead) if dead else "no link is broken")
     return 1 if dead else 0
 
 
@@ -114,7 +118,9 @@ def _matrix(options):
     known = [version.name for version in versions]
     for name in options.only or ():
         if name not in known:
-            raise books.BookError("--only", None, f"{name} is no version of the matrix; there are {', '.join(known)}")
+            raise books.BookError(
+                "--only", None, f"{name} is not a version of the matrix; known are {', '.join(known)}"
+            )
     chosen = [version for version in versions if version.name in (options.only or known)]
     chapters = [book.chapter(file) for file in options.chapters] if options.chapters else None
     result = matrix.run(
@@ -128,13 +134,13 @@ def _matrix(options):
     if whole:
         matrix.save(result, book.build_folder / "matrix" / "matrix.json")
     if options.record and not (whole and result.good):
-        print("not recorded: some chapters or versions are left out, or failed", file=sys.stderr)
+        print("not recorded: some chapters or versions were left out, or failed", file=sys.stderr)
     elif options.record:
         matrix.record(result, book.root / books.FOLDER / "recordings" / "matrix.txt")
     reused = sum(outcome.reused for outcome in result.outcomes)
     failed = sum(bool(outcome.failure) for outcome in result.outcomes)
     missing = sum(bool(column.error) for column in result.columns)
-    print(f"\n{len(result.outcomes)} in all, {reused} from before, {failed} failed, {missing} versions missing")
+    print(f"\n{len(result.outcomes)} results, {reused} reused, {failed} failed, {missing} versions missing")
     return 0 if result.good else 1
 
 
@@ -150,7 +156,7 @@ def _shown(path):
 
 
 def _serve(options):
-    """A server that never waits for a build: saving a file starts one beside it, its end reloads the page."""
+    """Serve the site while builds run beside it: a saved file starts a build, and its end reloads the page."""
     from livereload import Server
     from livereload.handlers import LiveReloadHandler, StaticFileHandler
     from livereload.watcher import Watcher
@@ -158,7 +164,7 @@ def _serve(options):
     from bookbinder.pages import POLICY
 
     class Preview(StaticFileHandler):
-        """Pages without their policy, which forbids the script that reloads them."""
+        """Serves pages without their security policy, which forbids the script that reloads them."""
 
         @classmethod
         def get_content(cls, abspath, start=None, end=None):
@@ -170,7 +176,7 @@ def _serve(options):
     command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
     command += ["--jobs", str(options.jobs)] if options.jobs else []
     try:
-        socket.create_server(("127.0.0.1", options.port)).close()  # rather now than after a first build of minutes
+        socket.create_server(("127.0.0.1", options.port)).close()  # fail now rather than after a first build of minutes
     except OSError as error:
         print(
             f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001",
@@ -186,7 +192,7 @@ def _serve(options):
     try:
         builds[0].wait()
     finally:
-        builds[0].terminate()  # nothing, if it has ended; else it cleans up first
+        builds[0].terminate()  # no effect if it has ended; otherwise it cleans up first
         builds[0].wait()
     if not html.exists():
         return 1  # there is no good site yet, and the build has said why
@@ -200,14 +206,14 @@ def _serve(options):
             saved.examine()
             if changed.is_set():
                 changed.clear()
-                builds[:] = [subprocess.Popen(command)]  # it says what is wrong, and leaves the last good site
+                builds[:] = [subprocess.Popen(command)]  # it prints what is wrong, and leaves the last good site
                 builds[0].wait()
 
     threading.Thread(target=keep_building, daemon=True).start()
     server = Server()
     server.SFH = Preview
     server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
-    server.watcher.examine()  # what it sees first it takes for changed
+    server.watcher.examine()  # it takes what it sees first for changed
     LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
 
     try:

@@ -1,4 +1,4 @@
-"""Where the book lives: every link to its repository, its site and its notebooks is made here."""
+"""The book's addresses: every link to its repository, its site and its notebooks is made here."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ class Address:
     Attributes:
       repository: "https://github.com/OWNER/NAME", without a slash at its end.
       branch: the branch with the sources, "main".
-      site: where the pages are, with a slash at its end.
+      site: the address of the pages, with a slash at its end.
     """
 
     repository: str
@@ -33,19 +33,19 @@ class Address:
         return f"{self.site}{chapter}.html" + (f"#{anchor}" if anchor else "")
 
     def colab(self, chapter):
-        """What opens a chapter's notebook in Colab."""
+        """The address that opens a chapter's notebook in Colab."""
         return f"{COLAB}/github/{self.name}/blob/{BRANCH}/{chapter}.ipynb"
 
     def notebook(self, chapter):
-        """What downloads a chapter's notebook."""
+        """The address that downloads a chapter's notebook."""
         return f"{self.repository}/raw/{BRANCH}/{chapter}.ipynb"
 
     def file(self, path, version):
-        """A file of the repository, to look at."""
+        """The page of a file in the repository."""
         return f"{self.repository}/blob/{version}/{path}"
 
     def raw(self, path, version):
-        """A file of the repository, as it is: for images."""
+        """The content of a file in the repository, as images need it."""
         return f"{self.repository}/raw/{version}/{path}"
 
 
@@ -54,7 +54,7 @@ def of(config):
 
     Args:
       config: the content of `_config.yml`. `repository: url:` and `branch:` say where the sources are,
-        `html: baseurl:` where the site is; without the last it is GitHub's own place for pages.
+        `html: baseurl:` where the site is; without the latter it is the default address of GitHub Pages.
     """
     settings = config.get("repository") or {}
     named = str(settings.get("url") or "").rstrip("/").removesuffix(".git")

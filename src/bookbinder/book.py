@@ -1,4 +1,4 @@
-"""Read a book: its configuration, its table of contents, and its chapters, with every fault named by file and line."""
+"""Read a book: its configuration, its table of contents and its chapters; every fault is named by file and line."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class BookError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: its source, its place among the notebook's cells, and the number of its first line of code."""
+    """A code cell: its source, its position among the notebook's cells, and the number of its first line of code."""
 
     source: str
     position: int
@@ -43,7 +43,7 @@ class Chapter:
 
     @cached_property
     def text(self):
-        """The source of the chapter, with lines ended as everywhere else."""
+        """The source of the chapter, with every line ended by a newline character."""
         data = (self.root / self.path).read_bytes()
         try:
             return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
@@ -62,25 +62,27 @@ class Chapter:
             raise BookError(self.path, 1, "the front matter does not end: put a line with --- below it")
         matter = _yaml(block[1], self.path, "the front matter is", first_line=2) or {}
         if not isinstance(matter, dict):
-            raise BookError(self.path, 2, f"the front matter must be keys with values, not {type(matter).__name__}")
+            raise BookError(
+                self.path, 2, f"the front matter must be a mapping of keys to values, not {type(matter).__name__}"
+            )
         return matter
 
     @cached_property
     def jax_floor(self):
-        """The oldest JAX that the chapter is for, where it says so: "0.8.2" for `jax: ">=0.8.2"`; else None."""
+        """The oldest JAX that the chapter supports, if it says so: "0.8.2" for `jax: ">=0.8.2"`; else None."""
         if "jax" not in self.front_matter:
             return None
         value = self.front_matter["jax"]
         floor = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", value) if isinstance(value, str) else None
         if not floor:
             line = next((n for n, text in enumerate(self.text.split("\n"), 1) if re.match(r"[\"']?jax\b", text)), 1)
-            message = f'jax: {value!r} is not a lowest version; write such as jax: ">=0.8.2"'
+            message = f'jax: {value!r} is not a minimum version; write for example jax: ">=0.8.2"'
             raise BookError(self.path, line, message)
         return floor[1]
 
     @property
     def devices(self):
-        """On what the chapter runs, in words: "8 emulated devices", "8 processes"; "" if its cells do not say."""
+        """The devices of the chapter: "8 emulated devices", "8 processes"; "" if its cells do not say."""
         for cell in self.cells:
             found = re.search(r"^(?:\w+ = )?(emulate|start)\((\d+)", cell.source, re.MULTILINE)
             if found:
@@ -101,7 +103,7 @@ class Chapter:
 
     @cached_property
     def cells(self):
-        """The code cells, in order, but for empty ones."""
+        """The code cells that are not empty, in order."""
         if "{code-cell}" not in self.text:
             return []
         lines, cells = self.text.split("\n"), []
@@ -121,7 +123,7 @@ class Chapter:
         return bool(self.cells)
 
     def check(self):
-        """Raise BookError if the chapter's code would not be run, or not as a notebook."""
+        """Raise BookError if the chapter's code would not be run, or the chapter cannot be read as a notebook."""
         jupytext, kernel = (self.front_matter.get(key) or {} for key in ("jupytext", "kernelspec"))
         for key, value in (("jupytext", jupytext), ("kernelspec", kernel)):
             if not isinstance(value, dict):
@@ -143,7 +145,7 @@ class Chapter:
         _ = self.notebook  # options of cells that cannot be read are an error too
 
     def _has_cells(self):
-        """Whether there are code cells. They run at the top level only; one inside another block is an error."""
+        """Whether there are code cells. Only those at the top level run; one inside another block is an error."""
         marks = [
             n for n, line in enumerate(self.text.split("\n")) if re.match(r"\s*(`{3,}|~{3,}|:{3,})\{code-cell\}", line)
         ]
@@ -168,10 +170,10 @@ class Chapter:
 
 
 def parser_config(config):
-    """The settings of MyST, as Jupyter Book makes them from `_config.yml`."""
+    """The settings of MyST, as Jupyter Book derives them from `_config.yml`."""
     from myst_parser.config.main import MdParserConfig
 
-    usual = ["colon_fence", "dollarmath", "linkify", "substitution", "tasklist"]  # where nothing is said
+    usual = ["colon_fence", "dollarmath", "linkify", "substitution", "tasklist"]  # if `_config.yml` sets none
     return MdParserConfig(enable_extensions=set((config.get("parse") or {}).get("myst_enable_extensions", usual)))
 
 
@@ -182,7 +184,7 @@ def _config_of(root):
 
 
 def version_numbers(version):
-    """0.12.0.1 as numbers that compare."""
+    """A version such as 0.12.0.1 as a list of numbers, which can be compared."""
     return [int(number) for number in re.match(r"\d+(\.\d+)*|", version)[0].split(".") if number]
 
 
@@ -192,7 +194,7 @@ def _blanked(match):
 
 @dataclass(frozen=True)
 class Book:
-    """A book: the folder it lives in, its chapters in reading order, and its `_config.yml`."""
+    """A book: its folder, its chapters in reading order, and its `_config.yml`."""
 
     root: Path
     chapters: tuple[Chapter, ...]
@@ -209,7 +211,7 @@ class Book:
         return (self.config.get("execute") or {}).get("timeout", 30)
 
     def check(self):
-        """Read all chapters, and raise BookError for what can be known to be wrong without running them."""
+        """Read all chapters, and raise BookError for every fault that can be found without running them."""
         for chapter in self.chapters:
             chapter.check()
 
@@ -259,7 +261,7 @@ def load(root):
     visible = (path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
     strays = sorted(set(visible) - {chapter.name for chapter in chapters})
     if strays:
-        message = "is not in _toc.yml, so nobody would find it; list it there or delete it"
+        message = "is not in _toc.yml, so no reader would find it; list it there or delete it"
         raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
     return Book(root, tuple(chapters), config)
 
@@ -276,7 +278,7 @@ def _read(root, name):
 def _read_yaml(root, name):
     content = _yaml(_read(root, name), name, "") or {}
     if not isinstance(content, dict):
-        raise BookError(name, 1, f"must be keys with values, not {type(content).__name__}")
+        raise BookError(name, 1, f"must be a mapping of keys to values, not {type(content).__name__}")
     return content
 
 

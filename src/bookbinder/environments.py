@@ -20,7 +20,7 @@ COLAB = Path(__file__).with_name("colab.txt")
 
 
 class EnvironmentFault(Exception):
-    """There is no such environment here; the message says why, and what to do."""
+    """An environment cannot be had here; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Environment:
 
     Attributes:
       name: such as "colab".
-      pythons: the versions of Python that will do, best first.
+      pythons: the versions of Python that are suitable, best first.
       requirements: what to install.
       constraints: a file of pins for whatever is installed.
-      daily: whether it is resolved anew each day.
-      index: where JAX is to come from, and from nowhere else.
-      python: the interpreter of an environment that is there already, in place of all the above.
+      daily: whether its packages are resolved again each day.
+      index: the only index from which JAX is installed.
+      python: the interpreter of an existing environment, in place of all the above.
     """
 
     name: str
@@ -67,7 +67,7 @@ def environments(root):
 
 
 def make(environment, folder, progress, stop=None):
-    """Have an environment in a folder: the one that is there, or a new one if it is to be another than it was.
+    """Make an environment in a folder, unless it is there already and its definition has not changed.
 
     Args:
       environment: an `Environment`.
@@ -79,8 +79,8 @@ def make(environment, folder, progress, stop=None):
       The path of its interpreter.
 
     Raises:
-      EnvironmentFault: there is no such Python here, or the packages cannot be had.
-      Stopped: `stop` says so.
+      EnvironmentFault: there is no such Python here, or the packages cannot be installed.
+      Stopped: `stop` was set.
     """
     if environment.python:
         return environment.python
@@ -112,14 +112,14 @@ def _make(environment, interpreter, place, progress, stop, lock):
         if status:
             # uv explains itself over several lines, with a frame around them.
             said = " ".join(said.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
-            where = "see src/bookbinder/environments.py, and whether packages can be fetched at all"
+            where = "check src/bookbinder/environments.py, and whether packages can be downloaded at all"
             raise EnvironmentFault(f"{environment.name}: cannot be installed: {said[:600]}; {where}")
     ready.write_text(definition, "utf-8")
     return str(python)
 
 
 def find_python(environment, stop=None):
-    """The path of the first interpreter that will do for an environment. Nothing is downloaded."""
+    """The path of the first interpreter that suits an environment. Nothing is downloaded."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(pyenv.glob("*/bin"), reverse=True))])
     for version in environment.pythons:
@@ -130,7 +130,7 @@ def find_python(environment, stop=None):
     wanted = " or ".join(environment.pythons)
     raise EnvironmentFault(
         f"{environment.name}: no Python {wanted} on PATH, in {pyenv} or in uv's folder; install one, "
-        f"such as by `.venv/bin/uv python install {environment.pythons[0]}`, and run this again"
+        f"for example with `.venv/bin/uv python install {environment.pythons[0]}`, and run this again"
     )
 
 

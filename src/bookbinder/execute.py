@@ -1,7 +1,7 @@
-"""Run the chapters side by side, and keep their outputs for as long as they are true.
+"""Run the chapters in parallel, and keep their outputs as long as they are valid.
 
-Outputs live in a jupyter-cache. It finds them by a chapter's code; beside them we note the fingerprint of
-everything else that they depend on, and run the chapter again when that is no longer the same.
+Outputs are kept in a jupyter-cache, which finds them by a chapter's code. With them we store the fingerprint of
+everything else that they depend on, and we run the chapter again when that has changed.
 """
 
 import atexit
@@ -25,9 +25,9 @@ import psutil
 from bookbinder.book import SOURCES
 from bookbinder.progress import Progress, plain
 
-CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, and will tell it `facts` on standard input
+CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, and will send it `facts` on standard input
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
-KERNEL = "BOOKBINDER_KERNEL"  # by this variable we know a kernel's processes, even those that have left their parents
+KERNEL = "BOOKBINDER_KERNEL"  # this variable marks a kernel's processes, even those that have left their parents
 
 # Every Python in a kernel runs this first, under the name of sitecustomize.
 GUARD = """
@@ -72,7 +72,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one chapter."""
+    """The result of one chapter."""
 
     name: str
     status: str  # "ran", "reused", "failed", or "no code"
@@ -90,7 +90,7 @@ class Stopped(BaseException):
 def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=None, before=None):
     """Bring the outputs of chapters up to date.
 
-    A chapter whose outputs are still true is left alone; the others run, `jobs` at a time, the longest
+    A chapter whose outputs are still valid is skipped; the others run, `jobs` at a time, the longest
     first. One that fails does not stop the others.
 
     Args:
@@ -98,9 +98,9 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
       cache_folder: where the jupyter-cache is, or will be.
       chapters: those to look at; all by default.
       jobs: how many at once; by default one more than there are processors, since each waits now and then.
-      progress: a `bookbinder.progress.Progress` to tell what is going on.
-      stop: the `Stop` of whoever calls; by default signals stop this run alone.
-      before: called if any must run, before they do.
+      progress: a `bookbinder.progress.Progress`, which reports what is going on.
+      stop: the `Stop` of the caller; by default signals stop this run alone.
+      before: called before chapters run, if any must run.
 
     Returns:
       A `Result` for each chapter, in the order given.
@@ -159,13 +159,13 @@ def _run(book, outputs, chapters, jobs, progress, stop, before):
                     results[chapter.name] = replace(results[chapter.name], day=kept.day, outputs=kept.version)
                 progress.finished(results[chapter.name])
     for name in sorted(name for name, when in _sources(book).items() if saved.get(name, when) != when):
-        progress.say(f"{name} changed while chapters ran: the next build takes it up")
+        progress.say(f"{name} changed while chapters ran; the next build will include it")
     return [results[chapter.name] for chapter in chapters]
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of outputs: the fingerprint they were made with, seconds and day of their run, and a version."""
+    """What is known of kept outputs: their fingerprint, the seconds and the day of their run, and a version."""
 
     fingerprint: str = ""
     seconds: float = 0.0
@@ -174,10 +174,10 @@ class Kept:
 
 
 class Outputs:
-    """The outputs kept in a jupyter-cache; what is damaged there counts as not there."""
+    """The outputs kept in a jupyter-cache; damaged ones count as missing."""
 
     def __init__(self, folder):
-        """Open the cache in a folder, or begin one; anew, if its database cannot be read."""
+        """Open the cache in a folder, or create it; one whose database cannot be read is replaced."""
         from jupyter_cache import get_cache
 
         self._cache = get_cache(folder)
@@ -210,7 +210,7 @@ class Outputs:
         return record
 
     def of(self, chapter):
-        """What is known of a chapter's outputs, as `Kept`; all of it empty, if there are none."""
+        """What is known of a chapter's outputs, as `Kept`; its fields are empty if there are none."""
         record = self._record(chapter)
         if record is None:
             return Kept()
@@ -230,7 +230,7 @@ class Outputs:
 
 
 def facts(chapters, results):
-    """What pages must know of chapters that have run, by their names, as JSON takes it."""
+    """What pages must know of chapters that have run, by name, ready for JSON."""
     return {
         chapter.name: {
             "devices": chapter.devices,
@@ -255,14 +255,14 @@ def fingerprint(book, chapter):
 
 @cache
 def environment():
-    """Python and every installed package: not what the lock says, since the two differ until the set-up has run."""
+    """Python and every installed package, not those of the lock: the two differ until the set-up has run."""
     # Their folders' names say enough, such as jax-0.7.1.dist-info; to read what is in them takes ten times as long.
     packages = sorted({info.stem for folder in sys.path for info in Path(folder).glob("*.*-info")})
     return "\n".join([sys.version, sys.platform, *packages])
 
 
 def folder_digest(folder, pattern="*"):
-    """A digest of the names and contents of the files in a folder and below it, but for hidden ones."""
+    """A digest of the names and contents of the files in a folder and below it, except hidden ones."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob(pattern)):
         name = path.relative_to(folder)
@@ -285,9 +285,9 @@ class Stop:
 
 @contextmanager
 def stoppable():
-    """While it lasts, Ctrl-C and polite signals are noted in a `Stop`, and nothing is torn apart.
+    """In this context Ctrl-C, SIGTERM and SIGHUP are only noted in a `Stop`, and interrupt nothing.
 
-    Whoever works looks at it often, cleans up, and raises `Stopped`.
+    Code that runs in it checks the `Stop` often, cleans up, and raises `Stopped`.
     """
     stop = Stop()
 
@@ -334,7 +334,7 @@ class _Kernels:
         self._folder.cleanup()
 
     def _watch(self):
-        """End all kernels as soon as the builder is told to stop, those that start meanwhile too."""
+        """End all kernels as soon as the builder is told to stop, including those that start meanwhile."""
         while not self._done.wait(0.1):
             if self._stop.signal:
                 for kernel in list(self._running):
@@ -345,16 +345,16 @@ class _Kernels:
         return self._stop.signal is not None
 
     def address(self):
-        """A name of their own for a kernel's connection file and sockets."""
+        """A unique name for a kernel's connection file and sockets."""
         with self._lock:
             self._count += 1
             return f"{self._folder.name}/{self._count}"
 
     def environment(self, address):
-        """The variables of a kernel: it runs under the guard, and bears its address.
+        """The environment variables of a kernel: it runs under the guard, and is marked with its address.
 
-        Of ours it does not have those that would give chapters other devices, other programs or no pictures. JAX looks
-        for no accelerators: where there are some, or the libraries for them, pages would be others.
+        It does not get those of ours that would give chapters other devices, other programs or no pictures. JAX does
+        not look for accelerators: on a machine that has some, or the libraries for them, pages would differ.
         """
         ours = {name: value for name, value in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$", name)}
         path = os.pathsep.join(filter(None, [self._folder.name, ours.get("PYTHONPATH")]))
@@ -378,7 +378,7 @@ class _Kernels:
 
 
 def _end_all_of(address):
-    """End every process that bears a kernel's address, or one below a folder of such."""
+    """End every process that is marked with a kernel's address, or with one in this folder of addresses."""
 
     def theirs(process):
         with suppress(psutil.Error):
@@ -392,7 +392,7 @@ def _end_all_of(address):
 
 
 def _sources(book):
-    """Each source file with the time of its last change, but for those that editors and Python keep beside them."""
+    """Each source file with the time of its last change, except those that editors and Python make beside them."""
     found = {}
     for file in (file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]):
         name = str(file.relative_to(book.root))
@@ -403,7 +403,7 @@ def _sources(book):
 
 
 class _CellFault(Exception):
-    """A cell did what no cell may, although Python lets it."""
+    """A cell did something that cells must not do, although Python allows it."""
 
     def __init__(self, name, message):
         super().__init__(f"{name}: {message}")
@@ -453,9 +453,9 @@ def _run_chapter(book, chapter, kernels, progress):
 
     def on_cell_executed(cell, cell_index, execute_reply):
         if any(item["source"] == "ask_exit" for item in execute_reply["content"].get("payload", ())):
-            raise _CellFault("SystemExit", "this cell ends the kernel with exit or quit; take that out")
+            raise _CellFault("SystemExit", "this cell ends the kernel with exit or quit; remove that")
         if new := sorted(set(_sources(book)) - files):
-            where = "write to a folder that tempfile makes; or was it you? Then build again"
+            where = "write to a folder that tempfile makes; if you added it yourself, build again"
             raise _CellFault("NewFile", f"{new[0]} appeared among the sources while this cell ran: {where}")
 
     notebook = nbformat.from_dict(chapter.notebook)
@@ -473,7 +473,7 @@ def _run_chapter(book, chapter, kernels, progress):
         config=Config({"KernelManager": {"transport": "ipc", "ip": address, "connection_file": f"{address}.json"}}),
         resources={"metadata": {"path": str((book.root / chapter.path).parent)}},
     )
-    client.log.disabled = True  # it reports what we report, less well
+    client.log.disabled = True  # it reports the same as we do, but less clearly
     progress.cell(chapter.name, 0, len(cells))
     began = time.monotonic()
     line = cells[0].line
@@ -490,9 +490,9 @@ def _run_chapter(book, chapter, kernels, progress):
         error = f"CellTimeoutError: this cell ran for longer than {book.cell_seconds} s (timeout: in _config.yml)"
         line = cells[now].line
     except DeadKernelError:
-        error = "DeadKernelError: the kernel died while this cell ran (out of memory, or the process was ended)"
+        error = "DeadKernelError: the kernel died while this cell ran (out of memory, or the process was killed)"
         if shown > MOST_SHOWN:
-            error = f"TooMuchOutput: this cell puts out more than {MOST_SHOWN:,} characters; print less, or to a file"
+            error = f"TooMuchOutput: this cell prints more than {MOST_SHOWN:,} characters; print less, or to a file"
         line = cells[now].line
     except _CellFault as failure:
         error, line = str(failure), cells[now].line
@@ -511,7 +511,7 @@ def _run_chapter(book, chapter, kernels, progress):
 
 
 def _as_a_terminal_shows(outputs):
-    """What was printed bit by bit in one piece, and a line that was written over, as by a progress bar, as it ended."""
+    """Printed output joined into one text; of a line that was overwritten, as by a progress bar, its final state."""
     shown = []
     for output in outputs:
         last = shown[-1] if shown else output

@@ -1,9 +1,9 @@
-"""A Sphinx extension that makes plain `jupyter-book build .` as truthful as `make book`.
+"""A Sphinx extension that makes plain `jupyter-book build .` as reliable as `make book`.
 
-Stock Jupyter Book reuses outputs while a chapter's own code is the same, whatever else has changed, and
-publishes a page whose cell failed. With this in `_config.yml`, chapters are executed by
-`bookbinder.execute` before Sphinx reads them, and a failure ends the build. Its button for Colab leads to the
-chapter's source, which Colab cannot open; ours leads to the notebook.
+Stock Jupyter Book reuses outputs as long as a chapter's own code is the same, whatever else has changed, and publishes
+pages whose cells failed. With this extension in `_config.yml`, `bookbinder.execute` runs the chapters before Sphinx
+reads them, and a failure ends the build. Jupyter Book's button for Colab leads to the chapter's source, which Colab
+cannot open; ours leads to the notebook.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 
-from bookbinder import address, execute, notebooks, pages
+from bookbinder import address, execute, notebooks, pages, terms
 from bookbinder import book as books
 from bookbinder.progress import Lines
 
@@ -36,6 +36,8 @@ def setup(app):
     app.connect("env-updated", _note_used)
     app.connect("env-get-updated", _what_others_change, priority=900)  # when all is numbered
     app.connect("doctree-read", _make_ids_unique)
+    app.connect("doctree-read", _note_definitions)
+    app.connect("doctree-resolved", _link_terms)
     app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
     app.connect("html-page-context", _load_what_the_page_asks_for)
     app.connect("html-collect-pages", _not_found)
@@ -70,7 +72,7 @@ def _address(config):
 
 
 def _execute(app, env, added, changed, removed):
-    """Execute the chapters; returns those whose outputs or texts are not what Sphinx has read."""
+    """Execute the chapters; returns those whose outputs or texts have changed since Sphinx read them."""
     told = sys.stdin.read() if execute.CALLED in os.environ else None  # as soon as the chapters have run
     if told == "":
         os._exit(1)  # `make book` was killed; nothing has changed here
@@ -79,10 +81,10 @@ def _execute(app, env, added, changed, removed):
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
+    book = books.load(root)
     if told:
         facts = json.loads(told)
     else:
-        book = books.load(root)
         book.check()
         chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
         notebooks.make(book, chapters)  # says what Colab would not show
@@ -98,18 +100,22 @@ def _execute(app, env, added, changed, removed):
     env.bookbinder_chapters = {
         name: pages.Chapter(fact["devices"], fact["day"], _versions()) for name, fact in facts.items()
     }
-    # Sphinx itself goes by times, which a file that was copied or put back may have from before.
+    # Sphinx itself compares times, and a file that was copied or restored may have its old time.
     now = {name: (fact["outputs"], fact["text"]) for name, fact in facts.items()}
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     others = getattr(env, "bookbinder_used", {})
     stale = {prefix + name for name in now if now[name] != read.get(name)}
     stale |= {name for name, used in _used(app).items() if used != others.get(name, used)}
+    glossary = terms.entries(book)
+    if glossary != getattr(env, "bookbinder_glossary", glossary):
+        stale |= env.found_docs  # a term may stand in any chapter
+    env.bookbinder_glossary = glossary
     return sorted(stale & env.found_docs - added)
 
 
 def _used(app):
-    """For each page a digest of what was read for it besides its own text, such as pictures."""
+    """For each page, a digest of the files that were read for it besides its own text, such as pictures."""
     found = {}
     for name, files in app.env.dependencies.items():
         paths = [path for file in sorted(files, key=str) if (path := Path(app.srcdir) / file).is_file()]
@@ -122,12 +128,12 @@ def _note_used(app, env):
 
 
 def _what_others_change(app, env):
-    """The pages to write anew: all, if anything that one page shows of another is not as it was."""
+    """The pages to write again: all of them, if anything that one page shows of another has changed."""
     std, math, cited = env.get_domain("std"), env.get_domain("math"), env.domaindata.get("cite", {})
     shown = (
         {name: title.astext() for name, title in env.titles.items()},
         env.toctree_includes, env.toc_secnumbers, env.toc_fignumbers,
-        std.labels, std.anonlabels, math.equations,
+        std.labels, std.anonlabels, math.equations, getattr(app.env, "bookbinder_glossary", ()),
         sorted(f"{reference.docname} {reference.targets}" for reference in cited.get("citation_refs", ())),
         [(Path(app.srcdir) / file).read_text("utf-8") for file in getattr(app.config, "bibtex_bibfiles", ())],
     )  # fmt: skip
@@ -155,7 +161,7 @@ def _link_notebook(app, pagename, templatename, context, doctree):
 
 
 def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
-    """Scripts and styles below book/static that an element of this page names: data-load="folder/a.css folder/b.js"."""
+    """Add scripts and styles of book/static that an element of this page names: data-load="some/a.css some/b.js"."""
     for names in dict.fromkeys(re.findall(r'data-load="([^"]*)"', context.get("body", ""))):
         for name in names.split():
             if name.endswith(".css"):
@@ -165,10 +171,10 @@ def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
 
 
 def _not_found(app):
-    """The page that hosts show for an address that is none."""
+    """The page that hosts show for an address that does not exist."""
     words = (
         "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        '<a href="index.html">The first page</a> has the map of the book; the search looks through all of it.</p>'
+        '<a href="index.html">The home page</a> lists all chapters, and the search covers the whole book.</p>'
         "</section>"
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
@@ -186,7 +192,7 @@ def _make_light(app, exception):
 
 
 def _forget_lost_words(file):
-    """Sphinx keeps words in the index for searching that are on no page any more."""
+    """Remove words from the search index that are on no page any more."""
     before, _, index = file.read_text("utf-8").partition("(")
     index = json.loads(index.removesuffix(")"))
     for words in ("terms", "titleterms"):
@@ -195,7 +201,7 @@ def _forget_lost_words(file):
 
 
 def _inline_math(translator, node):
-    """Formulas are MathML, which browsers show by themselves: no script, no fonts, nothing from elsewhere."""
+    """Write formulas as MathML, which browsers show without scripts or fonts from elsewhere."""
     translator.body.append(convert(node.astext()))
     raise nodes.SkipNode
 
@@ -212,14 +218,31 @@ def _block_math(translator, node):
 
 
 def _make_ids_unique(app, doctree):
-    """sphinx-exercise gives the body of every exercise and solution the same id; a page may have each id once."""
+    """Number the ids of exercises and solutions: sphinx-exercise gives all of them the same two."""
     repeated = [s for s in doctree.findall(nodes.section) if s["ids"] in (["exercise-content"], ["solution-content"])]
     for number, section in enumerate(repeated, 1):
         section["ids"] = [f"{section['ids'][0]}-{number}"]
 
 
+def _note_definitions(app, doctree):
+    glossary = getattr(app.env, "bookbinder_glossary", ())
+    terms.note_definitions(doctree, glossary, app.env.docname.removeprefix(f"{books.FOLDER}/"))
+
+
+def _link_terms(app, doctree, docname):
+    """Link the first use of each term to the glossary."""
+    places = {name: where for (kind, name), where in app.env.get_domain("std").objects.items() if kind == "term"}
+
+    def address(term):
+        page, anchor = places.get(term, (None, None))
+        return page and f"{app.builder.get_relative_uri(docname, page)}#{anchor}"
+
+    glossary = getattr(app.env, "bookbinder_glossary", ())
+    terms.link_first_uses(doctree, glossary, docname.removeprefix(f"{books.FOLDER}/"), address)
+
+
 def _name_dependencies(app, exception):
-    """Leave a list of the files that pages were made from besides the chapters, such as included ones."""
+    """Write a list of the files from which pages were made besides the chapters, such as included ones."""
     if exception is None:
         files = {str((Path(app.srcdir) / file).resolve()) for used in app.env.dependencies.values() for file in used}
         (Path(app.outdir).parent / "dependencies.json").write_text(json.dumps(sorted(files)))

@@ -1,7 +1,7 @@
 """Serve a built site on localhost as static hosts on the web do, for browser tests and `make lighthouse`.
 
-That is: compressed by gzip, with the types and the lifetime that GitHub Pages gives, and the site's own 404.html
-for what is missing. (`make serve` is for writing: its server adds a script to each page, and compresses nothing.)
+It compresses with gzip, sends the content types and the cache lifetime of GitHub Pages, and answers with the site's own
+404.html for what is missing. (`make serve` is for writing: it adds a script to each page, and compresses nothing.)
 """
 
 import gzip
@@ -30,12 +30,12 @@ LIFETIME = "max-age=600"
 
 @contextmanager
 def serving(folder, below="/"):
-    """Serve a folder until the block ends; gives the address, as `http://127.0.0.1:43210/`.
+    """Serve a folder until the block ends; yields the address, such as `http://127.0.0.1:43210/`.
 
     Args:
       folder: the site, with index.html in it.
-      below: where on the host the site lies; with "/" at both ends, such as "/book/". GitHub Pages serves a project's
-        site below its name.
+      below: the path of the site on the host, with "/" at both ends, such as "/book/". GitHub Pages serves a
+        project's site below its name.
     """
     handler = partial(_Handler, directory=str(folder), below=below)
     with _Server(("127.0.0.1", 0), handler) as server:
@@ -52,7 +52,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False  # a browser may keep its connections open
 
     def handle_error(self, request, client_address):
-        """A browser that leaves in the middle of an answer is nothing to report."""
+        """Report nothing: a browser may disconnect in the middle of an answer."""
 
 
 class _Handler(SimpleHTTPRequestHandler):
@@ -70,7 +70,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self._answer(send=False)
 
     def log_message(self, format, *args):
-        """Whoever asks sees the answer."""
+        """Log nothing: the client sees the answer."""
 
     def _answer(self, send):
         path = urlsplit(self.path).path

@@ -1,7 +1,7 @@
 """Run every chapter on every JAX that readers have: a table of chapters by versions.
 
-Each result is kept as `_build/matrix/VERSION/CHAPTER.json`, and holds while the chapter's code, what that uses of the
-project, and the environment's Python and packages are the same. What failed is always run again.
+Each result is kept as `_build/matrix/VERSION/CHAPTER.json`, and is reused as long as the chapter's code, what it uses
+of the project, and the environment's Python and packages are the same. Failed chapters always run again.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ MEMORY = 2 << 30  # bytes that a chapter may need
 
 @dataclass(frozen=True)
 class Column:
-    """An environment that is there, or why it is not."""
+    """An environment, or the reason why there is none."""
 
     name: str
     python: str = ""  # the interpreter
     version: str = ""  # of Python
     packages: dict = field(default_factory=dict)
-    note: str = ""  # on which Python it is, if not on the best one
+    note: str = ""  # its Python, if that is not the best one
     error: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one chapter on one version."""
+    """The result of one chapter on one version."""
 
     chapter: str
     column: str
@@ -73,7 +73,7 @@ class Matrix:
 
 
 def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None):
-    """Run chapters on versions of JAX, those that have no result that still holds.
+    """Run those chapters on versions of JAX that have no valid result yet.
 
     Args:
       book: the `bookbinder.book.Book`.
@@ -81,13 +81,13 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
       chapters: those to run; by default all that have code.
       jobs: how many at once; by default one for each processor, and for each 2 GB of memory that are free.
       fresh: whether to run again what has a result.
-      progress: a `bookbinder.progress.Progress` to tell what is going on.
+      progress: a `bookbinder.progress.Progress`, which reports what is going on.
 
     Returns:
       A `Matrix`.
 
     Raises:
-      execute.Stopped: we were told to stop; no process is left, and results so far are kept.
+      execute.Stopped: it was told to stop; no process is left, and the results so far are kept.
     """
     progress = progress or execute.Progress()
     book.check()
@@ -148,7 +148,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
 
 
 def save(matrix, file):
-    """Write a finished table as JSON, for a page that shows how things stand."""
+    """Write a finished table as JSON, for other programs to show."""
     columns, chapters = [], {}
     for column in matrix.columns:
         versions = {name: column.packages.get(name) for name in ("jax", "jaxlib", "flax")}
@@ -165,7 +165,7 @@ def save(matrix, file):
 
 
 def record(matrix, file):
-    """Write a finished table as Markdown, for the book's page that shows how things stood at a release."""
+    """Write a finished table as Markdown, for the book's page that shows the results at the last release."""
     rows = [["", *(column.name for column in matrix.columns)], ["---"] * (len(matrix.columns) + 1)]
     for title, value in (("JAX", "jax"), ("Python", "version")):
         rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
@@ -224,7 +224,7 @@ def _column(version, book, progress, stop):
 
 
 def _fingerprint(book, chapter, column):
-    """All that a result depends on."""
+    """A digest of all that a result depends on."""
     code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
     parts = [
         json.dumps(code),
@@ -276,7 +276,7 @@ def _run(book, chapter, column, stop):
         except (IndexError, ValueError):
             status = process.returncode
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            message = f"{how}: {said.splitlines()[-1] if said else 'it said nothing'}"
+            message = f"{how}: {said.splitlines()[-1] if said else 'it printed nothing'}"
             report = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
             report |= {"traceback": None, "deprecations": []}
     report["seconds"] = time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Make each chapter a notebook that Colab opens and runs: `_build/notebooks/NAME.ipynb`, with the wheel beside them."""
+"""Make each chapter a notebook that Colab opens and runs, `_build/notebooks/NAME.ipynb`, with the wheel beside them."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from bookbinder import plain
 from bookbinder.book import BookError, version_numbers
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
-PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # matter on the page only
+PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
 
 
 def make(book, chapters=None):
-    """Make the notebooks of all chapters that have code, or of some.
+    """Make the notebooks of all chapters that have code, or of some of them.
 
     The same sources at the same commit give the same bytes.
 
@@ -32,7 +32,7 @@ def make(book, chapters=None):
       A dict from the names of the files to their content, as text.
 
     Raises:
-      BookError: a chapter says something that Colab would not show; with file and line.
+      BookError: a chapter uses something that Colab would not show; with file and line.
     """
     parser = plain.make_parser(book.config)
     targets = plain.targets(book, parser)
@@ -82,7 +82,7 @@ class _Notebook:
                 self._flush()
                 if (cell := next(code, None)) is None:
                     raise BookError(
-                        self.chapter.path, line, "this cell is not read as one; look at the blocks above it"
+                        self.chapter.path, line, "this is not read as a code cell; check the blocks above it"
                     )
                 self._code(cell, line)
             elif token.type == "heading_open" and token.tag == "h1":
@@ -99,10 +99,10 @@ class _Notebook:
                     self.buffer.append(block)
         self._flush()
         if self.gate:
-            raise BookError(self.chapter.path, self.gate[1], f"there is no {{{self.gate[0]}-end}} to this")
+            raise BookError(self.chapter.path, self.gate[1], f"this has no {{{self.gate[0]}-end}}")
 
     def _begin(self, group, line):
-        """The title with its links, and the cell that sets up."""
+        """The title with its links, and the set-up cell."""
         if self.cells:
             raise BookError(self.chapter.path, line, "a chapter has one title; write ## for a section")
         address, name = self.plain.address, self.chapter.name
@@ -115,11 +115,14 @@ class _Notebook:
         self._add_code(set_up(self.chapter, address, self.commit), "Set-up: run this first")
 
     def _gate(self, directive, line):
-        """Exercises and solutions hold cells; what begins and ends them stands between the cells."""
+        """Exercises and solutions hold cells, so their beginnings and ends are directives between the cells."""
         kind, _, side = directive.name.partition("-")
         now = self.gate[0] if self.gate else None
         if now != (None if side == "start" else kind):
-            raise BookError(self.chapter.path, line, f"{{{directive.name}}} stands in an open {now} here, or in none")
+            message = f"{{{directive.name}}} does not fit here: " + (
+                f"end the open {now} first" if now else "none is open"
+            )
+            raise BookError(self.chapter.path, line, message)
         self._flush()
         self.gate = (kind, line) if side == "start" else None
         self.solution = None
@@ -142,7 +145,7 @@ class _Notebook:
         self.cells.append({"cell_type": "markdown", "metadata": {}, "source": text})
 
     def _code(self, cell, line):
-        """A code cell; those that are folded on the page are folded here."""
+        """A code cell, folded if it is folded on the page, except where the reader is to write."""
         tags = set(cell.metadata.get("tags", ()))
         if unknown := tags - FOLD_TAGS - PAGE_TAGS:
             known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS))
@@ -152,13 +155,13 @@ class _Notebook:
         title = None
         if self.solution:
             title = f"Solution of exercise {self.solution}: double-click to read it"
-        elif tags & FOLD_TAGS:
+        elif tags & FOLD_TAGS and not (self.gate and self.gate[0] == "exercise"):
             title = "Folded code: double-click to read it"
         self._add_code(cell.source, title, fold=bool(title))
 
     def _add_code(self, source, title=None, fold=False):
         other = source.startswith("%%") and source[2:].split()[0] not in PYTHON_MAGICS
-        if title and not other:  # a magic stays the first line, and what is no Python as it is
+        if title and not other:  # a magic stays the first line, and a cell in another language is not changed
             first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
             source = "\n".join(part for part in (first, f"#@title {title}", rest) if part)
         metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold else {}
@@ -183,7 +186,7 @@ from importlib.metadata import version
 
 if [int(part) for part in re.findall(r"\\d+", version("jax"))[:{parts}]] < {floor}:
     %pip install --quiet "jax>={wanted}"
-    raise RuntimeError("JAX is new now: choose Runtime > Restart session, then Runtime > Run all")
+    raise RuntimeError("JAX has been upgraded: choose Runtime > Restart session, then Runtime > Run all")
 """
 _DEVICES = """
 from shardlab.devices import emulate
@@ -193,7 +196,7 @@ print(len(emulate(8)), "devices are ready")
 
 
 def set_up(chapter, address, commit):
-    """The first cell of a notebook: installs shardlab alone, and readies eight devices if the chapter wants them."""
+    """The first cell of a notebook: it installs only shardlab, and emulates eight devices if the chapter uses them."""
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
     if chapter.jax_floor and version_numbers(chapter.jax_floor) > version_numbers(colab_version("jax")):
         floor = version_numbers(chapter.jax_floor)
@@ -209,7 +212,7 @@ def colab_version(package):
     return dict(pin.split("==") for pin in pins if "==" in pin)[package]
 
 
-# --- What lies on the branch ------------------------------------------------------------------------------
+# --- The branch with the notebooks ------------------------------------------------------------------------------
 
 
 class PublishError(Exception):
@@ -257,13 +260,13 @@ def publish(book, remote, is_current):
     Args:
       book: the `bookbinder.book.Book`.
       remote: the name or address of a repository, as `git push` takes it.
-      is_current: whether the last build is of what is in the folder now.
+      is_current: whether the last build was made from the sources as they are now.
 
     Returns:
       The commit, 40 digits. The same notebooks give the same one.
 
     Raises:
-      PublishError: something is not committed, the build is missing or old, or git refused.
+      PublishError: something is not committed, the build is missing or old, or git failed.
     """
     folder, root = book.build_folder / "notebooks", book.root
     head = addresses.commit(root)

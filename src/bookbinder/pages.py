@@ -1,9 +1,9 @@
-"""Make the theme's pages light: what Sphinx has written, with less on the wire and more for everyone to read.
+"""Make the theme's pages light: reduce what a page sends, and make it accessible to every reader.
 
-The theme gives each page 2.4 MB of scripts, styles and icon fonts. Here all styles become one file, with those rules
-only that a page of this book can use; scripts wait until the page is shown, and come only where they have something
-to do; icons are drawn in the page; menus, hints and solutions unfold without a script. `finish` is called once, when
-Sphinx is done, so plain `jupyter-book build .` makes the same pages as `make book`.
+The theme gives each page 2.4 MB of scripts, styles and icon fonts. Here all styles become one file, with only those
+rules that a page of this book can use. Scripts load after the page is shown, and only on pages that need them. Icons
+are drawn in the page; menus, hints and solutions open without a script. `finish` is called once, when Sphinx is done,
+so plain `jupyter-book build .` makes the same pages as `make book`.
 """
 
 import base64
@@ -20,10 +20,10 @@ from lxml import etree, html
 
 from bookbinder import styles
 
-# Scripts of the theme and its extensions that nothing here needs: icons are drawn, menus and hints are <details>.
+# Scripts of the theme and its extensions that are not needed: icons are drawn, menus and hints are <details>.
 DROPPED = {"fontawesome.js", "bootstrap.js", "togglebutton.js", "sphinx-thebe.js"}
 DROPPED_STYLES = ("togglebutton.css", "sphinx-thebe.css")
-# These have something to do only on pages where this is found; all others are for every page.
+# These are needed only on pages where this is found; all others are for every page.
 ONLY_WITH = {
     "clipboard.min.js": "//div[contains(@class, 'highlight')]/pre",
     "copybutton.js": "//div[contains(@class, 'highlight')]/pre",
@@ -45,20 +45,20 @@ root.dataset.mode = mode;
 root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 }"""
 POLICY = "Content-Security-Policy"
-# What site.js asks for itself, on a page that a search has led to.
+# What site.js itself loads on a page that was opened from the search.
 BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
 BELOW = ("_static", "_images", "_downloads", "_sources")  # the folders of files that pages ask for
 WORDS_A_MINUTE = 200
-KEPT = "pages.json"  # beside the pages: what spares the next build from reading them all
-CARD = "card.png"  # the picture that others show with a link to the book; in book/static
+KEPT = "pages.json"  # beside the pages: saves the next build from reading them all
+CARD = "card.png"  # the picture that other sites show with a link to the book; in book/static
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What a chapter's page says of it.
+    """What a chapter's page says about it.
 
     Attributes:
-      devices: on what it runs, such as "8 emulated devices"; "" if on nothing of the kind.
+      devices: what it runs on, such as "8 emulated devices"; "" if its cells ask for none.
       executed: the day of its last run, such as "2026-11-21"; "" if it has no code.
       versions: of what it ran with.
     """
@@ -70,7 +70,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class About:
-    """What pages say of the book.
+    """What pages say about the book.
 
     Attributes:
       title: of the book.
@@ -84,13 +84,12 @@ class About:
 
 
 def finish(folder, about, documents):
-    """Make the pages in a folder light that are not yet, and add a map of all for search engines.
+    """Make light the pages in a folder that are not light yet, and add a site map for search engines.
 
     Args:
       folder: where Sphinx has written HTML.
       about: `About`.
-      documents: the names of the pages that Sphinx knows; one that was made light before and is none of them is
-        deleted.
+      documents: the names of the pages that Sphinx knows; other pages from an earlier build are deleted.
     """
     kept = _kept(folder.parent / KEPT)
     files = [file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
@@ -134,9 +133,9 @@ class _Page:
     """A page.
 
     Attributes:
-      name: as chapters have it; `document` as Sphinx has it.
-      address: below the site's.
-      static: the way from it to static files.
+      name: the chapter's name; `document` is Sphinx's name for it.
+      address: relative to the site's.
+      static: the path from the page to the static files.
       light: whether it was made light before.
       sheets: the addresses of its style sheets, which become one.
     """
@@ -164,7 +163,7 @@ class _Page:
 
     @cached_property
     def needs(self):
-        """What it has and asks for, once it is light, as JSON takes it."""
+        """The elements it has and the files it loads once it is light, ready for JSON."""
         if self._kept:
             return self._kept["needs"]
         return {
@@ -175,7 +174,7 @@ class _Page:
         }
 
     def to_keep(self, version):
-        """What spares the next build from reading the page again, as long as it is the same."""
+        """What saves the next build from reading the page again, as long as it has not changed."""
         return {"stamp": self._stamp(), "sheets": self.sheets, "version": version, "needs": self.needs}
 
     def _stamp(self):
@@ -183,7 +182,7 @@ class _Page:
         return f"{status.st_mtime_ns} {status.st_size} {_version()}"
 
     def use(self, version):
-        """Ask for a version of the one style sheet in the place of all; returns whether the page did not yet."""
+        """Replace all style sheets by a version of the one; returns whether this changed the page."""
         if self._kept and self._kept["version"] == version:
             return False
         sheet = f"{self.static}site.css{version}"
@@ -200,7 +199,7 @@ class _Page:
         return _file(self.file.parent, address)
 
     def write(self):
-        """Put the page back in its place."""
+        """Write the page to its file."""
         head, end, body = html.tostring(self.tree, encoding="unicode", doctype="<!DOCTYPE html>").partition("</head>")
         self.file.write_text(re.sub(r"\n\s*\n", "\n", head) + end + body + "\n", "utf-8")
 
@@ -212,7 +211,7 @@ def _version():
 
 
 def _kept(file):
-    """What is kept of pages; nothing, if that is not there or damaged."""
+    """What an earlier build kept of pages; {} if that is missing or damaged."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
@@ -239,7 +238,7 @@ def _with_class(page, *names):
 
 
 def _remove(page):
-    """Take out what is empty, doubled, or of no use without a script that we do not send."""
+    """Remove what is empty, repeated, or useless without a script that we do not send."""
     for element in [
         *page.xpath("//*[@id='ethical-ad-placement' or @id='jb-print-docs-body' or @id='pst-back-to-top']"),
         *page.xpath("//button[starts-with(@onclick, 'toggleFullScreen') or starts-with(@onclick, 'window.print')]"),
@@ -262,7 +261,7 @@ def _remove(page):
 
 
 def _roles(page):
-    """Say what things are, for those who hear the page."""
+    """Give elements their roles and names, for readers who use a screen reader."""
     for sidebar in page.xpath("//*[@id='pst-primary-sidebar']"):
         sidebar.set("role", "complementary")
         sidebar.set("aria-label", "Book")
@@ -289,7 +288,7 @@ def _icons(static):
 
 
 def _draw(page, icons):
-    """Icons as drawings in the page, where the theme has `<i class="fa-solid fa-bars">` for its script to replace."""
+    """Draw icons in the page, where the theme has `<i class="fa-solid fa-bars">` for its script to replace."""
     for element in page.xpath("//*[self::i or self::span][contains(@class, 'fa-')]"):
         classes = (element.get("class") or "").split()
         name = next(word[3:] for word in classes if word.startswith("fa-") and word not in ("fa-solid", "fa-lg"))
@@ -307,7 +306,7 @@ def _draw(page, icons):
 
 
 def _menus(page):
-    """Menus of the header, which open by themselves: `<details>` instead of Bootstrap."""
+    """Menus of the header, which open without a script: `<details>` instead of Bootstrap."""
     for menu in page.xpath("//div[contains(@class, 'dropdown')][button[contains(@class, 'dropdown-toggle')]]"):
         menu.tag = "details"
         button = menu.find("button")
@@ -330,7 +329,7 @@ def _unfolding(page):
 
 
 def _images(page):
-    """Sizes, so that nothing jumps; and those far down wait until they are near."""
+    """Give images their sizes, so that nothing jumps; those further down load when they are near."""
     for number, image in enumerate(page.tree.xpath("//main//img")):
         source = page.find(image.get("src", ""))
         if source and source.suffix == ".png" and source.is_file() and not image.get("width"):
@@ -343,7 +342,7 @@ def _images(page):
 
 
 def _chapter(page, chapter):
-    """Above a chapter how long it is and on how many devices it runs; below it, when and with what it ran."""
+    """Say above a chapter how long it is and on how many devices it runs, and below it when and with what it ran."""
     article = next(iter(page.xpath("//article")))
     facts = [f"{max(1, round(_words(article) / WORDS_A_MINUTE))} minutes to read"] + [chapter.devices] * bool(
         chapter.devices
@@ -357,7 +356,7 @@ def _chapter(page, chapter):
 
 
 def _words(element):
-    """How many words one reads: not those of outputs and solutions."""
+    """The number of words to read, without outputs and solutions."""
     if not isinstance(element.tag, str) or {"cell_output", "solution"} & _classes(element):
         return 0
     return sum(len((text or "").split()) for text in (element.text, *(child.tail for child in element))) + sum(
@@ -418,7 +417,7 @@ def _head(page, about):
 
 
 def _stand_alone(page, about, sheet):
-    """Hosts show this page at any address, from where relative ones lead nowhere."""
+    """Make the page independent of its address, because hosts show it at any address."""
     for element in page.xpath("//script[@src] | //link[@rel='icon']"):
         element.drop_tree()
     for link in page.xpath("//link[@rel='stylesheet']"):
@@ -430,7 +429,7 @@ def _stand_alone(page, about, sheet):
 
 
 def _policy(page):
-    """What a browser may load and run for this page: what is its own. Drawings have styles as attributes."""
+    """What a browser may load and run for this page: only the site's own. Drawings have styles as attributes."""
     inline = {"script": "", "style": ""}
     for element in page.xpath("//script[not(@src) and not(@type)] | //style"):
         digest = hashlib.sha256(element.text.encode()).digest()
@@ -442,7 +441,7 @@ def _policy(page):
             f"style-src-elem 'self'{inline['style']}",
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data:",
-            "connect-src 'self'",  # the search shows a piece of each page
+            "connect-src 'self'",  # the search shows an excerpt of each page
             "base-uri 'none'",
             "form-action 'self'",
         ]
@@ -450,13 +449,13 @@ def _policy(page):
 
 
 def _first_in_head(page, element):
-    """Put an element before all others but those that say how to read the page."""
+    """Put an element at the beginning of the head, after what says how to read the page."""
     head = page.find("head")
     place = next((n for n, child in enumerate(head) if child.tag == "title"), 0)
     head.insert(place + 1, element)
 
 
-# --- Styles, and what nobody asks for any more ------------------------------------------------------------------
+# --- Styles, and files that no page loads any more ------------------------------------------------------------
 
 
 def _sheets(pages):
@@ -493,7 +492,7 @@ def _with_imports(file):
 
 
 def _tidy(pages, folder):
-    """Take away what no page asks for: of the theme, and of chapters as they were."""
+    """Delete what no page loads, of the theme and of earlier versions of chapters."""
     asked = {page.find(address) for page in pages for address in page.needs["files"]}
     asked.add((folder / "_static" / "site.css").resolve())
     asked |= {(folder / "_static" / name).resolve() for name in BY_SCRIPT}

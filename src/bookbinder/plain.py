@@ -1,6 +1,6 @@
-"""Turn MyST into the Markdown that Colab shows: GitHub's kind, with math between dollars.
+"""Turn MyST into the Markdown that Colab shows: GitHub's dialect, with math between dollar signs.
 
-What is not known here is an error with file and line, so that no reader ever sees a raw directive.
+Unknown constructs are errors with file and line, so that no reader ever sees a raw directive.
 """
 
 import html
@@ -28,8 +28,8 @@ BOXES = {
     "dropdown": None,
 }
 CODE = ("code", "code-block", "sourcecode")
-TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # of HTML in a line, which Colab shows too
-OPTIONS = {  # what is known of a directive besides its body; the rest is refused, so that nothing is lost
+TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # inline HTML that Colab shows too
+OPTIONS = {  # the known options of each directive; others are errors, so that nothing is lost silently
     **dict.fromkeys(BOXES, ("class", "name", "open")),
     **dict.fromkeys(CODE, ("caption", "linenos", "lineno-start", "emphasize-lines", "name", "class")),
     **dict.fromkeys(("figure", "image"), ("alt", "name", "width", "height", "align", "scale", "class", "figclass")),
@@ -66,7 +66,7 @@ class Directive:
 
 @dataclass(frozen=True)
 class Target:
-    """A place that text can point to: a chapter, an anchor on its page, and what it is called."""
+    """A place that text can refer to: a chapter, an anchor on its page, and a title."""
 
     chapter: str
     anchor: str = ""
@@ -75,7 +75,7 @@ class Target:
 
 @dataclass
 class Targets:
-    """All that text of the book can point to, by its label."""
+    """All places that text can refer to, by label."""
 
     chapters: dict = field(default_factory=dict)  # name: title
     labels: dict = field(default_factory=dict)  # sections, figures, tables, exercises
@@ -86,7 +86,7 @@ class Targets:
 
 
 def make_parser(config):
-    """The parser of the book's MyST, with the extensions of `_config.yml`; its tokens know where they stand."""
+    """The parser of the book's MyST, with the extensions of `_config.yml`; its tokens know their positions."""
     from markdown_it.renderer import RendererHTML
     from myst_parser.parsers.mdit import create_md_parser
 
@@ -94,7 +94,7 @@ def make_parser(config):
 
 
 def _located(parser):
-    """Have each token of a line note where it begins and ends in the line; a link also where its text ends."""
+    """Make each inline token record where it begins and ends in its line, and a link also where its text ends."""
     from markdown_it.helpers import parseLinkLabel
 
     def noting(rule):
@@ -115,7 +115,7 @@ def _located(parser):
 
 
 def targets(book, parser):
-    """Look through all chapters for what text can point to."""
+    """Collect from all chapters the places that text can refer to."""
     found, counts = Targets(works=_works(book)), {"equations": 0}  # numbered through the whole book
     for chapter in book.chapters:
         _collect(found, chapter, parser, chapter.text, 0, counts)
@@ -173,7 +173,7 @@ def glossary(directive, chapter):
     terms = []
     for number, text in enumerate(directive.body.split("\n")):
         if text.startswith(": "):
-            message = "in a glossary the definition stands indented below its term, without a colon"
+            message = "in a glossary, indent the definition below its term, without a colon"
             raise BookError(chapter.path, directive.line + number, message)
         if text and not text[0].isspace():
             terms.append([text.strip(), ""])
@@ -184,7 +184,7 @@ def glossary(directive, chapter):
 
 def _number_equation(found, chapter, label, counts, line):
     if label in found.equations:
-        raise BookError(chapter.path, line, f"another equation is called {label} too")
+        raise BookError(chapter.path, line, f"another equation has the label {label} too")
     counts["equations"] += 1
     found.equations[label] = (Target(chapter.name, f"equation-{_id(label)}"), counts["equations"])
 
@@ -240,7 +240,7 @@ def as_directive(token, line, chapter):
     """A token as a `Directive`, or None if it is none; `line` is the number of its first line."""
     if token.type not in ("fence", "colon_fence") or not token.info.strip().startswith("{"):
         if token.type == "colon_fence":
-            raise BookError(chapter.path, line, "colons around a text need a name, such as :::{note}")
+            raise BookError(chapter.path, line, "a block of colons needs a name, such as :::{note}")
         return None
     match = re.match(r"\{([^}\s]+)\}\s*(.*)$", token.info.strip())
     if not match or token.info[0].isspace():
@@ -269,7 +269,7 @@ class Plain:
 
     Attributes:
       book, chapter: whose text it is.
-      targets: what text can point to, from `targets`.
+      targets: what text can refer to, from `targets`.
       address: a `bookbinder.address.Address`.
       version: the commit or branch to which links to files lead.
       parser: from `make_parser`.
@@ -284,7 +284,7 @@ class Plain:
     notes: list = field(default_factory=list)  # the labels of footnotes, in the order of their first use
 
     def error(self, line, message):
-        """What is wrong, with file and line."""
+        """The error for something wrong in this chapter, with file and line."""
         return BookError(self.chapter.path, line, message)
 
     def text(self, source, line=1):
@@ -293,14 +293,12 @@ class Plain:
         return "\n\n".join(block for block in made if block)
 
     def parse(self, source, line=1):
-        """The tokens of a text. Addresses may not stand apart from their links: a notebook tears texts apart."""
+        """The tokens of a text. Links must contain their addresses, because a notebook splits the text into cells."""
         env = {}
         tokens = self.parser.parse(source, env)
         for name, reference in (env.get("references") or {}).items():
             where = line + (reference.get("map") or [0])[0]
-            raise self.error(
-                where, f"the address of [{name.lower()}] stands apart; write it into the link: [text](address)"
-            )
+            raise self.error(where, f"the address of [{name.lower()}] is not in the link; write [text](address)")
         return tokens
 
     def block(self, group, lines, line):
@@ -326,13 +324,13 @@ class Plain:
         raise self.error(here, f"Colab does not show this ({token.type.removesuffix('_open')}): write it in Markdown")
 
     def _in_place(self, group, lines, line):
-        """A block whose lines stay, with what stands in them replaced."""
+        """A block whose lines are kept, with the inline constructs in them replaced."""
         inlines, alone, begin_line = {}, {}, group[0].map[0]
         for token in group:
             here = line + (token.map[0] if token.map else begin_line)
             if token.type == "inline":
                 if re.match(r"(```|~~~|:::)", token.content):
-                    message = f"is no block: {token.content.splitlines()[0]} (backticks cannot stand in its first line)"
+                    message = f"is not a block: {token.content.splitlines()[0]} (no backticks in its first line)"
                     raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
             elif token.type == "substitution_block":  # alone in its place: so the one in that line
@@ -340,7 +338,7 @@ class Plain:
                 whole = re.compile(rf"\{{\{{\s*{re.escape(token.content.strip())}\s*\}}\}}")
                 alone[token.map[0]] = whole.sub(lambda _, value=value: value, lines[token.map[0]])
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
-                raise self.error(here, "stands inside of a list or a quotation; put it at the top level")
+                raise self.error(here, "this is inside a list or a quotation; put it at the top level")
         shown = [*lines]
         for number, text in alone.items():
             shown[number] = text
@@ -399,7 +397,7 @@ class Plain:
         return self.inline(tokens[1], line)
 
     def _edits(self, token, line):
-        """What has to be replaced in an inline token, in order: where it begins and ends, and what is shown."""
+        """The replacements in an inline token, in order: begin, end, and new text."""
         edits, links = [], []
         for child in token.children:
             begin, end = child.meta.get("at", (0, 0))
@@ -427,7 +425,7 @@ class Plain:
             elif child.type == "footnote_ref":
                 label = child.meta["label"]
                 if label not in self.footnotes:
-                    raise self.error(here, f"the footnote {label} is to be written at the top level")
+                    raise self.error(here, f"the footnote {label} must be defined at the top level")
                 if label not in self.notes:
                     self.notes.append(label)
                 edits.append((begin, end, f"<sup>{self.notes.index(label) + 1}</sup>"))
@@ -459,7 +457,7 @@ class Plain:
             return f"[{text or found.title}]({self.address.page(found.chapter, found.anchor)})"
         if name == "eq":
             if target not in self.targets.equations:
-                raise self.error(line, f"no equation is called {target}")
+                raise self.error(line, f"no equation has the label {target}")
             found, number = self.targets.equations[target]
             return f"[({number})]({self.address.page(found.chapter, found.anchor)})"
         if name == "term":
@@ -484,7 +482,7 @@ class Plain:
         shown = []
         for key in (key.strip() for key in keys.split(",")):
             if key not in self.targets.works:
-                raise self.error(line, f"no work is called {key} in {', '.join(self.book.config['bibtex_bibfiles'])}")
+                raise self.error(line, f"there is no work {key} in {', '.join(self.book.config['bibtex_bibfiles'])}")
             authors, year, address = self.targets.works[key]
             address = address or self.address.page("references")
             shown.append(f"{authors} \\[[{year}]({address})\\]" if textual else f"{authors}, [{year}]({address})")
@@ -497,9 +495,9 @@ class Plain:
         own = self.chapter.front_matter.get("substitutions") or {}
         known = settings | (own if isinstance(own, dict) else {})
         if name.strip() not in known:
-            raise self.error(line, f"no substitution is called {name.strip()}")
+            raise self.error(line, f"there is no substitution {name.strip()}")
         if "{{" in str(known[name.strip()]):
-            raise self.error(line, f"the substitution {name.strip()} holds another one")
+            raise self.error(line, f"the substitution {name.strip()} contains another one")
         return convert(str(known[name.strip()]), line)
 
     def _link(self, target, line):
@@ -507,7 +505,7 @@ class Plain:
         if re.match(r"(https?|mailto):", target):
             return target, target
         if target.startswith("/"):
-            raise self.error(line, f"{target} begins with a slash; write where the file is from here")
+            raise self.error(line, f"{target} begins with a slash; write the path relative to this chapter")
         path, _, anchor = target.partition("#")
         if not path:
             found = self._label(anchor, line)
@@ -525,7 +523,7 @@ class Plain:
 
     def _label(self, label, line):
         if label not in self.targets.labels:
-            raise self.error(line, f"nothing is labelled {label}")
+            raise self.error(line, f"nothing has the label {label}")
         return self.targets.labels[label]
 
     def _from_here(self, name):
@@ -543,7 +541,7 @@ class Plain:
 
     def _image(self, source, alt, line):
         if not alt.strip():
-            raise self.error(line, f"the image {source} has no alternative text for those who cannot see it")
+            raise self.error(line, f"the image {source} has no alternative text, which readers who cannot see it need")
         if re.match(r"https?:", source):
             raise self.error(line, f"the image {source} is not in the book; put it into {FOLDER}/")
         return f"![{' '.join(alt.split())}]({self.address.raw(self._path(source, line), self.version)})"
@@ -551,7 +549,7 @@ class Plain:
     # --- Blocks -------------------------------------------------------------------------------------------
 
     def directive(self, directive, line):
-        """Convert a directive that may stand anywhere; `line` is that of its first line."""
+        """Convert a directive that is allowed anywhere; `line` is the number of its first line."""
         name, argument, options = directive.name, directive.argument, directive.options
         if name in BOXES:
             body, fold = self.text(directive.body, directive.line), name == "dropdown" or folded(directive)
@@ -602,7 +600,7 @@ class Plain:
 
     def _math(self, content, label, line):
         if not content.strip() or (label and re.search(r"\\begin\{(align|gather|eqnarray)", content)):
-            raise self.error(line, "an equation is empty, or has a label and an environment that numbers by itself")
+            raise self.error(line, "an equation is empty, or has a label although its environment is numbered already")
         tag = f" \\tag{{{self.targets.equations[label][1]}}}" if label else ""
         parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]  # as Sphinx does
         parts = [f"\\begin{{split}}\n{part}\n\\end{{split}}" if r"\\" in part else part for part in parts]
@@ -615,7 +613,7 @@ class Plain:
             here = directive.line + (group[0].map[0] if group[0].map else 0)
             tab = as_directive(group[0], here, self.chapter)
             if not tab or tab.name != "tab-item":
-                raise self.error(here, "a tab-set holds nothing but tab-items")
+                raise self.error(here, "a tab-set must contain only tab-items")
             shown.append(f"**{self.words(tab.argument, here)}**\n\n{self.text(tab.body, tab.line)}")
         return "\n\n".join(shown)
 
@@ -629,23 +627,23 @@ class Plain:
             depth += {"bullet_list_open": 1, "bullet_list_close": -1}.get(token.type, 0)
             here = directive.line + (token.map[0] if token.map else 0)
             if token.type not in _OF_LISTS:
-                raise self.error(here, "a cell of a list-table holds one paragraph")
+                raise self.error(here, "a cell of a list-table must be one paragraph")
             if token.type == "list_item_open" and depth == 1:
                 rows.append([])
             elif token.type == "list_item_open" and depth == 2:
                 rows[-1].append("")
             elif token.type == "inline":
                 if not rows or not rows[-1] or rows[-1][-1]:
-                    raise self.error(here, "a cell of a list-table holds one paragraph")
+                    raise self.error(here, "a cell of a list-table must be one paragraph")
                 rows[-1][-1] = " ".join(self.inline(token, here).split())
                 rows[-1][-1] = re.sub(r"(?<!\\)\|", r"\\|", rows[-1][-1])
             elif depth > 2:
-                raise self.error(here, "a cell of a list-table holds one paragraph")
+                raise self.error(here, "a cell of a list-table must be one paragraph")
         if not rows or len({len(row) for row in rows}) != 1:
             raise self.error(directive.line, "the rows of a list-table must have the same number of cells, one or more")
         heads = directive.options.get("header-rows", "0")
         if heads not in ("0", "1"):
-            raise self.error(directive.line, f"a table has one row of heads here, or none, not {heads}")
+            raise self.error(directive.line, f"a table has one header row or none here, not {heads}")
         head = rows.pop(0) if heads == "1" else [""] * len(rows[0])
         return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
@@ -671,7 +669,7 @@ class Plain:
         return "\n".join(shown)
 
     def _include(self, directive, line):
-        """A file, or some lines of it."""
+        """The text of a file, or some lines of it."""
         language, wanted = directive.options.get("language", ""), directive.options.get("lines", "")
         text = (self.book.root / self._path(directive.argument, line)).read_text("utf-8").rstrip("\n").split("\n")
         chosen = []
@@ -701,7 +699,7 @@ class Plain:
         return found
 
     def notes_since(self, count):
-        """The text of the notes that have been used for the first time after the first `count`."""
+        """The text of the footnotes in use, without the first `count`."""
         shown = []
         for number, label in list(enumerate(self.notes, 1))[count:]:
             text, line = self.footnotes[label]
@@ -720,12 +718,12 @@ _KEPT = {
 
 
 def folded(directive):
-    """Whether a box is to be opened by the reader."""
+    """Whether a box is closed until the reader opens it."""
     return "dropdown" in directive.options.get("class", "").split()
 
 
 def box(title, body, fold):
-    """A box with a title, as a quotation, or folded away."""
+    """A box with a title, as a quotation, or folded."""
     if fold:
         from markdown_it import MarkdownIt
         from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -738,6 +736,6 @@ def box(title, body, fold):
 
 
 def fence(code, language=""):
-    """Code between backticks, more of them than there are in it."""
+    """Code in a fence of backticks, longer than any run of backticks in the code."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"^\s*(`+)", code, re.MULTILINE)), default=0))
     return f"{ticks}{language}\n{code.rstrip()}\n{ticks}"

@@ -1,4 +1,4 @@
-"""Say what is going on: a live table on a terminal, plain lines elsewhere."""
+"""Report which chapters are running: a live table on a terminal, plain lines elsewhere."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ def plain(text):
 
 
 class Progress:
-    """Tells nothing; the base of the two that do."""
+    """Reports nothing; the base class of the two that report."""
 
     @contextmanager
     def watching(self, count):
@@ -24,18 +24,18 @@ class Progress:
         """Cell `number` of `total` of a chapter starts; 0 while its kernel starts."""
 
     def started(self, name):
-        """A chapter runs somewhere from where its cells are not told."""
+        """A chapter starts in a process that does not report its cells."""
 
     def finished(self, result):
-        """A chapter came to its end."""
+        """A chapter has ended."""
         self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
 
     def say(self, text):
-        """A line of its own."""
+        """Report a line of text."""
 
 
 class Lines(Progress):
-    """Plain lines: when a chapter starts and ends, and every ten seconds where it is."""
+    """Plain lines: when a chapter starts and ends, and every ten seconds which cell runs."""
 
     def __init__(self, stream=None, every=10.0):
         """Print to `stream`, by default standard error."""
@@ -122,7 +122,7 @@ def for_this_terminal():
 
 
 def table(results):
-    """The closing table: each chapter, its cells, what became of it, and how long its run took."""
+    """The closing table: each chapter, its cells, its result, and the seconds of its run."""
     rows = [("chapter", "cells", "result", "seconds")]
     for result in results:
         ran = result.status != "no code"

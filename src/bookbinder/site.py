@@ -1,4 +1,4 @@
-"""Turn executed chapters into HTML with Jupyter Book, and replace the published site only by a good one."""
+"""Turn executed chapters into HTML with Jupyter Book, and replace the published site only with a complete one."""
 
 import fcntl
 import hashlib
@@ -26,7 +26,7 @@ CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
-# What systems and databases say when a disk takes nothing more; the first names a file, where it is known.
+# The errors of systems and databases when a disk is full or read-only; the first names a file, if it is known.
 REFUSALS = (
     r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
     r"(database or disk is full|attempt to write a readonly database)()",
@@ -34,13 +34,13 @@ REFUSALS = (
 
 
 class SiteError(Exception):
-    """Jupyter Book refused to make the site, or the disk to hold it; the message holds what they said."""
+    """Jupyter Book could not make the site, or the disk could not store it; the message says why."""
 
 
 def build(book, *, jobs=None, progress=None):
     """Execute what changed, then make the site in `_build/html` and the notebooks in `_build/notebooks`.
 
-    What is there stays until the new one is complete and without a warning.
+    The old site stays until the new one is complete and was made without a warning.
 
     Returns:
       The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
@@ -62,7 +62,7 @@ def build(book, *, jobs=None, progress=None):
         if current and state["commit"] == commit:
             return _reused(state)
         new = folder / "notebooks.new"
-        if current:  # but for the commit, which notebooks name
+        if current:  # except for the commit, which notebooks name
             results, dependencies = _reused(state), state["dependencies"]
             notebooks.write(book, notebooks.make(book), new)
         else:
@@ -81,7 +81,7 @@ def build(book, *, jobs=None, progress=None):
             shutil.copytree(made, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
             dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
         if _inputs_digest(book) != inputs:
-            inputs = ""  # edited meanwhile: pages may show what will have been undone by the next build
+            inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
         for name in PUBLISHED:  # now that all is made
             _swap(folder / name)
         state = {
@@ -96,13 +96,13 @@ def build(book, *, jobs=None, progress=None):
 
 
 def _reused(state):
-    """The results of the last build, as those of one that had nothing to do."""
+    """The results of the last build, marked as reused."""
     results = (execute.Result(**result) for result in state["results"])
     return [replace(result, status="reused") if result.status == "ran" else result for result in results]
 
 
 def is_current(book):
-    """Whether what was built last is whole, and is of the sources as they are now."""
+    """Whether the last build is complete, and was made from the sources as they are now."""
     return _is_current(book, _read_state(book.build_folder / "state.json"), _inputs_digest(book))
 
 
@@ -137,15 +137,15 @@ def build_chapter(book, chapter, *, progress=None):
 
 
 def dead_links(book):
-    """Ask every address elsewhere that a chapter links to whether it is still there.
+    """Check every external address that a chapter links to.
 
-    Whoever answers, but not to a program (403, 429), counts as there.
+    A host that refuses to answer a program (403, 429) counts as reachable.
 
     Returns:
-      "book/x.md:12: ADDRESS: what is wrong with it", for each that is not.
+      "book/x.md:12: ADDRESS: what is wrong with it", for each that is broken.
 
     Raises:
-      SiteError: Jupyter Book failed before it could ask.
+      SiteError: Jupyter Book failed before it could check.
     """
     book.check()
     folder = book.build_folder / "links"
@@ -170,8 +170,8 @@ def dead_links(book):
 class _JupyterBook:
     """`jupyter-book build` on the chapters' folder.
 
-    It is started at once, since it takes a second to be ready, and waits for the outputs; left before these have come,
-    it is ended, and has changed nothing.
+    It is started at once, because it takes a second to be ready, and waits for the outputs. If the block ends before
+    the outputs are there, it is killed and has changed nothing.
     """
 
     def __init__(self, book, folder, lock, stop, only=None):
@@ -204,7 +204,7 @@ class _JupyterBook:
             self._process.communicate()
 
     def go_on(self, results):
-        """Tell it what is known of the chapters, so that it makes the pages."""
+        """Send it what is known of the chapters, so that it makes the pages."""
         self._stamp.unlink(missing_ok=True)  # until this has gone well
         facts = execute.facts([self._only] if self._only else self._book.chapters, results)
         with suppress(BrokenPipeError), self._process.stdin as stdin:  # broken: `finish` will say why
@@ -221,22 +221,22 @@ class _JupyterBook:
                 if self._stop.signal:
                     raise execute.Stopped(self._stop.signal) from None
         if self._process.returncode:
-            # Kept, what was read would be taken for good next time, and its warnings never be seen again.
+            # If it were kept, the next build would take it as good, and would not repeat its warnings.
             shutil.rmtree(self._folder, ignore_errors=True)
             raise SiteError(_what_was_wrong(self._book, said, warned))
         if self._only and warned.strip():
             print(_relative(self._book, warned).strip(), file=sys.stderr)
-        if _fresh_digest(self._book, self._only) == self._fresh:  # nobody has edited that meanwhile
+        if _fresh_digest(self._book, self._only) == self._fresh:  # no one has edited that meanwhile
             write(self._stamp, self._fresh)
         return self._folder / "_build" / "html"
 
 
 def _command(book, folder, config, only):
-    """What has Jupyter Book read the chapters' folder, with a configuration that this writes into `folder`."""
+    """The command by which Jupyter Book reads the chapters, with a configuration that is written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "_config.yml", yaml.safe_dump(config))
     write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
-    # Looking for garbage takes a fifth of its time, and finds little.
+    # Garbage collection would take a fifth of its time, and frees little.
     main = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", main, "build", str(book.root / FOLDER)]
     command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
@@ -244,7 +244,7 @@ def _command(book, folder, config, only):
 
 
 def _what_was_wrong(book, said, warned):
-    """Sphinx's warnings and errors; or the exception that stopped it, with all that was said below it."""
+    """Sphinx's warnings and errors; or the exception that stopped it, with its complete output."""
     warned = plain(warned)
     if refusal := _refusal(book, warned):
         return refusal
@@ -258,7 +258,7 @@ def _what_was_wrong(book, said, warned):
 
 @contextmanager
 def _telling(book):
-    """Tell in a SiteError what the disk has refused."""
+    """Report in a SiteError what the disk has refused."""
     try:
         yield
     except Exception as error:
@@ -268,11 +268,11 @@ def _telling(book):
 
 
 def _refusal(book, text):
-    """One line on what the disk refuses, where a text tells of that; else None."""
+    """One line on what the disk refused, if a text reports that; else None."""
     found = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
     if found:
         place = found[2] or book.build_folder / (CACHE if "database" in found[1] else "")
-        return _relative(book, f"{place}: {found[1]}; make room, or let it be written to, and build again")
+        return _relative(book, f"{place}: {found[1]}; free some space or make it writable, and build again")
     return None
 
 
@@ -320,7 +320,7 @@ def _strip_folder(value):
 
 
 def _inputs_digest(book):
-    """Everything that the site depends on."""
+    """A digest of everything that the site depends on."""
     return _digest(
         execute.environment(),
         execute.folder_digest(book.root / FOLDER),
@@ -332,7 +332,7 @@ def _inputs_digest(book):
 
 
 def _fresh_digest(book, only):
-    """What Sphinx must start afresh for."""
+    """A digest of everything whose change makes Sphinx start again from nothing."""
     return _digest(
         execute.environment(),
         execute.folder_digest(Path(__file__).parent, "*.py"),
@@ -345,7 +345,7 @@ def _fresh_digest(book, only):
 
 
 def _outputs_digest(folder):
-    """Whether the published files are still those that we put there."""
+    """A digest of the published files, which shows whether they are still those of the last build."""
     files = sorted(path for name in PUBLISHED for path in (folder / name).rglob("*") if path.is_file())
     return _digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
 
@@ -367,7 +367,7 @@ def _read_state(file):
         return {}
 
 
-# --- Replacing files and folders whole -------------------------------------------------------------------
+# --- Replacing files and folders at once -------------------------------------------------------------------
 
 
 def write(path, text):
@@ -378,7 +378,7 @@ def write(path, text):
 
 
 def _swap(place):
-    """Put a finished folder, if there is one, in the place of the old one."""
+    """Replace the old folder by the finished new one, if there is one."""
     new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
     if new.exists():
         if place.exists():
@@ -388,7 +388,7 @@ def _swap(place):
 
 
 def _finish_swap(place):
-    """A build that was killed left a folder beside its place: between the two renames above, the only good one."""
+    """Clean up after a build that was killed; between the two renames above it left the only good folder aside."""
     new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
     if old.exists() and not place.exists():
         old.rename(place)
@@ -398,7 +398,7 @@ def _finish_swap(place):
 
 @contextmanager
 def alone(folder, progress, stop, what="build"):
-    """One run at a time in a folder: others wait, and say so."""
+    """Allow one run at a time in a folder; others wait, and report that they do."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as lock:
         waiting = False

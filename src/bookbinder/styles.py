@@ -1,4 +1,4 @@
-"""Reduce style sheets to the rules that can apply to some pages."""
+"""Reduce style sheets to the rules that can apply to some page."""
 
 import re
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ _ANY_OF = ("is", "where", "has")
 def reduce(text, tags, names):
     """A style sheet without the rules that cannot apply.
 
-    A rule stays if for one of its selectors every class, id and element is known. Custom properties that no rule
-    that stays refers to go too, and so do fonts to be loaded.
+    A rule is kept if every class, id and element of one of its selectors is known. Custom properties to which no kept
+    rule refers are removed too, and so are fonts that would have to be loaded.
 
     Args:
       text: the style sheet. `@import` is left out: join the sheets first.
-      tags: the elements that there are.
-      names: the classes and ids that there are, or that scripts may give.
+      tags: the elements of all pages.
+      names: the classes and ids of all pages, and those that scripts may set.
 
     Returns:
       The style sheet, minified.
 
     Raises:
-      ValueError: something is no CSS.
+      ValueError: something is not CSS.
     """
     kept = _rules(tinycss2.parse_stylesheet(text, skip_comments=True, skip_whitespace=True), tags, names)
     properties = set()
@@ -69,7 +69,7 @@ def _rules(nodes, tags, names):
 def _sound(nodes):
     for node in nodes:
         if node.type == "error":
-            raise ValueError(f"line {node.source_line}: this is no CSS: {node.message}")
+            raise ValueError(f"line {node.source_line}: this is not CSS: {node.message}")
     return nodes
 
 
@@ -128,7 +128,7 @@ def _squeezed(tokens):
 
 
 def _written(node, properties):
-    """A rule or a group as text; "" if nothing is left in it."""
+    """A rule or a group as text; "" if it is empty."""
     if isinstance(node, str):
         return node
     if isinstance(node, _Rule):

@@ -1,13 +1,13 @@
-"""Check the answer to an exercise: its values, and on which devices they lie.
+"""Check the answer to an exercise: its values, its layout, its communication and its memory.
 
-An exercise states what a right answer is, as something that can be run, not as a text to compare with:
+An exercise specifies a right answer by its properties, so every way of writing it is accepted:
 
     exercise = Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))
     answer = ...                            # the reader's line
-    check(answer, exercise)                 # prints "not solved yet" until there is one
+    check(answer, exercise)                 # prints "Not solved yet" until there is one
 
-The folded solution ends with `check(answer, exercise, strict=True)`, which accepts nothing less than a
-right answer, so that building the book proves every solution.
+The folded solution ends with `check(answer, exercise, strict=True)`, which raises unless the answer is right, so
+building the book proves every solution.
 """
 
 import io
@@ -29,34 +29,35 @@ __all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
 
 
 class WrongAnswer(AssertionError):
-    """The answer differs from what the exercise asks; the message says in what."""
+    """The answer is not what the exercise asks for; the message says how it differs."""
 
 
 class NotSolved(WrongAnswer):
-    """There is no answer yet: the stub is still in its place."""
+    """There is no answer yet: the stub still contains its three dots."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What a right answer is.
+    """The specification of a right answer.
 
-    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A that
-    lies on the mesh in 2-D tiles.
+    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A, whose rows are
+    sharded over mesh axis x and whose columns are sharded over y.
 
     Attributes:
       value: what the answer must equal: an array, a number, or any tuple, list or dict of them.
-        Arrays may be of any kind; their layout is not looked at here.
-      layout: where the answer's arrays must lie: a sharding (or a `PartitionSpec`, read on the
-        answer's own mesh) for all of them, or a structure like the answer's; None if anywhere.
+        Arrays may be of any kind; their layout is not compared here.
+      layout: the layout that the answer's arrays must have: a sharding (or a `PartitionSpec`, read on the
+        answer's own mesh) for all of them, or a structure like the answer's; None where any layout will do.
       args: if given, the answer is a function, and its result for these arguments is checked.
-      communication: how often the compiled function may use each collective, such as `{"all-reduce": 1}`;
-        none but these, and none at all if `{}`. For answers that are functions.
-      max_bytes: how many bytes each device may send, on rings, in one call. For answers that are functions.
+      communication: how often the compiled function may run each collective, such as `{"all-reduce": 1}`;
+        no others are allowed, and none at all if `{}`. For answers that are functions.
+      max_bytes: how many bytes each device may send in one call, by the ring model of `shardlab.comms`. For answers
+        that are functions.
       max_flops: how many floating-point operations each device may do in one call, as the compiler counts
         them: a loop's body once. For answers that are functions.
-      max_held: how many bytes of the answer each device may hold.
-      never: types that no device may hold while the function runs, such as `("f32[64,48]",)`.
-      rtol, atol: how far a number may be off, relative to its size and in itself.
+      max_held: how many bytes of the answer each device may store.
+      never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`.
+      rtol, atol: the relative and the absolute tolerance of a comparison.
     """
 
     value: Any = None
@@ -74,14 +75,14 @@ class Exercise:
 def check(answer, exercise, *, strict=False):
     """Check an answer and print what was found.
 
-    With `exercise = Exercise(value=np.arange(4.0))`, `check(..., exercise)` prints "not solved yet",
+    With `exercise = Exercise(value=np.arange(4.0))`, `check(..., exercise)` prints "Not solved yet",
     `check(jnp.arange(4.0), exercise)` prints "Right: the values agree.", and
-    `check(4 * jnp.arange(4.0), exercise)` raises: every value is 4 times what it should be.
+    `check(4 * jnp.arange(4.0), exercise)` raises, because every value is 4 times what it should be.
 
     Args:
       answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
-      exercise: what a right answer is, an `Exercise`.
-      strict: raise if there is no answer, instead of saying so.
+      exercise: the specification of a right answer, an `Exercise`.
+      strict: raise if there is no answer, instead of printing so.
 
     Raises:
       WrongAnswer: the answer is wrong (an `AssertionError`).
@@ -106,12 +107,14 @@ def check(answer, exercise, *, strict=False):
         found.append("the values agree")
     if exercise.layout is not None:
         _check_layout(answer, exercise.layout)
-        found.append("every device holds what it should")
+        found.append("every device stores the right shard")
     if exercise.max_held is not None:
         held = _fullest(answer)
         if held > exercise.max_held:
-            raise WrongAnswer(f"memory: a device may hold {exercise.max_held:,} bytes of it, but one holds {held:,}")
-        found.append("no device holds more than it may")
+            raise WrongAnswer(
+                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {held:,}"
+            )
+        found.append("no device stores more than allowed")
     if (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ()):
         if function is None:
             raise ValueError(
@@ -120,18 +123,18 @@ def check(answer, exercise, *, strict=False):
         compiled = compile_for(function, *exercise.args)
     if exercise.communication is not None or exercise.max_bytes is not None:
         _check_communication(collectives(compiled), exercise)
-        found.append("no device sends more than it may")
+        found.append("the communication is within the limit")
     if exercise.max_flops is not None:
         work = compiled.cost_analysis()["flops"]
         if work > exercise.max_flops:
-            raise WrongAnswer(f"work: each device may do {exercise.max_flops:,.0f} operations, but does {work:,.0f}")
-        found.append("no device does more than its share")
+            raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
+        found.append("no device does more FLOPs than allowed")
     if exercise.never:
         text = compiled.as_text()
         for held in exercise.never:
             if held in text:
                 raise WrongAnswer(f"memory: no device may hold {held}, but each does in the compiled program")
-        found.append("no device holds what it must not")
+        found.append("no device holds an array that it must not hold")
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
     print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
@@ -139,22 +142,22 @@ def check(answer, exercise, *, strict=False):
 
 @contextmanager
 def raises(kind):
-    """Show an error on purpose: print what it says and go on; without the error, fail.
+    """Show an error on purpose: print its message and continue; fail if there is no error.
 
         with raises(ZeroDivisionError) as error:
             1 / 0
 
-    prints "ZeroDivisionError: division by zero", and `error.message` can be asserted on after it.
+    prints "ZeroDivisionError: division by zero", and after the block `error.message` can be asserted on.
 
     Args:
-      kind: the exception expected, or one of its bases.
+      kind: the expected exception, or one of its base classes.
 
     Returns:
       An object whose `message` holds the text once the block has ended.
 
     Raises:
       AssertionError: the block ended without an error.
-      Exception: an error of another kind goes through as it is.
+      Exception: an error of another kind is not caught.
     """
     seen, printed, caught = SimpleNamespace(message=None), io.StringIO(), None
     try:
@@ -162,17 +165,18 @@ def raises(kind):
             yield seen
     except kind as error:
         caught = error
-    # Some versions of JAX print, and add to the message, where in which file the error arose; in a notebook
-    # that is a temporary name, of no use to a reader.
+    # Some versions of JAX print, and add to the message, the file and line of the error; in a notebook
+    # that is the name of a temporary file, of no use to a reader.
     print(re.sub(r"^(\S+|.*\.py):\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
     if caught is None:
         raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
-    seen.message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
+    message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
+    seen.message = re.sub(r"(<\w+>|\b\w+) at /.*?\.py:\d+", r"\1", message)
     print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
 
 
 def _is_stub(answer, want):
-    """Whether there are still three dots somewhere, or nothing where something is wanted."""
+    """Whether there are still three dots somewhere, or None where something is expected."""
     if isinstance(answer, dict):
         inside = want if isinstance(want, dict) else {}
         return any(_is_stub(item, inside.get(key, ...)) for key, item in answer.items())
@@ -183,8 +187,8 @@ def _is_stub(answer, want):
 
 
 def _check_values(want, have, exercise, where=""):
-    """Compare piece by piece, so that the message can say which piece is wrong."""
-    if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one piece to us
+    """Compare one value after the other, so that the message can say which one is wrong."""
+    if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one value here
         if want != have:
             raise WrongAnswer(f"values{where}: expected {want}, got {have}")
     elif isinstance(want, dict):
@@ -213,10 +217,10 @@ def _difference(want, have, exercise):
     """What is wrong with one value, or None."""
     if isinstance(have, (tuple, list, dict)):
         return f"expected {_kind(want)}, got {_kind(have)}"
-    if isinstance(have, jax.Array) and (apart := _copies_that_differ(have, exercise)):
+    if isinstance(have, jax.Array) and (apart := _replicas_that_differ(have, exercise)):
         return apart
     want, have = _numpy(want), _numpy(have)
-    if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # words, not numbers
+    if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # text, not numbers
         return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
@@ -236,29 +240,29 @@ def _difference(want, have, exercise):
     )
 
 
-def _copies_that_differ(array, exercise):
-    """Programs that tell JAX that devices agree can make an array whose copies do not; NumPy would read only one."""
+def _replicas_that_differ(array, exercise):
+    """A program with check_vma=False can make an array whose replicas differ; NumPy would read only one of them."""
     seen = {}
     for shard in array.addressable_shards:
         first = seen.setdefault(str(shard.index), shard)
         one, other = _numpy(first.data), _numpy(shard.data)
         if first is not shard and not np.allclose(one, other, exercise.rtol, exercise.atol, equal_nan=True):
             return (
-                f"devices {device_number(first.device)} and {device_number(shard.device)} should hold copies of the "
-                "same piece, but theirs differ"
+                f"devices {device_number(first.device)} and {device_number(shard.device)} should store replicas of "
+                "the same shard, but their values differ"
             )
     return None
 
 
 def _times(want, have, exercise):
-    """The usual mistake in parallel programs: right, but for a factor that is a number of devices."""
+    """The usual mistake in parallel programs: the result is off by a factor that is a number of devices."""
     if want.dtype.kind not in "fc":
         return ""
     for n in range(2, 65):
         if np.allclose(have, n * want, rtol=exercise.rtol, atol=exercise.atol):
-            return f" (every value is {n} times what it should be: summed over too many devices?)"
+            return f" (every value is {n} times what it should be: was it summed over too many devices?)"
         if np.allclose(n * have, want, rtol=exercise.rtol, atol=exercise.atol):
-            return f" (every value is 1/{n} of what it should be: a sum over devices left out?)"
+            return f" (every value is 1/{n} of what it should be: is a sum over devices missing?)"
     return ""
 
 
@@ -271,15 +275,15 @@ def _check_layout(answer, layout):
         if layout_structure != structure:
             raise WrongAnswer(f"layout: expected the structure {layout_structure}, got {structure}")
     for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
-        if want is None:  # anywhere
+        if want is None:  # any layout
             continue
         if not isinstance(have, jax.Array):
-            raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which lies on no device")
+            raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no device")
         try:
             if isinstance(want, jax.sharding.PartitionSpec):
                 if not isinstance(have.sharding, jax.sharding.NamedSharding):
                     raise WrongAnswer(
-                        f"layout{place}: expected {want} on a mesh, but the array lies on none: {describe(have)}"
+                        f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
                     )
                 want = jax.sharding.NamedSharding(have.sharding.mesh, want)
             same = same_layout(have, want)
@@ -301,11 +305,11 @@ def _check_communication(found, exercise):
 
 
 def _fullest(answer):
-    """Bytes of the answer's arrays on the device that holds most of them."""
+    """Bytes of the answer's arrays on the device that stores most of them."""
     held = {}
     for leaf in jax.tree.leaves(answer):
         if not isinstance(leaf, jax.Array):
-            raise WrongAnswer(f"memory: expected arrays of JAX, got {_kind(leaf)}, which lies on no device")
+            raise WrongAnswer(f"memory: expected JAX arrays, got {_kind(leaf)}, which is stored on no device")
         for shard in leaf.addressable_shards:
             held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
     return max(held.values(), default=0)
@@ -316,12 +320,12 @@ def _first_misplaced(have, want):
     held = {shard.device: shard.index for shard in got.shards}
     for shard in wanted.shards:
         if held.get(shard.device) != shard.index:
-            mine = f"holds {index_text(held[shard.device])}" if shard.device in held else "holds nothing"
+            mine = f"stores {index_text(held[shard.device])}" if shard.device in held else "stores nothing"
             return (
                 f"expected {wanted.type} on {len(wanted.shards)} devices, got {got.type} on {len(got.shards)}; "
-                f"device {shard.device} {mine} and should hold {index_text(shard.index)}"
+                f"device {shard.device} {mine} and should store {index_text(shard.index)}"
             )
-    return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked"
+    return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked for"
 
 
 def _is_layout(leaf):

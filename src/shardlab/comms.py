@@ -1,12 +1,13 @@
-"""The collectives of a compiled program, as data: which, between whom, how often, and how many bytes.
+"""The collectives of a compiled program, as data: their kinds, devices, number and bytes.
 
-We read the text of the program that XLA compiled (HLO), because that is what will run: communication which
-the compiler added, merged or left out is seen as it is.
+We read the text of the program that XLA compiled (HLO), because that is the program that runs: it shows the
+communication that the compiler added, merged or left out.
 
-How many bytes a collective moves depends on the algorithm. Ours is a ring, the usual one: to add up S bytes
-over n devices, each device sends 2 (n-1)/n S; to gather pieces into S bytes, or to scatter a sum of S bytes,
-(n-1)/n S; to exchange S bytes all-to-all, (n-1)/n S; to permute, what it holds. Source: Thakur, Rabenseifner
-and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, sections 4.1 to 4.5.
+The bytes that a collective sends depend on the algorithm. We count those of a ring, the usual model: in an all-reduce
+of S bytes over n devices, each device sends 2 (n-1)/n S bytes; in an all-gather whose result has S bytes, in a
+reduce-scatter whose operand has S bytes, and in an all-to-all of S bytes on each device, (n-1)/n S; in a permute, its
+operand. Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
+sections 4.1 to 4.5.
 """
 
 import math
@@ -30,7 +31,7 @@ _BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "
 
 
 class UnreadableProgram(ValueError):
-    """A line of the program's text is not of a form that we know; the message shows it."""
+    """A line of the program's text has an unknown form; the message shows the line."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ class Collective:
 
     Attributes:
       kind: HLO's name: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute".
-      operands: the types of what each device puts in, such as `("f32[4,4]",)`; several, if merged.
-      results: the types of what each device gets.
-      groups: which devices talk to each other, as positions in the flattened mesh; for a permute the pairs
-        (from, to).
-      axes: the mesh axes along which they talk, such as `("x",)`; None if the mesh is unknown, or if the
+      operands: the types of each device's operands, such as `("f32[4,4]",)`; several, if merged.
+      results: the types of each device's results.
+      groups: which devices communicate with each other, as positions in the flattened mesh; for a permute the pairs
+        (source, target).
+      axes: the mesh axes along which they communicate, such as `("x",)`; None if the mesh is unknown, or if the
         groups do not follow its axes.
-      times: how often it runs in one call of the program; None if that is decided while it runs.
-      asynchronous: whether the program may compute while it is under way.
+      times: how often it runs in one call of the program; None if only the run decides.
+      asynchronous: whether the program may compute while the collective is in progress.
     """
 
     kind: str
@@ -61,7 +62,7 @@ class Collective:
     def bytes(self):
         """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where they differ.
 
-        None for a ragged exchange, whose sizes are decided while it runs.
+        None for a ragged all-to-all, whose sizes only the run decides.
         """
         if self.kind == "ragged-all-to-all":
             return None
@@ -78,8 +79,8 @@ class Collective:
 class Collectives(Mapping):
     """The communication of a program: a mapping from each kind of collective to how often it runs.
 
-    A program that adds up once along a mesh axis, and sends nothing else, `== {"all-reduce": 1}`; one that
-    does not communicate `== {}`. A number is None if it is decided while the program runs.
+    A program whose only communication is one all-reduce `== {"all-reduce": 1}`; a program without
+    communication `== {}`. A number is None if only the run decides it.
 
     Attributes:
       moves: every `Collective` of the program, in the order of its text.
@@ -106,7 +107,7 @@ class Collectives(Mapping):
 
     @property
     def bytes(self):
-        """Bytes that a device sends in one call, on rings; None if that is decided while it runs."""
+        """Bytes that a device sends in one call, on rings; None if only the run decides."""
         if any(move.times is None or move.bytes is None for move in self.moves):
             return None
         return sum(move.times * move.bytes for move in self.moves)
@@ -129,7 +130,7 @@ class Collectives(Mapping):
         rows = [_COLUMNS, *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(5)]
         lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, f"bytes that a device sends in all: {_known(self.bytes)}"])
+        return "\n".join([*lines, f"bytes sent by each device in total (ring model): {_known(self.bytes)}"])
 
     def _repr_html_(self):
         if not self.moves:
@@ -142,7 +143,7 @@ class Collectives(Mapping):
         )
         return (
             f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-            f"<p>Bytes that a device sends in all: {_known(self.bytes)}.</p>"
+            f"<p>Bytes sent by each device in total (ring model): {_known(self.bytes)}.</p>"
         )
 
 
@@ -151,23 +152,23 @@ def _known(number):
 
 
 def collectives(f, *args, mesh=None, **kwargs):
-    """The communication of `f(*args)`, compiled for where its arguments lie.
+    """The communication of `f(*args)`, compiled for the shardings of its arguments.
 
     On a mesh with 4 devices along x, `collectives(lambda a: a.sum(0), a)` for a float32 array `a` of shape
-    (8, 16), cut as `P("x", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96 bytes: each device
-    adds its own rows, and the 16 partial sums are added along x.
+    (8, 16), sharded as `P("x", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96 bytes: each device
+    adds its own rows, and an all-reduce adds the 16 partial sums along x.
 
     Args:
-      f: a function, jitted or not; or something compiled, as `jax.jit(f).lower(...).compile()` returns it
+      f: a function, jitted or not; or a compiled one, as `jax.jit(f).lower(...).compile()` returns it
         (then without `args`).
       *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
-      mesh: the mesh whose axes name the groups; by default the one on which the arguments or results lie.
+      mesh: the mesh whose axes name the groups; by default that of the shardings of arguments or results.
 
     Returns:
       `Collectives`: equal to a dict from kind to count, with the details in `moves`, the bytes in `bytes`.
 
     Raises:
-      UnreadableProgram: the compiler wrote something that we do not understand; the message shows the line.
+      UnreadableProgram: the program contains a line of unknown form; the message shows it.
     """
     compiled = f if _is_compiled(f) else compile_for(f, *args, **kwargs)
     if mesh is None:
@@ -178,7 +179,7 @@ def collectives(f, *args, mesh=None, **kwargs):
 
 
 def compile_for(f, *args, **kwargs):
-    """A function, jitted or not, compiled for where its arguments lie."""
+    """A function, jitted or not, compiled for the shardings of its arguments."""
     jitted = f if hasattr(f, "lower") else jax.jit(f)
     return jitted.lower(*args, **kwargs).compile()
 
@@ -198,13 +199,13 @@ def read_program(text, mesh=None):
       `Collectives`.
 
     Raises:
-      UnreadableProgram: the text has no entry, or a collective in it cannot be understood.
+      UnreadableProgram: the text has no entry, or a collective in it cannot be read.
     """
     return Collectives(tuple(move for move, _, _ in _moves(text, mesh)))
 
 
 def _moves(text, mesh):
-    """Each collective, with the computation and the instruction that start it: a fusion, if it stands in one."""
+    """Each collective, with the computation and the instruction that start it: a fusion, if it is part of one."""
     computations, entry = _computations(text)
     if entry is None:
         raise UnreadableProgram(f"no ENTRY in this text: {text.strip()[:200]!r}; pass what compiled.as_text() returns")
@@ -226,7 +227,7 @@ def _moves(text, mesh):
                 if move:
                     yield move, *place
                 continue
-            _refuse_other_ways_to_talk(instruction)
+            _refuse_other_communication(instruction)
             for callee, repeat in _calls(instruction, here, computations):
                 yield from walk(
                     callee,
@@ -255,14 +256,14 @@ class _Instruction:
 
 
 class _Computation:
-    """The instructions of a computation, by name; each is taken apart when asked for, as few matter."""
+    """The instructions of a computation, by name; parsed when asked for, because few matter."""
 
     def __init__(self):
         self.lines, self.root = {}, None
 
     def __getitem__(self, name):
         if name not in self.lines:
-            raise UnreadableProgram(f"nothing makes {name} in this computation: {list(self.lines.values())[:3]}")
+            raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
         line = self.lines[name]
         result, rest = self._typed(name)
         operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
@@ -281,7 +282,7 @@ class _Computation:
         return _take_type(self.lines[name].partition(" = ")[2])
 
     def that_matter(self):
-        """Those that may communicate, or run another computation."""
+        """The instructions that may communicate, or run another computation."""
         for name, line in self.lines.items():
             communicates = re.search(r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)", line)
             if communicates or re.search(r"(calls|to_apply|body|computations?)=", line):
@@ -322,7 +323,7 @@ def _take_parentheses(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
             return text[1:i], text[i + 1 :]
-    raise UnreadableProgram(f"a parenthesis is never closed: {text[:200]}")
+    raise UnreadableProgram(f"a parenthesis is not closed: {text[:200]}")
 
 
 def _split(text):
@@ -351,10 +352,10 @@ def _type_bytes(type_text):
 
 
 def _calls(instruction, here, computations):
-    """The computations that an instruction runs, each with how often; None if that is decided while it runs."""
+    """The computations that an instruction runs, each with how often; None if only the run decides."""
     text = re.sub(r'"[^"]*"', "", instruction.attributes)
     if instruction.kind.endswith(("-update", "-done")):
-        return []  # what was started before
+        return []  # of a collective that was started before
     if instruction.kind == "while":
         repeat = _trips(instruction, here, computations)
         again = None if repeat is None else repeat + 1
@@ -372,7 +373,7 @@ def _trips(loop, here, computations):
     said = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
     if said:
         return int(said[1])
-    # For TPUs it is not said. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
+    # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
     # as long as it compares with another constant (or with a number that is carried along unchanged).
     body, condition = computations[_callee("body", loop)], computations[_callee("condition", loop)]
     test, before, after = condition[condition.root], here[loop.names[0]], body[body.root]
@@ -409,8 +410,8 @@ def _callee(role, instruction):
 def _number(name, where, computations, given=None):
     """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
 
-    None if it is neither, or made in a way that we do not follow. `given` are the inputs, as such pairs, of what
-    is no part of a loop.
+    None if it is neither, or computed in a way that we do not follow. `given` are the inputs, as such pairs, of a
+    computation that is no part of a loop.
     """
     made = where[name]
 
@@ -449,7 +450,7 @@ def _collective(kind, instruction, devices, axis_names, times, asynchronous):
     if not operands or not results:
         raise UnreadableProgram(f"cannot read the types of this collective: {instruction.line.strip()[:300]}")
     if asynchronous and len(results) > len(operands):
-        # A started operation results in what went in, what will come out, and sometimes handles.
+        # The result of a started operation holds its operands, its future results, and sometimes handles.
         results = results[len(operands) : 2 * len(operands)]
     groups = _groups(kind, instruction, devices)
     axes = axis_names.get(_as_sets(groups)) if kind != "collective-permute" else _axes_of_pairs(groups, axis_names)
@@ -457,7 +458,7 @@ def _collective(kind, instruction, devices, axis_names, times, asynchronous):
 
 
 def _started_in_fusions(computations):
-    """What fusions start and leave running: the collectives, by (computation, name), and by (kind, channel)."""
+    """The collectives that fusions start and do not wait for, by (computation, name), and by (kind, channel)."""
     found = set()
     for name, here in computations.items():
         for made, line in here.lines.items():
@@ -473,11 +474,11 @@ def _channel(instruction):
 
 
 def _in_a_fusion(move, instruction, computation, fusion, started):
-    """A collective that stands in a fusion, as it is to be counted; None if it was counted already.
+    """A collective that is part of a fusion, as it should be counted; None if it was counted already.
 
-    For TPUs fusions hold collectives in two ways. One fusion starts a collective, others carry it on while they
-    compute, a last one ends it, and all of them repeat its line: only the start counts. And a reduce-scatter is
-    written as an all-reduce, fused with the choice of each device's own part.
+    In programs for TPUs, fusions contain collectives in two ways. One fusion starts a collective, others continue it
+    while they compute, a last one ends it, and all of them repeat its line: only the start counts. And a reduce-scatter
+    is written as an all-reduce, fused with the slice that each device keeps.
     """
     if "chain_id=" in instruction.attributes:
         if (computation, instruction.name) in started:
@@ -489,19 +490,19 @@ def _in_a_fusion(move, instruction, computation, fusion, started):
         if list(map(_type_bytes, move.operands)) == [n * _type_bytes(part) for part in parts]:
             return replace(move, kind="reduce-scatter", results=parts)
     raise UnreadableProgram(
-        f"a collective in a fusion of a form that we do not know: {instruction.line.strip()[:300]}\n"
+        f"a collective in a fusion of unknown form: {instruction.line.strip()[:300]}\n"
         f"in the fusion: {fusion.line.strip()[:300]}"
     )
 
 
-def _refuse_other_ways_to_talk(instruction):
-    """Raise if an instruction sends what we could not count."""
+def _refuse_other_communication(instruction):
+    """Raise if an instruction communicates in a way that we cannot count."""
     kind, text = instruction.kind, instruction.attributes
     to_host = kind in ("send", "recv") and "is_host_transfer=true" in text and "megascale" not in text  # callbacks
     unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
     if (unknown and not to_host) or (kind == "custom-call" and re.search(r'"has_communication":\s*true', text)):
         raise UnreadableProgram(
-            "this program sends in a way that we cannot read, such as between slices of TPUs or inside a kernel: "
+            "this program communicates in a way that we cannot read, such as between TPU slices or inside a kernel: "
             f"{instruction.line.strip()[:300]}"
         )
 
@@ -513,7 +514,7 @@ def _groups(kind, instruction, devices):
         if not pairs:
             raise UnreadableProgram(f"no source_target_pairs in: {instruction.line.strip()[:300]}")
         return tuple(tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1]))
-    # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along which to talk.
+    # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along which to communicate.
     listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
     if listed:
         groups = tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
@@ -554,8 +555,8 @@ def _groups_of_mesh(mesh, talking):
     sizes, chosen = {}, {}
     for axis, size in re.findall(r"'([^']*)'=(\d+)", mesh):
         wanted = [(before, before * (part or int(size))) for name, before, part in parts if name == axis]
-        cuts = sorted({1, int(size)}.union(*wanted))
-        for low, high in pairwise(cuts):
+        bounds = sorted({1, int(size)}.union(*wanted))
+        for low, high in pairwise(bounds):
             sizes[axis, low] = high // low
             for start, end in wanted:
                 if start <= low and high <= end:

@@ -1,16 +1,16 @@
-"""What a program costs on hardware that we do not have: bytes, operations, seconds and memory, by formula.
+"""What a program costs on hardware that we do not have: bytes, FLOPs, seconds and memory, by formula.
 
-A device computes, moves numbers between its memory and its units, and talks to others. Each of the three has a
-speed, so each gives a time, and the largest is a bound for all: the roofline. Everything here is that, for
-collectives, matrix products, transformer layers, training steps and decoding steps. Arguments may be NumPy arrays,
-which broadcast: what takes one layout takes 100,000.
+A device computes, moves data between its memory (HBM) and its compute units, and communicates with other devices. Each
+of the three has a speed, so each gives a time, and the largest of the three is a lower bound for all of them together:
+the roofline. This module applies it to collectives, matrix products, transformer layers, training steps and decoding
+steps. Arguments may be NumPy arrays, which broadcast: a function that takes one layout also takes 100,000.
 
-Bytes. `array_bytes` of a collective is the larger of what *one device* puts in and gets: the result of an
+Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*: the result of an
 all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all or a permute.
-`collective_bytes` makes of it what a device sends on a ring, which is `shardlab.comms.Collective.bytes`: (n-1)/n of
-the array for a gather. Dividing that by what a device can send along the ring in both directions, W, is the form
-(array size) / W of the book *How To Scale Your Model* (https://jax-ml.github.io/scaling-book/, "Scaling Book"
-below), which leaves the (n-1)/n out. For an all-to-all that book's array is the whole one, n times ours.
+`collective_bytes` computes from it what a device sends on a ring, which is `shardlab.comms.Collective.bytes`: (n-1)/n
+of the array for an all-gather. Dividing that by what a device can send along the ring in both directions, W, is the
+form (array size) / W of the book *How To Scale Your Model* (https://jax-ml.github.io/scaling-book/, "Scaling Book"
+below), which leaves the (n-1)/n out. For an all-to-all that book's array is the global one, n times ours.
 
 Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
@@ -54,7 +54,7 @@ def _whole(name, value):
 
 
 def _amount(name, value):
-    """Finite numbers that are not negative, as floats: products of them do not wrap around."""
+    """Finite numbers that are not negative, as floats, whose products do not overflow."""
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be a number or an array of them, not {value!r}")
@@ -78,7 +78,7 @@ def _fit(model, tensor):
     tensor = _whole("the tensor axis", tensor)
     if np.any(_unfit(model, tensor)):
         raise ValueError(
-            f"a tensor axis of {_first(tensor, _unfit(model, tensor))} cannot cut {model.heads} heads and "
+            f"a tensor axis of {_first(tensor, _unfit(model, tensor))} cannot split {model.heads} heads and "
             f"{model.kv_heads} kv_heads evenly; use a divisor of {model.heads} that divides {model.kv_heads} or is a "
             "multiple of it"
         )
@@ -89,19 +89,19 @@ def _fit(model, tensor):
 
 @dataclass(frozen=True)
 class Chip:
-    """What a data sheet says of a chip and its links. Where a number comes from stands beside it in the source.
+    """A chip and its links, by its data sheet. The source of each number stands beside it in the code.
 
     Attributes:
       name: as in `CHIPS`.
-      flops_per_second: peak by precision, dense (without sparsity).
-      hbm_bytes: memory.
-      hbm_bytes_per_second: between that memory and the chip.
-      link_bytes_per_second: one way; of one ICI link of a TPU, of all NVLinks of a GPU together.
-      link_seconds: a hop over that link, however small the message.
-      torus: the largest slice, in chips along each axis; () where a switch joins the chips of a node.
+      flops_per_second: peak FLOP/s by precision, dense (without sparsity).
+      hbm_bytes: size of the memory, in bytes.
+      hbm_bytes_per_second: bandwidth between that memory and the chip, in bytes/s.
+      link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU together.
+      link_seconds: latency of one hop over that link, in seconds.
+      torus: the largest slice, in chips along each axis; () where a switch connects the chips of a node.
       node_chips: chips on a host (TPU) or in an NVLink node (GPU).
-      network_bytes_per_second: one way, for each chip, between slices (DCN) or nodes (InfiniBand).
-      network_seconds: a message over that network, however small.
+      network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
+      network_seconds: latency of a message over that network, in seconds.
     """
 
     name: str
@@ -135,17 +135,17 @@ class Chip:
         return self.flops_per_second[dtype]
 
     def intensity(self, dtype="bf16", over="hbm", axes=1, chips=1):
-        """Operations that take as long as moving a byte: where a roofline bends. For a v5p over a ring, 2,550.
+        """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over a ring, 2,550.
 
         Args:
-          dtype: of the operations.
+          dtype: precision of the FLOPs.
           over: "hbm"; "links", in both directions along rings; "network".
-          axes: torus axes that are used at once, for "links".
-          chips: that share the array, for "network", each sending its part of it.
+          axes: for "links", the number of torus axes used at once.
+          chips: for "network", how many chips hold a shard of the array; each sends its own.
 
         Returns:
-          FLOPs per byte. With two bytes for a number, the tokens per chip from which a data-parallel or FSDP step
-          is bound by compute (Scaling Book, "Training").
+          FLOPs per byte. With two bytes per element, it is also the number of tokens per chip from which a
+          data-parallel or FSDP step is compute-bound (Scaling Book, "Training").
         """
         ways = 2 if self.torus else 1
         speed = {
@@ -214,7 +214,7 @@ CHIPS = {
 
 
 def chip(name):
-    """The `Chip` of that name, such as `chip("v5p")`; ValueError names those that are known."""
+    """The `Chip` of that name, such as `chip("v5p")`; for another name a ValueError lists the known ones."""
     if isinstance(name, Chip):
         return name
     if name not in CHIPS:
@@ -231,15 +231,15 @@ _chip = chip  # functions have an argument of that name
 def collective_bytes(kind, array_bytes, devices):
     """Bytes that a device sends, on a ring: what `shardlab.comms` counts in a compiled program.
 
-    To gather an array of 1,024 bytes over 8 devices each sends 7/8 of it, 896.
+    To all-gather an array of 1,024 bytes over 8 devices, each sends 7/8 of it, 896 bytes.
 
     Args:
       kind: "all-gather", "reduce-scatter", "all-reduce", "all-to-all" or "collective-permute".
-      array_bytes: the larger of what a device puts in and gets.
+      array_bytes: the larger of a device's operand and result, in bytes.
       devices: how many take part.
 
     Returns:
-      (n-1)/n of the array; twice that for an all-reduce; the array for a permute; nothing for one device.
+      Bytes: (n-1)/n of the array; twice that for an all-reduce; the array for a permute; 0 for one device.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
     sections 4.1 to 4.5.
@@ -253,23 +253,23 @@ def collective_bytes(kind, array_bytes, devices):
 def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
     """The time of a collective over the links of a slice or node: the larger of its bandwidth and its latency.
 
-    To gather 34 MB along an axis of four v5e takes 3/4 of 34 MB / 45 GB/s = 567 microseconds: four chips of a v5e do
-    not close to a ring, so the chip at an end gets the other three quarters over its only link. Along 16 they do, and
-    it takes 15/16 of 34 MB / 90 GB/s = 354.
+    To all-gather 34 MB along an axis of four v5e chips takes 3/4 of 34 MB / 45 GB/s = 567 microseconds: four chips of
+    a v5e do not form a ring, so the chip at an end receives the other three quarters over its only link. Sixteen chips
+    do, and it takes 15/16 of 34 MB / 90 GB/s = 354 microseconds.
 
     Args:
       kind: as for `collective_bytes`.
-      array_bytes: the larger of what a device puts in and gets.
+      array_bytes: the larger of a device's operand and result, in bytes.
       sizes: how many chips take part; for several axes of a torus a tuple, such as (16, 16).
       chip: a `Chip`, or the name of one.
-      ring: whether the axes close to rings, a bool or one for each; by default `chip.rings(sizes)`.
+      ring: whether the axes form rings, a bool or one for each; by default `chip.rings(sizes)`.
 
     Returns:
-      Seconds: the bytes of the busiest link divided by its speed, or the hops times their latency, if that is more.
-      Several axes are used at once, each for its share of the array.
+      Seconds: the bytes on the busiest link divided by its bandwidth, or the hops times their latency, if that is
+      more. Several axes are used at once, each for its share of the array.
 
     Source: Scaling Book, "Sharded matrices" ("How long does this take?", "What happens when we AllGather over
-    multiple axes?", and for the all-to-all its footnote: n²/4 chunks of 1/n² of the whole); on a switch its part on
+    multiple axes?", and for the all-to-all its footnote: n²/4 chunks of 1/n² of the array); on a switch its part on
     GPUs ("Intra-node collectives").
     """
     share, hops = _load(kind, sizes, _chip(chip), ring)
@@ -280,7 +280,8 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
 def latency_seconds(kind, sizes, chip, ring=None):
     """The time of a collective of no bytes: its hops, one after the other.
 
-    A gather takes n/2 hops on a ring, in both directions at once; n-1 on a line or a switch; an all-reduce twice that.
+    An all-gather takes n/2 hops on a ring, in both directions at once, and n-1 on a line or a switch; an all-reduce
+    takes twice as many.
 
     Args:
       kind, sizes, chip, ring: as for `collective_seconds`.
@@ -291,7 +292,7 @@ def latency_seconds(kind, sizes, chip, ring=None):
 
 
 def crossover_bytes(kind, sizes, chip, ring=None):
-    """The `array_bytes` below which latency decides, and above which bandwidth does; zero for one device.
+    """The `array_bytes` below which a collective is latency-bound, and above which bandwidth-bound; 0 for one device.
 
     An all-reduce over a ring of n has n hops, and (n-1)/n of the array on each link. On a v5p the two take the same
     time at n²/(n-1) times 90 GB/s times one microsecond: 90 kB for each chip, and a little more.
@@ -307,16 +308,16 @@ def crossover_bytes(kind, sizes, chip, ring=None):
 def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
     """The time of a collective over `outer` nodes or slices of `inner` chips: within each, and between them.
 
-    A sum is scattered within a node, added up between nodes with 1/inner of the array on each chip's own network
-    card, and gathered within the node again. An all-to-all sends each piece where it must go.
+    An all-reduce is a reduce-scatter within each node, an all-reduce between nodes of 1/inner of the array over each
+    chip's own network card, and an all-gather within each node. An all-to-all sends each chunk to its destination.
 
     Args:
       kind: as for `collective_bytes`.
-      array_bytes: the larger of what a device puts in and gets.
+      array_bytes: the larger of a device's operand and result, in bytes.
       inner: chips of a node or slice that take part; for several torus axes a tuple.
       outer: nodes or slices that take part.
       chip: a `Chip`, or the name of one.
-      overlap: whether one level works while the other does; otherwise their times are added.
+      overlap: whether the two levels run at the same time; otherwise their times are added.
 
     Returns:
       Seconds.
@@ -328,18 +329,21 @@ def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
 
 
 def node_bytes(kind, array_bytes, inner, outer, hierarchical=True):
-    """Bytes that a node of `inner` devices sends to other nodes: what crosses the slow links.
+    """Bytes that a node of `inner` devices sends to other nodes, over the slow links.
 
-    To add up 4 MiB on each of two nodes with four devices: a flat ring through all eight leaves each node once, with
-    7 MiB; in two levels it is 4 MiB. Where several groups cross at once, each with one device on a node, inner is 1,
-    and each group sends that.
+    An all-reduce of 4 MiB over two nodes of four devices: a flat ring through all eight leaves each node once, with
+    2 * 7/8 * 4 = 7 MiB; in two levels it is 2 * 1/2 * 4 = 4 MiB. Where several groups cross at once, each with one
+    device on a node, inner is 1, and each group sends as much.
 
     Args:
       kind: as for `collective_bytes`; a permute is one along a ring through all devices.
-      array_bytes: the larger of what a device puts in and gets.
+      array_bytes: the larger of a device's operand and result, in bytes.
       inner: devices of a node that take part in one collective.
       outer: nodes that take part.
-      hierarchical: whether gathers and sums are done within the node first, or in one ring through all devices.
+      hierarchical: whether gathers and sums are done within the node first; otherwise in one ring through all devices.
+
+    Returns:
+      Bytes.
     """
     inner, outer = _whole("inner", inner), _whole("outer", outer)
     if _one_of("kind", kind, _KINDS) == "all-to-all":
@@ -366,7 +370,7 @@ def _load(kind, sizes, chip, ring=None):
             )
     if len(sizes) > len(chip.torus):
         raise ValueError(f"{len(sizes)} axes for {chip.name}, whose torus has {len(chip.torus)}: join some of them")
-    in_use = tuple(np.where(size == 1, max(chip.torus), size) for size in sizes)  # an axis of one is not cut
+    in_use = tuple(np.where(size == 1, max(chip.torus), size) for size in sizes)  # an axis of one device
     rings = chip.rings(in_use) if ring is None else ring if isinstance(ring, tuple | list) else (ring,) * len(sizes)
     if kind == "collective-permute":  # to the next chip along an axis
         return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
@@ -400,13 +404,13 @@ def _network(sent_bytes, steps, chip):
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer by its sizes; those of *How To Scale Your Model* are L, D, F, N, K, H, V.
+    """A decoder-only transformer by its sizes, called L, D, F, N, K, H, V in *How To Scale Your Model*.
 
     Attributes:
       layers, d_model, d_ff, heads, kv_heads, head_dim, vocab: whole numbers.
-      gated: whether the MLP has two matrices in, and one out, or one in.
-      tied: whether the embedding is also the last matrix.
-      name: for you.
+      gated: whether the MLP has two input matrices (as SwiGLU) or one; it has one output matrix either way.
+      tied: whether the embedding is also the output matrix.
+      name: any text.
     """
 
     layers: int
@@ -428,28 +432,28 @@ class Model:
 
     @property
     def attention_parameters(self):
-        """Of one layer: queries and output for each head, keys and values for each kv head."""
+        """Parameters of one layer's attention: queries and output for each head, keys and values for each kv head."""
         return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
 
     @property
     def mlp_parameters(self):
-        """Of one layer."""
+        """Parameters of one layer's MLP."""
         return (3 if self.gated else 2) * self.d_model * self.d_ff
 
     @property
     def embedding_parameters(self):
-        """Of the embedding and the last matrix together."""
+        """Parameters of the embedding and the output matrix together."""
         return (1 if self.tied else 2) * self.vocab * self.d_model
 
     @property
     def parameters(self):
-        """All of them, with two norms for each layer and one at the end. Llama 3 70B: 70,553,706,496."""
+        """All parameters, with two norms in each layer and one at the end. Llama 3 70B: 70,553,706,496."""
         layer = self.attention_parameters + self.mlp_parameters + 2 * self.d_model
         return self.layers * layer + self.embedding_parameters + self.d_model
 
     @property
     def matmul_parameters(self):
-        """Those that every token is multiplied with: without norms, and the embedding once, as the last matrix."""
+        """Those that every token is multiplied with: no norms, and the embedding once, as the output matrix."""
         return self.layers * (self.attention_parameters + self.mlp_parameters) + self.vocab * self.d_model
 
 
@@ -467,11 +471,11 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ways a training step is cut: its batch, its parameters, its layers. Whole numbers, or arrays of them.
+    """How a training step is sharded: the sizes of the data, fsdp and tensor axes, whole numbers or arrays of them.
 
     Attributes:
-      data: groups of chips with examples of their own and copies of what the group holds.
-      fsdp: chips of a group with examples of their own, each with a part of parameters, gradients and moments.
+      data: data-parallel replicas of the model, each with examples of its own.
+      fsdp: chips of a replica with examples of their own, each with a shard of parameters, gradients and moments.
       tensor: chips that share the heads and the MLP of each layer.
       slices: ICI slices over which the chips are spread evenly, the data axis first; for TPUs.
     """
@@ -492,14 +496,17 @@ class Layout:
 
 
 def layouts(chips, model=None, slices=1):
-    """Every way to cut a step over so many chips, as one `Layout` of arrays.
+    """Every layout of a step on a number of chips, as one `Layout` of arrays.
 
-    Four chips can be (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2) or (1, 1, 4).
+    As (data, fsdp, tensor), four chips can be (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2) or (1, 1, 4).
 
     Args:
       chips: how many.
-      model: leaves out tensor axes that do not divide its heads.
+      model: if given, tensor axes that do not divide its heads are left out.
       slices: as in `Layout`.
+
+    Returns:
+      A `Layout`.
     """
     chips = int(_whole("chips", chips))
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
@@ -517,11 +524,11 @@ def _unfit(model, tensor):
 
 @dataclass(frozen=True)
 class Roofline:
-    """What an operation does, and the time that its operations and its traffic with the memory take.
+    """The FLOPs of an operation, its bytes to and from HBM, and the time that each of the two takes.
 
     Attributes:
       flops, hbm_bytes: how many.
-      compute_seconds, memory_seconds: those, divided by the chip's speed.
+      compute_seconds, memory_seconds: those, divided by the chip's FLOP/s and bytes/s.
     """
 
     flops: float
@@ -531,12 +538,12 @@ class Roofline:
 
     @property
     def intensity(self):
-        """FLOPs per byte."""
+        """Arithmetic intensity: FLOPs per byte."""
         return self.flops / self.hbm_bytes
 
     @property
     def seconds(self):
-        """The larger of the two times: the chip computes while it loads."""
+        """The larger of the two times, because a chip computes while it loads."""
         return np.maximum(self.compute_seconds, self.memory_seconds)
 
     @property
@@ -550,38 +557,41 @@ def _roofline(flops, hbm_bytes, chip, dtype):
 
 
 def matmul(m, k, n, chip, dtype="bf16", weights=None):
-    """The roofline of (m, k) @ (k, n): 2 m k n operations, and each matrix once over the memory's bus.
+    """The roofline of (m, k) @ (k, n): 2 m k n FLOPs, and each matrix read or written once.
 
-    On a v5e, with bf16 and large k and n, it is bound by compute from m = 240 on.
+    On a v5e, with bf16 and large k and n, it is compute-bound from m = 240 on.
 
     Args:
-      m, k, n: shapes.
+      m, k, n: the sizes of the dimensions.
       chip: a `Chip`, or the name of one.
-      dtype: of the operations, the first matrix and the result.
-      weights: of the second matrix; by default the same.
+      dtype: of the FLOPs, the first matrix and the result.
+      weights: dtype of the second matrix; by default the same.
+
+    Returns:
+      A `Roofline`.
 
     Source: Scaling Book, "Rooflines", "Matrix multiplication".
     """
     m, k, n = (_whole(name, size) for name, size in (("m", m), ("k", k), ("n", n)))
-    m, k, n = (np.asarray(size, float) for size in (m, k, n))  # products of large ints would wrap around
+    m, k, n = (np.asarray(size, float) for size in (m, k, n))  # products of large ints would overflow
     size, weight_size = _size("dtype", dtype), _size("weights", weights or dtype)
     return _roofline(2 * m * k * n, size * m * (k + n) + weight_size * k * n, _chip(chip), dtype)
 
 
 def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
-    """The rooflines of one transformer layer on its way forwards, on each of the chips that share it, by part.
+    """The rooflines of one transformer layer's forward pass, on each of the chips that share it, by part.
 
     Args:
       model: a `Model`.
       chip: a `Chip`, or the name of one.
       tokens: in the batch of those chips.
-      sequence: tokens that each attends to (not halved for causal masks, which not every kernel uses).
+      sequence: tokens that each token attends to (not halved for causal masks, which not every kernel uses).
       tensor: chips that share the layer.
-      dtype: of everything.
+      dtype: of parameters, activations and FLOPs.
 
     Returns:
-      A dict: "attention projections" (Q, K, V and output), "attention" (scores and their use, never written to
-      memory), "mlp".
+      A dict: "attention projections" (Q, K, V and output), "attention" (scores and their product with the values; the
+      scores are never written to HBM), "mlp".
 
     Source: Scaling Book, "Transformer math", tables of MLPs and attention and question 4.
     """
@@ -603,17 +613,20 @@ def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
 
 
 def training_flops(model, batch_tokens, sequence=0, remat="none"):
-    """Operations of one training step, on all chips together: about six for each parameter and token.
+    """FLOPs of one training step, on all chips together: about six for each parameter and token.
 
-    Two for each number of a matrix on the way forwards, four on the way back, and 12 times sequence, heads and head_dim
-    for attention in each layer.
+    For each token, an element of a matrix takes two FLOPs in the forward pass and four in the backward pass, and
+    attention takes 12 * sequence * heads * head_dim in each layer.
 
     Args:
       model: a `Model`.
-      batch_tokens: in the batch.
-      sequence: tokens that each attends to.
-      remat: what is computed again on the way back: nothing; "matmuls", the scores of attention; "mlp", all of
+      batch_tokens: tokens in the batch.
+      sequence: tokens that each token attends to.
+      remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
         attention; "block", every layer.
+
+    Returns:
+      FLOPs.
 
     Source: Scaling Book, "Transformer math"; for "block" there "Gradient checkpointing" (8 instead of 6).
     """
@@ -622,7 +635,7 @@ def training_flops(model, batch_tokens, sequence=0, remat="none"):
 
 
 def _forward_flops(model, tokens, sequence, remat):
-    """(of a way forwards, of what is computed again)."""
+    """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
     scores = 4.0 * _amount("sequence", sequence) * model.heads * model.head_dim
     attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.mlp_parameters
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
@@ -635,14 +648,14 @@ def _forward_flops(model, tokens, sequence, remat):
 
 @dataclass(frozen=True)
 class Memory:
-    """What a chip holds in a training step, in bytes.
+    """The memory of a chip in a training step, in bytes.
 
     Attributes:
-      parameter_bytes, gradient_bytes, moment_bytes, master_bytes: the state, cut over fsdp and tensor.
-      activation_bytes: kept from the way forwards for the way back.
-      working_bytes: what a layer that is computed again needs for a moment.
-      gathered_bytes: two layers of whole parameters, the one in use and the next, where fsdp gathers them.
-      logits_bytes: of all tokens, over the vocabulary.
+      parameter_bytes, gradient_bytes, moment_bytes, master_bytes: the state, sharded over fsdp and tensor.
+      activation_bytes: what the forward pass keeps for the backward pass.
+      working_bytes: the temporary activations of a layer that is rematerialised.
+      gathered_bytes: the gathered parameters of two layers, the one in use and the next, where fsdp gathers them.
+      logits_bytes: the logits of the chip's tokens over its part of the vocabulary.
     """
 
     parameter_bytes: float
@@ -656,24 +669,27 @@ class Memory:
 
     @property
     def state_bytes(self):
-        """Parameters, gradients, moments and master copies."""
+        """Parameters, gradients, moments and master weights."""
         return self.parameter_bytes + self.gradient_bytes + self.moment_bytes + self.master_bytes
 
     @property
     def total_bytes(self):
-        """All of it, as if all were there at once."""
+        """The sum of all parts, as if all were held at once."""
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.gathered_bytes + self.logits_bytes
 
 
 def activation_bytes(model, tokens, remat="none", dtype="bf16"):
-    """Bytes that a training step keeps of so many tokens for its way back, in all layers, before they are cut.
+    """Bytes of activations that the forward pass keeps for the backward pass, in all layers, before sharding.
 
     Args:
       model: a `Model`.
       tokens: how many.
-      remat: "none", all inputs of products, norms and the activation function, but no scores (as fused attention has
-        it); "matmuls", the results of all products; "mlp", those of the MLP's; "block", each layer's input.
+      remat: what is kept: "none", all inputs of products, norms and the activation function, but no scores (as in
+        fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input.
       dtype: of what is kept.
+
+    Returns:
+      Bytes.
 
     Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
     "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
@@ -682,11 +698,11 @@ def activation_bytes(model, tokens, remat="none", dtype="bf16"):
 
 
 def _kept_width(model, remat):
-    """Numbers that one layer keeps of a token."""
+    """Elements that one layer keeps for a token."""
     d, f, ins = model.d_model, model.d_ff, 2 if model.gated else 1
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return {
-        # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and what enters out
+        # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and out's input
         "none": 2 * d + 2 * queries + 2 * keys + 2 * d + (ins + 1 + (1 if model.gated else 0)) * f,
         "matmuls": queries + 2 * keys + d + ins * f + d,
         "mlp": ins * f + d,
@@ -698,22 +714,22 @@ def training_memory(
     model, layout, batch_tokens, remat="block", parameters="bf16", gradients="bf16", moments="f32", master=None,
     activations="bf16", logits="f32",
 ):  # fmt: skip
-    """What each chip holds in a training step with Adam, by layout.
+    """The memory of each chip in a training step with Adam, by layout.
 
-    Llama 3 70B in bf16 with moments in f32 has 12 bytes for each parameter: 2 for itself, 2 for its gradient, 8 for
-    its moments, or 847 GB, over fsdp times tensor chips.
+    Llama 3 70B in bf16 with moments in f32 takes 2 + 2 + 8 = 12 bytes for each parameter, its gradient and its two
+    moments: 847 GB, sharded over fsdp times tensor chips.
 
     Args:
       model: a `Model`.
       layout: a `Layout`, of numbers or arrays.
-      batch_tokens: in the whole batch, all at once (for accumulation in k parts, a k-th of it).
-      remat: what the way back computes again; see `activation_bytes`.
-      parameters, gradients, moments, master, activations, logits: their dtypes; None for what is not there. Adam has
-        two moments for each parameter, and a master copy is one more in higher precision.
+      batch_tokens: tokens in the global batch; with gradient accumulation, those of one micro-batch.
+      remat: what the backward pass rematerialises; see `activation_bytes`.
+      parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
+        two moments for each parameter, and master weights are one more value in higher precision.
 
     Returns:
-      `Memory`. Activations are cut over tensor too, as where norms and sums are cut along the sequence; norms count as
-      cut like matrices; buffers of the compiler are not in it.
+      `Memory`. Activations are sharded over tensor too, as in sequence parallelism; norms are counted as if sharded
+      like matrices; the compiler's own buffers are not included.
 
     Source: ZeRO (Rajbhandari and others, 2020), sections 3 and 5; Korthikanti and others, "Reducing Activation
     Recomputation in Large Transformer Models", 2022, section 4, for activations over tensor and sequence.
@@ -728,14 +744,14 @@ def training_memory(
             ("activations", activations), ("logits", logits),
         )
     }  # fmt: skip
-    cut = model.parameters / (fsdp * tensor)
+    sharded = model.parameters / (fsdp * tensor)
     layer_parameters = model.attention_parameters + model.mlp_parameters
     working = _kept_width(model, "none") if remat != "none" else 0
     return Memory(
-        parameter_bytes=size["parameters"] * cut,
-        gradient_bytes=size["gradients"] * cut,
-        moment_bytes=2 * size["moments"] * cut,
-        master_bytes=size["master"] * cut,
+        parameter_bytes=size["parameters"] * sharded,
+        gradient_bytes=size["gradients"] * sharded,
+        moment_bytes=2 * size["moments"] * sharded,
+        master_bytes=size["master"] * sharded,
         activation_bytes=size["activations"] * tokens * model.layers * _kept_width(model, remat) / tensor,
         working_bytes=size["activations"] * tokens * working / tensor,
         gathered_bytes=np.where(fsdp > 1, 2 * size["parameters"] * layer_parameters / tensor, 0.0)[()],
@@ -751,13 +767,13 @@ class StepCost:
     """What a training step costs on each chip, by part.
 
     Attributes:
-      flops: of one chip, with what is computed again.
-      compute_seconds, hbm_seconds: operations, and traffic with the memory.
-      data_seconds, fsdp_seconds, tensor_seconds: the collectives along each axis.
-      data_bytes, fsdp_bytes, tensor_bytes: what a chip sends along it, on rings, as `shardlab.comms` counts.
+      flops: of one chip, with what is rematerialised.
+      compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
+      data_seconds, fsdp_seconds, tensor_seconds: the time of the collectives along each axis.
+      data_bytes, fsdp_bytes, tensor_bytes: what a chip sends along each axis, on rings, as `shardlab.comms` counts.
       memory: a `Memory`.
-      fits: whether that is no more than the chip has.
-      mfu: model FLOPs utilisation: the share of the peak that useful operations reach, if all is overlapped.
+      fits: whether its total is no more than the chip's HBM.
+      mfu: model FLOPs utilisation: the share of the peak that useful FLOPs reach, if all communication is overlapped.
     """
 
     flops: float
@@ -779,12 +795,12 @@ class StepCost:
 
     @property
     def seconds(self):
-        """The time of the largest part: everything else is hidden behind it. No step is faster."""
+        """The time of the largest part, a lower bound: everything else overlaps with it."""
         return self._parts()[1].max(0)
 
     @property
     def serial_seconds(self):
-        """The sum of compute or memory, whichever is more, and the collectives: nothing is hidden."""
+        """The time if nothing overlaps: compute or HBM, whichever is more, plus all collectives."""
         sent = self.data_seconds + self.fsdp_seconds + self.tensor_seconds
         return np.maximum(self.compute_seconds, self.hbm_seconds) + sent
 
@@ -802,32 +818,33 @@ def step_cost(
 ):  # fmt: skip
     """What a training step costs, by part, in each of many layouts.
 
-    Data adds up gradients: an all-reduce of what a chip holds of them. FSDP gathers parameters, once for each way, and
-    scatters the sums of gradients. Tensor parallelism gathers the activations of its group before attention and before
-    the MLP, and scatters their sums afterwards, on both ways, and for "block" on the way that is repeated.
+    Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
+    once in the backward pass, and reduce-scatters gradients. Tensor parallelism all-gathers the activations of its
+    group before attention and before the MLP and reduce-scatters the results, in the forward and the backward pass, and
+    for "block" in the rematerialised forward pass too.
 
     Args:
       model: a `Model`.
       chip: a `Chip`, or the name of one.
       layout: a `Layout`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
-      batch_tokens: in the whole batch.
-      sequence: tokens that each attends to.
-      chips: if given, every layout must have so many.
+      batch_tokens: tokens in the global batch.
+      sequence: tokens that each token attends to.
+      chips: if given, every layout must have this many.
       remat: as for `training_flops`.
       torus_axes: how many of a TPU's torus axes each axis runs over, a dict with "data", "fsdp" and "tensor". By
-        default each axis that is cut has one, and those left over go to fsdp, or else data, or else tensor; if there
+        default each axis larger than 1 has one, and those left over go to fsdp, or else data, or else tensor; if there
         are more than the torus has, they share.
-      ring: whether these close to rings.
+      ring: whether these form rings.
       efficiency: share of the peak FLOP/s that products reach.
-      gathers: how often fsdp gathers a parameter in a step: 2, or 1 if the way back still has it.
+      gathers: how often fsdp gathers a parameter in a step: 2, or 1 if the forward pass's gathered parameters are kept.
       parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
 
     Raises:
-      ValueError: an axis is not a whole number, or the product not `chips`; heads cannot be cut over tensor; slices do
-        not divide the chips; an unknown chip, remat or dtype. The message names the value.
+      ValueError: an axis is not a whole number, or the product is not `chips`; the tensor axis does not divide the
+        heads; slices do not divide the chips; an unknown chip, remat or dtype. The message names the value.
 
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
     this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
@@ -852,24 +869,24 @@ def step_cost(
     flops = 3 * forwards + again
     compute = flops / (chip.peak("bf16") * efficiency)
 
-    # Each way reads the matrices, and the way back writes gradients; activations are written and read;
+    # Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
     # the optimiser reads and writes its state.
-    whole = model.parameters / tensor
-    ways = 3 if remat == "block" else 2
-    passes = ways * _size("parameters", parameters) * whole + _size("gradients", gradients) * whole
+    gathered = model.parameters / tensor
+    reads = 3 if remat == "block" else 2
+    passes = reads * _size("parameters", parameters) * gathered + _size("gradients", gradients) * gathered
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
     hbm = (passes + update + 2 * memory.activation_bytes) / chip.hbm_bytes_per_second
 
     repeated = {"none": 0, "matmuls": 0, "mlp": 1, "block": 2}[remat]
-    pairs = model.layers * (4 + repeated) + 2  # a gather and a scatter; two for the embedding and the last matrix
+    pairs = model.layers * (4 + repeated) + 2  # a gather and a scatter; two for the embedding and the output matrix
     held = tokens * model.d_model * _size("activations", activations)
-    kept = whole * _size("gradients", gradients) / fsdp
+    kept = gathered * _size("gradients", gradients) / fsdp
     calls = model.layers
     arrays = {  # for each axis: how often each kind, and the bytes of all its arrays together
         "data": (("all-reduce", calls, kept),),
         "fsdp": (
-            ("all-gather", gathers * calls, gathers * whole * _size("parameters", parameters)),
-            ("reduce-scatter", calls, whole * _size("gradients", gradients)),
+            ("all-gather", gathers * calls, gathers * gathered * _size("parameters", parameters)),
+            ("reduce-scatter", calls, gathered * _size("gradients", gradients)),
         ),
         "tensor": (("all-reduce", pairs, pairs * held),),
     }
@@ -896,11 +913,11 @@ def step_cost(
 
 
 def _torus_axes(axes, chip):
-    """How many torus axes each mesh axis gets: one each, the rest to the first of fsdp, data, tensor that is cut."""
-    cut = {axis: size > 1 for axis, size in axes.items()}
-    number, has = sum(np.asarray(c, int) for c in cut.values()), len(chip.torus)
+    """How many torus axes each mesh axis gets: one each, the rest to the first of fsdp, data, tensor that is in use."""
+    used = {axis: size > 1 for axis, size in axes.items()}
+    number, has = sum(np.asarray(one, int) for one in used.values()), len(chip.torus)
     spare, share = np.maximum(has - number, 0), np.minimum(has / np.maximum(number, 1), 1)
-    first = np.where(cut["fsdp"], "fsdp", np.where(cut["data"], "data", "tensor"))
+    first = np.where(used["fsdp"], "fsdp", np.where(used["data"], "data", "tensor"))
     return {axis: share + spare * (first == axis) for axis in axes}
 
 
@@ -924,13 +941,13 @@ class DecodeCost:
     """What it costs to generate one token for each sequence of a batch, on each chip, by part.
 
     Attributes:
-      parameter_seconds: to read the parameters.
-      cache_seconds: to read the keys and values of all sequences.
-      compute_seconds: the products with the parameters.
-      tensor_seconds: two sums of activations in each layer, over the chips.
-      cache_bytes, total_bytes: what a chip holds of the cache, and with the parameters.
-      fits: whether that is no more than the chip has.
-      batch: as given.
+      parameter_seconds: the time to read the parameters.
+      cache_seconds: the time to read the KV cache of all sequences.
+      compute_seconds: the time of the products with the parameters.
+      tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
+      cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
+      fits: whether the total is no more than the chip's HBM.
+      batch: sequences, as given.
     """
 
     parameter_seconds: float
@@ -944,7 +961,7 @@ class DecodeCost:
 
     @property
     def seconds(self):
-        """Reading the cache, and then the larger of reading parameters and multiplying; or the sums over chips."""
+        """Reading the cache, plus the larger of reading parameters and multiplying; the all-reduces, if longer."""
         work = self.cache_seconds + np.maximum(self.parameter_seconds, self.compute_seconds)
         return np.maximum(work, self.tensor_seconds)
 
@@ -957,27 +974,30 @@ class DecodeCost:
 
     @property
     def tokens_per_second(self):
-        """Of all sequences together."""
+        """Tokens per second of all sequences together."""
         return self.batch / self.seconds
 
 
 def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf16", dtype="bf16", torus_axes=1):
     """What one decoding step costs: a token for each of `batch` sequences.
 
-    Each step reads all parameters and all keys and values, for 2 operations with each parameter and sequence. So small
-    batches are bound by reading parameters, and long contexts by reading the cache.
+    Each step reads all parameters and the KV cache, for 2 FLOPs with each parameter and sequence. Small batches are
+    therefore memory-bound on the parameters, and long contexts memory-bound on the cache.
 
     Args:
       model: a `Model`.
       chip: a `Chip`, or the name of one.
       batch: sequences.
-      context: tokens that each has so far.
-      tensor: chips that share parameters and cache evenly (beyond kv_heads, a cache is cut along batch or context).
-      weights, cache, dtype: of the parameters, of keys and values, of activations and operations.
+      context: tokens of each sequence so far.
+      tensor: chips that share parameters and cache evenly (beyond kv_heads, the cache is sharded along batch or
+        context).
+      weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
       torus_axes: over how many torus axes these chips are spread, as rings; for TPUs.
 
     Returns:
-      `DecodeCost`; the work of attention itself is not in it, as it is always less than reading the cache.
+      `DecodeCost`. The FLOPs of attention are not included: 2 heads / kv_heads for each byte of an int8 cache, which is
+      far below the intensity of these chips for grouped-query attention. They can exceed the time of reading the cache
+      for multi-query attention (one kv head) with a very small cache dtype.
 
     Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput".
     """

@@ -11,14 +11,15 @@ _FLAG = "--xla_force_host_platform_device_count"
 def emulate(n=8, *, keep_accelerators=False):
     """Make this process see `n` CPU devices and return them.
 
-    `emulate(8)` on a laptop gives eight devices that share its cores: as a place to learn
-    layouts and collectives they behave like eight chips, but they are no faster than one.
-    It must come before JAX first computes anything, and may safely run a second time.
+    `emulate(8)` on a laptop gives eight devices that share its cores. Shardings and collectives work
+    on them as on eight chips, but they are no faster than one device.
+    Call it before JAX first computes anything. When a notebook is run again it may be called again: the devices stay,
+    and a mesh that was set by `jax.set_mesh` is no longer the current one.
 
     Args:
       n: how many CPU devices, 1 or more (up to 256 are known to work).
-      keep_accelerators: if this machine has GPUs or TPUs, use those and leave the emulated
-        devices aside; without any, emulate as usual.
+      keep_accelerators: if this machine has GPUs or TPUs, use those instead of emulated
+        devices; if it has none, emulate as usual.
 
     Returns:
       The devices, as `jax.devices()` lists them: a list of length `n`, or all accelerators.
@@ -27,14 +28,14 @@ def emulate(n=8, *, keep_accelerators=False):
       ValueError: `n` is not a whole number of at least 1.
       RuntimeError: JAX has started already, with other devices.
 
-    It sets three things, each by environment variable and, where JAX has one, by its
-    configuration too, so that processes started from this one see the same:
+    It sets three things, each by environment variable and, where there is one, by JAX's
+    configuration option too, so that child processes inherit them:
 
     - the platform: `JAX_PLATFORMS=cpu` (not with `keep_accelerators`);
     - the count: `jax_num_cpu_devices`, and `--xla_force_host_platform_device_count` in
       `XLA_FLAGS`;
     - `NPROC=32`: XLA's CPU client sizes its thread pool by it. With fewer threads than
-      waiting devices, a loop of collectives can stop for ever on a machine of two cores.
+      waiting devices, a loop of collectives can hang on a machine of two cores.
     """
     import jax
 
@@ -45,6 +46,7 @@ def emulate(n=8, *, keep_accelerators=False):
         devices = jax.devices()
         on_cpu = devices[0].platform == "cpu"
         if (on_cpu and len(devices) == n) or (keep_accelerators and not on_cpu):
+            _leave_mesh()
             return devices
         for name, value in before.items():
             if value is None:
@@ -61,15 +63,25 @@ def emulate(n=8, *, keep_accelerators=False):
     if devices[0].platform == "cpu" and len(devices) != n:
         raise RuntimeError(
             f"asked for {n} CPU devices, but JAX made {len(devices)}; look for a setting of "
-            f"{_FLAG} in XLA_FLAGS={os.environ['XLA_FLAGS']!r} that wins over this one"
+            f"{_FLAG} in XLA_FLAGS={os.environ['XLA_FLAGS']!r} that overrides this one"
         )
+    _leave_mesh()
     return devices
 
 
-def configure(n, *, keep_accelerators=False):
-    """Ask for `n` CPU devices, without starting JAX: for processes that first have to find each other.
+def _leave_mesh():
+    """Have no current mesh, as in a new process."""
+    import jax
+    import numpy as np
 
-    `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the devices.
+    if not jax.sharding.get_abstract_mesh().empty:
+        jax.set_mesh(jax.sharding.Mesh(np.empty((), dtype=object), ()))
+
+
+def configure(n, *, keep_accelerators=False):
+    """Request `n` CPU devices without starting JAX, for processes that call `jax.distributed.initialize` first.
+
+    `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the global devices.
     The settings are those of `emulate`.
 
     Args:
@@ -91,7 +103,7 @@ def configure(n, *, keep_accelerators=False):
 
     import jax
 
-    # JAX refuses this one once it has started; the platform it would change silently.
+    # Once JAX has started it refuses this option, but would silently accept the platform.
     jax.config.update("jax_num_cpu_devices", n)
     if not keep_accelerators:
         jax.config.update("jax_platforms", "cpu")

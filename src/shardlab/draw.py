@@ -1,96 +1,330 @@
-"""Draw arrays, meshes and collectives: a device is a place with one colour everywhere, its number always printed.
+"""Draw arrays, meshes, products, programs, memory and time: every device has one colour and its number printed.
 
-A picture is made in two steps: `shardlab.layout.describe` or `shardlab.follow.follow` says in plain data who
+A picture is made in two steps: `shardlab.layout.describe` or `shardlab.follow.follow` says in plain data which device
 holds what, and this module turns that into inline SVG for notebooks and into text for consoles.
 
-How to read a picture of an array: the last dimension runs to the right, the one before it down, earlier
-ones from slab to slab. Each rectangle is what one device holds. An array of which several devices hold
-copies is drawn once for each copy, because each takes memory.
+How to read a picture of an array: the last dimension runs to the right, the one before it down, earlier ones from slab
+to slab. Each tile is the shard of one device, each replica of an array is drawn separately because each takes memory,
+and shards of partial sums are hatched. The arrows beside the tiles are the mesh axes over which a dimension is sharded.
 
-How to read a picture of a collective: the devices stand side by side, each over what it holds. A piece has the
-colour of the device that it came from, a sum is hatched in the colours of all that are in it, what changed
-since the last frame has a bold outline, and an empty place a dotted one.
+How to read a picture of a collective: the devices stand side by side, each above what it holds. Data keeps the colour
+of the device that it came from, a sum is hatched in the colours of all its terms, what changed since the last frame
+has a bold outline, and an empty slot a dotted one.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from itertools import product
+from textwrap import wrap
 
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from shardlab._charts import bars, timeline
+from shardlab._svg import (
+    PALETTE,
+    WIDTH,
+    Picture,
+    arrow_down,
+    arrow_right,
+    device_tile,
+    escape,
+    figure,
+    haloed,
+    ink,
+    listed,
+    nearest,
+    rect,
+    row,
+    side_by_side,
+    stripes,
+    text,
+    text_width,
+)
 from shardlab.follow import Flow
 from shardlab.layout import MeshLayout, describe, index_text
 
-__all__ = ["PALETTE", "Picture", "draw"]
-
-# Okabe and Ito's eight colours, told apart by colour-blind readers too. Device i has colour i modulo 8.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
+__all__ = ["PALETTE", "Picture", "bars", "draw", "draw_matmul", "draw_shard_map", "timeline"]
 
 _DRAWN_IN_FULL = 64  # devices; a larger layout is summarised
 _TILE_W, _TILE_H = 26, 22  # the smallest tile, in px, in which a three-digit number is legible
-_WRAP = 12  # tiles in a row before it is continued below, so that pictures fit a phone
+_WRAP = 12  # tiles in a row, at most, before it is continued below, so that pictures fit a phone
 _GAP = 10
-_WIDTH = 316  # px: what fits beside the margins of a phone
-_SKIP = None  # stands for blocks left out of a summary
+_SKIP = None  # stands for tiles left out of a summary
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A drawing: `html` is what notebooks show, `text` what consoles print."""
+def draw(*things, shape=None, dims=None, partial=None, **named):
+    """Draw layouts: which device stores which shard.
 
-    html: str
-    text: str
-
-    def _repr_html_(self):
-        return self.html
-
-    def __repr__(self):
-        return self.text
-
-
-def draw(*things, shape=None, **named):
-    """Draw where arrays lie: which device holds which piece.
-
-    `draw(x)` draws one array, `draw(before=x, after=y)` two side by side with their names, and
-    `draw(mesh)` a mesh. `draw(sharding, shape=(4, 16))` draws an array that does not exist, and
-    `draw(follow(program, mesh))` what a program moves, moment by moment.
+    `draw(x)` draws one array, `draw(before=x, after=y)` two side by side with their names, and `draw(mesh)` a mesh.
+    `draw(sharding, shape=(4, 16))` draws an array that does not exist, and `draw(follow(program, mesh))` what a
+    program communicates, step by step. Below each array stand its type and its local shape: on a mesh of 2 x 4
+    devices with axes x and y, `f32[4@x, 16]` has the local shape (4/2, 16) = (2, 16).
 
     Args:
       *things: what `shardlab.layout.describe` takes: arrays, shardings, meshes; a `Layout`; or a `Flow`.
-      shape: the shape of the array, where a thing is a sharding.
-      **named: the same, each drawn with its name.
+      shape: the global shape of the array, where a thing is a sharding.
+      dims: names of the dimensions, such as `{"A": "MJ", "B": "JN"}`; for a single thing also `"MJ"` alone.
+      partial: arrays of which every device along a mesh axis holds partial sums, and that axis (or a tuple of axes),
+        such as `{"C": "d"}`; for a single thing also `"d"` alone. Their tiles are hatched. An array whose spec has
+        unreduced axes needs no entry.
+      **named: the same as *things, each drawn with its name.
 
     Returns:
-      A `Picture`. At the end of a cell it shows itself; printed, it is box drawing.
+      A `Picture`. As the last expression of a cell it is shown as SVG; printed, it is box drawing.
 
     Raises:
-      TypeError, ValueError: as `describe` does.
+      TypeError, ValueError: as `describe` does; or `dims` or `partial` name an array that is not drawn, have not one
+        name for each dimension, or name an axis that the mesh does not have or that already shards the array.
     """
     if not things and not named:
         raise TypeError("draw() needs something to draw, such as draw(x) or draw(mesh)")
     labelled = [("", thing) for thing in things] + list(named.items())
+    dims = _by_name("dims", dims, labelled, 'such as dims={"A": "MJ"}')
+    partial = _by_name("partial", partial, labelled, 'such as partial={"C": "d"}')
     panels = []
     for name, thing in labelled:
         if isinstance(thing, Flow):
             if shape is not None:
                 raise TypeError("shape= is for shardings; a Flow has its own")
-            panels.append(_flow_panel(name, thing))
-            continue
-        layout = describe(thing, shape)
-        panels.append(_mesh_panel(name, layout) if isinstance(layout, MeshLayout) else _array_panel(name, layout))
-    return Picture(_row("".join(html for html, _ in panels)), "\n\n".join(text for _, text in panels))
+            panel = _flow_panel(name, thing)
+        elif isinstance(thing, (Mesh, AbstractMesh, MeshLayout)):
+            panel = _mesh_panel(name, describe(thing))
+        else:
+            panel = _array_panel(_array(name, thing, shape, dims.pop(name, None), partial.pop(name, None)))
+        panels.append(panel)
+    for option, left in (("dims", dims), ("partial", partial)):
+        if left:
+            raise TypeError(f"{option}= is for arrays, and {next(iter(left)) or 'what is drawn'!r} is none")
+    return Picture(row("".join(html for html, _ in panels)), "\n\n".join(words for _, words in panels))
 
 
-def _row(figures, attributes='class="shardlab"', align="flex-end"):
-    """Figures side by side, on narrow screens below each other; nothing here depends on a page's style sheet."""
-    style = f"display:flex;flex-wrap:wrap;gap:1rem 2rem;align-items:{align}"
-    return f'<div {attributes} style="{style}">{figures}</div>'
+def draw_matmul(A, B, C, dims="MJN", partial=None):
+    """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting dimension marked.
+
+    Each array is drawn once, to one scale. A tile of one device has the device's colour; in a tile of which several
+    devices hold replicas, or partial sums, each of them has a small tile of its own. With `A` of type `f32[16, 32@d]`
+    and `B` of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains
+    partial sums of the local shape (16, 24).
+
+    Args:
+      A, B, C: arrays, or anything else with a shape, a dtype and a sharding; or `Layout`s. Of two dimensions each.
+      dims: the names of the three dimensions, such as "MJN"; the second is the contracting dimension.
+      partial: the mesh axis, or a tuple of axes, along which every device holds partial sums of C.
+
+    Returns:
+      A `Picture`.
+
+    Raises:
+      TypeError: an argument is no array or has no sharding.
+      ValueError: the shapes do not fit a product, `dims` has not three names, there are more than 64 devices or more
+        than 16 shards along a dimension, or `partial` is not an axis that may hold partial sums.
+    """
+    names = _dim_names(dims, 3, "A[M, J] · B[J, N] = C[M, N]")
+    rows, inner, columns = names
+    of = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
+    arrays = []
+    for (name, pair), thing in zip(of.items(), (A, B, C), strict=True):
+        if len(getattr(thing, "shape", "MN")) != 2:
+            raise ValueError(f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}")
+        arrays.append(_array(name, thing, None, pair, partial if name == "C" else None))
+        _check_drawable(arrays[-1].layout, f"draw_matmul() draws {name}")
+    a, b, c = (array.layout.shape for array in arrays)
+    if a[1] != b[0]:
+        raise ValueError(f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are {inner}")
+    if c != (a[0], b[1]):
+        raise ValueError(f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}")
+    across = _extents(arrays, {rows: a[0], inner: a[1], columns: b[1]})
+    figures = []
+    for array, sign in zip(arrays, ("", "·", "="), strict=True):
+        margin = 26 if sign else 0
+        parts, width, height, middle = _sheet(array, across, margin, marked=inner)
+        if sign:
+            parts.append(text(10, middle + 8, sign, size=24))
+        title = f"{array.name}: {array.type} on {_devices(array.layout)}"
+        caption = f"{_name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(array.short)}"
+        figures.append(figure(parts, width, height, title, _describe_shards(array), caption, narrow=150, growth=1.2))
+    formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
+    held = f" Each device holds partial sums of C over {_over(arrays[2].partial)}." if arrays[2].partial else ""
+    words = f"{formula}. The contracting dimension is {inner}.{held}"
+    html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
+    blocks = ["\n".join([array.type, *_text_slabs(array), array.short]) for array in arrays]
+    return Picture(row("".join(figures) + html, gap=1), f"{side_by_side(blocks, '·=')}\n{words}")
 
 
-# --- What to draw: slabs of blocks -----------------------------------------------------------------------
+def draw_shard_map(x, in_specs, out_specs, result, mesh=None, body="f"):
+    """Draw a `jax.shard_map`: in_specs splits the argument into shards, each device runs the body, out_specs joins.
+
+    On a mesh of 2 x 4 devices with axes x and y, `draw_shard_map(a, P("x", "y"), P("y"), sums, mesh=mesh)` with `a` of
+    shape (8, 16) shows eight shards of shape (8/2, 16/4) = (4, 4); each device returns 16/4 = 4 column sums, which are
+    joined along y, and the two devices along x must return the same.
+
+    Args:
+      x: the argument, or a tuple of arguments: anything with a shape and a dtype.
+      in_specs: the `PartitionSpec` of the argument, or a tuple of them.
+      out_specs: the same for the result.
+      result: the result, or a tuple of results: anything with a (global) shape and a dtype.
+      mesh: a mesh of at most 8 devices; without it that of the result's or the argument's sharding.
+      body: what each device runs: a few letters, or the function itself.
+
+    Returns:
+      A `Picture`.
+
+    Raises:
+      TypeError: an argument has no shape and dtype, a spec is no `PartitionSpec`, or no mesh is given or found.
+      ValueError: a spec does not fit its array or the mesh, there is not one spec for each array, or the mesh has more
+        than 8 devices.
+    """
+    given = [_tuple(x), _tuple(result)]
+    if mesh is None:
+        found = [one.sharding.mesh for one in given[1] + given[0] if isinstance(_sharding(one), NamedSharding)]
+        if not found:
+            raise TypeError("draw_shard_map() needs a mesh, such as mesh=jax.make_mesh((8,), ('d',))")
+        mesh = found[0]
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise TypeError(f"mesh must be a Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")
+    devices = describe(mesh).devices
+    if len(devices) > 8:
+        raise ValueError(f"the mesh has {len(devices)} devices, but draw_shard_map() shows at most 8")
+    body = body if isinstance(body, str) else getattr(body, "__name__", type(body).__name__)
+    sides = []
+    for what, arrays, specs in (("argument", given[0], in_specs), ("result", given[1], out_specs)):
+        option = "in_specs" if what == "argument" else "out_specs"
+        specs = _specs(option, specs, len(arrays), what)
+        sides.append([_placed(what, array, spec, mesh) for array, spec in zip(arrays, specs, strict=True)])
+        sides.append(f"{option} = {', '.join(map(_spec_text, specs))}")
+    arguments, in_text, results, out_text = sides
+    split = f"splits the {_plural('argument', arguments)} into shards of {_shapes(arguments)}, one for each device."
+    runs = f"Each device runs {body} on its own and returns {_shapes(results)}."
+    joins = f"joins them {_joined(results)}."
+    return _shard_map_picture(arguments, results, devices, body, (in_text, split, runs, out_text, joins))
+
+
+# --- What is drawn: arrays with names, dimensions and partial sums -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array to draw: its layout, the names of its dimensions, and the mesh axes of its partial sums."""
+
+    name: str
+    layout: object
+    dims: tuple
+    partial: tuple
+    type: str
+
+    @property
+    def terms(self):
+        """How many partial sums make an element."""
+        return math.prod(size for axis, size in self.layout.mesh.axes if axis in self.partial) if self.partial else 1
+
+    @property
+    def summary(self):
+        """The local shape, and how many shards, replicas, partial sums, devices and bytes there are."""
+        words = str(self.layout).split(": ", 1)[1]
+        if not self.partial:
+            return words
+        replicas = self.layout.replicas // self.terms
+        shards, rest = words.split(" × ", 1)
+        kept = f" × {replicas:,} replicas" if replicas > 1 else ""
+        return f"{shards} × {self.terms:,} partial sums{kept} on {rest.split(' on ', 1)[1]}"
+
+    @property
+    def short(self):
+        """The local shape alone, and what the devices hold if not each its own shard."""
+        replicas = self.layout.replicas // self.terms
+        words = f"local shape {self.layout.shard_shape}"
+        words += f", {self.terms:,} partial sums" if self.partial else ""
+        return words + (f", {replicas:,} replicas" if replicas > 1 else "")
+
+    def labels(self):
+        """For the last two dimensions what stands beside them, and whether an axis shards them: (rows, columns)."""
+        spec = self.layout.spec or ((),) * len(self.layout.shape)
+        named = self.dims or ("",) * len(self.layout.shape)
+        found = []
+        for size, axes, dim in zip(self.layout.shape, spec, named, strict=True):
+            over = _over(axes)
+            words = f"{dim}={size}" + (f"@{over}" if axes else "") if dim else over
+            found.append((words, bool(axes)))
+        return (("", False), ("", False), *found)[-2:]
+
+
+def _array(name, thing, shape, dims, partial):
+    """What `draw` and `draw_matmul` were given, checked."""
+    unreduced = ()
+    sharding = thing if isinstance(thing, NamedSharding) else _sharding(thing)
+    if isinstance(sharding, NamedSharding):
+        spec = sharding.spec
+        unreduced = tuple(axis for axis in sharding.mesh.axis_names if axis in (getattr(spec, "unreduced", None) or ()))
+        if unreduced:  # describe knows slices only; draw knows partial sums too
+            plain = NamedSharding(sharding.mesh, PartitionSpec(*getattr(spec, "partitions", spec)))
+            thing = plain if thing is sharding else jax.ShapeDtypeStruct(thing.shape, thing.dtype, sharding=plain)
+    layout = describe(thing, shape)
+    kind = f"{layout.type}{{U:{','.join(unreduced)}}}" if unreduced else layout.type
+    if dims is not None:
+        dims = _dim_names(dims, len(layout.shape), f"{name or 'the array'} of shape {layout.shape}")
+    partial = tuple(partial) if isinstance(partial, (tuple, list, set, frozenset)) else (partial,) if partial else ()
+    partial = tuple(dict.fromkeys((*unreduced, *partial)))
+    if partial and layout.mesh is None:
+        raise ValueError(f"partial sums are held along a mesh axis, but {name or 'the array'} is placed on no mesh")
+    for axis in partial:
+        known = [one for one, _ in layout.mesh.axes]
+        if axis not in known:
+            raise ValueError(f"the mesh has no axis {axis!r} for partial sums, only {known}{nearest(axis, known)}")
+        if axis in [one for axes in layout.spec for one in axes]:
+            raise ValueError(
+                f"{name or 'the array'} of type {layout.type} is sharded over {axis!r}, so its devices along {axis!r} "
+                "hold different elements, not partial sums of the same"
+            )
+    return _Array(name, layout, dims, partial, kind)
+
+
+def _by_name(option, given, labelled, example):
+    """What an option says of each array, by name."""
+    if given is None:
+        return {}
+    names = [name for name, _ in labelled]
+    if not isinstance(given, Mapping):
+        if len(labelled) > 1:
+            raise TypeError(f"{option}= must say which of {names} it is for, {example}")
+        return {names[0]: given}
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{option}= names {name!r}, but drawn are {names}{nearest(name, names)}")
+    return dict(given)
+
+
+def _dim_names(dims, count, of):
+    try:
+        names = tuple(str(dim) for dim in dims)
+    except TypeError:
+        raise TypeError(f"the names of dimensions are a text or a sequence of texts, not {dims!r}") from None
+    if len(names) != count or not all(names):
+        raise ValueError(f"{of} needs {count} names of dimensions, not {len(names)}: {dims!r}")
+    return names
+
+
+def _check_drawable(layout, what):
+    if len(layout.shards) > _DRAWN_IN_FULL:
+        raise ValueError(f"{what} on at most {_DRAWN_IN_FULL} devices, not {len(layout.shards):,}; draw() summarises")
+
+
+def _sharding(thing):
+    return getattr(thing, "sharding", None)
+
+
+def _over(axes):
+    return axes[0] if len(axes) == 1 else f"({','.join(axes)})" if axes else ""
+
+
+def _devices(layout):
+    return f"{len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
 
 
 @dataclass(frozen=True)
 class _Block:
-    """One rectangle: the device in it, and its extent down and right in elements."""
+    """One tile: its device, and its extent down and to the right in elements."""
 
     device: int
     down: int
@@ -99,25 +333,26 @@ class _Block:
 
 
 def _slabs(layout):
-    """The array as slabs of rows of blocks: [(leading slices, [copy][row][column] -> _Block)]; _SKIP is left out."""
+    """The array as slabs of rows of tiles: [(leading slices, [replica][row][column] -> _Block)]; _SKIP is left out."""
     blocks, slices = {}, {}
     for shard in layout.shards:
         *_, down, right = ((0, 1), (0, 1), *shard.index)
-        *leading, row, column = (0, 0, *shard.tile)[-max(2, len(shard.tile)) :]
+        *leading, row, column = (0, 0, *shard.position)[-max(2, len(shard.position)) :]
         block = _Block(shard.device, down[1] - down[0], right[1] - right[0], shard.index)
-        blocks[shard.copy, tuple(leading), row, column] = block
+        blocks[shard.replica, tuple(leading), row, column] = block
         slices[tuple(leading)] = shard.index[: len(leading)]
-    copies, leading, rows, columns = (sorted({key[i] for key in blocks}) for i in range(4))
-    # A summary shows the first blocks and the last along each dimension, and the first copy alone.
+    replicas, leading, rows, columns = (sorted({key[i] for key in blocks}) for i in range(4))
+    # A summary shows the first tiles and the last along each dimension, and the first replica alone.
     if len(layout.shards) > _DRAWN_IN_FULL:
-        copies = copies[:1]
+        replicas = replicas[:1]
         leading, rows, columns = map(_first_and_last, (leading, rows, columns))
 
-    def grid(copy, slab):
-        return [[blocks.get((copy, slab, row, column)) for column in columns] for row in rows]
+    def grid(replica, slab):
+        return [[blocks.get((replica, slab, row, column)) for column in columns] for row in rows]
 
     return [
-        (slices.get(slab, _SKIP), _SKIP if slab is _SKIP else [grid(copy, slab) for copy in copies]) for slab in leading
+        (slices.get(slab, _SKIP), _SKIP if slab is _SKIP else [grid(replica, slab) for replica in replicas])
+        for slab in leading
     ]
 
 
@@ -125,47 +360,145 @@ def _first_and_last(values):
     return values if len(values) <= 3 else [values[0], _SKIP, values[-1]]
 
 
-# --- SVG -------------------------------------------------------------------------------------------------
+# --- SVG of arrays and meshes ------------------------------------------------------------------------------------
 
 
-def _array_panel(name, layout):
+def _array_panel(array):
+    layout = array.layout
     slabs = _slabs(layout)
-    copies = slabs[0][1]
-    rows, columns = len(copies[0]), len(copies[0][0])
-    tile_w, tile_h = _tile_size(layout, len(copies), len(slabs), rows, columns)
+    replicas = slabs[0][1]
+    rows, columns = len(replicas[0]), len(replicas[0][0])
     depth = 7 if len(layout.shape) > 2 else 0
+    (down, _), (right, _) = array.labels()
+    margin = round(text_width(down)) + 15 if down else 0
+    tile_w, tile_h, wrapped = _tile_size(layout, len(replicas), len(slabs), rows, columns, WIDTH - margin, depth)
 
-    # A row of copies, or of the slabs of one copy: as many as fit, the rows of equal length.
-    sheets = [(copy, index, grids) for copy in range(len(copies)) for index, grids in slabs]
-    abreast = len(copies) if len(slabs) == 1 else len(slabs)
-    across = max(1, int((_WIDTH + _GAP) // (min(columns, _WRAP) * tile_w + depth + _GAP)))
+    # A line of replicas, or of the slabs of one replica: as many as fit, the lines of equal length.
+    sheets = [(replica, index, grids) for replica in range(len(replicas)) for index, grids in slabs]
+    abreast = len(replicas) if len(slabs) == 1 else len(slabs)
+    across = max(1, int((WIDTH - margin + _GAP) // (wrapped[1] * tile_w + depth + _GAP)))
     across = -(-abreast // -(-abreast // across))
-    parts, width, top = [], 0, 0
+    heading = _heading(array, len(replicas), len(slabs))
+    parts, width, top = [], 0, 16 if heading else 0
+    if heading:
+        parts.append(text(0, 11, heading, size=12, anchor="start"))
+        width = text_width(heading)
+    labelled = False
     for first in range(0, len(sheets), abreast):
         for start in range(first, first + abreast, across):
-            left, height = 0, 0
-            for copy, index, grids in sheets[start : min(start + across, first + abreast)]:
+            left, height = margin, 0
+            above = 16 if right and not labelled else 0
+            for replica, index, grids in sheets[start : min(start + across, first + abreast)]:
                 if grids is _SKIP:
-                    parts.append(_svg_text(left + 8, top + rows * tile_h / 2 + 4, "…"))
+                    parts.append(text(left + 8, top + above + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                body, w, h = _grid(grids[copy], left, top + depth, tile_w, tile_h, depth)
+                body, w, h = _grid(grids[replica], left, top + above + depth, tile_w, tile_h, depth, wrapped, array)
                 parts.append(body)
+                if not labelled:
+                    parts += _labels(left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array)
+                    labelled = True
                 label = index_text(index)
-                if index and 6 * len(label) <= w + 8:  # the tiles' tips say it in any case
-                    parts.append(_svg_text(left + w / 2, top + depth + h + 13, label, size=11))
+                if index and 6 * len(label) <= w + 8:  # the tips of the tiles say it in any case
+                    parts.append(text(left + w / 2, top + above + depth + h + 13, label, size=12))
                 left += w + depth + _GAP
-                height = max(height, h + depth + (16 if index else 0))
+                height = max(height, above + h + depth + (16 if index else 0))
             width = max(width, left - _GAP)
             top += height + _GAP
 
-    title = f"{_prefix(name)}{layout.type} on {len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
-    of_copy = f" of copy 1 of {layout.copies:,}" if layout.copies > 1 else ""
-    left_out = f" Drawn: the first and the last tiles{of_copy}." if len(layout.shards) > _DRAWN_IN_FULL else ""
-    summary = str(layout).split(": ", 1)[1] + "." + left_out
-    caption = f"{_name_html(name)}<code>{escape(layout.type)}</code><br>{escape(summary)}"
-    text = f"{_prefix(name)}{layout.type}\n{_text_slabs(layout)}\n{summary}"
-    return _figure(parts, width, top - _GAP, title, _describe_shards(layout), caption), text
+    title = f"{_prefix(array.name)}{array.type} on {_devices(layout)}"
+    of_replica = f" of replica 1 of {layout.replicas:,}" if layout.replicas > 1 else ""
+    left_out = f" Drawn: the first and the last tiles{of_replica}." if len(layout.shards) > _DRAWN_IN_FULL else ""
+    summary = f"{array.summary}.{left_out}"
+    caption = f"{_name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(summary)}"
+    said = "\n".join([f"{_prefix(array.name)}{array.type}", *_text_slabs(array), summary])
+    return figure(parts, width, top - _GAP, title, _describe_shards(array), caption), said
+
+
+def _heading(array, replicas, slabs):
+    """What stands side by side, and along which mesh axes."""
+    spec, mesh = array.layout.spec, array.layout.mesh
+    used = {axis for axes in spec or () for axis in axes}
+    spare = tuple(axis for axis, size in mesh.axes if axis not in used and size > 1) if mesh else ()
+    words = []
+    if slabs > 1:
+        over = tuple(axis for axes in (spec or ())[:-2] for axis in axes)
+        words.append(f"slabs over {_over(over)} →" if over else "slabs →")
+    if replicas > 1:
+        kept = tuple(axis for axis in spare if axis not in array.partial)
+        arrow = "↓" if slabs > 1 else "→"
+        for what, axes in (("partial sums", array.partial), ("replicas", kept)):
+            if axes or (what == "replicas" and not spare):
+                words.append(f"{what} over {_over(axes)} {arrow}" if axes else f"{what} {arrow}")
+    return ", ".join(words)
+
+
+def _labels(left, top, width, height, wrapped, tile, rows, array):
+    """Names of dimensions and mesh axes beside a sheet; an arrow where an axis shards the dimension."""
+    (down, down_arrow), (right, right_arrow) = array.labels()
+    depth = 7 if len(array.layout.shape) > 2 else 0
+    found = []
+    if right:
+        length = min(width, wrapped[1] * tile[0])
+        if right_arrow:
+            found.append(arrow_right(left + depth, top - depth - 8, length, right))
+        else:
+            found.append(text(left + depth + length / 2, top - depth - 4, right, size=12))
+    if down:
+        length = min(height, wrapped[0] * tile[1])
+        if down_arrow:
+            found.append(arrow_down(left - 7, top, length, down))
+        else:
+            found.append(text(left - 8, top + length / 2 + 4, down, size=12, anchor="end"))
+    return found
+
+
+def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
+    """Tile width and height in px, and rows and columns before a sheet is continued: legible, and as wide as fits."""
+    legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
+    most = max(1, min(_WRAP, (room - depth) // legible))
+    wrapped = -(-rows // -(-rows // _WRAP)), -(-columns // -(-columns // most))
+    down, right = (1, 1, *layout.shape)[-2:]
+    sheets = replicas * slabs
+    across = next((n for limit, n in ((1, 1), (4, 2), (8, 4)) if sheets <= limit), 0)
+    longer = (room + _GAP) / across - _GAP - depth if across else 0
+    proportion = min(3.0, max(1 / 3, max(right, 1) / max(down, 1)))
+    width = min(longer, 220 * proportion)
+    height = width / proportion
+    # Rows and columns continued below or beside share the same area.
+    width, height = width / -(-rows // _WRAP), height / -(-columns // most)
+    width, height = max(legible, width / wrapped[1]), max(_TILE_H, height / wrapped[0])
+    return math.floor(10 * width) / 10, math.floor(10 * height) / 10, wrapped
+
+
+def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, array=None):
+    """One sheet of tiles as SVG, rows and columns continued beside or below where they are too many."""
+    parts, far_right, far_down = [], 0, 0
+    rows, columns = len(grid), len(grid[0])
+    band_height = wrapped[0] * tile_h + _GAP / 2
+    stack_width = wrapped[1] * tile_w + _GAP / 2
+    widest = max((b.right for row in grid for b in row if b), default=1) or 1
+    tallest = max((b.down for row in grid for b in row if b), default=1) or 1
+    if depth:  # the two visible sides of a slab
+        w, h = columns * tile_w, rows * tile_h
+        side = f"M{left:g} {top:g}l{depth} -{depth}h{w:g}v{h:g}l-{depth} {depth}M{left + w:g} {top:g}l{depth} -{depth}"
+        parts.append(f'<path d="{side}" fill="none" stroke="currentColor"/>')
+    for r, line in enumerate(grid):
+        for c, block in enumerate(line):
+            x = left + (c % wrapped[1]) * tile_w + (r // wrapped[0]) * stack_width
+            y = top + (r % wrapped[0]) * tile_h + (c // wrapped[1]) * band_height
+            far_right, far_down = max(far_right, x + tile_w - left), max(far_down, y + tile_h - top)
+            if block is None:
+                parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, "…"))
+                continue
+            w, h = tile_w * block.right / widest, tile_h * block.down / tallest
+            if not w or not h:  # an empty shard of an uneven layout: a place, but no area
+                parts.append(rect(x, y, tile_w, tile_h, more=' stroke-dasharray="2 3"'))
+                parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, block.device, size=12))
+                continue
+            tip = f"device {block.device}: {index_text(block.index)}" if block.index else ""
+            parts.append(device_tile(x, y, w, h, block.device, tip, partial=bool(array and array.partial)))
+    return "".join(parts), far_right, far_down
 
 
 def _mesh_panel(name, mesh):
@@ -175,13 +508,21 @@ def _mesh_panel(name, mesh):
     device = dict(zip(product(*map(range, sizes)), mesh.devices, strict=True))
     places = [_first_and_last(range(size)) if summarised else range(size) for size in sizes]
 
-    tile, margin_top = 36 if summarised else 30, 18
-    margin_left = 7 * len(names[-2]) + 22 if len(names) > 1 else 0
-    slab_width, slab_height = margin_left + len(places[-1]) * tile + _GAP, margin_top + len(places[-2]) * tile + 24
-    across = max(1, _WIDTH // slab_width)
+    down = f"{names[-2]}={sizes[-2]}" if len(names) > 1 else ""
+    margin_top, margin_left = 18, round(text_width(down)) + 15 if down else 0
+    least = 36 if summarised else 26
+    wrapped = len(places[-2]), min(len(places[-1]), max(1, (WIDTH - margin_left) // least))
+    wrapped = wrapped[0], -(-len(places[-1]) // -(-len(places[-1]) // wrapped[1]))
+    slabs = [slab for slab in product(*places[:-2]) if _SKIP not in slab]
+    abreast = 1 if len(slabs) == 1 else 2
+    tile = ((WIDTH + _GAP) / abreast - _GAP - margin_left) / wrapped[1]
+    tile = min(64, max(least, math.floor(10 * tile) / 10))
+    bands = -(-len(places[-1]) // wrapped[1])
+    slab_width = margin_left + wrapped[1] * tile + _GAP
+    slab_height = margin_top + bands * (wrapped[0] * tile + _GAP / 2) + 24
+    across = max(1, int((WIDTH + _GAP) // slab_width))
 
     parts, lines, width, height = [], [], 0, 0
-    slabs = [slab for slab in product(*places[:-2]) if _SKIP not in slab]
     for number, slab in enumerate(slabs):
         left, top = (number % across) * slab_width, (number // across) * slab_height
         grid = [
@@ -191,16 +532,15 @@ def _mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0)
+        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0, wrapped)
         parts.append(body)
         if names:
-            parts.append(_svg_text(left + margin_left + w / 2, top + 12, f"{names[-1]} →", size=12))
-        if len(names) > 1:
-            middle = top + margin_top + h / 2 + 4
-            parts.append(_svg_text(left + margin_left - 6, middle, f"{names[-2]} ↓", size=12, anchor="end"))
+            parts.append(arrow_right(left + margin_left, top + 8, w, f"{names[-1]}={sizes[-1]}"))
+        if down:
+            parts.append(arrow_down(left + margin_left - 7, top + margin_top, h, down))
         where = ", ".join(f"{axis}={place}" for axis, place in zip(names, slab, strict=False))
         if where:
-            parts.append(_svg_text(left + margin_left + w / 2, top + margin_top + h + 14, where, size=11))
+            parts.append(text(left + margin_left + w / 2, top + margin_top + h + 14, where, size=12))
             lines.append(where)
         lines += _text_grid([[[block.device] if block else None for block in row] for row in grid])
         width = max(width, left + margin_left + w)
@@ -208,19 +548,260 @@ def _mesh_panel(name, mesh):
 
     shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
     title = f"{_prefix(name)}mesh {shape}, {len(mesh.devices):,} devices"
-    listed = _listed(
+    said = listed(
         f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})" for place, id in device.items()
     )
     caption = f"{_name_html(name)}mesh <code>{escape(shape)}</code>, {len(mesh.devices):,} devices"
-    return _figure(parts, width, height, title, listed, caption), "\n".join([title, *lines])
+    return figure(parts, width, height, title, said, caption), "\n".join([title, *lines])
+
+
+# --- SVG of products and of shard_map ----------------------------------------------------------------------------
+
+
+def _holders(array):
+    """The devices of each tile: {(row, column): [devices]}, and how many rows and columns of tiles there are."""
+    held = {}
+    for shard in array.layout.shards:
+        held.setdefault((0, 0, *shard.position)[-2:], []).append(shard.device)
+    return held, max(r for r, _ in held) + 1, max(c for _, c in held) + 1
+
+
+def _extents(arrays, sizes):
+    """Px for each dimension, the same in every array: in proportion, and enough for the numbers of the devices."""
+    largest = max(sizes.values()) or 1
+    px = {dim: max(70.0, 112 * (size / largest) ** 0.5) for dim, size in sizes.items()}
+    for array in arrays:
+        held, rows, columns = _holders(array)
+        if max(rows, columns) > 16:
+            raise ValueError(f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} has more")
+        down, right = array.dims
+        least = 22 if max(array.layout.devices) < 10 else 26
+        px[down], px[right] = max(px[down], 22 * rows), max(px[right], least * columns)
+        each = max(map(len, held.values()))
+        while each <= 16 and not _arrangement(each, px[right] / columns, px[down] / rows):
+            px[down], px[right] = 1.1 * px[down], 1.1 * px[right]
+    return px
+
+
+def _arrangement(count, width, height):
+    """Columns and rows of small tiles, as square as fits, with room for a number in each; None if they do not fit."""
+    if count == 1:
+        return 1, 1
+    fits = []
+    for columns in range(1, count + 1):
+        rows = -(-count // columns)
+        w, h = (width - 4) / columns, (height - 4) / rows
+        if w >= 22 and h >= 18:
+            fits.append((columns * rows - count, abs(w / h - 1.3), columns, rows))
+    return min(fits)[2:] if fits else None
+
+
+def _sheet(array, px, margin=0, top=0, marked=""):
+    """An array drawn once, its replicas as small tiles inside a tile: parts, width, height, and the middle line."""
+    held, rows, columns = _holders(array)
+    (down, down_arrow), (right, right_arrow) = array.labels()
+    named = array.dims or ("", "")
+    row_dim, column_dim = named[-2:] if len(named) > 1 else ("", named[-1])
+    width, height = px[column_dim or 1], px[row_dim or 0]
+    left = margin + (round(text_width(down)) + 17 if down else 0)
+    y0 = top + (18 if right else 0)
+    parts = []
+    for words, is_arrow, dim, draw_arrow, start, length in (
+        (right, right_arrow, column_dim, arrow_right, (left, y0 - 9), width),
+        (down, down_arrow, row_dim, arrow_down, (left - 8, y0), height),
+    ):
+        bold = bool(marked) and dim == marked
+        if not words:
+            continue
+        if is_arrow:
+            parts.append(draw_arrow(*start, length, words, bold=bold))
+        elif draw_arrow is arrow_right:
+            parts.append(text(left + length / 2, y0 - 5, words, size=12, bold=bold))
+        else:
+            parts.append(text(left - 9, y0 + length / 2 + 4, words, size=12, anchor="end", bold=bold))
+        if bold:
+            edge = (
+                f"M{left:g} {y0 - 2:g}h{length:g}" if draw_arrow is arrow_right else f"M{left - 2:g} {y0:g}v{length:g}"
+            )
+            parts.append(f'<path d="{edge}" stroke="currentColor" stroke-width="4"/>')
+    w, h = width / columns, height / rows
+    for (r, c), devices in sorted(held.items()):
+        x, y = left + c * w, y0 + r * h
+        partial = bool(array.partial)
+        if len(devices) == 1:
+            parts.append(device_tile(x, y, w, h, devices[0], partial=partial))
+            continue
+        parts.append(rect(x, y, w, h))
+        arrangement = _arrangement(len(devices), w, h) if len(devices) <= 16 else None
+        if not arrangement:
+            parts.append(text(x + w / 2, y + h / 2 + 4, f"{len(devices)}×", size=12))
+            continue
+        across, lines = arrangement
+        small_w, small_h = (w - 4) / across, (h - 4) / lines
+        for n, device in enumerate(devices):
+            small = x + 2 + n % across * small_w + 1, y + 2 + n // across * small_h + 1
+            parts.append(device_tile(*map(_px, (*small, small_w - 2, small_h - 2)), device, partial=partial, size=12))
+    return parts, max(left + width, left + text_width(right) if right else 0), y0 + height, y0 + height / 2
+
+
+def _px(number):
+    return round(number, 1)
+
+
+def _shard_map_picture(arguments, results, devices, body, words):
+    in_text, split, runs, out_text, joins = words
+    n = len(devices)
+    pitch = min(52, WIDTH / n)
+    row_left = (WIDTH - n * pitch) / 2
+    parts, top = [], 0
+
+    def say(line, bold=False):
+        nonlocal top
+        for part in wrap(line, 44 if not bold else 40):
+            top += 16
+            parts.append(text(WIDTH / 2, top - 4, part, size=12, bold=bold))
+
+    def arrows(length=14):
+        nonlocal top
+        path = "".join(
+            f"M{_px(row_left + (i + 0.5) * pitch):g} {top + 2:g}v{length - 4}m-3 -4l3 4l3 -4" for i in range(n)
+        )
+        parts.append(f'<path d="{path}" fill="none" stroke="currentColor"/>')
+        top += length
+
+    def whole(arrays):
+        nonlocal top
+        share = (WIDTH - 12 * (len(arrays) - 1)) / len(arrays)
+        drawn, tallest = [], 0
+        for number, array in enumerate(arrays):
+            body, width, height, _ = _sheet(array, _sheet_px(array, min(200, share - 50)), 0, top)
+            drawn.append((body, number * (share + 12) + (share - width) / 2))
+            tallest = max(tallest, height)
+        parts.extend(f'<g transform="translate({_px(left):g})">{"".join(body)}</g>' for body, left in drawn)
+        top = tallest + 16
+        for number, array in enumerate(arrays):
+            words = array.type if len(arrays) > 1 else f"{array.name} {array.type}"
+            parts.append(text(number * (share + 12) + share / 2, top - 3, words, size=12))
+
+    def on_each_device(arrays):
+        nonlocal top
+        for array in arrays:
+            for i, device in enumerate(devices):
+                left = _px(row_left + i * pitch + 2)
+                parts.append(device_tile(left, top, _px(pitch - 4), 24, device, partial=bool(array.partial)))
+            top += 27
+        top -= 3
+
+    whole(arguments)
+    top += 6
+    say(in_text, bold=True)
+    say(split)
+    top += 4
+    arrows()
+    on_each_device(arguments)
+    arrows()
+    parts.append(rect(row_left, top, n * pitch, 24, more=' rx="5"'))
+    parts.append(text(WIDTH / 2, top + 16.5, body, size=13, bold=True))
+    top += 24
+    arrows()
+    on_each_device(results)
+    say(runs)
+    top += 6
+    say(out_text, bold=True)
+    say(joins)
+    top += 6
+    whole(results)
+    title = f"shard_map of {body} on {n} device{'s' * (n > 1)}"
+    description = f"{in_text} {split} {runs} {out_text} {joins} " + " ".join(
+        f"{array.name} {array.type}: {_describe_shards(array)}" for array in (*arguments, *results)
+    )
+    caption = f"<code>{escape(in_text)}</code>, <code>{escape(out_text)}</code>"
+    lines = []
+    for array in arguments:
+        lines += [f"{array.name} {array.type}", *_text_slabs(array)]
+    lines += [f"{in_text} {split}", *_text_grid([[[device] for device in devices]]), f"{runs}"]
+    lines.append(f"{out_text} {joins}")
+    for array in results:
+        lines += [f"{array.name} {array.type}", *_text_slabs(array)]
+    return Picture(row(figure(parts, WIDTH, top, title, description, caption)), "\n".join(lines))
+
+
+def _sheet_px(array, room):
+    """Px of the rows and columns of a global array in a picture of shard_map."""
+    held, rows, columns = _holders(array)
+    down, right = (1, 1, *array.layout.shape)[-2:]
+    proportion = min(3.0, max(0.8, right / max(down, 1)))
+    width = max(room, 26 * columns)
+    height = max(width / proportion / 1.6, 22 * rows)
+    each = max(map(len, held.values()))
+    while not _arrangement(each, width / columns, height / rows):
+        height *= 1.1
+    return {1: width, 0: height}
+
+
+def _tuple(value):
+    return tuple(value) if isinstance(value, (tuple, list)) and not isinstance(value, PartitionSpec) else (value,)
+
+
+def _specs(option, specs, count, what):
+    specs = _tuple(specs)
+    for spec in specs:
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"{option} must be a PartitionSpec such as P('x', None) or a tuple of them, not {spec!r}")
+    if len(specs) == 1:
+        specs *= count
+    if len(specs) != count:
+        raise ValueError(f"{option} has {len(specs)} specs, but the number of {what}s is {count}")
+    return specs
+
+
+def _placed(what, array, spec, mesh):
+    """An array as a spec of shard_map lays it out, wherever it is stored."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise TypeError(f"the {what} must be an array or have a shape and a dtype, not {type(array).__name__}")
+    if len(array.shape) > 2:
+        raise ValueError(f"draw_shard_map() draws up to two dimensions, but the {what} has shape {tuple(array.shape)}")
+    layout = describe(NamedSharding(mesh, spec), array.shape, array.dtype)
+    return _Array(what, layout, (), (), layout.type)
+
+
+def _spec_text(spec):
+    def entry(axes):
+        if axes is None:
+            return "None"
+        return f'"{axes}"' if isinstance(axes, str) else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
+
+    return f"P({', '.join(map(entry, spec))})"
+
+
+def _plural(noun, arrays):
+    return noun + "s" * (len(arrays) > 1)
+
+
+def _shapes(arrays):
+    return " and ".join(str(array.layout.shard_shape) for array in arrays)
+
+
+def _joined(arrays):
+    """How out_specs joins: along which axes, and along which the devices must agree."""
+    sizes = dict(arrays[0].layout.mesh.axes)
+    named = [{axis for axes in array.layout.spec for axis in axes} for array in arrays]
+    along = [axis for axis in sizes if any(axis in used for used in named)]
+    equal = [axis for axis, size in sizes.items() if size > 1 and any(axis not in used for used in named)]
+    words = f"along {' and '.join(along)} " if along else ""
+    words += f"into the {_plural('result', arrays)}"
+    return words + (f"; along {' and '.join(equal)}, which it does not name, they must be equal" if equal else "")
+
+
+# --- SVG of collectives ------------------------------------------------------------------------------------------
 
 
 def _flow_panel(name, flow):
-    """A figure for each frame; what is marked as steps a page may show one by one."""
+    """A figure for each frame; a page may show those marked as steps one by one."""
     frames = [_frame_figure(name, flow, number) for number in range(len(flow.frames))]
     steps = f'data-steps="{len(frames)}"' if len(frames) > 2 else ""
     lines = [_frame_text(flow, frame) for frame in flow.frames]
-    return _row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
+    return row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
 
 
 def _frame_figure(name, flow, number):
@@ -232,127 +813,42 @@ def _frame_figure(name, flow, number):
         left, colour = place * (across + gap), PALETTE[device % len(PALETTE)]
         parts.append(
             f'<circle cx="{left + across / 2:g}" cy="11" r="11" fill="{colour}" stroke="currentColor"/>'
-            + _svg_text(left + across / 2, 15.5, str(device), size=13, fill=_ink(colour))
+            + text(left + across / 2, 15.5, str(device), size=13, fill=ink(colour))
         )
         before = earlier.slots[place] if earlier else held
-        for row, content in enumerate(held):
-            changed = content not in before if len(before) != len(held) else before[row] != content
-            parts.append(_slot(flow, content, left, 30 + row * (height + 3), across, height, changed and content))
+        for slot, content in enumerate(held):
+            changed = content not in before if len(before) != len(held) else before[slot] != content
+            parts.append(_slot(flow, content, left, 30 + slot * (height + 3), across, height, changed and content))
     width, tall = n * (across + gap) - gap, 30 + slots * (height + 3)
     title = f"{_prefix(name)}{frame.title}, {n} device{'s' * (n > 1)}"
     caption = f"{_name_html(name)}{escape(frame.title)}"
-    description = _listed(
+    description = listed(
         f"device {device} holds {_held_text(flow, held)}"
         for device, held in zip(flow.devices, frame.slots, strict=True)
     )
-    return _figure(parts, width, tall, title, description, caption)
+    return figure(parts, width, tall, title, description, caption)
 
 
 def _slot(flow, content, left, top, width, height, changed):
-    """One place of a device: empty, a piece, or a sum hatched in the colours of what is in it."""
-    box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
+    """One slot of a device: empty, data of one device, or a sum hatched in the colours of its terms."""
     if not content:
-        return f'<rect {box} fill="none" stroke="currentColor" stroke-dasharray="2 3" opacity=".6"/>'
+        return rect(left, top, width, height, more=' stroke-dasharray="2 3" opacity=".6"')
     name = flow.name(content)
     owners = list(dict.fromkeys(owner for owner, *_ in content))
     colours = [PALETTE[flow.devices[owner] % len(PALETTE)] for owner in owners]
     size = round(min(12, (width - 9) / (0.62 * len(name))), 1)
-    label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill=_ink(colours[0]))
-    ground, hatch = colours[0], ""
+    middle, down = left + width / 2, top + height / 2 + 4.5
+    ground, hatch, label = colours[0], "", text(middle, down, name, size=size, fill=ink(colours[0]))
     if len(content) > 1 or content[0][2] > 1:
-        # An inner svg clips its stripes without an id. Each colour has every k-th stripe.
-        # Eight colours get narrower ones, so that each shows.
-        stripe, stripes = 7 if len(colours) < 7 else 5, []
-        for i, colour in enumerate(colours):
-            starts = range(i * stripe, int(width + height + stripe), stripe * len(colours))
-            path = "".join(f"M{x + 3} -1l-{height + 2} {height + 2}" for x in starts)
-            stripes.append(f'<path d="{path}" stroke="{colour}" stroke-width="{stripe / 2**0.5 + 0.3:.1f}"/>')
-        ground, hatch = "#fff", f"<svg {box}>{''.join(stripes)}</svg>"
-        # Letters on stripes need a ground of their own.
-        label = _svg_text(left + width / 2, top + height / 2 + 4.5, name, size=size, fill="#000").replace(
-            "<text ", '<text paint-order="stroke" stroke="#fff" stroke-width="4" '
-        )
-    stroke = ' stroke-width="3"' if changed else ""
-    outline = f'<rect {box} fill="none" stroke="currentColor"{stroke}/>'
+        # Each colour has every k-th stripe. Eight colours get narrower ones, so that each shows.
+        hatch = stripes(left, top, width, height, colours, 7 if len(colours) < 7 else 5)
+        ground, label = "#fff", haloed(middle, down, name, size)
+    outline = rect(left, top, width, height, more=' stroke-width="3"' if changed else "")
+    box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
     return f'<g><rect {box} fill="{ground}"/>{hatch}{outline}{label}</g>'
 
 
-def _tile_size(layout, copies, slabs, rows, columns):
-    """Tile width and height in px: the array's proportions, within what is legible and what fits."""
-    down, right = (1, 1, *layout.shape)[-2:]
-    sheets = copies * slabs
-    longer = next(px for most, px in ((1, 230), (2, 150), (4, 110), (8, 70), (sheets, 0)) if sheets <= most)
-    proportion = min(3.0, max(1 / 3, max(right, 1) / max(down, 1)))
-    width, height = (longer, longer / proportion) if proportion >= 1 else (longer * proportion * 0.8, longer * 0.8)
-    # Rows and columns continued after _WRAP tiles share the same area; slabs share the width.
-    width, height = width / -(-rows // _WRAP), height / -(-columns // _WRAP)
-    if slabs > 1:
-        width = min(width, _WIDTH / min(slabs, 4) - _GAP - 7)
-    legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
-    return round(max(legible, width / min(columns, _WRAP)), 1), round(max(_TILE_H, height / min(rows, _WRAP)), 1)
-
-
-def _grid(grid, left, top, tile_w, tile_h, depth):
-    """One sheet of tiles as SVG, rows and columns continued below or beside after _WRAP of them."""
-    parts, far_right, far_down = [], 0, 0
-    rows, columns = len(grid), len(grid[0])
-    band_height = min(rows, _WRAP) * tile_h + _GAP / 2
-    stack_width = min(columns, _WRAP) * tile_w + _GAP / 2
-    widest = max((b.right for row in grid for b in row if b), default=1) or 1
-    tallest = max((b.down for row in grid for b in row if b), default=1) or 1
-    if depth:  # the two visible sides of a slab
-        w, h = columns * tile_w, rows * tile_h
-        side = f"M{left:g} {top:g}l{depth} -{depth}h{w:g}v{h:g}l-{depth} {depth}M{left + w:g} {top:g}l{depth} -{depth}"
-        parts.append(f'<path d="{side}" fill="none" stroke="currentColor"/>')
-    for r, row in enumerate(grid):
-        for c, block in enumerate(row):
-            x = left + (c % _WRAP) * tile_w + (r // _WRAP) * stack_width
-            y = top + (r % _WRAP) * tile_h + (c // _WRAP) * band_height
-            far_right, far_down = max(far_right, x + tile_w - left), max(far_down, y + tile_h - top)
-            if block is None:
-                parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, "…"))
-                continue
-            w, h = tile_w * block.right / widest, tile_h * block.down / tallest
-            if not w or not h:  # an empty piece of an uneven layout: a place, but no area
-                parts.append(
-                    f'<rect x="{x:g}" y="{y:g}" width="{tile_w:g}" height="{tile_h:g}" fill="none" '
-                    'stroke="currentColor" stroke-dasharray="2 3"/>'
-                )
-                parts.append(_svg_text(x + tile_w / 2, y + tile_h / 2 + 4, str(block.device), size=12))
-                continue
-            colour = PALETTE[block.device % len(PALETTE)]
-            tip = f"<title>device {block.device}: {index_text(block.index)}</title>" if block.index else ""
-            parts.append(
-                f'<g><rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="{colour}" stroke="currentColor"/>'
-                + _svg_text(x + w / 2, y + h / 2 + 4.5, str(block.device), size=13, fill=_ink(colour))
-                + f"{tip}</g>"
-            )
-    return "".join(parts), far_right, far_down
-
-
-def _figure(parts, width, height, title, description, caption):
-    # One px of room around, so that outlines are not cut. No ids: the same picture may stand twice on a page.
-    w, h = width + 2, height + 2
-    svg = (
-        f'<svg role="img" width="{w:g}" height="{h:g}" viewBox="-1 -1 {w:g} {h:g}" style="max-width:100%;height:auto" '
-        'font-family="system-ui,sans-serif" text-anchor="middle">'
-        f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
-    )
-    words = f'<figcaption style="font-size:.85em;font-weight:400;text-align:left;color:inherit">{caption}</figcaption>'
-    return f'<figure style="margin:0 0 .5rem;max-width:20rem">{svg}{words}</figure>'
-
-
-def _svg_text(x, y, text, *, size=14, fill="currentColor", anchor=None):
-    anchor = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{anchor}>{escape(text)}</text>'
-
-
-def _ink(colour):
-    """Black or white, whichever stands out more from a colour (WCAG's relative luminance)."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "#fff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000"
+# --- Words -------------------------------------------------------------------------------------------------------
 
 
 def _prefix(name):
@@ -363,23 +859,23 @@ def _name_html(name):
     return f"<strong>{escape(name)}</strong> " if name else ""
 
 
-# --- Words -----------------------------------------------------------------------------------------------
-
-
-def _describe_shards(layout):
+def _describe_shards(array):
+    layout = array.layout
     if not layout.shape:
         return f"A single number, on each of {len(layout.shards):,} devices."
-    return _listed(
-        f"device {shard.device} holds {index_text(shard.index)}"
-        + (f" (copy {shard.copy + 1})" if layout.copies > 1 else "")
+    copy = "partial sum" if array.terms == layout.replicas else "replica"
+    held = "partial sums of " if array.partial else ""
+    return listed(
+        f"device {shard.device} holds {held}{index_text(shard.index)}"
+        + (f" ({copy} {shard.replica + 1})" if layout.replicas > 1 else "")
         for shard in layout.shards
     )
 
 
 def _held_text(flow, held):
-    piece = "" if flow.pieces > 1 else "the piece of "
+    owner = "" if flow.chunks > 1 else "the chunk of "
     names = [flow.name(content) if content else "" for content in held]
-    return ", ".join((piece if name.isdigit() else "") + name or "nothing" for name in names)
+    return ", ".join((owner if name.isdigit() else "") + name or "nothing" for name in names)
 
 
 def _frame_text(flow, frame):
@@ -392,23 +888,16 @@ def _frame_text(flow, frame):
     return "\n".join([frame.title, *rows])
 
 
-def _listed(sentences):
-    """At most sixteen of them, the rest counted; for readers who hear the picture."""
-    sentences = list(sentences)
-    more = len(sentences) - 16
-    text = "; ".join(sentences[:16]) + (f"; and {more:,} more devices" if more > 0 else "")
-    return text[:1].upper() + text[1:] + "."
+# --- Text --------------------------------------------------------------------------------------------------------
 
 
-# --- Text ------------------------------------------------------------------------------------------------
-
-
-def _text_slabs(layout):
-    """Each tile once, with all devices that hold it."""
+def _text_slabs(array):
+    """Each tile once, with all devices that hold it; + between the devices of partial sums."""
+    layout = array.layout
     owners = {}
     for shard in layout.shards:
-        owners.setdefault(shard.tile, []).append(shard.device)
-    tile_of = {shard.device: shard.tile for shard in layout.shards}
+        owners.setdefault(shard.position, []).append(shard.device)
+    at = {shard.device: shard.position for shard in layout.shards}
     lines = []
     for index, grids in _slabs(layout):
         if grids is _SKIP:
@@ -416,27 +905,32 @@ def _text_slabs(layout):
             continue
         if index:
             lines.append(index_text(index))
-        lines += _text_grid([[owners[tile_of[block.device]] if block else None for block in row] for row in grids[0]])
-    return "\n".join(lines)
+        held = [[owners[at[block.device]] if block else None for block in line] for line in grids[0]]
+        lines += _text_grid(held, "+" if array.partial else " ")
+    return lines
 
 
-def _text_grid(cells):
+def _text_grid(cells, between=" "):
     """Box drawing around lists of device numbers; None stands for what a summary leaves out."""
     if len(cells[0]) > 2 * _WRAP:  # a long row is continued below
-        return _text_grid([row[:_WRAP] for row in cells]) + _text_grid([row[_WRAP:] for row in cells])
-    texts = [["…" if ids is None else _ids_text(ids) for ids in row] for row in cells]
-    widths = [max(len(row[c]) for row in texts) for c in range(len(texts[0]))]
+        return _text_grid([line[:_WRAP] for line in cells], between) + _text_grid(
+            [line[_WRAP:] for line in cells], between
+        )
+    texts = [["…" if ids is None else _ids_text(ids, between) for ids in line] for line in cells]
+    widths = [max(len(line[c]) for line in texts) for c in range(len(texts[0]))]
 
     def rule(left, middle, right):
         return left + middle.join("─" * (w + 2) for w in widths) + right
 
     lines = [rule("┌", "┬", "┐")]
-    for i, row in enumerate(texts):
+    for i, line in enumerate(texts):
         if i:
             lines.append(rule("├", "┼", "┤"))
-        lines.append("│" + "│".join(f" {text:^{w}} " for text, w in zip(row, widths, strict=True)) + "│")
+        lines.append("│" + "│".join(f" {text:^{w}} " for text, w in zip(line, widths, strict=True)) + "│")
     return [*lines, rule("└", "┴", "┘")]
 
 
-def _ids_text(ids):
-    return " ".join(map(str, ids)) if len(ids) <= 8 else f"{ids[0]} {ids[1]} … {ids[-1]} ({len(ids):,} devices)"
+def _ids_text(ids, between):
+    if len(ids) > 8:
+        return f"{ids[0]} {ids[1]} … {ids[-1]} ({len(ids):,} devices)"
+    return between.join(map(str, ids))

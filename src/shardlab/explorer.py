@@ -1,8 +1,8 @@
-"""The interactive page of the book, as it is before its scripts run: pictures, tables, forms, and the data of `cost`.
+"""The calculators of the book's page "Explorer" as they are before its scripts run: pictures, tables, forms and data.
 
-Each function here says what one part of the page starts with. In a notebook that is a picture and its numbers. On the
-page scripts (book/static/explorer) put a form around it, and compute everything anew on each change, with the formulas
-of `shardlab.layout` and `shardlab.cost` in JavaScript; tests/test_explorer.py holds the two against each other.
+Each function here makes the initial state of one calculator. In a notebook that is a picture and its numbers. On the
+page, scripts (book/static/explorer) put a form around it and compute everything anew on each change, with the formulas
+of `shardlab.layout` and `shardlab.cost` in JavaScript. tests/test_explorer.py compares the two.
 """
 
 import json
@@ -12,7 +12,8 @@ from html import escape
 from jax.sharding import NamedSharding
 
 from shardlab import cost
-from shardlab.draw import PALETTE, Picture, _ink, draw
+from shardlab._svg import ink
+from shardlab.draw import PALETTE, Picture, draw
 from shardlab.layout import _itemsize, _short, describe, index_text
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
@@ -20,21 +21,22 @@ __all__ = ["Part", "data", "fit", "layout", "matmul"]
 SCRIPTS = ("layout.js", "draw.js", "matmul.js", "fit.js", "parts.js", "explorer.js")  # in the order of loading
 _FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
-PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, as JAX calls them
+PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, and JAX's names
+RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
 OWN = "own"
-AGAIN = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
+REMATERIALISED = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the explorer: what it starts with.
+    """A calculator of the explorer in its initial state.
 
     Attributes:
       name: "layout", "matmul" or "fit".
-      start: the address of its starting state, without the "#name?".
+      start: the address of the initial state, without the "#name?".
       form: the HTML of its controls.
-      picture: a `Picture` of the starting state, with its numbers.
+      picture: a `Picture` of the initial state, with its numbers.
     """
 
     name: str
@@ -60,13 +62,13 @@ class Part:
 
 
 def data():
-    """What the scripts know of dtypes, chips and models, as JSON takes it: `shardlab.cost` at the time of the build."""
+    """The dtypes, chips and models that the scripts use, ready for JSON: `shardlab.cost` when the book is built."""
     fields = (
         "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips",
         "network_bytes_per_second", "network_seconds",
     )  # fmt: skip
     return {
-        "palette": [[colour, _ink(colour)] for colour in PALETTE],
+        "palette": [[colour, ink(colour)] for colour in PALETTE],
         "dtypes": {name: [_itemsize(name), _short(name)] for name in DTYPES},
         "bytes": {name: [cost.BYTES[name], dtype] for name, dtype in PRECISIONS.items()},
         "chips": {
@@ -105,7 +107,7 @@ def _number(name, words, value, most, shown=""):
 
 
 def _select(name, words, options, shown="", attributes=""):
-    # Options are values, or say what each value is shown as.
+    # Options are values, or a dict from each value to the words that the page shows for it.
     named = options if isinstance(options, dict) else {option: option for option in options}
     options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
     return _label(words, f'<select name="{name}"{attributes}>{options}</select>', shown)
@@ -121,8 +123,9 @@ def _mesh_controls(most):
     return _select("axes", "Axes", range(1, most + 1)) + axes
 
 
-def _cut(name, words, most, shown=""):
-    return _select(name, words, (), shown, f' data-cut="{most}"')
+def _sharded(name, words, most, shown=""):
+    """A choice of mesh axes, at most so many, for one dimension; the scripts fill in the axes that there are."""
+    return _select(name, words, (), shown, f' data-axes="{most}"')
 
 
 def _form(name, groups):
@@ -134,9 +137,9 @@ def _mesh_address(mesh):
     return "mesh=" + ",".join(f"{name}:{size}" for name, size in mesh.shape.items())
 
 
-def _cuts_address(spec, ndim):
-    cuts = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in spec]
-    return ",".join(".".join(cut) or "-" for cut in [*cuts, *[()] * (ndim - len(cuts))])
+def _spec_address(spec, ndim):
+    dims = [entry if isinstance(entry, tuple) else () if entry is None else (entry,) for entry in spec]
+    return ",".join(".".join(axes) or "-" for axes in [*dims, *[()] * (ndim - len(dims))])
 
 
 def _table(head, rows):
@@ -154,51 +157,54 @@ def _picture(drawn, head, rows):
     return Picture(drawn.html + html, f"{drawn.text}\n\n{text}")
 
 
-# --- The parts ---------------------------------------------------------------------------------------------------
+# --- The calculators ---------------------------------------------------------------------------------------------
 
 
 def layout(sharding, shape, dtype="float32"):
-    """Which device holds which slice of an array.
+    """Which device holds which shard of an array.
+
+    On a mesh of 2 x 4 devices with axes x and y, `layout(NamedSharding(mesh, P("x", "y")), (8, 16))` starts with eight
+    shards of shape (8/2, 16/4) = (4, 4).
 
     Args:
       sharding: a `NamedSharding` on a mesh of up to three axes and 64 devices.
-      shape: of the array, of up to three dimensions.
+      shape: the global shape of the array, of up to three dimensions.
       dtype: one of those in `data()["dtypes"]`.
 
     Returns:
-      A `Part`: at the end of a cell it shows itself.
+      A `Part`. As the last expression of a cell it is shown.
 
     Raises:
       ValueError: JAX refuses this layout.
     """
     held = describe(sharding, shape, dtype)
     rows = [
-        (f"device {shard.device}", index_text(shard.index), f"{shard.copy + 1} of {held.copies}", f"{each:,}")
+        (f"device {shard.device}", index_text(shard.index), f"{shard.replica + 1} of {held.replicas}", f"{each:,}")
         for shard, each in zip(held.shards, held.bytes_per_device.values(), strict=True)
     ]
-    spec = _cuts_address(sharding.spec, len(shape))
+    spec = _spec_address(sharding.spec, len(shape))
     start = f"{_mesh_address(sharding.mesh)}&shape={','.join(map(str, shape))}&spec={spec}&dtype={dtype}"
     array = _select("dims", "Dimensions", range(4)) + _select("dtype", "Type of an element", DTYPES)
     for i in range(3):
         array += _number(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}")
-        array += _cut(f"cut{i}", f"Dimension {i} is cut along", 3, f"dims {i}")
-    form = _form("Layout of an array", {"Mesh": _mesh_controls(3), "Array": array})
-    return Part("layout", start, form, _picture(draw(held), ("device", "slice", "copy", "bytes"), rows))
+        array += _sharded(f"axes{i}", f"Dimension {i} is sharded over", 3, f"dims {i}")
+    form = _form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
+    return Part("layout", start, form, _picture(draw(held), ("device", "slice", "replica", "bytes"), rows))
 
 
 def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
-    """What A[I, J] · B[J, K] = C[I, K] sends and takes, in a layout of its operands and of its result.
+    """What the product A[I, J] · B[J, K] = C[I, K] sends and how long it takes, by the shardings of all three.
 
     Args:
       mesh: of up to two axes and 64 devices.
       sizes: (I, J, K).
-      a, b, c: the `PartitionSpec`s of both operands and of the result; an axis for each dimension at most.
+      a, b, c: the `PartitionSpec`s of both operands and of the result; at most one axis for each dimension.
       chip: the name of a chip in `shardlab.cost.CHIPS`.
-      dtype: one for which it has a peak.
+      dtype: a precision for which the chip has a peak.
 
     Returns:
-      A `Part`. Its picture draws the three layouts; what is sent is worked out by the page's scripts, and by the cells
-      of the chapter.
+      A `Part`. Its picture draws the three shardings. The page's scripts work out what is sent, and so do the cells of
+      the chapter.
     """
     shapes = {"A": sizes[:2], "B": sizes[1:], "C": (sizes[0], sizes[2])}
     held = {
@@ -206,42 +212,51 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
         for (name, shape), spec in zip(shapes.items(), (a, b, c), strict=True)
     }
     rows = [(name, str(layout)) for name, layout in held.items()]
-    cuts = "&".join(f"{name}={_cuts_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
-    start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{cuts}&chip={chip}&dtype={dtype}"
+    specs = "&".join(f"{name}={_spec_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
+    start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
     product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
-        product += "".join(_cut(f"{of.lower()}{i}", f"{of}: {dim} cut along", 1) for i, dim in enumerate(dims))
+        product += "".join(_sharded(f"{of.lower()}{i}", f"{of}: {dim} sharded over", 1) for i, dim in enumerate(dims))
     chips = _select("chip", "Chip", tuple(cost.CHIPS)) + _select("dtype", "Precision", tuple(PRECISIONS))
     groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K] = C[I, K]": product, "Hardware": chips}
-    return Part(
-        "matmul", start, _form("Product of matrices", groups), _picture(draw(**held), ("array", "layout"), rows)
-    )
+    return Part("matmul", start, _form("Matrix product", groups), _picture(draw(**held), ("array", "sharding"), rows))
 
 
-def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):
-    """What a training step holds on each chip, and takes.
+def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block", reserve=0.1):
+    """Whether a training step fits in the memory of its chips, and how long it takes.
 
     Args:
       model: the name of a model in `shardlab.cost.MODELS`.
       chip: the name of a chip in `shardlab.cost.CHIPS`.
       layout: a `shardlab.cost.Layout` of whole numbers.
-      batch_tokens: in the whole batch.
-      sequence: tokens that each attends to.
-      remat: what the way back computes again, one of `shardlab.cost.REMAT`.
+      batch_tokens: tokens of the whole batch.
+      sequence: tokens that each token attends to.
+      remat: what the backward pass rematerialises, one of `shardlab.cost.REMAT`.
+      reserve: the share of a chip's memory that is left for the compiler's buffers, as in `shardlab.plan.plan`; one of
+        0, 0.05, 0.1, 0.2 and 0.3.
 
     Returns:
       A `Part`, with the memory of a chip as a bar and both as a table.
+
+    Raises:
+      ValueError: another reserve; or as `shardlab.cost.step_cost` does.
     """
+    percent = round(100 * reserve)
+    if percent not in RESERVES:
+        raise ValueError(f"reserve={reserve} is not offered; use one of {', '.join(str(n / 100) for n in RESERVES)}")
     sizes, chips = cost.MODELS[model], int(layout.chips)
     step = cost.step_cost(sizes, chip, layout, batch_tokens, sequence, chips, remat)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
-    names = ("parameters", "gradients", "moments", *kinds[3:])
+    names = ("parameters", "gradients", "moments", "activations", *kinds[4:])
     held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
+    total, has = float(step.memory.total_bytes), cost.chip(chip).hbm_bytes
+    verdict = "fits" if total <= (1 - percent / 100) * has else "does not fit"
     rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
-    rows += [("all", f"{step.memory.total_bytes / 1e9:.2f} GB; the chip has {cost.chip(chip).hbm_bytes / 1e9:.2f} GB")]
-    rows += [("a step", f"{float(step.seconds):.3f} s, bound by {step.bound}")]
+    rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
+    rows += [("a step", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
     axes = f"data={layout.data}&fsdp={layout.fsdp}&tensor={layout.tensor}"
     start = f"model={model}&chip={chip}&chips={chips}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
+    start += f"&reserve={percent}"
     own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
@@ -250,18 +265,19 @@ def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block"):
         "Chips": _select("chip", "Chip", tuple(cost.CHIPS)) + _number("chips", "Chips", chips, 10**6),
         "Step": _number("batch", "Tokens in a batch", batch_tokens, 10**9)
         + _number("sequence", "Tokens of a sequence", sequence, 10**7)
-        + _select("remat", "Computed again", AGAIN),
-        "Layout: data × fsdp × tensor = chips": "".join(
+        + _select("remat", "Rematerialised", REMATERIALISED)
+        + _select("reserve", "Memory reserve, %", RESERVES),
+        "Mesh: data × fsdp × tensor = chips": "".join(
             _number(axis, axis, 1, 10**6) for axis in ("data", "fsdp", "tensor")
         ),
     }
-    text = f"{step.memory.total_bytes / 1e9:.1f} GB on each chip"
-    drawn = Picture(_bar(held, cost.chip(chip).hbm_bytes), text)
-    return Part("fit", start, _form("Training step", groups), _picture(drawn, ("kind", "on each chip"), rows))
+    text = f"{total / 1e9:.1f} GB on each chip"
+    drawn = Picture(_bar(held, has, percent), text)
+    return Part("fit", start, _form("Training step", groups), _picture(drawn, ("part", "on each chip"), rows))
 
 
-def _bar(held, has):
-    """The memory of a chip as one bar."""
+def _bar(held, has, percent):
+    """The memory of a chip as one bar, with a line where it ends and a dashed one where its reserve begins."""
     total, left, shapes = sum(held.values()), 0.0, []
     scale = 300 / max(total, has)
     for colour, size in zip(PALETTE, held.values(), strict=False):
@@ -270,11 +286,15 @@ def _bar(held, has):
             f'<rect x="{left:.1f}" y="16" width="{width:.1f}" height="34" fill="{colour}" stroke="currentColor"/>'
         )
         left += width
+    reserve = has * (1 - percent / 100) * scale
+    shapes.append(f'<path d="M{reserve:.1f} 10v46" stroke="currentColor" stroke-width="2" stroke-dasharray="4 3"/>')
     shapes.append(f'<path d="M{has * scale:.1f} 10v46" stroke="currentColor" stroke-width="3"/>')
-    title = f"{total / 1e9:.1f} GB on each chip; the line marks its {has / 1e9:.1f} GB"
+    title = (
+        f"{total / 1e9:.1f} GB on each chip; the solid line marks its {has / 1e9:.1f} GB, the dashed line the reserve"
+    )
     words = "; ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.items())
     svg = (
-        '<svg role="img" width="302" height="58" viewBox="-1 -1 302 58" style="max-width:100%;height:auto">'
+        '<svg role="img" width="302" height="58" viewBox="-1 -1 302 58" style="width:100%;max-width:30rem;height:auto">'
         f"<title>{title}</title><desc>{words}.</desc>{''.join(shapes)}</svg>"
     )
     caption = f'<figcaption style="font-size:.85em;text-align:left;color:inherit">{title}</figcaption>'

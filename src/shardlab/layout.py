@@ -1,7 +1,7 @@
-"""Say, in plain data, which device holds which slice of an array.
+"""Describe, in plain data, which device stores which shard of an array.
 
-Everything here is arithmetic on names and numbers: no array is moved or copied, and a layout
-over 4,096 chips can be described on a laptop that has none of them.
+Everything here is arithmetic on names and numbers. No array is moved, and a layout over 4,096 chips can be described
+on a laptop that has none of them.
 """
 
 import math
@@ -35,35 +35,35 @@ class MeshLayout:
 
 @dataclass(frozen=True)
 class Shard:
-    """The piece of an array that one device holds.
+    """The part of an array that one device stores.
 
     Attributes:
       device: the device's number, see `device_number`.
       index: a `(start, stop)` pair for each dimension of the array.
-      copy: 0 for the first device that holds this slice, 1 for the second, and so on.
-      tile: where the slice stands among the pieces of each dimension, such as (0, 2): first row, third column.
+      replica: 0 for the first device that stores this slice, 1 for the second, and so on.
+      position: which shard it is along each dimension, such as (0, 2): the first along rows, the third along columns.
     """
 
     device: int
     index: tuple[tuple[int, int], ...]
-    copy: int
-    tile: tuple[int, ...]
+    replica: int
+    position: tuple[int, ...]
 
     @property
     def shape(self):
-        """The shape of the piece: stop minus start, for each dimension."""
+        """The shape of the shard: stop minus start, for each dimension."""
         return tuple(stop - start for start, stop in self.index)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which device holds which slice of one array.
+    """Which device stores which shard of one array.
 
     Attributes:
-      shape: the shape of the whole array.
+      shape: the global shape of the array.
       dtype: the name of its element type, such as `"float32"`.
-      mesh: the mesh it lies on, or None if its sharding names none.
-      spec: for each dimension the mesh axes that cut it, such as `(("x",), ())`;
+      mesh: the mesh that it is placed on, or None if its sharding names none.
+      spec: for each dimension the mesh axes over which it is sharded, such as `(("x",), ())`;
         None if the sharding names no mesh.
       shards: one `Shard` for each device, in the order of the mesh.
     """
@@ -76,22 +76,22 @@ class Layout:
 
     @property
     def devices(self):
-        """The ids of the devices, in the order of the mesh."""
+        """The numbers of the devices, in the order of the mesh."""
         return tuple(shard.device for shard in self.shards)
 
     @property
-    def copies(self):
-        """How many devices hold each element: 1 if nothing is replicated."""
-        return 1 + max(shard.copy for shard in self.shards)
+    def replicas(self):
+        """How many devices store each element: 1 if nothing is replicated."""
+        return 1 + max(shard.replica for shard in self.shards)
 
     @property
-    def tiles(self):
-        """How many different slices there are; `tiles * copies` is the number of devices."""
-        return len(self.shards) // self.copies
+    def distinct_shards(self):
+        """How many different slices there are; `distinct_shards * replicas` is the number of devices."""
+        return len(self.shards) // self.replicas
 
     @property
     def shard_shape(self):
-        """The shape of one device's piece; of the largest, where they differ."""
+        """The local shape: that of one device's shard; of the largest, where they differ."""
         return tuple(map(max, zip(*(shard.shape for shard in self.shards), strict=True)))
 
     @property
@@ -101,22 +101,22 @@ class Layout:
 
     @property
     def nbytes(self):
-        """Bytes of the array itself, counted once."""
+        """Bytes of the array itself, each element counted once."""
         return math.prod(self.shape) * self.itemsize
 
     @property
     def bytes_per_device(self):
-        """Bytes that each device holds, by device id."""
+        """Bytes that each device stores, by device number."""
         return {shard.device: math.prod(shard.shape) * self.itemsize for shard in self.shards}
 
     @property
     def total_bytes(self):
-        """Bytes on all devices together: `copies` times `nbytes`."""
+        """Bytes on all devices together: `replicas` times `nbytes`."""
         return sum(self.bytes_per_device.values())
 
     @property
     def owners(self):
-        """The ids of the devices that hold each slice, as a dict from index to ids."""
+        """The numbers of the devices that store each slice, as a dict from index to numbers."""
         owners = {}
         for shard in self.shards:
             owners.setdefault(shard.index, []).append(shard.device)
@@ -124,45 +124,47 @@ class Layout:
 
     @property
     def type(self):
-        """The array's type with its layout, such as `f32[16, 32@x]`: 32 cut along mesh axis x."""
-        cuts = self.spec or ((),) * len(self.shape)
-        dims = (f"{size}@{_axes_text(cut)}" if cut else f"{size}" for size, cut in zip(self.shape, cuts, strict=True))
+        """The array's type with its layout: `f32[16, 32@x]` has 32 columns, sharded over mesh axis x."""
+        spec = self.spec or ((),) * len(self.shape)
+        dims = (
+            f"{size}@{_axes_text(axes)}" if axes else f"{size}" for size, axes in zip(self.shape, spec, strict=True)
+        )
         return f"{_short(self.dtype)}[{', '.join(dims)}]"
 
     def __str__(self):
-        """One line, such as "f32[4@x, 16@y]: 8 tiles of (2, 4) × 1 copy on 8 devices, 32 bytes each"."""
+        """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"."""
         held = self.bytes_per_device.values()
         each = "" if len(self.shards) == 1 else " each" if len(set(held)) == 1 else " at most"
+        replicas = f" × {self.replicas:,} replicas" if self.replicas > 1 else ""
         return (
-            f"{self.type}: {_count(self.tiles, 'tile')} of {self.shard_shape} × "
-            f"{_count(self.copies, 'copy', 'copies')} on {_count(len(self.shards), 'device')}, "
-            f"{_count(max(held), 'byte')}{each}"
+            f"{self.type}: local shape {self.shard_shape}, {_count(self.distinct_shards, 'shard')}{replicas} "
+            f"on {_count(len(self.shards), 'device')}, {_count(max(held), 'byte')}{each}"
         )
 
 
 def describe(thing, shape=None, dtype="float32", *, uneven=False):
     """Describe the layout of an array, of a sharding with a shape, or of a mesh.
 
-    On a 2x4 mesh with axes x and y, a float32 array of shape (4, 16) cut as
-    `PartitionSpec("x", "y")` has 8 tiles of shape (4/2, 16/4) = (2, 4), 2 * 4 * 4 = 32 bytes
-    on each device, and one copy; cut as `PartitionSpec("x", None)` it has 2 tiles of shape
-    (2, 16), 128 bytes on each device, and 4 copies.
+    On a 2x4 mesh with axes x and y, a float32 array of shape (4, 16) sharded as
+    `PartitionSpec("x", "y")` has 8 shards of local shape (4/2, 16/4) = (2, 4), 2 * 4 * 4 = 32 bytes
+    on each device, and no replicas. Sharded as `PartitionSpec("x", None)` it has 2 shards of local shape
+    (2, 16), 128 bytes on each device, and 4 replicas of each shard.
 
     Args:
       thing: a `jax.Array` or anything else with a shape, a dtype and a sharding (such as a
         `jax.ShapeDtypeStruct`); or a `jax.sharding.Sharding`; or a `Mesh` or `AbstractMesh`.
-      shape: the array's shape, where `thing` is a sharding.
+      shape: the array's global shape, where `thing` is a sharding.
       dtype: its element type, where `thing` is a sharding; only bytes depend on it.
-      uneven: where a dimension does not divide by its number of devices, describe what XLA
-        does inside a compiled program (pieces of the rounded-up size, the last ones shorter or
+      uneven: where the size of a dimension is no multiple of its number of devices, describe what XLA
+        does inside a compiled program (shards of the rounded-up size, the last ones shorter or
         empty) instead of raising the error that JAX raises for arrays.
 
     Returns:
-      A `Layout`, or a `MeshLayout` for a mesh. On an `AbstractMesh`, which has no devices,
-      they are numbered from 0.
+      A `Layout`, or a `MeshLayout` for a mesh. The devices of an `AbstractMesh`, which has none of its own,
+      are numbered from 0.
 
     Raises:
-      ValueError: the array cannot be cut so, in the same cases as JAX refuses it.
+      ValueError: the array cannot be sharded like this; JAX refuses the same cases.
       TypeError: `thing` is none of these.
     """
     if isinstance(thing, (Layout, MeshLayout)):
@@ -176,7 +178,9 @@ def describe(thing, shape=None, dtype="float32", *, uneven=False):
     elif isinstance(getattr(thing, "sharding", None), Sharding):
         sharding, shape, dtype = thing.sharding, tuple(thing.shape), thing.dtype
     else:
-        hint = "; a NumPy array lives on no device: jax.device_put it first" if isinstance(thing, np.ndarray) else ""
+        hint = (
+            "; a NumPy array is stored on no device: jax.device_put it first" if isinstance(thing, np.ndarray) else ""
+        )
         raise TypeError(
             f"describe() takes a jax.Array, a sharding with a shape, or a mesh, not {type(thing).__name__}{hint}"
         )
@@ -187,10 +191,10 @@ def describe(thing, shape=None, dtype="float32", *, uneven=False):
 
 
 def same_layout(array, other):
-    """Whether two layouts put the same slice on every device.
+    """Whether two layouts store the same slice on every device.
 
-    `same_layout(z, PartitionSpec("y"))` asks whether `z` is cut along mesh axis y of the mesh
-    that it lies on. Shardings are compared by what they do, not by how they print: on a 2x4
+    `same_layout(z, PartitionSpec("y"))` asks whether `z` is sharded over mesh axis y of the mesh
+    that it is placed on. Shardings are compared by what they do, not by how they print: on a 2x4
     mesh, `P("x")` and `P("x", None)` are the same layout of a matrix.
 
     Args:
@@ -201,7 +205,7 @@ def same_layout(array, other):
       True or False.
 
     Raises:
-      TypeError: `other` is a `PartitionSpec`, but `array` lies on no mesh.
+      TypeError: `other` is a `PartitionSpec`, but the sharding of `array` names no mesh.
     """
     mine = describe(array)
     if isinstance(other, PartitionSpec):
@@ -224,7 +228,7 @@ def index_text(index):
 
 
 def device_number(device):
-    """The number that a device has in pictures and layouts: its place among `jax.devices()`, in the order of ids.
+    """The number that a device has in pictures and layouts: its position among `jax.devices()`, in the order of ids.
 
     On GPUs and TPUs that is the id. CPU devices of several processes have ids that are far apart: the first of
     process 3 is 6144, and its number is 3 if each process has one.
@@ -249,68 +253,68 @@ def _mesh_layout(mesh):
 def _named(sharding, shape, dtype, uneven):
     mesh = _mesh_layout(sharding.mesh)
     sizes = dict(mesh.axes)
-    spec = _cuts(sharding.spec, len(shape))
+    spec = _axes_of(sharding.spec, len(shape))
 
     # For each dimension, the slice that each position along its mesh axes holds.
     intervals = []
-    for dim, (size, cut) in enumerate(zip(shape, spec, strict=True)):
-        parts = math.prod(sizes[axis] for axis in cut)
+    for dim, (size, axes) in enumerate(zip(shape, spec, strict=True)):
+        parts = math.prod(sizes[axis] for axis in axes)
         if size % parts and not uneven:
             raise ValueError(
-                f"mesh axis {_axes_text(cut)} has {parts} devices but dimension {dim} of shape {shape} "
-                f"has size {size}; use a multiple of {parts}, or leave this dimension uncut"
+                f"mesh axis {_axes_text(axes)} has {parts} devices but dimension {dim} of shape {shape} "
+                f"has size {size}; use a multiple of {parts}, or leave this dimension unsharded"
             )
         step = -(-size // parts)
         intervals.append([(min(i * step, size), min((i + 1) * step, size)) for i in range(parts)])
 
-    # A device's position along a cut dimension, from its coordinates: the first axis is the major one.
+    # A device's position along a sharded dimension, from its coordinates: the first axis is the major one.
     names = [name for name, _ in mesh.axes]
-    cut_by = [[(names.index(axis), sizes[axis]) for axis in cut] for cut in spec]
-    used = {axis for cut in spec for axis in cut}
+    over = [[(names.index(axis), sizes[axis]) for axis in axes] for axes in spec]
+    used = {axis for axes in spec for axis in axes}
     spare = [(position, size) for position, (name, size) in enumerate(mesh.axes) if name not in used]
 
     shards = []
     for device, place in zip(mesh.devices, product(*map(range, mesh.shape)), strict=True):
-        tile = tuple(_row_major(place, axes) for axes in cut_by)
-        index = tuple(pieces[position] for pieces, position in zip(intervals, tile, strict=True))
-        shards.append(Shard(device, index, _row_major(place, spare), tile))
+        position = tuple(_row_major(place, axes) for axes in over)
+        index = tuple(slices[at] for slices, at in zip(intervals, position, strict=True))
+        shards.append(Shard(device, index, _row_major(place, spare), position))
     return Layout(shape, dtype, mesh, spec, tuple(shards))
 
 
-def _cuts(spec, ndim):
+def _axes_of(spec, ndim):
     """A PartitionSpec as one tuple of axis names for each dimension."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         raise ValueError(
-            f"{spec} has unreduced axes: its pieces are partial sums, not slices; add them up first, with jax.lax.psum "
+            f"{spec} has unreduced axes: its shards are partial sums, not slices; add them up first, with jax.lax.psum "
             "or jax.sharding.reshard"
         )
     if len(spec) > ndim:
         raise ValueError(f"{spec} has {len(spec)} entries, but the array has {ndim} dimension(s); drop the last ones")
-    cuts = []
+    dims = []
     for entry in spec:
         if entry is PartitionSpec.UNCONSTRAINED:
             raise ValueError(f"{spec} leaves a dimension unconstrained; a layout needs None or axis names there")
-        cuts.append(() if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,))
-    return tuple(cuts) + ((),) * (ndim - len(cuts))
+        dims.append(() if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,))
+    return tuple(dims) + ((),) * (ndim - len(dims))
 
 
 def _other(sharding, shape, dtype):
     """Any sharding that names no mesh, by JAX's own map from devices to slices."""
     held = {
-        device_number(device): tuple(part.indices(size)[:2] for part, size in zip(slices, shape, strict=True))
-        for device, slices in sharding.devices_indices_map(shape).items()
+        device_number(device): tuple(part.indices(size)[:2] for part, size in zip(parts, shape, strict=True))
+        for device, parts in sharding.devices_indices_map(shape).items()
     }
-    pieces = [sorted({index[dim] for index in held.values()}) for dim in range(len(shape))]
+    slices = [sorted({index[dim] for index in held.values()}) for dim in range(len(shape))]
     shards, seen = [], {}
     for device, index in held.items():
-        tile = tuple(pieces[dim].index(part) for dim, part in enumerate(index))
-        shards.append(Shard(device, index, seen.get(index, 0), tile))
+        position = tuple(slices[dim].index(part) for dim, part in enumerate(index))
+        shards.append(Shard(device, index, seen.get(index, 0), position))
         seen[index] = seen.get(index, 0) + 1
     return Layout(shape, dtype, None, None, tuple(shards))
 
 
-def _count(number, noun, plural=None):
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+def _count(number, noun):
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _row_major(place, axes):

@@ -1,11 +1,12 @@
-"""Which meshes fit, and which is fastest: a table for a model, a kind of chip and a number of chips.
+"""Plan a training run: which meshes fit, and which is fastest, for a model, a kind of chip and a number of chips.
 
     python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4194304
     python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4194304 --verify 3 --plot plan.svg
 
-Every mesh of data, fsdp and tensor parallelism is priced by `shardlab.cost`; pipeline stages and expert parallelism are
-left out. Predicted seconds are those of a data sheet's speeds, all overlapped: no step is faster. `--verify` compiles
-the best with the chips' own compiler (`shardlab.pods`), without the chips, and compares bytes.
+`shardlab.cost` predicts the cost of every mesh of data, fsdp and tensor parallelism; pipeline and expert parallelism
+are not considered. The predicted time of a step assumes the data sheet's speeds and full overlap, so it is a lower
+bound. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips, and
+compares bytes.
 """
 
 import argparse
@@ -30,12 +31,13 @@ class Choice:
     Attributes:
       data, fsdp, tensor: sizes of the mesh's axes.
       seconds: predicted for a step, with everything overlapped; `serial_seconds`: with nothing overlapped.
-      bound: the part that takes longest: "compute", "hbm", "data", "fsdp" or "tensor".
+      bound: the part that takes longest: "compute", "hbm", "data", "fsdp" or "tensor" (compute-bound, memory-bound, or
+        communication-bound along that axis).
       parts: seconds of each of these parts.
       sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.comms` counts.
-      total_bytes: of memory on each chip; `state_bytes`: of parameters, gradients and moments in it.
-      fits: whether that is less than the chip has, less the reserve.
-      mfu: useful operations as a share of the peak, if everything is overlapped.
+      total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
+      fits: whether that is no more than the chip's memory, less the reserve.
+      mfu: useful FLOPs as a share of the peak, if everything is overlapped.
     """
 
     data: int
@@ -58,9 +60,9 @@ class Plan:
 
     Attributes:
       model, chip, chips, batch_tokens, sequence, remat: as asked.
-      memory_bytes: of a chip, less the reserve.
+      memory_bytes: bytes of a chip's memory, less the reserve.
       choices: a tuple of `Choice`.
-      uneven: how many meshes were left out, since the sequences of a batch cannot be dealt out evenly on them.
+      uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
     """
 
     model: cost.Model
@@ -75,11 +77,11 @@ class Plan:
 
     @property
     def fitting(self):
-        """Those that fit."""
+        """The choices that fit."""
         return tuple(choice for choice in self.choices if choice.fits)
 
     def table(self, most=10):
-        """The first rows as text."""
+        """The first choices as a table in text."""
         head = ("data", "fsdp", "tensor", "step ms", "if serial", "bound by", "memory GB", "MFU")
         rows = [
             (
@@ -97,7 +99,7 @@ class Plan:
         return "\n".join(line.rstrip() for line in lines)
 
     def plot(self, file, most=10):
-        """Draw the first choices: what each part of a step takes, as bars side by side, into an image file."""
+        """Draw the time of each part of a step, for the first choices, as bars into an image file."""
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -111,16 +113,16 @@ class Plan:
         names = [f"{choice.data} × {choice.fsdp} × {choice.tensor}" for choice in shown]
         axes.set_yticks(range(len(shown)), names)
         axes.invert_yaxis()
-        axes.set(xlabel="ms of a step, if alone", ylabel="data × fsdp × tensor")
+        axes.set(xlabel="ms in a step, without overlap", ylabel="data × fsdp × tensor")
         axes.legend(title=f"{self.model.name or 'model'} on {self.chips} {self.chip.name}")
         figure.savefig(file)
         plt.close(figure)
 
 
 def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", reserve=0.1, efficiency=1.0):
-    """Price every mesh for a model on some chips.
+    """Predict the cost of every mesh for a model on a number of chips.
 
-    `plan("llama-3-70b", "v5p", 512, 4 * 2**20).choices[0]` is the fastest that fits.
+    `plan("llama-3-70b", "v5p", 512, 4 * 2**20).choices[0]` is the fastest mesh that fits.
 
     Args:
       model: a `shardlab.cost.Model`, or the name of a known one.
@@ -128,15 +130,15 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
       chips: how many.
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       sequence: tokens of a sequence.
-      remat: what the way back computes again: one of `shardlab.cost.REMAT`.
-      reserve: the share of a chip's memory that is left for buffers of the compiler.
+      remat: what the backward pass rematerialises: one of `shardlab.cost.REMAT`.
+      reserve: the share of a chip's memory that is left for the compiler's buffers.
       efficiency: the share of the peak that matrix products reach.
 
     Returns:
       A `Plan`.
 
     Raises:
-      ValueError: a number that makes no sense, or an unknown name; the message says what would do.
+      ValueError: a number is out of range, or a name unknown; the message says what is allowed.
     """
     if isinstance(model, str):
         if model not in cost.MODELS:
@@ -147,16 +149,18 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
     if not 0 <= reserve < 1:
-        raise ValueError(f"reserve={reserve} is no share of the memory; use a number from 0 to below 1, such as 0.1")
+        raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
     if batch_tokens % sequence:
-        raise ValueError(f"a batch of {batch_tokens} tokens is not made of sequences of {sequence}; use a multiple")
+        raise ValueError(
+            f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use a multiple"
+        )
 
     layouts = cost.layouts(chips, model)
     even = (batch_tokens // sequence) % (layouts.data * layouts.fsdp) == 0
     uneven = int((~even).sum())
     if not even.any():
         raise ValueError(
-            f"{batch_tokens // sequence} sequences cannot be dealt out evenly to {chips} chips in any mesh whose "
+            f"{batch_tokens // sequence} sequences cannot be shared evenly by {chips} chips in any mesh whose "
             f"tensor axis fits {model.heads} heads; use another batch or fewer chips"
         )
     layouts = cost.Layout(layouts.data[even], layouts.fsdp[even], layouts.tensor[even])
@@ -184,12 +188,12 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
 PARTS = ("compute", "hbm", *AXES)
 
 
-# --- Held against a compiler ------------------------------------------------------------------------------
+# --- Compared with a compiler ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a compiler made of a choice.
+    """A choice, and the program that a compiler made for it.
 
     Attributes:
       choice: the `Choice`.
@@ -201,12 +205,12 @@ class Verdict:
 
     @property
     def sent_bytes(self):
-        """Bytes that a chip sends, as compiled; None if that is decided while it runs."""
+        """Bytes that a chip sends, as compiled; None if only the run decides."""
         return self.program.sent()
 
     @property
     def ratios(self):
-        """Compiled over predicted: of the bytes sent in all, and of the memory; None where it cannot be told."""
+        """Compiled over predicted, of all bytes sent and of the memory; None where one is unknown."""
         predicted = sum(self.choice.sent_bytes.values())
         sent = self.sent_bytes / predicted if predicted and self.sent_bytes is not None else None
         memory = self.program.peak_bytes
@@ -230,11 +234,11 @@ class Verdict:
 
 
 def verify(made, best=3, **options):
-    """Compile the training step of the best choices for the chips of a plan, which need not be there.
+    """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Args:
       made: a `Plan`.
-      best: how many.
+      best: how many choices.
       **options: for `shardlab.pods.Pod.compile`, such as `cache=False`.
 
     Yields:
@@ -256,20 +260,20 @@ def verify(made, best=3, **options):
 
 
 def pod_name(chip, chips):
-    """The name of the most cubic slice with so many chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
+    """The name of the most cubic slice with a number of chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
 
     Args:
       chip: a `shardlab.cost.Chip`, or the name of a known one.
       chips: how many.
 
     Raises:
-      ValueError: no slice has so many.
+      ValueError: no slice has that many.
     """
     chip = cost.chip(chip)
     if not chip.torus:
         each = min(chips, chip.node_chips)
         if chips % each:
-            raise ValueError(f"{chips} {chip.name} do not fill nodes of {each}; use a multiple")
+            raise ValueError(f"{chips} {chip.name} do not fill nodes of {each}; use a multiple of {each}")
         return f"{chip.name.lower()}:{chips // each}x{each}"
     sizes = [n for n in range(1, max(chip.torus) + 1) if n in (1, 2) or n % 4 == 0]
     shapes = [
@@ -288,14 +292,14 @@ def pod_name(chip, chips):
 
 
 def training_step(model, mesh, sequences, sequence, remat="block"):
-    """A decoder's training step with Adam, and abstract arguments for it, laid out on a mesh of data, fsdp and tensor.
+    """A decoder's training step with Adam, and abstract arguments for it, sharded over a mesh of data, fsdp and tensor.
 
     Args:
       model: a `shardlab.cost.Model` with gated MLP and untied embedding.
       mesh: a mesh with the axes "data", "fsdp" and "tensor".
-      sequences: in the batch.
+      sequences: how many are in the batch.
       sequence: tokens of each.
-      remat: "none" or "block": whether each layer is computed again on the way back.
+      remat: "none" or "block": whether the backward pass rematerialises each layer.
 
     Returns:
       (the function, its arguments as `jax.ShapeDtypeStruct`s): for `jax.jit(function).lower(*arguments)`.
@@ -321,17 +325,18 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
         "up": ((m.layers, 2, m.d_model, m.d_ff), P(None, None, "fsdp", "tensor")),
         "down": ((m.layers, m.d_ff, m.d_model), P(None, "tensor", "fsdp")),
     }
-    cut_heads = "tensor" if m.kv_heads % mesh.shape["tensor"] == 0 else None
-    if not cut_heads:  # several chips share a head: each has all of them
+    heads_axis = "tensor" if m.kv_heads % mesh.shape["tensor"] == 0 else None
+    if not heads_axis:  # several chips share a head: keys and values are replicated over tensor
         shapes["kv"] = (shapes["kv"][0], P(None, None, "fsdp", None))
 
     def placed(*spec):
         return NamedSharding(mesh, P(*spec))
 
-    # A block has sequences whole; around it they are cut over tensor too (Megatron's sequence parallelism).
-    # `cut(whole(y))` is for the way back: there the derivative is gathered before a product uses it.
-    whole = partial(lax.with_sharding_constraint, shardings=placed(batch))
-    cut = partial(lax.with_sharding_constraint, shardings=placed(batch, "tensor"))
+    # Within attention and the MLP sequences are not sharded; between them they are sharded over tensor too, which is
+    # Megatron's sequence parallelism. `scattered(gathered(y))` is for the backward pass, which then gathers the
+    # cotangent before a product uses it.
+    gathered = partial(lax.with_sharding_constraint, shardings=placed(batch))
+    scattered = partial(lax.with_sharding_constraint, shardings=placed(batch, "tensor"))
 
     def norm(x, scale):
         x = x.astype(jnp.float32)
@@ -343,12 +348,12 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
         groups = m.heads // m.kv_heads
         q = (x @ w["q"]).reshape(sequences, sequence // block, block, m.kv_heads, groups, m.head_dim)
         k, v = ((x @ w["kv"][n]).reshape(sequences, sequence, m.kv_heads, m.head_dim) for n in (0, 1))
-        # Whole sequences, and some of the heads, on each chip: nothing is sent while they attend.
-        q = lax.with_sharding_constraint(q, placed(batch, None, None, cut_heads))
-        k, v = (lax.with_sharding_constraint(array, placed(batch, None, cut_heads)) for array in (k, v))
+        # Each chip has full sequences and some of the heads, so attention itself sends nothing.
+        q = lax.with_sharding_constraint(q, placed(batch, None, None, heads_axis))
+        k, v = (lax.with_sharding_constraint(array, placed(batch, None, heads_axis)) for array in (k, v))
 
         @jax.checkpoint
-        def attend(start, q):  # a block of queries at a time, so that not all scores are there at once
+        def attend(start, q):  # a block of queries at a time, so that never all scores are held at once
             scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * m.head_dim**-0.5
             seen = jnp.arange(sequence) <= start + jnp.arange(block)[:, None]
             weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1).astype(jnp.bfloat16)
@@ -359,18 +364,18 @@ def training_step(model, mesh, sequences, sequence, remat="block"):
         return jnp.moveaxis(result, 0, 1).reshape(sequences, sequence, queries) @ w["o"]
 
     def layer(x, w):
-        x = x + cut(whole(attention(whole(norm(x, w["norms"][0])), w)))
-        inner = whole(norm(x, w["norms"][1]))
+        x = x + scattered(gathered(attention(gathered(norm(x, w["norms"][0])), w)))
+        inner = gathered(norm(x, w["norms"][1]))
         gate, wide = inner @ w["up"][0], inner @ w["up"][1]
-        return x + cut(whole((jax.nn.silu(gate) * wide) @ w["down"])), None
+        return x + scattered(gathered((jax.nn.silu(gate) * wide) @ w["down"])), None
 
     layer = jax.checkpoint(layer) if remat == "block" else layer
     stacked = ("norms", "q", "kv", "o", "up", "down")
 
     def loss(w, tokens):
-        x = cut(w["embed"][tokens])
+        x = scattered(w["embed"][tokens])
         x, _ = lax.scan(layer, x, {name: w[name] for name in stacked})
-        logits = (whole(norm(x, w["norm"])) @ w["out"]).astype(jnp.float32)
+        logits = (gathered(norm(x, w["norm"])) @ w["out"]).astype(jnp.float32)
         logits = lax.with_sharding_constraint(logits, placed(batch, None, "tensor"))
         targets = jnp.roll(tokens, -1, 1)
         picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
@@ -405,14 +410,20 @@ def main(arguments=None):
     parser.add_argument("model", help=f"{', '.join(cost.MODELS)}, or sizes: {sizes}")
     parser.add_argument("chip", help=", ".join(cost.CHIPS))
     parser.add_argument("chips", type=int, help="how many chips")
-    parser.add_argument("--batch-tokens", type=int, default=4 * 2**20, metavar="N", help="of a batch (4194304)")
+    parser.add_argument("--batch-tokens", type=int, default=4 * 2**20, metavar="N", help="tokens in a batch (4194304)")
     parser.add_argument("--sequence", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
-    parser.add_argument("--remat", default="block", choices=cost.REMAT, help="what the way back computes again (block)")
-    parser.add_argument("--reserve", type=float, default=0.1, metavar="SHARE", help="of memory, for the compiler (0.1)")
-    parser.add_argument("--efficiency", type=float, default=1.0, metavar="SHARE", help="of the peak FLOP/s (1)")
+    parser.add_argument(
+        "--remat", default="block", choices=cost.REMAT, help="what the backward pass rematerialises (block)"
+    )
+    parser.add_argument(
+        "--reserve", type=float, default=0.1, metavar="SHARE", help="share of memory kept for the compiler (0.1)"
+    )
+    parser.add_argument("--efficiency", type=float, default=1.0, metavar="SHARE", help="share of the peak FLOP/s (1)")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (10)")
-    parser.add_argument("--plot", metavar="FILE", help="draw them too, such as into plan.svg")
-    parser.add_argument("--verify", type=int, default=0, metavar="N", help="compile the best N, and compare bytes")
+    parser.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
+    parser.add_argument(
+        "--verify", type=int, default=0, metavar="N", help="compile the best N meshes, and compare bytes"
+    )
     options = parser.parse_args(arguments)
     try:
         made = plan(
@@ -427,27 +438,29 @@ def main(arguments=None):
     print(f"{model.name or 'model'}: {model.parameters / 1e9:.1f} billion parameters, on {made.chips} {made.chip.name}")
     print(f"{fitting} of {len(made.choices)} meshes fit in {made.memory_bytes / 1e9:.1f} GB", end="")
     sequences = made.batch_tokens // made.sequence
-    print(f"; {made.uneven} more cannot deal out {sequences} sequences evenly" if made.uneven else "")
+    print(f"; {made.uneven} more cannot share {sequences} sequences evenly" if made.uneven else "")
     print(f"\n{made.table(options.top)}")
     if not fitting:
         least = made.choices[0]
-        remedies = "Use more chips, or a smaller batch at once" + (", or --remat block" * (made.remat != "block"))
+        remedies = "Use more chips, or gradient accumulation over smaller micro-batches" + (
+            ", or --remat block" * (made.remat != "block")
+        )
         print(
-            f"\nNothing fits. The least is {least.total_bytes / 1e9:.1f} GB on each chip, of them "
-            f"{least.state_bytes / 1e9:.1f} parameters, gradients and moments. {remedies}."
+            f"\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
+            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. {remedies}."
         )
     if options.plot:
         made.plot(options.plot, options.top)
-        print(f"\ndrawn in {options.plot}")
+        print(f"\nthe plot is in {options.plot}")
     if options.verify and fitting:
         from shardlab.pods import NoCompiler
 
-        print("\nheld against the compiler:")
+        print("\ncompared with the compiler:")
         try:
             for verdict in verify(made, min(options.verify, fitting)):
                 print(verdict, flush=True)
         except (NoCompiler, ValueError) as error:
-            print(f"cannot be compiled: {error}", file=sys.stderr)
+            print(f"cannot compile: {error}", file=sys.stderr)
             return 1
     return 0 if fitting else 1
 
@@ -463,7 +476,7 @@ def _model(text):
     sizes = {name.strip(): value.strip() for name, _, value in pairs}
     if sorted(sizes) != sorted(SIZES):
         wrong = sorted(set(sizes) ^ set(SIZES))
-        raise ValueError(f"a model has the sizes {', '.join(SIZES)}; look at {', '.join(wrong)}")
+        raise ValueError(f"a model has the sizes {', '.join(SIZES)}; missing or unknown: {', '.join(wrong)}")
     for name, value in sizes.items():
         if not value.isdigit():
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")

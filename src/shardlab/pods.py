@@ -1,15 +1,15 @@
-"""Compile for TPUs and GPUs that are not there: does it fit, what does it compute, what does it send?
+"""Compile for TPUs and GPUs without having them: the memory, the FLOPs and the communication of a program.
 
-The compilers for TPUs and NVIDIA GPUs are programs for ordinary computers: they need the description of a chip, not
-the chip. `pip install "shardlab[pods]"` brings the one for TPUs (200 MB, Linux on x86-64).
+The compilers for TPUs and NVIDIA GPUs run on ordinary computers: they need the description of a chip, not the chip.
+`pip install "shardlab[pods]"` installs the one for TPUs (200 MB, Linux on x86-64).
 
     pod = Pod("v5p:8x8x8")                            # 512 chips
     mesh = pod.mesh((64, 8), ("data", "model"))
     x = jax.ShapeDtypeStruct((4096, 8192), "bfloat16", sharding=NamedSharding(mesh, P("data", "model")))
     program = pod.compile(lambda x: x @ x.T, x)       # a PodProgram: its bytes, its FLOPs, its collectives
 
-Nothing is allocated and nothing runs. Where there is no compiler, programs that were compiled elsewhere are read
-from a recording, and say so.
+Nothing is allocated and nothing runs. Without a compiler, programs that were compiled elsewhere are read from a
+recording, and their `source` says so.
 """
 
 import functools
@@ -23,6 +23,7 @@ import re
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -31,19 +32,19 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardlab import comms
 
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
-RECORDING = Path(__file__).with_name("recordings") / "pods.json"
-_FORM = 1  # of what is kept on disk: raise it when the meaning of a field changes
+RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
+_FORM = 1  # the format on disk: raise it when the meaning of a field changes
 
-# Of each kind of TPU: how many axes its torus has, and how many devices JAX makes of a chip.
+# For each kind of TPU: how many axes its torus has, and how many JAX devices a chip is.
 _TPUS = {"v5e": (2, 1), "v5p": (3, 1), "v6e": (2, 1), "tpu7x": (3, 2)}
 
-# What the compiler wants to know of a GPU. Source: the descriptions of these GPUs that come with XLA,
+# What the compiler needs to know about a GPU. Source: the descriptions of these GPUs that come with XLA,
 # https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs
 _GPUS = {
     # compute capability, cores, shared bytes per core and per block, bytes per second, L2, GHz, memory, FPUs per core
@@ -55,23 +56,23 @@ _GPUS = {
 
 
 class NoCompiler(RuntimeError):
-    """The compiler for these chips is not installed, or not made for this machine; the message says what to do."""
+    """The compiler for these chips is not installed or not made for this machine; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of a program that are alike: one row of its communication.
+    """All collectives of a program that are alike: one row of its communication.
 
     Attributes:
       kind: HLO's name, such as "all-gather".
-      axes: the mesh axes along which devices talk; None if the groups do not follow its axes.
-      group: how many devices talk to each other; of a permute, 2.
-      arrays: the types that a device puts in, such as `("bf16[64,1792]",)`.
-      times: how often they run in one call of the program, in all; None if that is decided while it runs.
-      bytes: that a device sends each time, on a ring; None if that is decided while it runs.
-      asynchronous: whether they are started, and waited for later.
-      hidden_flops: FLOPs of matrix products that a device does, each time, between start and end: the least of
-        them, where they differ. 0 where nothing hides them; None if it is not known.
+      axes: the mesh axes along which devices communicate; None if the groups do not follow mesh axes.
+      group: how many devices communicate with each other; for a permute, 2.
+      arrays: the types of a device's operands, such as `("bf16[64,1792]",)`.
+      times: how often they run in one call of the program, in total; None if only the run decides.
+      bytes: bytes that a device sends each time, on a ring; None if only the run decides.
+      asynchronous: whether the program starts them and waits for them later.
+      hidden_flops: FLOPs of matrix products that a device does, each time, between start and end: the smallest
+        number, where they differ. 0 where nothing overlaps; None if unknown.
     """
 
     kind: str
@@ -86,25 +87,25 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class PodProgram:
-    """What a compiler for chips that are not there said of a program. Bytes and FLOPs are those of one device.
+    """A program as compiled for a pod. Bytes and FLOPs are those of one device.
 
     Attributes:
-      name: what `compile` was told, or the function's name.
+      name: the name given to `compile`, or the function's.
       pod: the chips, such as "v5p:8x8x8".
-      devices: how many devices; one to a chip, but for tpu7x, which has two.
+      devices: how many devices; one for each chip, and two for each tpu7x.
       mesh: sizes by axis, such as `{"data": 64, "model": 8}`.
       fits: False if the compiler refused because of memory; None for GPUs, whose compiler never refuses.
-      message: what it said then; else "".
-      peak_bytes: the most that a device holds at one time, by the compiler's plan. None if refused, or not told.
-      argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: the same by kind; None if refused.
-        What is aliased (donated) counts among both arguments and outputs, and is held once. They can add up to
-        more than the peak, since not all of them are there at one time.
-      flops: of matrix products, a loop's body counted as often as it runs; None if we cannot tell.
-      flops_once: what `cost_analysis` calls flops: everything, but a loop's body once. None if it does not say.
+      message: the compiler's message in that case; else "".
+      peak_bytes: the peak memory of a device, by the compiler's plan. None if refused or unknown.
+      argument_bytes, output_bytes, temporary_bytes, aliased_bytes, code_bytes: memory by kind; None if refused.
+        Aliased (donated) memory counts as argument and as output, but exists once. The kinds can add up to
+        more than the peak, because not all of them are held at the same time.
+      flops: FLOPs of matrix products, a loop's body counted as often as it runs; None if unknown.
+      flops_once: the "flops" of `cost_analysis`: all operations, but a loop's body once. None if it does not say.
       traffic: its communication, as `Traffic` rows, in the order of the program.
-      seconds: that compiling took, where it was done.
-      source: "compiled", "cache" (compiled before, on this machine) or "recording" (on another).
-      made: with what it was compiled, when, and on which kind of machine.
+      seconds: the time that compiling took, where it was compiled.
+      source: "compiled", "cache" (compiled earlier on this machine) or "recording" (on another).
+      made: the compiler, JAX version, date and kind of machine.
     """
 
     name: str
@@ -127,15 +128,15 @@ class PodProgram:
     made: dict[str, str] = field(default_factory=dict)
 
     def sent(self, *axes, kind=None, asynchronous=None):
-        """Bytes that a device sends in one call, on rings; None if that is decided while it runs.
+        """Bytes that a device sends in one call, on rings; None if only the run decides.
 
-        `sent("model")` counts what goes along that axis alone, `sent("data", "model")` what goes along both at
-        once, `sent()` everything.
+        `sent("model")` counts the collectives along that axis alone, `sent("data", "model")` those along both at
+        once, `sent()` all.
 
         Args:
           *axes: the axes.
-          kind: count only these, such as "all-gather".
-          asynchronous: count only those that are, or are not.
+          kind: count only collectives of this kind, such as "all-gather".
+          asynchronous: True counts only asynchronous collectives, False only the others.
         """
         rows = [
             row
@@ -149,11 +150,11 @@ class PodProgram:
         return sum(row.times * row.bytes for row in rows)
 
     def times(self, kind, *axes):
-        """How often collectives of a kind run in one call; None if that is decided while it runs.
+        """How often collectives of a kind run in one call; None if only the run decides.
 
         Args:
-          kind: such as "all-to-all".
-          *axes: count only those along exactly these.
+          kind: the kind, such as "all-to-all".
+          *axes: count only collectives along exactly these axes.
         """
         rows = [row.times for row in self.traffic if row.kind == kind and (not axes or row.axes == axes)]
         return None if None in rows else sum(rows)
@@ -164,20 +165,20 @@ class PodProgram:
         if self.fits is False:
             yield "fits", f"no: {self.message.splitlines()[0]}"
         else:
-            yield "fits", "yes" if self.fits else "unknown: this compiler plans memory, but refuses nothing"
+            yield "fits", "yes" if self.fits else "unknown: this compiler plans memory, but never refuses a program"
             parts = (
-                f"arguments {_gb(self.argument_bytes)}, temporaries {_gb(self.temporary_bytes)}, "
-                f"results {_gb(self.output_bytes)}, of which {_gb(self.aliased_bytes)} in donated arguments"
+                f"arguments {_amount(self.argument_bytes)}, temporaries {_amount(self.temporary_bytes)}, "
+                f"results {_amount(self.output_bytes)}, of which {_amount(self.aliased_bytes)} in donated arguments"
             )
-            yield "memory", f"at most {_gb(self.peak_bytes)} on each device ({parts})"
-            yield "work", "unknown" if self.flops is None else f"{self.flops:.3g} FLOPs of matrix products"
+            yield "memory", f"at most {_amount(self.peak_bytes)} on each device ({parts})"
+            yield "FLOPs", "unknown" if self.flops is None else f"{self.flops:.3g} in matrix products"
         yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.made.values())}"
 
     def _rows(self):
-        """Rows for a reader: those of one kind, along the same axes, together.
+        """Rows to print: one for each kind, axes and overlap.
 
-        The overlap is "waits" where it is one instruction, "hidden" where it is started and ended with matrix products
-        in between, and "exposed" where it is started and ended with none.
+        The overlap is "waits" where the collective is one instruction, "hidden" where matrix products run between its
+        start and its end, and "exposed" where none do.
         """
         together = {}
         for row in self.traffic:
@@ -187,7 +188,7 @@ class PodProgram:
             together[key] = (times + row.times, sent + row.times * row.bytes) if known else (None, None)
         for (kind, axes, overlap), (times, sent) in together.items():
             along = ", ".join(axes) if axes is not None else "other groups"
-            known = ("unknown", "unknown") if times is None else (f"{times:,}", f"{sent / 1e9:,.3f}")
+            known = ("unknown", "unknown") if times is None else (f"{times:,}", _amount(sent))
             yield kind, along, overlap, *known
 
     def __repr__(self):
@@ -196,7 +197,7 @@ class PodProgram:
         if len(rows) > 1:
             widths = [max(len(row[i]) for row in rows) for i in range(5)]
             lines += ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-            lines.append(f"a device sends {_gb(self.sent())} in all")
+            lines.append(f"sent by each device in total (ring model): {_amount(self.sent())}")
         return "\n".join(lines)
 
     def _repr_html_(self):
@@ -206,36 +207,40 @@ class PodProgram:
         if rows:
             columns = "".join(f"<th>{column}</th>" for column in _COLUMNS)
             text += f'<table class="dataframe"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-            text += f"<p>A device sends {_gb(self.sent())} in all.</p>"
+            text += f"<p>Sent by each device in total (ring model): {_amount(self.sent())}.</p>"
         return text
 
 
-_COLUMNS = ("collective", "along", "overlap", "times", "GB sent")
+_COLUMNS = ("collective", "along", "overlap", "times", "sent")
 
 
-def _gb(count):
-    return "unknown" if count is None else f"{count / 1e9:,.3f} GB"
+def _amount(count):
+    """Bytes in a readable unit: small numbers exactly, so that they can be compared with a formula."""
+    if count is None:
+        return "unknown"
+    size, unit = next(((size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB")) if count >= size), (1, "bytes"))
+    return f"{count / size:,.3f} {unit}" if size > 1 else f"{count:,} bytes"
 
 
 class Pod:
-    """Chips that are not there, and their compiler.
+    """A description of a pod, and the compiler for its chips; the chips themselves are not needed.
 
-    `Pod("v5p:8x8x8")` is 512 TPU v5p in a torus; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the TPUs
-    v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200 (of which 80 GB and, of b200, 180 GB).
+    `Pod("v5p:8x8x8")` is a torus of 8 * 8 * 8 = 512 TPU v5p; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the
+    TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100 and h100 (80 GB), h200 (141 GB) and b200 (180 GB).
 
     Attributes:
       name: the kind of chip, a colon, and the torus, or hosts x GPUs.
       chip: the kind, such as "v5p".
-      shape: the torus such as (8, 8, 8); for GPUs (hosts, GPUs of a host).
-      size: how many devices JAX sees there.
-      compiler: the compiler with its version, such as "libtpu 0.0.50.1"; None if there is none here.
+      shape: the torus, such as (8, 8, 8); for GPUs (hosts, GPUs of a host).
+      size: the number of JAX devices of the pod.
+      compiler: the compiler with its version, such as "libtpu 0.0.50.1"; None if none is installed.
 
     Raises:
-      ValueError: no such chip, or no such torus.
+      ValueError: the chip is unknown, or the torus has the wrong number of axes.
     """
 
     def __init__(self, name):
-        """Look the chips up; nothing is loaded yet."""
+        """Look up the chips; no compiler is loaded yet."""
         match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", str(name))
         self.chip = match[1].lower() if match else None
         if self.chip not in {**_TPUS, **_GPUS}:
@@ -246,12 +251,12 @@ class Pod:
         axes, per_chip = (2, 1) if self.is_gpu else _TPUS[self.chip]
         if len(self.shape) != axes or 0 in self.shape:
             form = "hosts x GPUs, such as 8x8" if self.is_gpu else f"{axes} sizes, such as {'x'.join(['4'] * axes)}"
-            raise ValueError(f"{self.chip} wants {form}; got {match[2]}")
+            raise ValueError(f"{self.chip} needs {form}; got {match[2]}")
         self.size = math.prod(self.shape) * per_chip
         self.compiler = _gpu_compiler() if self.is_gpu else _tpu_compiler()
 
     def __repr__(self):
-        return f"Pod({self.name!r}): {self.size:,} devices, {self.compiler or 'no compiler here'}"
+        return f"Pod({self.name!r}): {self.size:,} devices, {self.compiler or 'no compiler installed'}"
 
     @property
     def _devices(self):
@@ -260,13 +265,16 @@ class Pod:
     def mesh(self, shape, axes, *, split=False):
         """A mesh of all devices: neighbours in the mesh are neighbours on the torus.
 
-        `Pod("v5p:8x8x8").mesh((64, 8), ("data", "model"))` lays `data` over two axes of the torus and `model` over
+        `Pod("v5p:8x8x8").mesh((64, 8), ("data", "model"))` maps `data` to two axes of the torus and `model` to
         the third. On GPUs the last axes of the mesh are within a host. Without a compiler it is an `AbstractMesh`.
 
         Args:
           shape: sizes of the mesh axes; their product is the number of devices.
           axes: their names.
-          split: also allow an axis of the torus to be shared by axes of the mesh, which then lose its wraparound.
+          split: allow several mesh axes to share a torus axis; they then have no wraparound links.
+
+        Returns:
+          A `Mesh`, or an `AbstractMesh`.
 
         Raises:
           ValueError: the shape does not fit; the message says why, and which shapes do.
@@ -282,8 +290,8 @@ class Pod:
         if not self.is_gpu and not split and not _fits_torus(shape, self._torus):
             raise ValueError(
                 f"a mesh {shape} does not fit the torus {'x'.join(map(str, self.shape))} of {self.name}: the size of "
-                f"each mesh axis must be a product of whole torus axes. {_suggested(self._torus, len(axes))} Or pass "
-                "split=True, and let mesh axes share a torus axis."
+                f"each mesh axis must be a product of torus axes. {_suggested(self._torus, len(axes))} Or pass "
+                "split=True, which lets mesh axes share a torus axis."
             )
         types = (AxisType.Auto,) * len(axes)
         if not self.compiler or _only_recorded():
@@ -295,32 +303,64 @@ class Pod:
             devices = create_device_mesh(shape, list(self._devices), allow_split_physical_axes=split)
         return Mesh(devices.reshape(shape), axes, axis_types=types)
 
+    def like(self, *args):
+        """Arguments for `compile`: the shapes, dtypes and specs of arrays on an emulated mesh, but on these chips.
+
+        `pod.compile(matmul, *pod.like(A, B))` compiles for this pod a product that the CPU has just computed. The
+        mesh has the same axes with the same sizes, and neighbours in it are neighbours on the torus.
+
+        Args:
+          *args: arrays or `jax.ShapeDtypeStruct`s with a `NamedSharding` each, or pytrees of them. An array on a
+            single device becomes replicated.
+
+        Returns:
+          A tuple of the same pytrees, with a `jax.ShapeDtypeStruct` for each array.
+
+        Raises:
+          ValueError: no argument has a mesh, or the number of its devices is not that of this pod.
+        """
+        shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args)]
+        meshes = {sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)}
+        if len({(mesh.axis_names, mesh.axis_sizes) for mesh in meshes}) != 1:
+            raise ValueError(
+                f"all arguments together must name one mesh, such as by NamedSharding; found {len(meshes)}"
+            )
+        theirs = next(iter(meshes))
+        mesh = self.mesh(theirs.axis_sizes, theirs.axis_names)
+
+        def abstract(leaf):
+            sharding = getattr(leaf, "sharding", None)
+            spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+        return jax.tree.map(abstract, args)
+
     @property
     def _torus(self):
         extra = self.size // math.prod(self.shape)
         return self.shape if extra == 1 else (*self.shape, extra)
 
     def compile(self, function, *args, name=None, cache=True, fresh=False, compiler_options=None, **jit_options):
-        """Compile `function(*args)` for these chips, and say what the compiler says.
+        """Compile `function(*args)` for these chips, and report its memory, FLOPs and communication.
 
-        Compiling takes seconds to minutes. What was compiled before is taken from the disk, if the program, the
-        options and the versions are the same: from the cache of this machine, or from the recording that comes with
-        shardlab. Without a compiler the recording is searched by `name`, chips, mesh and arguments instead.
+        Compiling takes seconds to minutes. A program compiled earlier is read from disk if program, options and
+        versions are the same: from the cache of this machine, or from the recording that comes with shardlab. Without a
+        compiler, the recording is searched by `name`, chips, mesh and arguments instead.
 
         Args:
-          function: jitted or not.
-          *args: `jax.ShapeDtypeStruct`s with shardings on a mesh of this pod, or trees of them.
-          name: what to call the program; by it, it is found in a recording.
+          function: a function, jitted or not.
+          *args: `jax.ShapeDtypeStruct`s with shardings on a mesh of this pod, or pytrees of them.
+          name: the name of the program, under which a recording stores it.
           cache: a folder; True for the user's (`$XDG_CACHE_HOME/shardlab/pods`), False for none.
-          fresh: compile, even if that was done before.
-          compiler_options: of XLA, such as `{"xla_tpu_enable_async_all_to_all": "true"}`.
-          **jit_options: of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`.
+          fresh: compile even if the cache has the program.
+          compiler_options: options of XLA, such as `{"xla_tpu_enable_async_all_to_all": "true"}`.
+          **jit_options: options of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`.
 
         Returns:
-          `PodProgram`. A program that is too large for the chips is one too, with `fits=False`.
+          `PodProgram`. For a program that is too large for the chips, it has `fits=False`.
 
         Raises:
-          ValueError: no argument lies on a mesh of this pod.
+          ValueError: no argument is sharded over a mesh of this pod.
           NoCompiler: there is no compiler, and no recording of this program.
         """
         mesh = self._mesh_of((args, jit_options))
@@ -330,7 +370,10 @@ class Pod:
         if not self.compiler or _only_recorded():
             return self._from_recording(label, name)
         jitted = function if hasattr(function, "lower") and not jit_options else jax.jit(function, **jit_options)
-        lowered = jitted.lower(*args)
+        # A caller's current mesh has other devices; this one also gives bare PartitionSpecs in the program their mesh.
+        current = nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
+        with current:
+            lowered = jitted.lower(*args)
         made = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
         order = [device.id for device in mesh.devices.flat]
         key = _digest([_FORM, lowered.as_text(), self.name, order, options, made])
@@ -380,8 +423,8 @@ class Pod:
             if mesh.size == self.size and (abstract or set(mesh.devices.flat) == set(self._devices)):
                 return mesh
         raise ValueError(
-            f"no argument lies on {self.name}: give jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, "
-            f"spec)) with a mesh of this pod, pod.mesh(...); found {meshes or 'no shardings at all'}"
+            f"no argument is placed on {self.name}: give jax.ShapeDtypeStruct(shape, dtype, sharding="
+            f"NamedSharding(mesh, spec)) with a mesh of this pod, pod.mesh(...); found {meshes or 'no shardings'}"
         )
 
     def _from_recording(self, label, name):
@@ -391,7 +434,7 @@ class Pod:
         have = sorted({e["program"]["name"] for e in _recordings() if e["program"]["pod"] == self.name})
         raise NoCompiler(
             f"{_remedy(self.is_gpu)} And {name!r} on {self.name}, with these arguments, is not among the recorded "
-            f"programs (of {self.name} there are {', '.join(have) or 'none'})."
+            f"programs (for {self.name} there are {', '.join(have) or 'none'})."
         )
 
 
@@ -423,7 +466,7 @@ def _remedy(is_gpu):
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"The compiler exists for Linux on x86-64; this is {sys.platform} on {platform.machine()}."
     if _only_recorded():
-        return "SHARDLAB_PODS=recorded is set: nothing is compiled."
+        return "SHARDLAB_PODS=recorded is set, so nothing is compiled."
     what = "NVIDIA GPUs" if is_gpu else "TPUs"
     return f'The compiler for {what} is not installed: pip install "shardlab[{"pods-gpu" if is_gpu else "pods"}]".'
 
@@ -433,11 +476,11 @@ def _only_recorded():
 
 
 def _quiet_libtpu():
-    """Settings that libtpu reads when it is loaded: look for no TPU, write no log, mind no other process."""
+    """Settings that libtpu reads when it is loaded: do not look for a TPU, write no log, allow other processes."""
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_LOG_DIR", "disabled")
     os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
-    if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):  # a machine with TPUs knows its own
+    if not (glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")):  # a machine with TPUs has its own settings
         os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-16")
         os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -468,7 +511,7 @@ def _devices_of(pod, compiler):
 
 
 def _target(chip, compiler):
-    """A GPU in the words of XLA's GpuTargetConfigProto."""
+    """A GPU as XLA's GpuTargetConfigProto."""
     capability, cores, per_core, per_block, speed, cache, clock, memory, units = _GPUS[chip]
     major, minor = capability.split(".")
     cuda = re.search(r"cuda(\d+)", compiler)[1]
@@ -507,10 +550,10 @@ def _suggested(torus, count):
     for owners in product(range(count), repeat=len(torus)):
         found.add(tuple(math.prod(s for s, o in zip(torus, owners, strict=True) if o == axis) for axis in range(count)))
     shapes = ", ".join(map(str, sorted(found, reverse=True)[:12]))
-    return f"With {count} axes, these fit: {shapes}." if count else "Give it at least one axis."
+    return f"With {count} axes, these fit: {shapes}." if count else "A mesh needs at least one axis."
 
 
-# --- What a compiled program does ---------------------------------------------------------------------------
+# --- What a compiled program computes ---------------------------------------------------------------------------
 
 
 def _read_program(text, mesh):
@@ -535,7 +578,7 @@ def _read_program(text, mesh):
 
 
 def _work(here, computations, work):
-    """FLOPs of matrix products in one run of a computation; None if they, or how often they run, are not known."""
+    """FLOPs of matrix products in one run of a computation; None if they, or how often they run, are unknown."""
     total = 0
     for name, line in here.lines.items():
         if re.search(r" (dot|convolution|custom-call)\(|(calls|body|to_apply|computations?)=", line):
@@ -567,17 +610,17 @@ def _dims(type_text):
 
 
 def _dot_flops(dot):
-    """2 · the numbers of the result · the numbers that are summed for each of them."""
+    """2 · elements of the result · elements of the contracting dimensions."""
     summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
     left = _dims(dot.operands[0])
     return 2 * math.prod(_dims(dot.result)) * math.prod(left[int(d)] for d in summed[1].split(",") if d)
 
 
 def _convolution_flops(made):
-    """As `_dot_flops`, of a matrix product that is written as a convolution, as is every one for TPUs.
+    """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs for TPUs.
 
-    Along each of its space dimensions only those places count where the window lies on the data, and neither on
-    padding nor between dilated numbers: that is how XLA writes a batch of products.
+    Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
+    nor the gaps of dilation: that is how XLA writes a batch of products.
     """
     left, right = (_dims(operand) for operand in made.operands[:2])
     result = _dims(made.result)
@@ -599,7 +642,7 @@ def _convolution_flops(made):
 
 
 def _work_beside(here, start, computations, work):
-    """FLOPs of matrix products between the start of something asynchronous and its end; None if not known."""
+    """FLOPs of matrix products between the start of an asynchronous operation and its end; None if unknown."""
     begin, total = list(here.lines).index(start), 0
     channels = _channels(here[start], computations)
     waiting = start
@@ -629,9 +672,9 @@ def _channels(made, computations):
     return set(re.findall(r"channel_id=(\d+)", text))
 
 
-# --- What is kept on disk -----------------------------------------------------------------------------------
+# --- What is stored on disk -----------------------------------------------------------------------------------
 
-_listener = None  # scripts/record_pods.py hears of every program here
+_listener = None  # scripts/record_pods.py is called here for every program
 
 
 def _digest(thing):
@@ -639,7 +682,7 @@ def _digest(thing):
 
 
 def _described(args):
-    """Shapes, types and layouts of arguments, in words that all versions of JAX share."""
+    """Shapes, dtypes and specs of arguments, in a form that all versions of JAX share."""
     described = []
     for leaf in jax.tree.leaves(args):
         spec = [list(e) if isinstance(e, tuple) else e for e in leaf.sharding.spec] if hasattr(leaf, "sharding") else []
@@ -654,7 +697,7 @@ def _cache_folder():
 
 
 def _read(folder, key):
-    """What was compiled before; None if nothing was, or if it cannot be read."""
+    """A program compiled earlier; None if there is none, or if it cannot be read."""
     if folder is None:
         return None
     try:
@@ -678,7 +721,7 @@ def _write(folder, key, program):
 
 @functools.cache
 def _recordings():
-    return json.loads(RECORDING.read_text())["programs"] if RECORDING.exists() else []
+    return [entry for file in sorted(RECORDINGS.glob("*.json")) for entry in json.loads(file.read_text())["programs"]]
 
 
 def _recorded(key):

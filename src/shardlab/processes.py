@@ -1,4 +1,4 @@
-"""Start JAX processes from a notebook, run cells in all or some of them, and say what went wrong in which.
+"""Start JAX processes from a notebook, run cells in all or some of them, and report what went wrong in which.
 
     group = start(8)                 # eight processes with one CPU device each, joined by jax.distributed
 
@@ -8,11 +8,11 @@
 
     %%processes 0,2-3 --limit 10     # in some of them, for ten seconds at most
     group.run("x = 1")               # the same without a notebook
-    group["x"]                       # what x is in each process
+    group["x"]                       # the value of x in each process
     group.stop()
 
 The processes are engines of [ipyparallel](https://ipyparallel.readthedocs.io), so they can also be started by
-Slurm, MPI or SSH. What each prints comes back whole, in order, with the number of the process in front.
+Slurm, MPI or SSH. What they print is shown in order, with the process index in front.
 """
 
 import argparse
@@ -37,21 +37,21 @@ from pathlib import Path
 
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
-_TICK = 0.02  # seconds between two looks at the processes
+_TICK = 0.02  # seconds between two polls of the processes
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell in one process.
+    """The result of running a cell in one process.
 
     Attributes:
-      process: its number, as `jax.process_index()` has it.
-      state: "done", "raised" (an exception), "died" (its operating-system process is gone), "hung" (had not come back
-        when the time was up) or "waited" (had not come back when another process raised or died).
-      seconds: how long it took, or for how long it was waited for.
+      process: the process index, as `jax.process_index()` returns it.
+      state: "done", "raised" (an exception), "died" (its operating-system process has ended), "hung" (had not finished
+        at the time limit) or "waited" (had not finished when another process raised or died).
+      seconds: how long it took, or how long `run` waited for it.
       text: what it printed.
       pictures: what it displayed besides text, each a dict of MIME types.
-      error: one line on what went wrong; "" if nothing did.
+      error: the error in one line; "" if there was none.
       line: the line of the cell that raised or was waiting; 0 if unknown.
     """
 
@@ -65,7 +65,7 @@ class Outcome:
 
 
 class ProcessFailure(RuntimeError):
-    """A cell did not end well in every process; `outcomes` has what became of it in each, in order.
+    """A cell failed in at least one process; `outcomes` has the `Outcome` of each process, in order.
 
     `failure.having("died")` lists the processes in that state.
     """
@@ -75,26 +75,26 @@ class ProcessFailure(RuntimeError):
         self.outcomes = tuple(outcomes)
 
     def having(self, *states):
-        """The numbers of the processes in one of these states, as a list."""
+        """The process indices in one of these states, as a list."""
         return [outcome.process for outcome in self.outcomes if outcome.state in states]
 
 
 def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=False, environment=None, **initialize):
-    """Start `n` processes, join them to one JAX program, and return the group.
+    """Start `n` processes, join them into one JAX program, and return the group.
 
-    `start(8)` gives eight processes with one CPU device each, `start(2, devices=4)` two with four. A group that this
-    function has started before is stopped first, so that a notebook's cell can be run again. In a notebook the
-    cell magic `%%processes` then runs cells in the group; `%%processes --help` lists its options.
+    `start(8)` starts eight processes with one CPU device each, `start(2, devices=4)` two with four, which are also
+    2 * 4 = 8 devices. A group that this function started earlier is stopped first, so a notebook's cell can run again.
+    In a notebook the cell magic `%%processes` then runs cells in the group; `%%processes --help` lists its options.
 
     Args:
       n: how many processes, 1 or more.
-      devices: how many emulated CPU devices each has; None leaves each the accelerators that it finds.
-      cluster: how they are started: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
+      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds.
+      cluster: the launcher: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
         `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your own.
-      join: whether to call `jax.distributed.initialize` in each. If not, the cells have to do it, with the
-        `coordinator_address` that `group.coordinator` has.
-      limit: seconds after which starting is given up.
-      preemption: whether JAX's preemption service listens to SIGTERM in them.
+      join: whether to call `jax.distributed.initialize` in each. If not, a cell has to do it, with
+        `group.coordinator` as `coordinator_address`.
+      limit: seconds after which starting fails.
+      preemption: whether JAX's preemption service handles SIGTERM in them.
       environment: variables to set in each process before JAX starts, as a dict.
       **initialize: more arguments for `jax.distributed.initialize`, such as `heartbeat_timeout_seconds=10`.
 
@@ -102,9 +102,9 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
       A `Processes`.
 
     Raises:
-      ValueError: `n` or `devices` is not a whole number of at least 1, or nobody knows such a `cluster`.
+      ValueError: `n` or `devices` is not a whole number of at least 1, or there is no launcher `cluster`.
       ImportError: ipyparallel is missing.
-      ProcessFailure: they did not start, or did not find each other, within the limit. None is left behind.
+      ProcessFailure: they did not start, or did not connect to each other, within the limit. All are stopped.
     """
     for name, value in {"n": n, "devices": 1 if devices is None else devices}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -122,7 +122,7 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
             Processes.current = Processes(n, cluster, join, limit, settings)
             break
         except ProcessFailure as failure:
-            # Between finding a free port and using it, somebody else may have taken it. JAX says so, or dies of it.
+            # Another program may take the free port before we use it. JAX then says so, or crashes.
             port_taken = failure.having("died") or "RPC server" in str(failure)
             if attempt == 2 or not port_taken or not isinstance(cluster, str):
                 raise
@@ -131,14 +131,14 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
 
 
 class Processes:
-    """A group of processes: `start` makes one.
+    """A group of processes, as `start` returns it.
 
     Attributes:
-      n: how many there are.
-      hosts: the host on which each runs, in the order of the processes.
-      pids: the number that the operating system gives each.
-      coordinator: the address where they meet, "host:port".
-      outcomes: what became of the last cell in each process that ran it.
+      n: how many processes.
+      hosts: the host on which each runs, in the order of process indices.
+      pids: the operating system's process id of each.
+      coordinator: the address of the coordinator, "host:port".
+      outcomes: the `Outcome` of the last cell in each process that ran it.
       failure: the `ProcessFailure` of the last cell, or None.
     """
 
@@ -166,10 +166,10 @@ class Processes:
             raise
 
     def __repr__(self):
+        processes = _count(self.n, "process", "processes")
         if self._client is None:
-            return f"{self.n} processes, stopped"
-        hosts = len(set(self.hosts))
-        return f"{self.n} processes on {hosts} host{'s' if hosts > 1 else ''}"
+            return f"{processes}, stopped"
+        return f"{processes} on {_count(len(set(self.hosts)), 'host', 'hosts')}"
 
     def __enter__(self):
         return self
@@ -178,44 +178,44 @@ class Processes:
         self.stop()
 
     def __getitem__(self, name):
-        """What a variable, or any expression, is in each process: a list in the order of the processes."""
+        """The value of a variable, or of any expression, in each process: a list in the order of process indices."""
         return self._do(time.monotonic() + 60, _value, name, grace=5)
 
     def run(self, code, only=None, *, limit=60, grace=5):
         """Run code in every process, or in some, at the same time, and wait until all have ended.
 
         Args:
-          code: Python, as text. Names stay from one cell to the next.
-          only: the numbers of the processes that run it, such as `[0, 2]`; None means all.
-          limit: seconds after which those that have not ended are given up.
-          grace: when one has raised or died, seconds that the others get to end as well.
+          code: Python, as text. Names persist from one cell to the next.
+          only: the indices of the processes that run it, such as `[0, 2]`; None means all.
+          limit: seconds after which processes that have not finished count as hung.
+          grace: seconds that the others get to finish after one has raised or died.
 
         Returns:
-          A list of `Outcome`, in the order of the processes.
+          A list of `Outcome`, in the order of process indices.
 
         Raises:
-          ProcessFailure: at least one raised, died or hung. If some had not ended or are dead, all are stopped, since
-            the others could wait for them for ever; `start` begins anew.
-          ValueError: `only` names a process that is not there.
+          ProcessFailure: at least one raised, died or hung. If some hung or died, all are stopped, because the others
+            could wait for them indefinitely; call `start` again.
+          ValueError: `only` names a process that does not exist.
         """
         if self._client is None:
-            raise ProcessFailure("these processes are stopped; start() begins anew")
+            raise ProcessFailure("these processes were stopped; call start() again")
         chosen = sorted(set(range(self.n) if only is None else only))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.n:
-            raise ValueError(f"only={list(only)!r}: there are processes 0 to {self.n - 1}")
+            raise ValueError(f"only={list(only)!r}, but the processes are 0 to {self.n - 1}")
         self.failure = None
         calls = self._call(chosen, _run, code)
         try:
             self._wait(calls, time.monotonic() + limit, grace)
         except KeyboardInterrupt:
             self.stop()
-            print("interrupted: all processes are stopped; start() begins anew", file=sys.stderr)
+            print("interrupted: all processes were stopped; call start() again", file=sys.stderr)
             raise
         self._judge(calls, code)
         return list(self.outcomes)
 
     def stop(self):
-        """End all processes and what belongs to them, at once. May be called again."""
+        """End all processes and their helpers at once. Calling it again does no harm."""
         if self._thread is None:
             return
         with contextlib.suppress(Exception):
@@ -245,20 +245,20 @@ class Processes:
             raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
 
         if isinstance(cluster, str):
-            # From other hosts this one is seen under an address, since its name may mean the loopback here.
+            # Other hosts reach this one by its address, because its name may mean the loopback here.
             options = {} if self._local else {"controller_ip": "*", "controller_location": _address()}
             try:
                 folder = str(self._folder / "profile")
                 cluster = ipyparallel.Cluster(engines=cluster, profile_dir=folder, log_level=40, **options)
             except TraitError:
                 known = "such as local, slurm, mpi or ssh"
-                raise ValueError(f"ipyparallel knows no launcher called {cluster!r}; name one, {known}") from None
+                raise ValueError(f"ipyparallel has no launcher called {cluster!r}; use one {known}") from None
             cluster.shutdown_atexit = False  # we stop it
         if self._local:
-            # Of processes on this machine we see the ends ourselves; without a nanny each, half as many start.
+            # We see local processes end without ipyparallel's nannies; without them only half as many processes start.
             cluster.config.EngineLauncher.engine_args = ["--IPEngine.enable_nanny=False"]
             cluster.config.LocalEngineSetLauncher.delay = 0
-        # An engine counts as started at its first heartbeat: they come every 3 s if nobody asks for more.
+        # An engine counts as started at its first heartbeat, which by default comes every 3 s.
         beats = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=200"]
         cluster.controller_args = [*cluster.controller_args, *beats]
         self._cluster = cluster
@@ -273,7 +273,7 @@ class Processes:
                     raise FutureTimeout
                 if not self._local and time.monotonic() > said + 15:  # a queue can be long
                     said = time.monotonic()
-                    print(f"{len(self._client.ids)} of {self.n} processes are there", file=sys.stderr)
+                    print(f"{len(self._client.ids)} of {self.n} processes have started", file=sys.stderr)
         except (FutureTimeout, OSError, RuntimeError) as error:
             there = len(self._client.ids) if self._client else 0
             raise ProcessFailure(
@@ -287,7 +287,7 @@ class Processes:
         return "\n".join(lines[-8:])
 
     def _prepare(self, end):
-        """Bring the engines into order, and turn them into processes that report as we want."""
+        """Order the engines by process index, and set up their reports."""
         self._ids = list(self._client.ids)
         order = sorted(zip(self._ids, self._do(end, _hello), strict=True), key=lambda pair: pair[1])
         self._ids = [i for i, _ in order]
@@ -295,7 +295,7 @@ class Processes:
         watch = (os.getpid(), self._controller_pid()) if self._local else None
         self._do(end, _prepare, str(self._folder.resolve()), watch, self._settings)
         alone = len(set(self.hosts)) == 1
-        (self.coordinator,) = self._do(end, _meeting_point, "localhost" if alone else self.hosts[0], only=[0])
+        (self.coordinator,) = self._do(end, _coordinator_address, "localhost" if alone else self.hosts[0], only=[0])
 
     def _join(self, end):
         self._do(end, _join, self.coordinator, self.n, self._settings["initialize"])
@@ -310,7 +310,7 @@ class Processes:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
 
     def _do(self, end, function, *args, only=None, grace=1):
-        """Call a function of this module in processes, each with its number first; returns the results."""
+        """Call a function of this module in processes, each with its index as first argument; returns the results."""
         calls = self._call(range(self.n) if only is None else only, function, *args)
         self._wait(calls, end, grace)
         self._judge(calls, "")
@@ -318,11 +318,11 @@ class Processes:
 
     def _call(self, chosen, function, *args):
         if self._client is None:
-            raise ProcessFailure("these processes are stopped; start() begins anew")
+            raise ProcessFailure("these processes were stopped; call start() again")
         return [_Call(i, self._client[self._ids[i]].apply_async(function, i, *args)) for i in chosen]
 
     def _wait(self, calls, end, grace):
-        """Wait until every call has ended, or for a limited time; note how each stands then."""
+        """Wait until every call has ended, or for a limited time; note the state of each."""
         while True:
             exits = self._exits()
             for call in calls:
@@ -345,13 +345,13 @@ class Processes:
             self._ask_where(waiting)
 
     def _exits(self):
-        """Process numbers of the operating system, of those that have ended, with their exit codes."""
+        """The process ids of those that have ended, with their exit codes."""
         engines = self._cluster.engines.get(self._set) if self._set else None
         ended = dict(getattr(engines, "stop_data", None) or {}).get("engines", {})
         return {data["pid"]: data["exit_code"] for data in list(ended.values())}
 
     def _ask_where(self, calls):
-        """Let processes that do not come back write down where they are."""
+        """Let processes that have not finished write the line at which they are."""
         for call in calls:
             with contextlib.suppress(Exception):
                 if self._local:
@@ -368,7 +368,7 @@ class Processes:
             call.line = int(found[0]) if found else 0
 
     def _judge(self, calls, code):
-        """Keep the outcomes; if they are bad, stop what has to be stopped, and raise."""
+        """Keep the outcomes; if one is a failure, stop the processes where necessary, and raise."""
         self.outcomes = outcomes = tuple(call.outcome(self._folder) for call in calls)
         if all(outcome.state == "done" for outcome in outcomes):
             return
@@ -388,7 +388,7 @@ class _Call:
         self.result, self.error, self.line = {}, "", 0
 
     def look(self, exit_code):
-        """Note whether it has come back, or cannot any more."""
+        """Note whether it has finished, or never will."""
         if self.state != "waiting":
             return
         if self.handle.ready():
@@ -406,7 +406,7 @@ class _Call:
             self.ended = time.monotonic()
 
     def outcome(self, folder):
-        """The outcome, with what it said: from its answer, or from its files if there is none."""
+        """The outcome, with what it printed: from its result, or from its files if there is none."""
         text, error = self.result.get("text"), self.error
         if text is None:
             text = _read(folder / f"{self.process}.text")
@@ -418,7 +418,7 @@ class _Call:
 
 
 def _address():
-    """The address of this host towards others: where its default route begins, or else any that is not the loopback."""
+    """The address of this host for others: that of its default route, or else any that is not the loopback."""
     import psutil
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
@@ -444,14 +444,16 @@ def _exit_text(code):
 
 
 def _last_words(log):
-    """The last error that C++ wrote before it ended the process, without times and places in its source."""
+    """The last error that C++ wrote before it ended the process, without times and source lines."""
     errors = re.findall(r"^[EF]\d{4} \S+ +\d+ \S+\] (.*)", log, flags=re.M)
     words = errors[-1].split(" Error: ")[0].strip() if errors else ""
-    return re.sub(r"; see the other task logs.*?absl::Status: ", ": ", words)  # advice on logs that we have read
+    return re.sub(
+        r"; see the other task logs.*?absl::Status: ", ": ", words
+    )  # advice on logs that we have already read
 
 
 def _report(outcomes, code, stopped):
-    """What went wrong, with like outcomes together."""
+    """What went wrong, with equal outcomes together."""
     lines, groups = code.splitlines(), {}
     for outcome in outcomes:
         if outcome.state != "done":
@@ -463,7 +465,7 @@ def _report(outcomes, code, stopped):
         what = {
             "raised": f"raised {error}{where}",
             "died": f"died after {seconds:.1f} s, {error}",
-            "hung": f"had not come back after {seconds:.0f} s; waiting{where or ' somewhere'}",
+            "hung": f"had not finished after {seconds:.0f} s; waiting{where or ' at an unknown line'}",
             "waited": f"still waiting{where} after {seconds:.0f} s",
         }[state]
         text.append(f"{who} {what}")
@@ -471,8 +473,12 @@ def _report(outcomes, code, stopped):
     if done:
         text.append(f"{_who(done)} done")
     if stopped:
-        text.append("all processes are stopped; start() begins anew")
+        text.append("all processes were stopped; call start() again")
     return "\n".join(text)
+
+
+def _count(n, one, many):
+    return f"{n} {one if n == 1 else many}"
 
 
 def _who(processes):
@@ -503,18 +509,28 @@ def _numbers(text):
 def _magic_parser():
     class Parser(argparse.ArgumentParser):
         def error(self, message):
-            raise ValueError(f"%%processes: {message}; %%processes --help lists what there is")
+            raise ValueError(f"%%processes: {message}; %%processes --help lists the options")
 
         def exit(self, status=0, message=None):
             raise SystemExit
 
     parser = Parser(prog="%%processes", description="Run this cell in every process, or in some.")
-    parser.add_argument("only", nargs="?", type=_numbers, help="which, such as 0 or 0,2-4; all if left out")
-    parser.add_argument("--limit", type=float, default=60, metavar="S", help="give up after so many seconds (60)")
+    parser.add_argument("only", nargs="?", type=_numbers, help="which, such as 0 or 0,2-4 (all)")
     parser.add_argument(
-        "--grace", type=float, default=5, metavar="S", help="seconds that the others get when one has failed (5)"
+        "--limit",
+        type=float,
+        default=60,
+        metavar="S",
+        help="seconds after which unfinished processes count as hung (60)",
     )
-    parser.add_argument("--fails", action="store_true", help="the cell must fail: show how, and go on")
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=5,
+        metavar="S",
+        help="seconds that the others get to finish when one has failed (5)",
+    )
+    parser.add_argument("--fails", action="store_true", help="the cell must fail: show how, and continue")
     return parser
 
 
@@ -531,7 +547,7 @@ def _magic(line, cell=None):
         options = _magic_parser().parse_args(line.split() if cell else ["--help"])
         group = Processes.current
         if group is None:
-            raise ProcessFailure("no processes are running; start() begins anew")
+            raise ProcessFailure("no processes are running; call start() again")
         failure = None
         try:
             group.run(cell, options.only, limit=options.limit, grace=options.grace)
@@ -541,13 +557,13 @@ def _magic(line, cell=None):
         if failure and not options.fails:
             raise failure from None
         if options.fails and not failure:
-            raise AssertionError("this cell was to fail, and all processes are done")
+            raise AssertionError("this cell was expected to fail, but all processes are done")
         if failure:
             print(failure)
 
 
 def _show(outcomes):
-    """Print and display what the processes said, in their order; what several say alike is shown once."""
+    """Print and display the output of the processes, in order; equal output of several is shown once."""
     from IPython.display import display
 
     texts, pictures = {}, {}
@@ -569,7 +585,7 @@ _me = {}
 
 
 def _hello(_):
-    """Where this engine belongs: by its rank, if a launcher gave it one, else by host and process number."""
+    """The position of this engine: by its rank, if a launcher gave it one, else by host and process id."""
     ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     rank = next((int(os.environ[name]) for name in ranks if name in os.environ), 0)
     return {"value": (rank, socket.gethostname(), os.getpid())}
@@ -578,7 +594,7 @@ def _hello(_):
 def _prepare(process, folder, watch, settings):
     Path(folder).mkdir(exist_ok=True)
     _me.update(folder=Path(folder), process=process)
-    # What C++ writes to the terminal is of use only if this process dies.
+    # Output of C++ code is of use only if this process dies.
     log = os.open(_me["folder"] / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -601,7 +617,7 @@ def _prepare(process, folder, watch, settings):
 
 
 def _watch(parent, controller):
-    """End this process, and the controller, if the notebook that started both is gone."""
+    """End this process, and the controller, if the notebook that started both has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     with contextlib.suppress(OSError):
@@ -609,7 +625,7 @@ def _watch(parent, controller):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _meeting_point(_, host):
+def _coordinator_address(_, host):
     with socket.socket() as free:
         free.bind(("", 0))
         return {"value": f"{host}:{free.getsockname()[1]}"}
@@ -629,7 +645,7 @@ def _value(_, expression):
 
 
 def _run(_, code):
-    """Run a cell, and return what it said and how it ended."""
+    """Run a cell, and return its output and how it ended."""
     from IPython import get_ipython
     from IPython.utils.capture import capture_output
 
@@ -672,7 +688,7 @@ def _error_text(error):
 
 
 def _line(error):
-    """The line of the cell where an exception came from: the last one that it passed."""
+    """The line of the cell from which an exception came: the last one in its traceback."""
     line, trace = getattr(error, "lineno", 0) if isinstance(error, SyntaxError) else 0, error.__traceback__
     while trace:
         if trace.tb_frame.f_code.co_filename == "<cell>":
