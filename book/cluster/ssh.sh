@@ -1,15 +1,15 @@
 #!/bin/bash
-# No scheduler at all: one process on each host, started by ssh. The program needs three arguments then:
-#   jax.distributed.initialize(os.environ["MEET"], int(os.environ["COUNT"]), int(os.environ["PLACE"]))
+# No scheduler: start one process on each host by ssh. Every host needs this folder and $VENV at the same path.
+# The three variables tell join.py the address of process 0, the number of processes, and the process index.
 set -euo pipefail
-hosts=(host1 host2)
+hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
-place=0
+process_id=0
 for host in "${hosts[@]}"; do
-  variables="MEET=${hosts[0]}:8476 COUNT=${#hosts[@]} PLACE=$place"
+  variables="COORDINATOR=${hosts[0]}:${PORT:-8476} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
   ssh -tt "$host" "cd '$PWD' && $variables '$VENV/bin/python' -u ${program[*]@Q}" &
-  place=$((place + 1))
+  process_id=$((process_id + 1))
 done
 for _ in "${hosts[@]}"; do
-  wait -n || { kill $(jobs -p) 2>/dev/null || true; exit 1; } # one has failed: end all
+  wait -n || { kill $(jobs -p) 2>/dev/null || true; exit 1; } # one has failed: end the others
 done

@@ -1,25 +1,23 @@
-"""Train on every device of a job, and go on from the last checkpoint if there is one.
+"""Train on all devices of a job; resume from the latest checkpoint if there is one.
 
 srun python train.py --folder /shared/run --steps 20
 """
 
 import argparse
-import os
 import time
 from pathlib import Path
 
 import jax
+from join import join
 
 options = argparse.ArgumentParser()
-options.add_argument("--folder", required=True, help="where checkpoints are: the same disk for all nodes")
+options.add_argument("--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share")
 options.add_argument("--steps", type=int, default=20)
-options.add_argument("--every", type=int, default=2, help="steps between two checkpoints")
+options.add_argument("--every", type=int, default=2, help="steps between two checkpoints; the last step is saved too")
 options.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch")
 options = options.parse_args()
 
-counts = "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PROCESSES"
-if max(int(os.environ.get(name, 1)) for name in counts) > 1:
-    jax.distributed.initialize(heartbeat_timeout_seconds=20)
+join(heartbeat_timeout_seconds=20)
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,31 +47,42 @@ def train(state, x):
 
 
 def batch(step):
-    """64 examples that depend on the step alone; each process makes the rows of its own devices."""
-    rows = np.random.default_rng(step).normal(size=(64, 8)).astype("float32")
-    return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("data")), lambda index: rows[index])
+    """64 examples that depend on the step alone; each process makes only the rows of its own devices."""
+
+    def make_rows(index):
+        rows = [np.random.default_rng((step, row)).normal(size=8) for row in range(*index[0].indices(64))]
+        return np.stack(rows).astype("float32")
+
+    return jax.make_array_from_callback((64, 8), NamedSharding(mesh, P("data")), make_rows)
 
 
-everywhere = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(create))
-state = jax.jit(create, out_shardings=everywhere)()
+replicated = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(create))
+state = jax.jit(create, out_shardings=replicated)()
 first = jax.process_index() == 0
 if first:
-    print(f"{jax.process_count()} processes, {jax.device_count()} devices", flush=True)
+    noun = "process" if jax.process_count() == 1 else "processes"
+    print(f"{jax.process_count()} {noun}, {jax.device_count()} devices", flush=True)
 
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
 with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as manager:
-    begin = manager.latest_step() or 0
+    begin, stopped = manager.latest_step() or 0, None
     if begin:
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
         state = manager.restore(begin, args=ocp.args.StandardRestore(target))
         if first:
-            print(f"goes on after step {begin}", flush=True)
+            print(f"resumes after step {begin}", flush=True)
     for step in range(begin + 1, options.steps + 1):
         state, value = train(state, batch(step))
         if first:
             print(f"step {step} loss {float(value):.6f}", flush=True)
-        manager.save(step, args=ocp.args.StandardSave(state))
+        # A manager saves at the preemption sync point of JAX as well; then we leave.
+        manager.save(step, args=ocp.args.StandardSave(state), force=step == options.steps)
+        if manager.reached_preemption(step):
+            stopped = step
+            break
         time.sleep(options.pause)
-if first:
+if first and stopped:
+    print(f"SIGTERM: saved step {stopped} and stopped", flush=True)
+elif first:
     total = sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state["params"]))
-    print(f"done, sum of all weights {total:.4f}", flush=True)
+    print(f"done, sum of the absolute weights {total:.4f}", flush=True)

@@ -1,11 +1,10 @@
-// The pictures of shardlab.draw, to its measures: layouts on up to 64 devices.
+// The pictures of shardlab.draw, to its measures: the shards of an array on up to 64 devices.
 (function (explorer) {
 "use strict";
-const { count, indexText, times } = explorer;
-const [TILE_W, TILE_H, WRAP, GAP, WIDTH] = [26, 22, 12, 10, 316];
-const { ceil, floor, max, min } = Math;
+const { count, indexText, over, times } = explorer;
+const [TILE_W, TILE_H, WRAP, GAP, WIDTH] = [26, 22, 12, 10, 314];
+const { ceil, floor, max, min, round } = Math;
 const g = (number) => Number(number.toPrecision(6)); // as Python's :g
-const round1 = (number) => (number % 1 === 0.25 ? number - 0.05 : Number(number.toFixed(1))); // as Python's round
 
 // An element with attributes and children.
 function h(tag, attributes, ...children) {
@@ -21,84 +20,123 @@ function h(tag, attributes, ...children) {
 const text = (x, y, words, size, more = {}) =>
   h("text", { x: g(x), y: g(y), "font-size": size, fill: "currentColor", ...more }, `${words}`);
 
+// About how many px a text of size 12 takes.
+const em = (letter) => (" .,:;'|![]()ijlftrI/".includes(letter) ? 0.4 : "mwMWGOQ%+=<>".includes(letter) ? 0.88
+  : "@→…↓".includes(letter) ? 1 : 0.64);
+const textWidth = (words) => 12 * [...words].reduce((sum, letter) => sum + em(letter), 0);
+
 // A rectangle in the colour of a device, with its number.
 function tile(x, y, width, height, number, label, tip) {
   const [fill, ink] = explorer.data.palette[number % 8];
   return h("g", {}, h("rect", { x: g(x), y: g(y), width: g(width), height: g(height), fill, stroke: "currentColor" }),
-    label === "" ? [] : text(x + width / 2, y + height / 2 + 4.5, label, 13, { fill: ink }),
+    label === "" ? [] : text(x + width / 2, y + height / 2 + 0.35 * 13, label, 13, { fill: ink }),
     tip ? h("title", {}, tip) : []);
 }
 
+const line = (d) => h("path", { d, fill: "none", stroke: "currentColor" });
+
+// The mesh axes of the columns, above a sheet, and of the rows, beside it.
+function arrowRight(x, y, length, label) {
+  const room = textWidth(label) + 6;
+  const words = text(...(length < room ? [x] : [x + length / 2]), y + 4, label, 12,
+    { "text-anchor": length < room && "start" });
+  if (length < room + 24) return [words];
+  const left = (length - room) / 2;
+  return [words, line(`M${g(x)} ${g(y)}h${g(left)}M${g(x + left + room)} ${g(y)}H${g(x + length)}m-6 -4l6 4l-6 4`)];
+}
+const arrowDown = (x, y, length, label) => [text(x - 7, y + length / 2 + 4, label, 12, { "text-anchor": "end" }),
+  line(`M${g(x)} ${g(y)}v${g(length)}m-4 -6l4 6l4 -6`)];
+
 function figure(shapes, width, height, title, description, ...caption) {
-  const [w, tall] = [g(width + 2), g(height + 2)];
-  return h("figure", {}, h("svg", {
-    role: "img", width: w, height: tall, viewBox: `-1 -1 ${w} ${tall}`, "font-family": "system-ui,sans-serif",
-    "text-anchor": "middle",
+  const [w, tall] = [width + 2, height + 2];
+  const basis = max(w, 200);
+  const share = Number((100 * w / basis).toPrecision(3));
+  const [grow, most] = [`flex:${g(basis)} 1 ${g(basis)}px;min-width:0`, round(1.55 * basis)];
+  return h("figure", { style: `margin:0 0 .5rem;${grow};max-width:${most}px` }, h("svg", {
+    role: "img", width: g(w), height: g(tall), viewBox: `-1 -1 ${g(w)} ${g(tall)}`, style: `width:${share}%;height:auto`,
+    "font-family": "system-ui,sans-serif", "text-anchor": "middle",
   }, h("title", {}, title), h("desc", {}, description), shapes), h("figcaption", {}, ...caption));
 }
 
-// One sheet of tiles, rows and columns continued below or beside after WRAP of them.
-function grid(rows, left, top, w, tall, depth) {
+// One sheet of tiles, rows and columns continued beside or below where they are too many.
+function grid(rows, left, top, w, tall, depth, [bandRows, bandColumns]) {
   const [m, n] = [rows.length, rows[0].length];
   const shapes = [];
   if (depth) { // the two visible sides of a slab
-    const side = `l${depth} -${depth}h${g(n * w)}v${g(m * tall)}l-${depth} ${depth}M${g(left + n * w)} ${g(top)}` +
-      `l${depth} -${depth}`;
-    shapes.push(h("path", { d: `M${g(left)} ${g(top)}${side}`, fill: "none", stroke: "currentColor" }));
+    shapes.push(line(`M${g(left)} ${g(top)}l${depth} -${depth}h${g(n * w)}v${g(m * tall)}l-${depth} ${depth}` +
+      `M${g(left + n * w)} ${g(top)}l${depth} -${depth}`));
   }
   let [right, down] = [0, 0];
   rows.forEach((row, r) => row.forEach(({ device, index }, c) => {
-    const x = (c % WRAP) * w + floor(r / WRAP) * (min(n, WRAP) * w + GAP / 2);
-    const y = (r % WRAP) * tall + floor(c / WRAP) * (min(m, WRAP) * tall + GAP / 2);
-    [right, down] = [max(right, x + w), max(down, y + tall)];
-    const tip = index.length && `device ${device}: ${indexText(index)}`;
-    shapes.push(tile(left + x, top + y, w, tall, device, device, tip));
+    const x = left + (c % bandColumns) * w + floor(r / bandRows) * (bandColumns * w + GAP / 2);
+    const y = top + (r % bandRows) * tall + floor(c / bandColumns) * (bandRows * tall + GAP / 2);
+    [right, down] = [max(right, x + w - left), max(down, y + tall - top)];
+    shapes.push(tile(x, y, w, tall, device, device, index.length && `device ${device}: ${indexText(index)}`));
   }));
   return [shapes, right, down];
 }
 
-function tileSize(shape, sheets, slabs, rows, columns) {
+// Width and height of a tile, and rows and columns before a sheet is continued.
+function tileSize(shape, sheets, rows, columns, room, depth) {
+  const most = max(1, min(WRAP, floor((room - depth) / TILE_W)));
+  const bands = [ceil(rows / ceil(rows / WRAP)), ceil(columns / ceil(columns / most))];
   const [down, right] = [1, 1, ...shape].slice(-2);
-  const longer = sheets <= 1 ? 230 : sheets <= 2 ? 150 : sheets <= 4 ? 110 : sheets <= 8 ? 70 : 0;
-  const proportion = min(3, max(1 / 3, right / down));
-  let [width, height] = proportion >= 1 ? [longer, longer / proportion] : [longer * proportion * 0.8, longer * 0.8];
-  [width, height] = [width / ceil(rows / WRAP), height / ceil(columns / WRAP)];
-  if (slabs > 1) width = min(width, WIDTH / min(slabs, 4) - GAP - 7);
-  return [round1(max(TILE_W, width / min(columns, WRAP))), round1(max(TILE_H, height / min(rows, WRAP)))];
+  const across = sheets <= 1 ? 1 : sheets <= 4 ? 2 : sheets <= 8 ? 4 : 0;
+  const longer = across ? (room + GAP) / across - GAP - depth : 0;
+  const proportion = min(3, max(1 / 3, max(right, 1) / max(down, 1)));
+  let width = min(longer, 220 * proportion);
+  let height = width / proportion;
+  [width, height] = [width / ceil(rows / WRAP), height / ceil(columns / most)];
+  [width, height] = [max(TILE_W, width / bands[1]), max(TILE_H, height / bands[0])];
+  return [floor(10 * width) / 10, floor(10 * height) / 10, bands];
 }
 
-// The answer of explorer.layout as a figure: a rectangle for each device, each copy by itself.
-function drawLayout({ shape, devices, copies, type, summary }, name = "") {
-  const places = devices.map(({ tile }) => [0, 0, 0, ...tile].slice(-3));
+// The answer of explorer.layout as a figure: a rectangle for each device, each replica by itself.
+function drawLayout({ shape, spec, mesh, devices, replicas, type, summary }, name = "") {
+  const places = devices.map(({ position }) => [0, 0, 0, ...position].slice(-3));
   const [slabs, rows, columns] = [0, 1, 2].map((i) => max(...places.map((place) => place[i])) + 1);
-  const sheet = new Map(devices.map((held, i) => [`${[held.copy, ...places[i]]}`, held]));
-  const [tileW, tileH] = tileSize(shape, copies * slabs, slabs, rows, columns);
+  const sheet = new Map(devices.map((held, i) => [`${[held.replica, ...places[i]]}`, held]));
   const depth = shape.length > 2 ? 7 : 0;
+  const [down, right] = ["", "", ...spec.map(over)].slice(-2);
+  const margin = down ? round(textWidth(down)) + 15 : 0;
+  const [tileW, tileH, bands] = tileSize(shape, replicas * slabs, rows, columns, WIDTH - margin, depth);
 
-  const abreast = slabs === 1 ? copies : slabs;
-  let across = max(1, floor((WIDTH + GAP) / (min(columns, WRAP) * tileW + depth + GAP)));
+  const abreast = slabs === 1 ? replicas : slabs;
+  let across = max(1, floor((WIDTH - margin + GAP) / (bands[1] * tileW + depth + GAP)));
   across = ceil(abreast / ceil(abreast / across));
-  const shapes = [];
-  let [width, top] = [0, 0];
-  for (let first = 0; first < copies * slabs; first += abreast) {
+  const spare = mesh.filter(([axis, size]) => size > 1 && !spec.flat().includes(axis)).map(([axis]) => axis);
+  const heading = [];
+  if (slabs > 1) heading.push(`slabs over ${over(spec.slice(0, -2).flat())} →`);
+  if (replicas > 1) heading.push(`replicas over ${over(spare)} ${slabs > 1 ? "↓" : "→"}`);
+  const shapes = heading.length ? [text(0, 11, heading.join(", "), 12, { "text-anchor": "start" })] : [];
+  let [width, top] = heading.length ? [textWidth(heading.join(", ")), 16] : [0, 0];
+  let labelled = false;
+  for (let first = 0; first < replicas * slabs; first += abreast) {
     for (let start = first; start < first + abreast; start += across) {
-      let [left, height] = [0, 0];
+      let [left, height] = [margin, 0];
+      const above = right && !labelled ? 16 : 0;
       for (let i = start; i < min(start + across, first + abreast); i++) {
         const blocks = times(rows, (r) => times(columns, (c) => sheet.get(`${[floor(i / slabs), i % slabs, r, c]}`)));
-        const [body, w, tall] = grid(blocks, left, top + depth, tileW, tileH, depth);
+        const y = top + above + depth;
+        const [body, w, tall] = grid(blocks, left, y, tileW, tileH, depth, bands);
         shapes.push(...body);
+        if (!labelled) {
+          if (right) shapes.push(...arrowRight(left + depth, y - depth - 8, min(w, bands[1] * tileW), right));
+          if (down) shapes.push(...arrowDown(left - 7, y, min(tall, bands[0] * tileH), down));
+          labelled = true;
+        }
         const label = depth && indexText(blocks[0][0].index.slice(0, 1));
-        if (depth && 6 * label.length <= w + 8) shapes.push(text(left + w / 2, top + depth + tall + 13, label, 11));
+        if (depth && 6 * label.length <= w + 8) shapes.push(text(left + w / 2, y + tall + 13, label, 12));
         left += w + depth + GAP;
-        height = max(height, tall + depth + (depth && 16));
+        height = max(height, above + tall + depth + (depth && 16));
       }
       width = max(width, left - GAP);
       top += height + GAP;
     }
   }
   // To be heard: sixteen devices, the rest counted.
-  const held = devices.slice(0, 16).map(({ device, index, copy }) =>
-    `evice ${device} holds ${indexText(index)}${copies > 1 ? ` (copy ${copy + 1})` : ""}`);
+  const held = devices.slice(0, 16).map(({ device, index, replica }) =>
+    `evice ${device} holds ${indexText(index)}${replicas > 1 ? ` (replica ${replica + 1})` : ""}`);
   const more = devices.length > 16 ? `; and ${devices.length - 16} more devices` : "";
   const description = shape.length ? `D${held.join("; d")}${more}.` : `A single number, on each of ${devices.length} devices.`;
   return figure(shapes, width, top - GAP, `${name && `${name}: `}${type} on ${count(devices.length, "device")}`, description,

@@ -1,4 +1,4 @@
-// The page around the parts. The controls of each are its state, which lives in the address, such as
+// The page around the calculators. The controls of each are its state, which the address keeps, such as
 // "#layout?mesh=x:2,y:4&shape=8,16". Scripts share window.explorer: modules fail on file://.
 (function (explorer) {
 "use strict";
@@ -12,12 +12,12 @@ const hidden = (control) => control.closest("label").hidden;
 const label = (control) => control.closest("label").firstElementChild.textContent;
 const takes = ({ title, options }) => title || [...options].map(({ value }) => value).join(", ");
 
-// Let each cut choose among the axes that there are, and show what is asked for.
+// Let each dimension choose among the axes that there are, and show the controls that are needed.
 function arrange({ form: { elements }, form }) {
-  for (const select of form.querySelectorAll("[data-cut]")) {
+  for (const select of form.querySelectorAll("[data-axes]")) {
     const orders = [[]];
     for (const order of orders) {
-      for (let i = 0; i < elements.axes.value && order.length < select.dataset.cut; i++) {
+      for (let i = 0; i < elements.axes.value && order.length < select.dataset.axes; i++) {
         const { value } = elements[`name${i}`];
         if (!order.includes(value)) orders.push([...order, value]);
       }
@@ -35,11 +35,11 @@ function arrange({ form: { elements }, form }) {
   }
 }
 
-// Some values into their controls; what a control does not take is Wrong.
+// Put values into their controls; a value that a control does not take is Wrong.
 function put(widget, values) {
   const before = get(widget);
   const set = (to) => {
-    for (let pass = 0; pass < 2; pass++) { // cuts last
+    for (let pass = 0; pass < 2; pass++) { // the axes of dimensions last
       for (const control of controls(widget)) control.value = to[control.name] ?? control.value;
       arrange(widget);
     }
@@ -55,7 +55,7 @@ function put(widget, values) {
   }
 }
 
-// The address of a part, and back. A key stands for a control, or for several in a row.
+// The address of a calculator, and back. A key stands for one control, or for several in order.
 function encode(widget) {
   const text = Object.entries(widget.part.keys).flatMap(([key, fields]) => {
     const values = fields.map((name) => widget.form.elements[name]).filter((control) => !hidden(control));
@@ -76,7 +76,7 @@ function decode(widget, text) {
     if (key === "mesh" && items.length % 2) items.push("");
     if (key === "mesh") values.axes = `${items.length / 2}`;
     fields.forEach((name, i) => {
-      if (i in items || widget.form.elements[name].dataset.cut) values[name] = items[i] ?? "-";
+      if (i in items || widget.form.elements[name].dataset.axes) values[name] = items[i] ?? "-";
     });
     if (key === "shape") values.dims = `${items.length}`;
   }
@@ -136,18 +136,18 @@ function build(box) {
   widgets[name] = widget;
 }
 
-// What the address asks for.
+// Show what the address asks for.
 function follow() {
   const [, name, text] = location.hash.match(/^#(\w+)\?(.*)$/s) || [];
   if (!name) return;
   const widget = widgets[name] || Object.values(widgets)[0];
   let words = "";
   try {
-    if (!widgets[name]) throw new Wrong(`there is no part “${name}”`);
+    if (!widgets[name]) throw new Wrong(`there is no calculator “${name}”`);
     decode(widget, decodeURIComponent(text));
   } catch (error) {
     if (!(error instanceof Wrong || error instanceof URIError)) throw error;
-    words = `The address is left aside: ${error.message}. `;
+    words = `The address is ignored: ${error.message}. `;
   }
   show(widget, words);
   widget.box.scrollIntoView();

@@ -1,6 +1,7 @@
-// A[I, J] · B[J, K] in pieces: which collectives it takes, what all costs, and the program.
+// A[I, J] · B[J, K], sharded: which collectives it needs, what everything costs, and the program.
 //   case: { mesh: [["x", 8]], sizes: [I, J, K], a: [[], ["x"]], b: [["x"], []], c: [[], []], chip: "v5p", dtype: "bf16" }
-// Each mesh axis cuts the product along I, J or K, or not (""): the four cases say which may be, the fastest is taken.
+// Each mesh axis splits the product along I, J or K, or not at all (""). The four cases say which ways there are, and
+// the fastest is taken.
 (function (explorer) {
 "use strict";
 const { meshCode, product, refusal, specText, tuple } = explorer;
@@ -14,17 +15,17 @@ function time(kind, sent, n, chip) {
   return Math.max(sent / (ring ? 2 : 1) / chip.link_bytes_per_second, hops * chip.link_seconds);
 }
 
-// The case of an axis, from what it cuts in A, B and C; and how it may cut the product.
+// The case of a mesh axis, from the dimensions of A, B and C that it shards; and how it may split the product.
 function choose(a, b, c) {
-  if (a === "J" && b === "J") return [2, ["J"]];
+  if (a === "J" && b === "J") return [3, ["J"]];
   if (a === "I" && b === "K") return [4, ["I", "K"]];
   const ways = ["I", "K", ""].filter((dim) => !dim || [a, b, c].includes(dim));
-  return a === "J" || b === "J" ? [3, a && b ? ways : ["J", ...ways]] : [1, ways];
+  return a === "J" || b === "J" ? [2, a && b ? ways : ["J", ...ways]] : [1, ways];
 }
 
-function plan({ sizes, chip: name, dtype }, cut, axes, ways) {
+function plan({ sizes, chip: name, dtype }, from, axes, ways) {
   const [chip, itemsize] = [explorer.data.chips[name], explorer.data.bytes[dtype][0]];
-  const held = { A: { ...cut.A }, B: { ...cut.B } }; // the dimension that each axis cuts
+  const held = { A: { ...from.A }, B: { ...from.B } }; // the dimension that each axis shards
   const names = axes.map(([axis]) => axis);
   const steps = [];
   const local = (of, dim) =>
@@ -53,14 +54,14 @@ function plan({ sizes, chip: name, dtype }, cut, axes, ways) {
   const [m, k, n] = [local("A", "I"), local("A", "J"), local("B", "K")];
   steps.push({ kind: "product" });
   held.C = Object.fromEntries(names.map((x) => [x, way("C")(x)]));
-  const wanted = (x) => cut.C[x];
+  const wanted = (x) => from.C[x];
   let partial = names.find((x) => ways[x] === "J");
   const add = () => {
-    const dim = cut.C[partial];
+    const dim = from.C[partial];
     send(dim ? "reduce-scatter" : "all-reduce", "C", dim, partial, dim);
     partial = "";
   };
-  // Sums first, unless their dimension is still cut by another axis.
+  // Sums first, unless another axis still shards their dimension.
   if (partial && !names.some((x) => wanted(partial) && held.C[x] === wanted(partial))) add();
   gather("C", (x) => (x === partial ? held.C[x] : wanted(x)));
   if (partial) add();
@@ -71,11 +72,11 @@ function plan({ sizes, chip: name, dtype }, cut, axes, ways) {
   const memory = (itemsize * m * (k + n) + itemsize * k * n) / chip.hbm_bytes_per_second;
   const sends = steps.filter((step) => step.seconds);
   const sum = (key) => sends.reduce((all, step) => all + step[key], 0);
-  const [messages, work] = [sum("seconds"), Math.max(compute, memory)];
+  const [communication, work] = [sum("seconds"), Math.max(compute, memory)];
   return {
     ways, steps, m, k, n, flops, compute_seconds: compute, memory_seconds: memory, work_seconds: work,
-    sent_bytes: sum("sent_bytes"), message_seconds: messages, seconds: Math.max(work, messages),
-    bound: messages > work ? "messages" : compute >= memory ? "compute" : "memory",
+    sent_bytes: sum("sent_bytes"), communication_seconds: communication, seconds: Math.max(work, communication),
+    bound: communication > work ? "communication" : compute >= memory ? "compute" : "memory",
     collectives: sends.map(({ kind, axis }) => [kind, axis]),
   };
 }
@@ -93,20 +94,20 @@ function matmul(given) {
     : !peaks[dtype] && `${name} has no peak for '${dtype}'; it has ${Object.keys(peaks).join(", ")}`;
   if (words) return { error: { kind: "chip", words } };
 
-  const axes = mesh.filter(([, size]) => size > 1); // along an axis of one, nothing is cut
-  const [cut, cases] = [{ A: {}, B: {}, C: {} }, {}];
+  const axes = mesh.filter(([, size]) => size > 1); // an axis of one device shards nothing
+  const [sharded, cases] = [{ A: {}, B: {}, C: {} }, {}];
   let ways = [{}];
   for (const [x] of axes) {
     const places = Object.entries({ A: a, B: b, C: c }).map(([of, spec]) =>
-      (cut[of][x] = DIMS[of][spec.findIndex((names) => names.includes(x))] || ""));
+      (sharded[of][x] = DIMS[of][spec.findIndex((names) => names.includes(x))] || ""));
     const [number, choices] = choose(...places);
     cases[x] = number;
     // One axis for each dimension of the product.
     ways = ways.flatMap((some) => choices.filter((way) => !way || !Object.values(some).includes(way))
       .map((way) => ({ ...some, [x]: way })));
   }
-  const keys = ["seconds", "message_seconds", "sent_bytes", "work_seconds"];
-  const plans = ways.map((some) => plan(given, cut, axes, some)).sort((p, q) =>
+  const keys = ["seconds", "communication_seconds", "sent_bytes", "work_seconds"];
+  const plans = ways.map((some) => plan(given, sharded, axes, some)).sort((p, q) =>
     keys.reduce((found, key) => found || p[key] - q[key], 0) || p.steps.length - q.steps.length);
   return { cases, ...plans[0], plans, code: matmulCode(given, plans[0]) };
 }
@@ -127,7 +128,7 @@ function matmulCode({ mesh, sizes: [I, J, K], a, b, c, dtype }, { steps }) {
       slice: `dynamic_slice_in_dim(\n        ${v}, lax.axis_index("${axis}") * ${size}, ${size}, axis=${d}\n    )`,
     }[kind]}`;
   });
-  // JAX cannot tell that what was gathered is the same.
+  // JAX cannot tell that a gathered array is invariant.
   const unproved = [...varying.C].some((axis) => !c.flat().includes(axis));
   const array = (shape) => `jax.ShapeDtypeStruct(${tuple(shape)}, jnp.${explorer.data.bytes[dtype][1]})`;
   return `import jax
@@ -137,7 +138,7 @@ from jax.sharding import AxisType, PartitionSpec as P
 
 ${meshCode(mesh)}
 
-def multiply(a, b):  # the program of each device
+def multiply(a, b):  # runs on each device, on its shards
 ${lines.join("\n")}
     return c
 
@@ -147,7 +148,7 @@ product = jax.jit(jax.shard_map(
 ))
 A = ${array([I, J])}
 B = ${array([J, K])}
-compiled = product.lower(A, B).compile()  # arrays of these shapes run it`;
+compiled = product.lower(A, B).compile()  # call it with such arrays`;
 }
 
 explorer.matmul = matmul;

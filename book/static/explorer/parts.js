@@ -1,4 +1,4 @@
-// The three parts: what the address calls their controls, and how their answers are shown.
+// The three calculators: what the address calls their controls, and how their answers are shown.
 (function (explorer) {
 "use strict";
 const { drawLayout, figure, h, indexText, plain, product, specText, text, tile, times } = explorer;
@@ -7,7 +7,7 @@ const { drawLayout, figure, h, indexText, plain, product, specText, text, tile, 
 const meshKeys = (most) => times(most, (i) => [`name${i}`, `size${i}`]).flat();
 const meshOf = (form) => times(Number(form.axes), (i) => [form[`name${i}`], Number(form[`size${i}`])]);
 const numbers = (form, names) => names.map((name) => Number(form[name]));
-const cuts = (form, names) => names.map((name) => (form[name] === "-" ? [] : form[name].split(".")));
+const axesOf = (form, names) => names.map((name) => (form[name] === "-" ? [] : form[name].split(".")));
 function wrong(form) {
   const mesh = meshOf(form);
   const devices = product(mesh.map(([, size]) => size));
@@ -38,34 +38,34 @@ const refused = ({ words, jax }, ...nodes) => ({
   refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
 });
 
-// --- Which device holds what ---
-const [DIM, CUT] = [["dim0", "dim1", "dim2"], ["cut0", "cut1", "cut2"]];
+// --- Which device holds which shard ---
+const [DIM, AXES] = [["dim0", "dim1", "dim2"], ["axes0", "axes1", "axes2"]];
 const layout = {
-  keys: { mesh: meshKeys(3), shape: DIM, spec: CUT, dtype: ["dtype"] },
+  keys: { mesh: meshKeys(3), shape: DIM, spec: AXES, dtype: ["dtype"] },
   wrong,
   show(form) {
-    const [shape, spec] = [numbers(form, DIM.slice(0, form.dims)), cuts(form, CUT.slice(0, form.dims))];
+    const [shape, spec] = [numbers(form, DIM.slice(0, form.dims)), axesOf(form, AXES.slice(0, form.dims))];
     const answer = explorer.layout({ mesh: meshOf(form), shape, spec, dtype: form.dtype });
     if (answer.error) return refused(answer.error, codeBox(answer.code));
-    const { devices, copies, bytes_per_device: each } = answer;
-    const held = devices.map(({ device, index, copy }) =>
-      [`device ${device}`, indexText(index), `${copy + 1} of ${copies}`, plain(each)]);
+    const { devices, replicas, bytes_per_device: each } = answer;
+    const held = devices.map(({ device, index, replica }) =>
+      [`device ${device}`, indexText(index), `${replica + 1} of ${replicas}`, plain(each)]);
     const name = "What each device holds";
     return {
-      words: `${specText(spec)}: ${answer.summary}; ${plain(answer.total_bytes)} together, of an array of ` +
-        `${plain(answer.nbytes)}.`,
+      words: `${specText(spec)}: ${answer.summary}. All devices together hold ${plain(answer.total_bytes)} bytes; the ` +
+        `array has ${plain(answer.nbytes)}.`,
       nodes: [
         pictures(drawLayout(answer)),
-        folded(name, devices.length <= 8, table(name, ["device", "slice", "copy", "bytes"], ...held)),
+        folded(name, devices.length <= 8, table(name, ["device", "slice", "replica", "bytes"], ...held)),
         codeBox(answer.code),
       ],
     };
   },
 };
 
-// --- A product of matrices ---
+// --- A matrix product ---
 const CASES = [
-  "", "J is not cut", "both are cut along J", "one is cut along J", "it would cut both I and K",
+  "", "J is not sharded", "J is sharded in one operand", "J is sharded in both operands", "it would shard both I and K",
 ];
 const matmul = {
   keys: {
@@ -76,29 +76,29 @@ const matmul = {
   show(form) {
     const { chip, dtype } = form;
     const [mesh, sizes] = [meshOf(form), numbers(form, this.keys.sizes)];
-    const [a, b, c] = ["a", "b", "c"].map((of) => cuts(form, this.keys[of]));
+    const [a, b, c] = ["a", "b", "c"].map((of) => axesOf(form, this.keys[of]));
     const answer = explorer.matmul({ mesh, sizes, a, b, c, chip, dtype });
     if (answer.error) return refused(answer.error);
     const drawn = [["A", a, 0, 1], ["B", b, 1, 2], ["C", c, 0, 2]].map(([name, spec, i, j]) => drawLayout(
       explorer.layout({ mesh, shape: [sizes[i], sizes[j]], spec, dtype: explorer.data.bytes[dtype][1] }), name));
-    const of = ({ kind, of, dim, axis }) => `${kind} of ${of}${dim && `'s ${dim}`} along ${axis}`;
+    const of = ({ kind, of, dim, axis }) => `${kind} of ${of}${dim && `'s ${dim}`} over ${axis}`;
     const sent = ({ steps }) => steps.filter((step) => step.seconds).map(of).join(", ") || "nothing";
-    const why = Object.entries(answer.cases).map(([axis, number]) => `Along ${axis}, case ${number}: ${CASES[number]}. `);
+    const why = Object.entries(answer.cases).map(([axis, number]) => `Mesh axis ${axis} is case ${number}: ${CASES[number]}. `);
     const steps = answer.steps.map((step) => (step.kind === "product"
       ? [`product (${answer.m}, ${answer.k}) · (${answer.k}, ${answer.n})`, "0", timeText(answer.work_seconds)]
       : [of(step), plain(step.sent_bytes || 0), timeText(step.seconds || 0)]));
     const others = answer.plans.slice(1).map((plan) => [
-      sent(plan), plain(plan.sent_bytes), timeText(plan.message_seconds), timeText(plan.work_seconds),
+      sent(plan), plain(plan.sent_bytes), timeText(plan.communication_seconds), timeText(plan.work_seconds),
     ]);
-    const other = "Slower ways";
+    const other = "Slower alternatives";
     return {
       words: `${why.join("")}What is sent: ${sent(answer)}; ${plain(answer.sent_bytes)} bytes from each device, in ` +
-        `${timeText(answer.message_seconds)}. The product takes ${timeText(answer.work_seconds)}. Bound by ` +
-        `${answer.bound}: ${timeText(answer.seconds)}, if both run at once.`,
+        `${timeText(answer.communication_seconds)}. The product takes ${timeText(answer.work_seconds)}. With overlap, ` +
+        `it takes ${timeText(answer.seconds)} in all and is ${answer.bound}-bound.`,
       nodes: [
         pictures(...drawn),
         table("Steps", ["step", "bytes a device sends", "time"], ...steps),
-        ...(others.length ? [folded(other, false, table(other, ["what is sent", "bytes", "messages", "product"], ...others))] : []),
+        ...(others.length ? [folded(other, false, table(other, ["what is sent", "bytes", "communication", "product"], ...others))] : []),
         codeBox(answer.code),
       ],
     };
@@ -107,11 +107,11 @@ const matmul = {
 
 // --- A training step ---
 const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"];
-const STEP = ["chips", "batch", "sequence", "data", "fsdp", "tensor"];
+const STEP = ["chips", "batch", "sequence", "data", "fsdp", "tensor", "reserve"];
 const pick = (form, names) => Object.fromEntries(names.map((name) => [name, Number(form[name])]));
 
-// The memory of a chip as a bar, and a line where it ends.
-function bar(memory, total, has) {
+// The memory of a chip as a bar, with a line where it ends and a dashed one where its reserve begins.
+function bar(memory, total, has, reserve) {
   const scale = 300 / Math.max(total, has);
   let left = 0;
   const shapes = Object.entries(memory).map(([kind, bytes], i) => {
@@ -119,14 +119,19 @@ function bar(memory, total, has) {
     left += width;
     return tile(left - width, 16, width, 34, i, width > 12 ? i + 1 : "", `${kind}: ${bytesText(bytes)}`);
   });
-  const words = `${bytesText(total)} on each chip; the line marks its ${bytesText(has)}`;
+  const words = `${bytesText(total)} on each chip; the solid line marks its ${bytesText(has)}, the dashed line the reserve`;
+  const line = (bytes, width, dashes) => shapes.push(h("path", {
+    d: `M${(bytes * scale).toFixed(1)} 10v46`, stroke: "currentColor", "stroke-width": width, "stroke-dasharray": dashes,
+  }));
   const kinds = Object.entries(memory).map(([kind, bytes]) => `${kind} ${bytesText(bytes)}`);
-  shapes.push(h("path", { d: `M${(has * scale).toFixed(1)} 10v46`, stroke: "currentColor", "stroke-width": 3 }));
+  line(has * (1 - reserve / 100), 2, "4 3");
+  line(has, 3);
   return figure(shapes, 300, 56, words, `${kinds.join("; ")}.`, words);
 }
 
 const fit = {
-  keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", ...STEP, "remat"].map((name) => [name, [name]])),
+  keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", ...STEP.slice(0, -1), "remat", "reserve"]
+    .map((name) => [name, [name]])),
   show(form) {
     const own = { ...pick(form, SIZES), gated: form.gated === "yes", tied: form.tied === "yes" };
     const model = explorer.data.models[form.model] || own;
@@ -138,13 +143,13 @@ const fit = {
       [part, bytesText(answer.sent_bytes[part] || 0), timeText(seconds)]);
     return {
       refused: !fits,
-      words: `${plain(answer.parameters)} parameters. A chip must hold ${bytesText(total)} and has ${bytesText(has)}: this ` +
-        `${fits ? "fits" : "does not fit"}. A step takes ${timeText(answer.seconds)}, bound by ${answer.bound}, if all ` +
-        `else hides behind that, and ${timeText(answer.serial_seconds)} if nothing does; at best it uses ` +
-        `${plain(100 * answer.mfu)} % of the peak.`,
+      words: `${plain(answer.parameters)} parameters. A chip must hold ${bytesText(total)} and has ${bytesText(has)}, of ` +
+        `which ${form.reserve} % are reserved: this ${fits ? "fits" : "does not fit"}. A step takes ` +
+        `${timeText(answer.seconds)} if everything hides behind its longest part, ${answer.bound}, and ` +
+        `${timeText(answer.serial_seconds)} without overlap. Its MFU is at most ${plain(100 * answer.mfu)} %.`,
       nodes: [
-        pictures(bar(memory, total, has)),
-        table("Memory of a chip", ["kind", "on each chip"], ...kinds, ["all", bytesText(total)]),
+        pictures(bar(memory, total, has, form.reserve)),
+        table("Memory of a chip", ["part", "on each chip"], ...kinds, ["total", bytesText(total)]),
         table("Time of a step", ["part", "sent by a chip", "time"], ...times),
       ],
     };

@@ -1,0 +1,30 @@
+"""Join the processes of a job into one JAX program, whichever launcher started them."""
+
+import os
+
+import jax
+
+
+def join(**options):
+    """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
+
+    Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
+    launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
+    """
+    if "COORDINATOR" in os.environ:
+        expected = int(os.environ["NUM_PROCESSES"])
+        options["coordinator_address"] = os.environ["COORDINATOR"]
+        options["num_processes"] = expected
+        options["process_id"] = int(os.environ["PROCESS_ID"])
+    else:
+        names = "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "NUM_PROCESSES"
+        expected = max(int(os.environ.get(name, 1)) for name in names)
+    if expected > 1:
+        jax.distributed.initialize(**options)
+    try:
+        count = jax.process_count()
+    except (AssertionError, RuntimeError) as error:  # JAX 0.12 raises an empty AssertionError without a plugin for it
+        platforms = os.environ.get("JAX_PLATFORMS")
+        raise SystemExit(f"JAX finds no device for JAX_PLATFORMS={platforms}: {error!r}") from error
+    if count != expected:
+        raise SystemExit(f"{expected} processes were started, but JAX sees {count}")
