@@ -7,8 +7,8 @@ Nothing outside of a temporary folder, /etc/hosts (one line a node) and the name
         job = cluster.submit("book/cluster/two-nodes.sbatch", "hello.py")
         print(cluster.wait(job).output)
 
-GPUs: the nodes have none. Slurm is told that each has four, which are terminals (gres.conf), so that batch scripts
-with GPU lines run unchanged; JAX_PLATFORMS=cpu in the job's environment makes JAX use the CPU.
+The nodes have no GPUs. Slurm is told that each has four, which are terminals (gres.conf), and 16 CPUs, so that batch
+scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment makes JAX use the CPU.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ class Job:
 
 
 class Cluster:
-    """Two nodes, node1 and node2, of four CPUs and four pretended GPUs each."""
+    """Two nodes, node1 and node2, with four pretended GPUs each, and 16 CPUs as Slurm counts them."""
 
-    def __init__(self, nodes=2, cpus=4):
+    def __init__(self, nodes=2, cpus=16):
         self.names = [f"node{i}" for i in range(1, nodes + 1)]
         self.cpus = cpus
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
@@ -127,7 +127,7 @@ class Cluster:
                 self.run("tc", "-n", name, "qdisc", "replace", "dev", "eth0", "root", *shape)
 
     def kill(self, name):
-        """Let a node lose power: every process in it ends at once."""
+        """Kill every process of a node, slurmd included, at once; its sockets close."""
         for _ in range(3):
             for pid in self.run("ip", "netns", "pids", name).split():
                 with contextlib.suppress(ProcessLookupError):
@@ -220,6 +220,7 @@ KillWait=2
 GresTypes=gpu
 NodeName={names} NodeAddr={addresses} NodeHostname={names} CPUs={self.cpus} RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PartitionName=four Nodes=ALL MaxCPUsPerNode=4 MaxTime=INFINITE State=UP
 """
 
     def stop(self):

@@ -54,14 +54,14 @@ def flaw(fixed):
 def test_every_package_is_asked_for_and_what_is_known_is_named():
     with database({"jinja2": [flaw(["99.1"])]}) as (address, asked):
         status, out, err = audit(address)
-    assert status == 1 and f"requirements.txt: jinja2 {VERSION}: PYSEC-2031-1: mended in 99.1\n" == out, out + err
+    assert status == 1 and f"requirements.txt: jinja2 {VERSION}: PYSEC-2031-1: fixed in 99.1\n" == out, out + err
     assert {"jax", "jaxlib", "jupyter-book"} <= {question["package"]["name"] for question in asked}
-    assert re.fullmatch(r"\d{3} packages asked for; vulnerabilities known: 1\n", err), err
+    assert re.fullmatch(r"\d{3} packages checked; known vulnerabilities: 1\n", err), err
     with database({}) as (address, _):
         assert audit(address)[:2] == (0, "")
 
 
 def test_a_database_that_is_not_there_is_a_failure_in_ci_alone():
     status, out, err = audit("http://127.0.0.1:9/")
-    assert status == 0 and not out and err.startswith("audit: nothing was asked") and err.count("\n") == 1, err
+    assert status == 0 and not out and err.startswith("audit: nothing was checked") and err.count("\n") == 1, err
     assert audit("http://127.0.0.1:9/", CI="true")[0] == 1

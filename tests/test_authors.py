@@ -57,14 +57,14 @@ def begin(folder, *arguments):
 
 @pytest.mark.parametrize("after", [None, "flax_nnx"], ids=["at the end", "after a chapter"])
 def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
-    title = "A length that does not divide is padded"
+    title = "Padding: lengths that do not divide"
     status, said = begin(sources, "padding", title, *(["--after", after] if after else []))
     assert status == 0, said
     names = [chapter.name for chapter in load(sources).chapters]
-    assert names[names.index("padding") - 1] == (after or "pods")
+    assert names[names.index("padding") - 1] == (after or "explorer")
     for path, before, here in (
-        ("README.md", rf"\b{after or 'pods'}\.md\b", rf"^  padding\.md +{title}$"),
-        ("book/index.md", rf"^{{doc}}`{after or 'pods'}`$", rf"^{{doc}}`padding`\n: {title}\.$"),
+        ("README.md", rf"\b{after or 'explorer'}\.md\b", rf"^  padding\.md +{title}$"),
+        ("book/index.md", rf"^{{doc}}`{after or 'explorer'}`$", rf"^{{doc}}`padding`\n: {title}\.$"),
     ):
         text = (sources / path).read_text("utf-8")
         between = text[re.search(before, text, re.MULTILINE).end() : re.search(here, text, re.MULTILINE).start()]
@@ -80,13 +80,13 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["arrays", "It is there already"], "book/arrays.md is there already"),
-        (["Padding", "It begins with a capital"], "'Padding': take small letters"),
-        (["two-words", "A hyphen stands in it"], "'two-words': take small letters"),
-        (["../padding", "It is somewhere else"], "'../padding': take small letters"),
-        (["padding", "Padding"], "'Padding': write a sentence"),
-        (["padding", "It ends with a stop."], "write a sentence"),
-        (["padding", "It stands\nin two lines"], "write a sentence"),
+        (["arrays", "It is there already"], "book/arrays.md exists already"),
+        (["Padding", "It begins with a capital"], "'Padding': use lower-case letters"),
+        (["two-words", "A hyphen stands in it"], "'two-words': use lower-case letters"),
+        (["../padding", "It is somewhere else"], "'../padding': use lower-case letters"),
+        (["padding", "Padding"], "'Padding': write the term"),
+        (["padding", "It ends with a stop."], "write the term"),
+        (["padding", "It stands\nin two lines"], "write the term"),
         (["padding", "It is " + "very " * 20 + "long"], "at most 80 characters"),
         (
             ["padding", "It comes after nothing", "--after", "nothing"],

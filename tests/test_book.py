@@ -167,6 +167,8 @@ def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label):
     assert f"{{solution-start}} {label}\n:label: {label}-solution\n:class: dropdown" in text
     outcome = outcomes(EXERCISES[label].name)[label]
     assert "Not solved yet" in outcome["printed"], "the stub should say that it is not solved, and let the page build"
+    options = r"\n:tags: \[hide-cell, remove-output\]\n"
+    assert len(re.findall(options, body[2])) == body[2].count("{code-cell}"), "the page shows the task, not the stub"
     assert outcome["strict"], "the solution has no check(..., strict=True)"
     assert outcome["stub"] == "NotSolved"
     assert outcome["solution"] == "accepted"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import missing
 from playwright.sync_api import expect
 
@@ -22,6 +23,11 @@ ROOT = Path(__file__).parent.parent
 BOOK = load(ROOT)
 WHERE = address.of(BOOK.config)
 CHAPTERS = [chapter.name for chapter in BOOK.chapters]
+SHORT_TITLES = {
+    Path(chapter["file"]).name: chapter["title"]
+    for part in yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]
+    for chapter in part["chapters"]
+}
 PAGES = [*CHAPTERS, "genindex", "search"]
 DESK = {"viewport": {"width": 1280, "height": 800}}
 SCREENS = {
@@ -341,9 +347,7 @@ def test_the_sidebar_names_every_chapter_and_shows_where_one_is(reader):
     found = [Path(link.split("#")[0]).stem for link in links.evaluate_all("links => links.map(link => link.href)")]
     assert found == CHAPTERS
     here = page.locator("#pst-primary-sidebar nav a.current")
-    assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [
-        page.locator("article h1").evaluate(TITLE)
-    ]
+    assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [SHORT_TITLES["arrays"]]
     links.nth(CHAPTERS.index("manual")).click()
     page.wait_for_url("**/manual.html")
 
@@ -375,7 +379,7 @@ def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
     page = reader("arrays", **SCREENS["360px"])
     button = page.locator(".primary-toggle:visible").first
     expect(button).to_have_accessible_name(re.compile(r"navigation|chapters|contents|sidebar", re.IGNORECASE))
-    link = page.get_by_role("link", name="One program per device").first
+    link = page.get_by_role("link", name=SHORT_TITLES["manual"], exact=True).first
     expect(link).to_be_hidden()
     button.click()
     expect(link).to_be_visible()
@@ -390,7 +394,7 @@ def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
     button.click()
     link.click()
     page.wait_for_url("**/manual.html")
-    expect(page.get_by_role("link", name="One program per device").first).to_be_hidden()
+    expect(page.get_by_role("link", name=SHORT_TITLES["manual"], exact=True).first).to_be_hidden()
 
 
 def test_the_sidebar_of_a_narrow_screen_has_a_button_that_closes_it(reader):
@@ -532,6 +536,7 @@ def test_hidden_code_unfolds(reader, how):
 @pytest.mark.parametrize("name", ["arrays", "costs", "processes"])
 def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
     page = reader(name, permissions=["clipboard-read", "clipboard-write"])
+    page.evaluate("document.querySelectorAll('article details').forEach((fold) => { fold.open = true; })")
     for number in (0, 3):
         box = page.locator("article .cell_input").nth(number)
         box.scroll_into_view_if_needed()
@@ -708,7 +713,7 @@ COVERED = """all => all.filter((e) => !e.closest("details:not([open])"))
 def test_without_javascript_a_chapter_can_be_read(reader, screen):
     page = reader("collectives", java_script_enabled=False, **SCREENS[screen])
     article = page.locator("article")
-    for part in ("h1", "h2", "p", "pre"):
+    for part in ("h1", "h2", "p", "pre:not(details pre)"):  # the first cell is folded
         expect(article.locator(part).first).to_be_visible()
     page.wait_for_timeout(3500)  # pictures in steps wait for their script, but not for ever
     pictures = article.locator(':is(svg[role="img"], img)')
@@ -728,7 +733,7 @@ def test_without_javascript_a_reader_gets_around(reader):
     page.locator("#pst-primary-sidebar nav a").first.click()
     page.wait_for_url("**/index.html")
     page.set_viewport_size(SCREENS["360px"]["viewport"])
-    page.locator("article").get_by_role("link", name="An array can live on many devices").first.click()
+    page.locator("article").get_by_role("link", name="Arrays and meshes").first.click()
     page.wait_for_url("**/arrays.html")
     page.locator("a.right-next").click()
     page.wait_for_url("**/auto.html")

@@ -698,7 +698,7 @@ def test_every_layout_of_some_chips_is_there_once():
         (lambda: Layout(1, 1, np.array([1, 2, 0])), "the tensor axis is 0"),
         (lambda: step_cost(LLAMA3, "v5p", Layout(2, 2), 1e6, chips=8), "have 4 chips.*chips=8"),
         (lambda: step_cost(LLAMA3, "v5p", Layout(2, [4, 2]), 1e6, chips=8), "have 4 chips"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(tensor=3), 1e6), "tensor axis of 3 cannot cut 64 heads"),
+        (lambda: step_cost(LLAMA3, "v5p", Layout(tensor=3), 1e6), "tensor axis of 3 cannot split 64 heads"),
         (lambda: step_cost(LLAMA3, "v5p", Layout(3, slices=2), 1e6), "3 chips cannot be spread evenly over 2 slices"),
         (lambda: step_cost(LLAMA3, "v5p", Layout(), -5), "batch_tokens is -5"),
         (lambda: step_cost(LLAMA3, "v5p", Layout(), 1, remat="all"), "remat='all'.*block"),

@@ -105,3 +105,18 @@ for _ in range(200):
 print(int(x.shape[0]))
 """
     assert python(program) == 8
+
+
+def test_a_notebook_that_is_run_again_begins_without_the_mesh_that_it_set():
+    program = """
+import json
+from shardlab.devices import emulate
+emulate(8)
+import jax
+from jax.sharding import AxisType
+jax.set_mesh(jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,)))
+under = jax.numpy.ones(8).committed
+emulate(8)
+print(json.dumps([under, jax.numpy.ones(8).committed]))
+"""
+    assert python(program) == [True, False]

@@ -75,15 +75,15 @@ def no_such_kernel(tiny):
 
 
 ONE = r"book/one\.md:18: "
-DIED = ONE + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or the process was ended\)"
-TOO_MUCH = ONE + "TooMuchOutput: this cell puts out more than 1,000,000 characters; print less, or to a file"
+DIED = ONE + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or the process was killed\)"
+TOO_MUCH = ONE + "TooMuchOutput: this cell prints more than 1,000,000 characters; print less, or to a file"
 NOT_THERE = "is among the sources of the book, where no cell may write; write to a folder that tempfile makes"
 LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))\nx = bytearray(2**33)"
 FAULTS = {
     "a cell raises": (cell("1 / 0"), ONE + "ZeroDivisionError: division by zero"),
     "hangs": (hangs, ONE + r"CellTimeoutError: this cell ran for longer than 3 s \(timeout: in _config\.yml\)"),
     "ends the process": (cell("import os\nos._exit(0)"), DIED),
-    "exit": (cell("exit()"), ONE + "SystemExit: this cell ends the kernel with exit or quit; take that out"),
+    "exit": (cell("exit()"), ONE + "SystemExit: this cell ends the kernel with exit or quit; remove that"),
     "sys.exit": (cell("import sys\nsys.exit(3)"), ONE + "SystemExit: 3"),
     # As the system does when memory runs out, and a limit before that.
     "is killed": (cell("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"), DIED),
@@ -128,7 +128,7 @@ def test_a_fault_is_told_in_one_line_and_costs_nothing(built, damage, says):
         assert status == 1, out + err
         told = [line for line in err.splitlines() if re.match(r"(book|src)/\S+: |_\S+: |.*(WARNING|ERROR): ", line)]
         assert len(told) == 1 and re.fullmatch(says, told[0]), err
-        assert "bookbinder" not in err and (err == f"{told[0]}\n" or "the site is as it was" in err), err
+        assert "bookbinder" not in err and (err == f"{told[0]}\n" or "the site is unchanged" in err), err
         assert built.site() == good
         assert not built.processes()
         assert broken == {file: file.read_bytes() for file in sources}  # no cell has changed a source
@@ -190,7 +190,7 @@ def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
 def test_a_source_that_another_program_changes_is_named(tiny):
     tiny.write("book/one.md", chapter("One", "import os\nos.system('echo More. >> two.md')"))
     status, _, err = tiny.build()
-    assert status == 0 and "book/two.md changed while chapters ran: the next build takes it up" in err.splitlines()
+    assert status == 0 and "book/two.md changed while chapters ran; the next build will include it" in err.splitlines()
     status, _, err = tiny.build()
     assert status == 0 and "More." in tiny.page("two") and "changed while" not in err
 
@@ -236,8 +236,8 @@ def assert_refused(tiny, place, reason):
     good = tiny.site()
     tiny.write("book/one.md", chapter("One", "print('refused')"))
     status, out, err = tiny.build()
-    told = [f"{place}: {reason}; make room, or let it be written to, and build again"]
-    told.append("the pages were not made; the site is as it was")
+    told = [f"{place}: {reason}; free some space or make it writable, and build again"]
+    told.append("the pages were not made; the site is unchanged")
     assert status == 1 and err.splitlines()[-2:] == told and "Error" not in err, err
     assert all(re.match(r"(one|two): |making the pages$", line) for line in err.splitlines()[:-2]), err
     assert tiny.site() == good and not tiny.processes()
@@ -342,7 +342,7 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
     process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
     out, err = process.communicate(timeout=20)
     assert time.monotonic() - began < 10
-    assert process.returncode == 128 + number and f"stopped ({number.name}); the site is as it was" in err
+    assert process.returncode == 128 + number and f"stopped ({number.name}); the site is unchanged" in err
     assert "Traceback" not in err and "Exception" not in err, err
     assert not tiny.processes() and tiny.site() == good
     tiny.write("book/one.md", chapter("One", "print('after')"))
@@ -484,7 +484,7 @@ def removed(*names):
         (lambda t: t.write("book/extra.md", "# Extra\n"), "book/extra.md: is not in _toc.yml"),
         (mangled("---\na: [1\nb: 2\n---\n# One\n"), "book/one.md:3: the front matter is not YAML: "),
         (mangled("---\na: 1\n# One\n"), "book/one.md:1: the front matter does not end"),
-        (mangled("---\n- a\n---\n# One\n"), "book/one.md:2: the front matter must be keys with values"),
+        (mangled("---\n- a\n---\n# One\n"), "book/one.md:2: the front matter must be a mapping of keys to values"),
         (mangled("# One\n\n```{code-cell}\n1\n```\n"), "book/one.md:1: has code cells, but its front matter"),
         (mangled(FRONT.replace("  name: python3\n", "") + "# One\n```{code-cell}\n1\n```\n"), "names no kernel"),
         (lambda t: (t.root / "book/one.md").write_bytes("# O\n\nfür\n".encode("latin-1")), "book/one.md:3: not UTF-8"),
@@ -494,7 +494,7 @@ def removed(*names):
         (lambda t: t.write("_toc.yml", "format: jb-book\n"), "_toc.yml: "),
         (lambda t: t.write("_toc.yml", "format: jb-book\nroot: index\n"), "_toc.yml:2: index is not in book/"),
         (lambda t: t.write("_config.yml", "title: 'x\n"), "_config.yml:2: not YAML"),
-        (lambda t: t.write("_config.yml", "- a\n"), "_config.yml:1: must be keys with values, not list"),
+        (lambda t: t.write("_config.yml", "- a\n"), "_config.yml:1: must be a mapping of keys to values, not list"),
         (lambda t: (t.root / "_toc.yml").write_bytes(b"format: \xff\n"), "_toc.yml: not UTF-8"),
         (lambda t: t.write("_toc.yml", TOC_WITH_A_PATTERN), "_toc.yml:4: the pattern book/*"),
         (mangled("---\njupytext: x\n---\n# One\n"), "book/one.md:1: jupytext: must have keys below it"),

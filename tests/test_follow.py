@@ -20,16 +20,16 @@ def line(n):
     return make_mesh((n,), ("d",))
 
 
-def everything(n, pieces):
-    """At the start: every device has its own pieces."""
-    return tuple(tuple(((owner, piece, 1),) for piece in range(pieces)) for owner in range(n))
+def everything(n, chunks):
+    """At the start: every device has its own chunks."""
+    return tuple(tuple(((owner, chunk, 1),) for chunk in range(chunks)) for owner in range(n))
 
 
-def total(n, piece):
-    return tuple((owner, piece, 1) for owner in range(n))
+def total(n, chunk):
+    return tuple((owner, chunk, 1) for owner in range(n))
 
 
-# name: (the program, pieces for n devices, what device i has in the end)
+# name: (the program, chunks for n devices, what device i has in the end)
 KNOWN = {
     "psum": (lambda x: lax.psum(x, "d"), lambda n: 3, lambda n, i: [total(n, p) for p in range(3)]),
     "all_gather": (
@@ -48,11 +48,11 @@ KNOWN = {
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_each_device_holds(name, n):
-    program, pieces, expected = KNOWN[name]
-    flow = follow(program, line(n), pieces=pieces(n))
+    program, chunks, expected = KNOWN[name]
+    flow = follow(program, line(n), chunks=chunks(n))
     before, after = flow.frames
     assert (before.title, after.title, flow.devices) == ("before", "after", tuple(range(n)))
-    assert before.slots == everything(n, pieces(n))
+    assert before.slots == everything(n, chunks(n))
     assert after.slots == tuple(tuple(expected(n, i)) for i in range(n))
 
 
@@ -93,7 +93,7 @@ def test_a_mesh_of_two_axes_an_explicit_one_and_devices_in_another_order():
 
 
 @pytest.mark.parametrize(
-    ("parts", "pieces", "name"),
+    ("parts", "chunks", "name"),
     [
         (((2, 0, 1),), 1, "2"),
         (((2, 1, 1),), 4, "b2"),
@@ -103,11 +103,11 @@ def test_a_mesh_of_two_axes_an_explicit_one_and_devices_in_another_order():
         (((0, 0, 1), (1, 1, 1)), 2, "a0+b1"),
         (((1, 0, 2),), 1, "2×1"),
         (((0, 0, 1), (1, 0, 3)), 2, "a0+3×a1"),
-        (tuple((owner, piece, 1) for owner in range(4) for piece in range(2)), 2, "8 parts"),
+        (tuple((owner, chunk, 1) for owner in range(4) for chunk in range(2)), 2, "8 parts"),
     ],
 )
-def test_names_of_what_is_held(parts, pieces, name):
-    assert Flow((0, 1, 2, 3), pieces, ()).name(parts) == name
+def test_names_of_what_is_held(parts, chunks, name):
+    assert Flow((0, 1, 2, 3), chunks, ()).name(parts) == name
 
 
 def test_long_sums_are_counted():
@@ -119,23 +119,23 @@ def test_long_sums_are_counted():
     [
         (lambda: follow(3, line(2)), TypeError, "function"),
         (lambda: follow(around, 4), TypeError, "make_mesh"),
-        (lambda: follow(around, line(2), pieces=0), ValueError, "0 pieces"),
-        (lambda: follow(around, line(2), pieces=9), ValueError, "9 pieces"),
+        (lambda: follow(around, line(2), chunks=0), ValueError, "0 chunks"),
+        (lambda: follow(around, line(2), chunks=9), ValueError, "9 chunks"),
         (lambda: follow(around, AbstractMesh((2,), ("d",))), TypeError, "AbstractMesh"),
-        (lambda: follow(around, line(4), pieces="a"), TypeError, "pieces must be a whole number, not 'a'"),
+        (lambda: follow(around, line(4), chunks="a"), TypeError, "chunks must be a whole number, not 'a'"),
         (lambda: follow(around, line(4), steps=-1), ValueError, "-1 steps"),
         (lambda: follow(around, line(4), steps=1.5), TypeError, "steps must be a whole number"),
-        (lambda: follow(lambda x: x / 2, line(2)), ValueError, "more with the pieces"),
-        (lambda: follow(lambda x: -x, line(2)), ValueError, "more with the pieces"),
-        (lambda: follow(lambda x: x + 1, line(2)), ValueError, "more with the pieces"),
-        (lambda: follow(lambda x: lax.pmax(x, "d"), line(2)), ValueError, "more with the pieces"),
-        (lambda: follow(lambda x: lax.psum(x, "d") ** 2, line(2)), ValueError, "more with the pieces"),
-        (lambda: follow(lambda x: x[:, ::-1], line(2)), ValueError, "more with the pieces"),
+        (lambda: follow(lambda x: x / 2, line(2)), ValueError, "more with the chunks"),
+        (lambda: follow(lambda x: -x, line(2)), ValueError, "more with the chunks"),
+        (lambda: follow(lambda x: x + 1, line(2)), ValueError, "more with the chunks"),
+        (lambda: follow(lambda x: lax.pmax(x, "d"), line(2)), ValueError, "more with the chunks"),
+        (lambda: follow(lambda x: lax.psum(x, "d") ** 2, line(2)), ValueError, "more with the chunks"),
+        (lambda: follow(lambda x: x[:, ::-1], line(2)), ValueError, "more with the chunks"),
         (lambda: follow(lambda x: None, line(2)), ValueError, "made NoneType"),
-        (lambda: follow(lambda x: x[:0], line(2)), ValueError, "leave the rows as they are"),
+        (lambda: follow(lambda x: x[:0], line(2)), ValueError, "but not their length"),
         (lambda: draw(follow(lambda x: x, line(2)), shape=(2,)), TypeError, "shape="),
-        (lambda: follow(lambda x: x[:, :1], line(2)), ValueError, "leave the rows as they are"),
-        (lambda: follow(lambda x: x.sum(0), line(2)), ValueError, "leave the rows as they are"),
+        (lambda: follow(lambda x: x[:, :1], line(2)), ValueError, "but not their length"),
+        (lambda: follow(lambda x: x.sum(0), line(2)), ValueError, "but not their length"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(call, kind, words):
@@ -165,9 +165,9 @@ def slots(svg):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("name", ["psum", "all_gather", "psum_scatter", "all_to_all", "thrown away"])
-def test_pieces_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
-    program, pieces, _ = KNOWN[name]
-    flow = follow(program, line(n), pieces=pieces(n))
+def test_chunks_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
+    program, chunks, _ = KNOWN[name]
+    flow = follow(program, line(n), chunks=chunks(n))
     frames = svgs(draw(flow))
     assert len(frames) == 2
     for svg, frame, earlier in zip(frames, flow.frames, (flow.frames[0], flow.frames[0]), strict=True):
@@ -193,8 +193,8 @@ def test_pieces_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
             assert x >= left and y >= top and x + w <= left + width and y + h <= top + height
         for i, held in enumerate(frame.slots):
             names = [flow.name(parts) if parts else "nothing" for parts in held]
-            if pieces(n) == 1:
-                names = [f"the piece of {name}" if name.isdigit() else name for name in names]
+            if chunks(n) == 1:
+                names = [f"the chunk of {name}" if name.isdigit() else name for name in names]
             assert f"evice {i} holds {', '.join(names)}" in svg.find("desc").text
 
 
@@ -232,7 +232,7 @@ def test_flows_in_text_and_with_names():
     ]  # fmt: skip
     assert "<strong>shift</strong> start" in picture.html
     assert re.search(r"<title>shift: step 1, 4 devices</title>", picture.html)
-    gathered = repr(draw(follow(lambda x: jnp.concatenate([0 * x, x]), line(2), pieces=1)))
+    gathered = repr(draw(follow(lambda x: jnp.concatenate([0 * x, x]), line(2), chunks=1)))
     assert gathered.splitlines()[-2:] == ["  0: · 0", "  1: · 1"]
 
 

@@ -60,15 +60,15 @@ def test_every_device_holds_what_jax_says(case):
     assert {shard.device: shard.index for shard in layout.shards} == truth
     assert layout.devices == tuple(device.id for device in sharding.mesh.devices.flat)
     assert layout.shard_shape == sharding.shard_shape(shape)
-    assert layout.tiles * layout.copies == len(layout.shards)
+    assert layout.distinct_shards * layout.replicas == len(layout.shards)
     assert sum(map(len, layout.owners.values())) == len(layout.shards)
     if 0 not in shape:
-        assert layout.tiles == len(set(truth.values()))
+        assert layout.distinct_shards == len(set(truth.values()))
         # Copies are counted along the mesh: 0, 1, 2 ... for the devices with one slice.
         for ids in layout.owners.values():
-            numbers = {shard.device: shard.copy for shard in layout.shards}
-            assert [numbers[device] for device in ids] == list(range(layout.copies))
-    assert layout.total_bytes == layout.copies * layout.nbytes == 4 * prod(shape) * layout.copies
+            numbers = {shard.device: shard.replica for shard in layout.shards}
+            assert [numbers[device] for device in ids] == list(range(layout.replicas))
+    assert layout.total_bytes == layout.replicas * layout.nbytes == 4 * prod(shape) * layout.replicas
 
 
 @settings(max_examples=200, deadline=None)
@@ -81,7 +81,7 @@ def test_it_refuses_a_shape_just_when_jax_does(case):
         with pytest.raises(ValueError, match="use a multiple of"):
             describe(sharding, shape)
         uneven = describe(sharding, shape, uneven=True)
-        assert uneven.nbytes * uneven.copies == uneven.total_bytes  # nothing is lost or counted twice
+        assert uneven.nbytes * uneven.replicas == uneven.total_bytes  # nothing is lost or counted twice
     else:
         assert describe(sharding, shape).shard_shape == expected
 
@@ -94,8 +94,8 @@ def test_a_real_array_is_described_as_it_lies(case):
     layout = describe(array)
     held = {shard.device.id: (np.asarray(shard.data), shard.replica_id) for shard in array.addressable_shards}
     for shard in layout.shards:
-        data, copy = held[shard.device]
-        assert data.shape == shard.shape and copy == shard.copy
+        data, replica = held[shard.device]
+        assert data.shape == shard.shape and replica == shard.replica
         assert (data == np.asarray(array)[tuple(slice(*part) for part in shard.index)]).all()
         assert data.nbytes == layout.bytes_per_device[shard.device]
 
@@ -116,10 +116,10 @@ def test_uneven_pieces_are_those_of_the_compiled_program(size):
 def test_a_description_is_what_the_book_says():
     layout = describe(NamedSharding(MESH, P("x", "y")), (4, 16))
     assert layout.type == "f32[4@x, 16@y]"
-    assert str(layout) == "f32[4@x, 16@y]: 8 tiles of (2, 4) × 1 copy on 8 devices, 32 bytes each"
+    assert str(layout) == "f32[4@x, 16@y]: local shape (2, 4), 8 shards on 8 devices, 32 bytes each"
     assert describe(NamedSharding(MESH, P(None, ("x", "y"))), (4, 16), "bfloat16").type == "bf16[4, 16@(x,y)]"
-    assert str(describe(jnp.ones(3, jnp.int8))) == "i8[3]: 1 tile of (3,) × 1 copy on 1 device, 3 bytes"
-    assert describe(NamedSharding(MESH, P()), ()).copies == 8
+    assert str(describe(jnp.ones(3, jnp.int8))) == "i8[3]: local shape (3,), 1 shard on 1 device, 3 bytes"
+    assert describe(NamedSharding(MESH, P()), ()).replicas == 8
     assert index_text(((0, 2), (4, 8))) == "[0:2, 4:8]" and index_text(()) == "[]"
 
 
@@ -137,7 +137,7 @@ def test_a_pod_of_4096_devices():
     sizes = (16, 16, 16)
     pod = AbstractMesh(sizes, ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3)
     layout = describe(NamedSharding(pod, P("x", ("z", "y"))), (32, 512))
-    assert (layout.tiles, layout.copies, layout.shard_shape) == (4096, 1, (2, 2))
+    assert (layout.distinct_shards, layout.replicas, layout.shard_shape) == (4096, 1, (2, 2))
     for device, (x, y, z) in zip(layout.devices, product(*map(range, sizes)), strict=True):
         start = 2 * (z * 16 + y)
         assert layout.shards[device].index == ((2 * x, 2 * x + 2), (start, start + 2))
@@ -175,7 +175,7 @@ def test_errors_name_the_values_and_the_next_step(spec, shape, says):
 @pytest.mark.parametrize(
     ("thing", "says"),
     [
-        (np.ones(3), "a NumPy array lives on no device"),
+        (np.ones(3), "a NumPy array is stored on no device"),
         ([1, 2], "not list"),
         (NamedSharding(MESH, P("x")), "needs the shape"),
     ],

@@ -50,7 +50,7 @@ def test_medians_of_many_runs_count(good):
     fast["categories"]["performance"]["score"] = 0.98
     assert not lighthouse.misses({"flax": lighthouse.numbers([slow, good, fast])})
     assert lighthouse.misses({"flax": lighthouse.numbers([slow, good, slow])}) == [
-        "flax: performance is 50, and should be 98 or more"
+        "flax: performance is 50, the target is 98 or more"
     ]
 
 
@@ -58,10 +58,10 @@ def test_medians_of_many_runs_count(good):
     ("audit", "value", "says"),
     [
         ("total-byte-weight", 250 * 1024, None),
-        ("total-byte-weight", 251 * 1024, "KiB is 251, and should be at most 250"),
+        ("total-byte-weight", 251 * 1024, "KiB is 251, the target is at most 250"),
         ("first-contentful-paint", 1299, None),
-        ("first-contentful-paint", 1300, "first paint, s is 1.30, and should be below 1.3"),
-        ("cumulative-layout-shift", 0.0004, "layout shift is 0.0004, and should be 0"),
+        ("first-contentful-paint", 1300, "first paint, s is 1.30, the target is below 1.3"),
+        ("cumulative-layout-shift", 0.0004, "layout shift is 0.0004, the target is 0"),
     ],
 )
 def test_targets_are_reached_or_missed_to_the_number(good, audit, value, says):
@@ -73,7 +73,7 @@ def test_targets_are_reached_or_missed_to_the_number(good, audit, value, says):
 def test_all_but_performance_must_be_whole(good, category):
     good["categories"][category]["score"] = 0.99
     (missed,) = lighthouse.misses({"flax": lighthouse.numbers([good])})
-    assert missed.endswith("is 99, and should be 100")
+    assert missed.endswith("is 99, the target is 100")
 
 
 def test_the_table_marks_what_misses_its_target(good):
@@ -90,7 +90,7 @@ def test_what_failed_is_named_with_its_place():
 def test_a_page_that_did_not_load_or_a_broken_report_is_no_result(good):
     broken = copy.deepcopy(good)
     del broken["audits"]["first-contentful-paint"]
-    with pytest.raises(lighthouse.CannotMeasure, match="not whole: no 'first-contentful-paint'"):
+    with pytest.raises(lighthouse.CannotMeasure, match="incomplete: no 'first-contentful-paint'"):
         lighthouse.numbers([good, broken])
     good["runtimeError"] = {"code": "ERRORED_DOCUMENT_REQUEST", "message": "status code 404"}
     with pytest.raises(lighthouse.CannotMeasure, match="status code 404"):

@@ -96,7 +96,7 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
     assert rows[0] == ["chapter", "here", "there"] and rows[1][0] == "JAX" and rows[2][0] == "Python"
     assert [row[0] for row in rows[3:5]] == ["one", "two"]  # index has no code
     assert re.fullmatch(r"one +\d+\.\d s +\d+\.\d s", out.splitlines()[3])
-    assert "4 in all, 0 from before, 0 failed, 0 versions missing" in out
+    assert "4 results, 0 reused, 0 failed, 0 versions missing" in out
     assert "one on here: running" in err and re.search(r"two on there: ran in \d+\.\d s", err)
 
     saved = json.loads((tiny.root / "_build/matrix/matrix.json").read_text())
@@ -109,7 +109,7 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
 
     # All is reused until something that a result depends on changes; prose does not matter.
     tiny.write("book/one.md", (tiny.root / "book/one.md").read_text().replace("# One", "# One\n\nMore prose."))
-    assert "4 in all, 4 from before" in command(tiny)[1]
+    assert "4 results, 4 reused" in command(tiny)[1]
     tiny.write("book/one.md", chapter("One", "print('one', 3)"))
     _, outcomes = run(tiny, HERE, THERE)
     assert {place for place, one in outcomes.items() if not one.reused} == {("one", "here"), ("one", "there")}
@@ -121,11 +121,11 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
 
 def test_a_part_of_the_matrix_leaves_the_file_of_the_whole(tiny):
     status, out, _ = command(tiny, "--only", "there", "--chapters", "book/two.md", "--jobs", "1")
-    assert status == 0 and "1 in all" in out and re.findall(r"^two +\d", out, re.MULTILINE)
+    assert status == 0 and "\n1 results, 0 reused" in out and re.findall(r"^two +\d", out, re.MULTILINE)
     assert "\none " not in out and out.splitlines()[0].split() == ["chapter", "there"]
     assert not (tiny.root / "_build/matrix/matrix.json").exists()
     status, _, err = command(tiny, "--only", "0.1")
-    assert status == 1 and err.strip() == "--only: 0.1 is no version of the matrix; there are here, there"
+    assert status == 1 and err.strip() == "--only: 0.1 is not a version of the matrix; known are here, there"
 
 
 def test_the_fingerprint_has_packages_python_and_files_beside_the_chapters(tiny):
@@ -154,7 +154,7 @@ def test_a_failing_cell_is_named_by_file_and_line_and_run_again(tiny):
     said = f"here: book/one.md:{line}: ZeroDivisionError: division by zero"
     assert status == 1 and said in out.splitlines() and said in err and "Traceback" in err
     assert re.search(r"^one +failed$", out, re.MULTILINE) and re.search(r"^two +\d+\.\d s$", out, re.MULTILINE)
-    assert "2 in all, 0 from before, 1 failed" in out
+    assert "2 results, 0 reused, 1 failed" in out
     saved = json.loads((tiny.root / "_build/matrix/matrix.json").read_text())["chapters"]["one"]["here"]
     assert saved["status"] == "failed" and saved["error"] == said.removeprefix("here: ")
     flag.touch()
@@ -214,7 +214,7 @@ def test_floors_compare_as_numbers(tiny, monkeypatch):
 @pytest.mark.parametrize("value", ["0.8", '"0.8.2"', '"<0.8.2"', '">=0.8.x"', "[1]", '""', "true"])
 def test_a_floor_that_is_none_is_refused(tiny, value):
     tiny.write("book/one.md", chapter("One", "1").replace("kernelspec:", f"jax: {value}\nkernelspec:", 1))
-    with pytest.raises(BookError, match=r'^book/one\.md:6: jax: .* write such as jax: ">=0\.8\.2"'):
+    with pytest.raises(BookError, match=r'^book/one\.md:6: jax: .* write for example jax: ">=0\.8\.2"'):
         load(tiny.root).check()
 
 
@@ -268,7 +268,7 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
         wait_for(lambda: not processes_with(str(tiny.root)))
     else:
         assert process.returncode == 128 + number and out == ""
-        assert err.splitlines()[-1] == f"stopped ({number.name}); what has run will be reused", err
+        assert err.splitlines()[-1] == f"stopped ({number.name}); finished runs will be reused", err
         assert not processes_with(str(tiny.root))
     go.touch()
     found, outcomes = run(tiny)
@@ -451,7 +451,7 @@ def test_the_pins_of_colab_can_be_renewed(tmp_path):
     assert "other" not in text and "torch" not in text
     assert text.count("==") == len(before) and text.count("#") == 2
     done = refresh([line for line in freeze if not line.startswith("FLAX")])
-    assert done.returncode == 1 and "no FLAX in Colab any more" in done.stderr and file.read_text() == text
+    assert done.returncode == 1 and "Colab no longer has FLAX" in done.stderr and file.read_text() == text
     assert sorted(path.name for path in file.parent.iterdir()) == ["colab.txt"]
 
     # From Colab's own repository, which is here in its place.

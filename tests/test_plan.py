@@ -107,10 +107,10 @@ def test_pods_are_named_after_the_most_cubic_slice(chip, chips, name):
         ((LLAMA, "v5p", 0, 4096), {}, "chips is 0"),
         ((LLAMA, "v5p", 8.0, 4096), {}, "chips is 8.0"),
         ((LLAMA, "v5p", 8, -1), {}, "batch_tokens is -1"),
-        ((LLAMA, "v5p", 8, 5000), {}, "5000 tokens is not made of sequences of 4096"),
+        ((LLAMA, "v5p", 8, 5000), {}, "5000 tokens is not a whole number of sequences of 4096"),
         ((LLAMA, "v5p", 8, 4096), {"reserve": 1.5}, "reserve=1.5"),
         ((LLAMA, "v5p", 8, 4096), {"remat": "all"}, "remat='all'"),
-        ((LLAMA, "v5p", 7 * 11, 4096), {}, "cannot be dealt out evenly to 77 chips"),
+        ((LLAMA, "v5p", 7 * 11, 4096), {}, "cannot be shared evenly by 77 chips"),
     ],
 )
 def test_bad_numbers_are_named(arguments, changes, words):
@@ -143,7 +143,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path):
 
 def test_the_command_says_what_is_wrong_or_does_not_fit():
     status, out, _ = command(LLAMA, "v5e", "16", "--batch-tokens", "65536")
-    assert status == 1 and "Nothing fits." in out and "too much" in out and "or --remat block" not in out
+    assert status == 1 and "No mesh fits." in out and "too much" in out and "or --remat block" not in out
     for arguments, words in (
         (["gpt", "v5p", "8"], "no model is called 'gpt'"),
         (["layers=2", "v5p", "8"], "d_model"),

@@ -148,7 +148,7 @@ def test_work_between_start_and_end_is_what_hides_a_message():
 
 @pytest.mark.parametrize("name", ["v9:4x4", "v5e", "v5e:", "4x4", "", "v5e:4x4x4", "v5p:8x8", "v5e:0x4", "h100:64"])
 def test_chips_that_are_none(name):
-    with pytest.raises(ValueError, match=r"known: v5e|wants"):
+    with pytest.raises(ValueError, match=r"known: v5e|needs"):
         Pod(name)
 
 
@@ -248,7 +248,7 @@ def test_too_large_is_an_answer_and_not_an_error(own_cache):
 @needs_libtpu
 def test_arguments_must_lie_on_the_pod():
     for wrong in (jnp.ones(8), jax.ShapeDtypeStruct((8,), "float32"), arg(MESH, (8, 8), "x")):
-        with pytest.raises(ValueError, match=r"no argument lies on v5e:2x4.*pod\.mesh"):
+        with pytest.raises(ValueError, match=r"no argument is placed on v5e:2x4.*pod\.mesh"):
             POD.compile(jnp.sin, wrong)
 
 
@@ -257,6 +257,15 @@ def test_emulated_devices_go_on_working():
     POD.compile(jnp.sin, arg(grid(), (8, 8), "x"))
     assert len(jax.devices()) == 64 and jnp.ones(3).sum() == 3
     assert jax.devices()[0].platform == "cpu"
+
+
+@needs_libtpu
+def test_programs_are_compiled_on_the_pod_when_another_mesh_is_the_current_one():
+    emulated = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    with jax.set_mesh(emulated):
+        a = jax.device_put(jnp.ones((8, 8)), P("x", None))
+        program = POD.compile(lambda a: jax.lax.with_sharding_constraint(a, P()), *POD.like(a))
+    assert program.times("all-gather", "x") == 1 and program.sent() == 8 * 8 * 4 / 2
 
 
 # --- The cache ------------------------------------------------------------------------------------------------
@@ -335,7 +344,7 @@ def test_processes_do_not_disturb_each_other(tmp_path):
 
 def test_without_a_compiler_the_error_says_what_to_install(no_compiler, monkeypatch):
     pod = Pod("v5e:2x4")
-    assert "no compiler here" in repr(pod)
+    assert "no compiler installed" in repr(pod)
     a = arg(pod.mesh((2, 4), ("x", "y")), (64, 128), "x", "y")
     with pytest.raises(NoCompiler, match=r"(?s)\[pods\].*'nothing' on v5e:2x4.*not among the recorded"):
         pod.compile(jnp.sin, a, name="nothing")
@@ -351,7 +360,7 @@ def test_without_a_compiler_the_error_says_what_to_install(no_compiler, monkeypa
 @pytest.fixture
 def recording(tmp_path, monkeypatch):
     path = tmp_path / "pods.json"
-    monkeypatch.setattr(pods, "RECORDING", path)
+    monkeypatch.setattr(pods, "RECORDINGS", tmp_path)
     pods._recordings.cache_clear()
     yield path
     pods._recordings.cache_clear()
@@ -410,6 +419,26 @@ def test_gpus_that_are_not_there():
     assert program.flops in (2 * 1024 * 2048 * 512 / 16, None)
 
 
+def test_arguments_on_a_pod_are_like_those_on_an_emulated_mesh(no_compiler):
+    emulated = AbstractMesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    a = arg(emulated, (16, 32), "d", None)
+    there, tree = Pod("v5e:2x4").like(a, {"b": jax.ShapeDtypeStruct((3,), "int32")})
+    assert (there.shape, there.dtype, there.sharding.spec) == ((16, 32), a.dtype, P("d", None))
+    assert dict(there.sharding.mesh.shape) == {"d": 8}
+    assert tree["b"].sharding.spec == P() and tree["b"].shape == (3,)
+    with pytest.raises(ValueError, match="needs 8 devices"):
+        Pod("v5e:4x4").like(a)
+    with pytest.raises(ValueError, match="must name one mesh"):
+        Pod("v5e:2x4").like(jax.ShapeDtypeStruct((3,), "int32"))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "unknown"), (896, "896 bytes"), (2_774_023, "2.774 MB"), (1.5e9, "1.500 GB")]
+)
+def test_small_amounts_are_exact(count, text):
+    assert pods._amount(count) == text
+
+
 def test_gpus_have_no_torus(no_compiler):
     pod = Pod("h100:2x8")
     assert pod.mesh((4, 4), ("x", "y")).shape == {"x": 4, "y": 4}
@@ -418,7 +447,7 @@ def test_gpus_have_no_torus(no_compiler):
 
 
 def test_the_recording_travels_with_the_package():
-    assert Path(pods.__file__).parent in pods.RECORDING.parents
+    assert Path(pods.__file__).parent in pods.RECORDINGS.parents
 
 
 @needs_libtpu
@@ -444,12 +473,27 @@ def test_the_recording_is_what_the_compiler_says_today(monkeypatch, book, own_ca
         assert program.source == "compiled"
 
 
-RECORDED = json.loads((Path(pods.__file__).parent / "recordings" / "pods.json").read_text())
+RECORDINGS = {file.stem: json.loads(file.read_text()) for file in pods.RECORDINGS.glob("*.json")}
+RECORDED = RECORDINGS["pods"]
 
 
-def test_the_recording_says_where_it_is_from():
-    assert {"date", "machine", "command", "versions"} <= RECORDED.keys()
-    for entry in RECORDED["programs"]:
+@needs_libtpu
+@pytest.mark.parametrize("name", sorted(RECORDINGS.keys() - {"pods"}))
+def test_a_chapter_compiled_afresh_says_what_is_recorded(name, own_cache):
+    script = Path(__file__).parent.parent / "scripts" / "record_pods.py"
+    run = subprocess.run([sys.executable, script, name, "--check"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_every_chapter_that_compiles_for_pods_has_a_recording(book):
+    able = {c.name for c in book.chapters if c.runs and any("Pod(" in cell.source for cell in c.cells)}
+    assert able == RECORDINGS.keys()
+
+
+@pytest.mark.parametrize("recorded", RECORDINGS.values(), ids=RECORDINGS)
+def test_a_recording_says_where_it_is_from(recorded):
+    assert {"date", "machine", "command", "versions"} <= recorded.keys()
+    for entry in recorded["programs"]:
         made = entry["program"]["made"]
-        assert made["date"] and made["machine"] and made["compiler"] in RECORDED["versions"]
+        assert made["date"] and made["machine"] and made["compiler"] in recorded["versions"]
         assert pods._from_json(entry["program"]).seconds > 0

@@ -92,7 +92,7 @@ def test_some_run_and_the_others_do_not(group):
     assert [outcome.process for outcome in outcomes] == [0, 2]
     assert group["'only_here' in globals() or 'only_here' in locals()"] == [True, False, True]
     for only in ([3], [-1], []):
-        with pytest.raises(ValueError, match="processes 0 to 2"):
+        with pytest.raises(ValueError, match="processes are 0 to 2"):
             group.run("pass", only=only)
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_fails_while_others_wait_for_it_is_named_and_all_end(grou
     assert [outcome.text for outcome in failure.value.outcomes] == ["begins\n"] * 3
     assert gone(pids) and not group._folder.exists() and Processes.current is None
     assert repr(group) == "3 processes, stopped"
-    with pytest.raises(ProcessFailure, match="start\\(\\) begins anew"):
+    with pytest.raises(ProcessFailure, match="call start\\(\\) again"):
         group.run("pass")
     group.stop()  # once more does no harm
 
@@ -136,7 +136,7 @@ def test_processes_that_hang_are_named_with_the_line_where_they_are(group):
         group.run("a = 1\nif me == 2:\n    total = float(g.sum())", limit=2)
     assert time.monotonic() - begin < 20
     assert failure.value.having("hung") == [2] and failure.value.outcomes[2].line == 3
-    assert "[2] had not come back after 2 s; waiting at line 3, `total = float(g.sum())`" in str(failure.value)
+    assert "[2] had not finished after 2 s; waiting at line 3, `total = float(g.sum())`" in str(failure.value)
     assert "[0-1] done" in str(failure.value) and gone(group.pids)
 
 
@@ -149,7 +149,9 @@ def test_a_process_that_dies_is_named_with_its_signal_and_its_last_words(group):
         one.run("import os; os.write(2, b'F1121 10:00:00.00 7 x.cc:1] no more\\n'); os.abort()")
     assert "[0] died" in str(failure.value) and "killed by SIGABRT: no more" in str(failure.value)
     with start(1, join=False) as one, pytest.raises(ProcessFailure, match="exit status 7"):
+        assert repr(one) == "1 process on 1 host"
         one.run("import os; os._exit(7)")
+    assert repr(one) == "1 process, stopped"
 
 
 def test_devices_arguments_and_environment_reach_the_processes():
@@ -223,7 +225,7 @@ def test_an_interrupt_ends_the_group(capsys, interruptible):
         group.run("import time; time.sleep(60)")
     ended.set()
     presses.join()
-    assert "interrupted: all processes are stopped" in capsys.readouterr().err and gone(group.pids)
+    assert "interrupted: all processes were stopped" in capsys.readouterr().err and gone(group.pids)
 
 
 def test_several_groups_side_by_side_do_not_meet():
@@ -281,13 +283,13 @@ def test_in_a_notebook_a_cell_runs_in_processes():
     assert said[1] == "[0] I am 0\n[0] 2\n[1] I am 1\n[1] 2"
     assert said[2] == "[1] see\n[1]\npicture"
     assert said[3] == "[0-1] raised ValueError: as it should at line 1, `raise ValueError('as it should')`"
-    assert said[4].startswith("AssertionError: this cell was to fail")
+    assert said[4].startswith("AssertionError: this cell was expected to fail")
     assert said[5].startswith("ProcessFailure: [0-1] raised ValueError: really at line 1")
     assert said[6].startswith("ValueError: %%processes: argument only: '2-1' does not name processes; write such as 0")
     assert "unrecognized arguments: --limt" in said[7] and "--help" in said[7]
     assert "usage: %%processes" in said[8] and "--grace" in said[8]
-    assert said[9].startswith("[1] had not come back after 1 s; waiting at line 2")
-    assert said[10].startswith("ProcessFailure: no processes are running; start() begins anew")
+    assert said[9].startswith("[1] had not finished after 1 s; waiting at line 2")
+    assert said[10].startswith("ProcessFailure: no processes are running; call start() again")
     assert said[11:] == ["[1]", "", "[0] 2"]
 
 

@@ -1,5 +1,6 @@
 """The site of the real book, as `make book` leaves it."""
 
+import ast
 import copy
 import os
 import re
@@ -28,6 +29,11 @@ def pages(site):
 
 def article(page):
     return page.select_one("article.bd-article")
+
+
+def tags(chapter, cell):
+    """The tags of one of a chapter's cells."""
+    return chapter.notebook.cells[cell.position].metadata.get("tags", ())
 
 
 def test_home_is_at_the_root_and_nothing_redirects(site, pages):
@@ -95,8 +101,9 @@ def test_outputs_are_on_the_pages(pages):
         text = article(pages[chapter.name]).get_text()
         assert "Traceback (most recent call last)" not in text
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(chapter.cells)
-        pictures = r"^(draw|draw_specs|explorer\.\w+)\("
-        drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in chapter.cells)
+        pictures = r"^(draw|draw_\w+|bars|timeline|explorer\.\w+)\("
+        shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
+        drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         assert len(article(pages[chapter.name]).select(".cell_output div.shardlab")) == drawn
     assert "float32[16@y]" in article(pages["index"]).get_text()
     assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()
@@ -112,13 +119,39 @@ def test_plots_are_on_the_pages(pages):
         assert len(pages[name].select(".cell_output img")) == drawn, name
 
 
-def test_exercises_say_not_solved_and_solutions_are_folded_and_right(pages):
+SILENT = 0.15  # of a chapter's cells may show nothing
+
+
+@pytest.mark.parametrize("name", [chapter.name for chapter in BOOK.chapters if chapter.runs])
+def test_cells_show_their_answers(pages, name):
+    """Not counted are folded cells, solutions, and cells that only import and define."""
+    visible = [
+        cell
+        for cell in article(pages[name]).select("div.cell")
+        if "tag_hide-cell" not in cell["class"] and not cell.find_parent("details")
+    ]
+    telling = [cell for cell in visible if cell.select(".cell_output") or not defines_only(cell)]
+    silent = [cell for cell in telling if not cell.select(".cell_output")]
+    first = silent[0].select_one(".cell_input").get_text() if silent else ""
+    assert len(silent) <= max(1, SILENT * len(telling)), f"{len(silent)} of {len(telling)} show nothing, first: {first}"
+
+
+def defines_only(cell):
+    try:
+        body = ast.parse(cell.select_one(".cell_input pre").get_text()).body
+    except SyntaxError:  # a magic
+        return False
+    return all(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)) for node in body)
+
+
+def test_exercises_show_their_task_and_solutions_are_folded_and_right(pages):
     for chapter in BOOK.chapters:
         page = article(pages[chapter.name])
         exercises, solutions = page.select("div.exercise"), page.select("details.solution")
         assert len(exercises) == len(solutions) == len(re.findall(r"\{exercise-start\}", chapter.text))
         for exercise in exercises:
-            assert "Not solved yet" in exercise.get_text()
+            assert "Not solved yet" not in exercise.get_text()
+            assert all("tag_hide-cell" in cell["class"] for cell in exercise.select("div.cell"))
         for solution in solutions:
             assert "dropdown" in solution["class"] and "Right: " in solution.get_text()
 

@@ -442,7 +442,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     assert len(re.findall(rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE)) == 1
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
-    assert re.search(r"^audit: nothing was asked", body, re.MULTILINE)
+    assert re.search(r"^audit: nothing was checked", body, re.MULTILINE)
     said = (runner.fakes / "gh.txt").read_text()
     assert "issue create --title" in said and "issue edit" not in said
     assert f"--method PUT repos/{FORK}/actions/workflows/upstream.yml/enable" in said
@@ -497,7 +497,7 @@ def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, told, result):
         assert f"\n## newest: {result}\n" in (runner.fakes / "comment.md").read_text()
     if not well:
         body = (runner.fakes / f"{'edit' if is_open else 'create'}.md").read_text()
-        assert f"## newest: {result}" in body and "links" not in body and "It printed nothing" in body
+        assert f"## newest: {result}" in body and "links" not in body and "No output was kept" in body
 
 
 def test_no_output_breaks_the_issue(tmp_path):

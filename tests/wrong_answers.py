@@ -5,22 +5,29 @@ The key is the exercise's label; each answer is code that takes the place of the
 
 WRONG_ANSWERS = {
     "explorer-whole-rows": {
-        "two pieces of rows": 'answer = jax.device_put(A, NamedSharding(mesh, P("x")))',
+        "two shards": 'answer = jax.device_put(A, NamedSharding(mesh, P("x")))',
         "columns": 'answer = jax.device_put(A, NamedSharding(mesh, P(None, "y")))',
         "every row once": 'answer = jax.device_put(A, NamedSharding(mesh, P(("x", "y"))))',
-        "not cut": "answer = jax.device_put(A, NamedSharding(mesh, P()))",
+        "replicated": "answer = jax.device_put(A, NamedSharding(mesh, P()))",
+    },
+    "explorer-silent-product": {
+        "B replicated": "def product_specs(): return P('x', 'y'), P(), P('x', 'y')",
+        "nothing sent, but B replicated": "def product_specs(): return P(('x', 'y')), P(), P(('x', 'y'))",
+        "sharded along the contracting dimension": "def product_specs(): return P(None, 'x'), P('x', None), P()",
+        "one axis on both surviving dimensions": "def product_specs(): return P('x'), P(None, 'x'), P('x')",
+        "a replicated result": "def product_specs(): return P('x'), P(None, 'y'), P()",
     },
     "arrays-all-devices": {
         "right values, never moved": "answer = A",
-        "right values, rows cut and columns copied": "answer = jax.device_put(A, NamedSharding(mesh, P('y')))",
+        "right values, rows sharded and columns replicated": "answer = jax.device_put(A, NamedSharding(mesh, P('y')))",
         "the layout of the text": "answer = A_sharded",
         "right layout, other values": "answer = jax.device_put(8 * A, NamedSharding(mesh, P('y', 'x')))",
     },
     "arrays-who-holds-what": {
-        "the whole array everywhere": (
+        "the full array on every device": (
             "def holdings(x): return 8, x.sharding.spec, {d.id: np.asarray(x) for d in x.devices()}"
         ),
-        "a place in the list taken for a device": (
+        "a position in the list taken for a device": (
             "def holdings(x):\n"
             "    shards = enumerate(x.addressable_shards)\n"
             "    return len(x.devices()), x.sharding.spec, {i: np.asarray(s.data) for i, s in shards}"
@@ -28,19 +35,19 @@ WRONG_ANSWERS = {
         "slices instead of values": (
             "def holdings(x): return 8, x.sharding.spec, {s.device.id: s.index for s in x.addressable_shards}"
         ),
-        "one copy only": (
+        "one replica only": (
             "def holdings(x):\n"
             "    first = [s for s in x.addressable_shards if s.replica_id == 0]\n"
             "    return len(x.devices()), x.sharding.spec, {s.device.id: np.asarray(s.data) for s in first}"
         ),
-        "pieces counted instead of devices": (
+        "different shards counted instead of devices": (
             "def holdings(x):\n"
-            "    pieces = {s.device.id: np.asarray(s.data) for s in x.addressable_shards}\n"
-            "    return len({str(s.index) for s in x.addressable_shards}), x.sharding.spec, pieces"
+            "    stored = {s.device.id: np.asarray(s.data) for s in x.addressable_shards}\n"
+            "    return len({str(s.index) for s in x.addressable_shards}), x.sharding.spec, stored"
         ),
     },
     "arrays-four-specs": {
-        "None taken for one copy": (
+        "None taken for one replica": (
             "answer = {'P(\"x\", None)': ((2, 16), 1), 'P(None, \"y\")': ((4, 4), 1), "
             "'P(None, None)': ((4, 16), 1), 'P(None, \"x\")': ((4, 8), 1)}"
         ),
@@ -48,11 +55,15 @@ WRONG_ANSWERS = {
             "answer = {'P(\"x\", None)': ((4, 8), 4), 'P(None, \"y\")': ((1, 16), 2), "
             "'P(None, None)': ((4, 16), 8), 'P(None, \"x\")': ((2, 16), 4)}"
         ),
+        "different shards counted instead of replicas": (
+            "answer = {'P(\"x\", None)': ((2, 16), 2), 'P(None, \"y\")': ((4, 4), 4), "
+            "'P(None, None)': ((4, 16), 1), 'P(None, \"x\")': ((4, 8), 2)}"
+        ),
     },
     "arrays-budget": {
-        "small enough, but only one copy": "spec = P(('x', 'y'))",
-        "two copies or more, but too large": "spec = P('x')",
-        "rows torn apart": "spec = P(None, 'y')",
+        "small enough, but no second replica": "spec = P(('x', 'y'))",
+        "two replicas or more, but too large": "spec = P('x')",
+        "rows split": "spec = P(None, 'y')",
     },
     "arrays-match": {
         "the tuple in the other order": "spec = P(None, ('x', 'y'))",
@@ -60,27 +71,29 @@ WRONG_ANSWERS = {
         "two dimensions": "spec = P('x', 'y')",
     },
     "auto-two-operations": {
-        "no collective for the product": ("answer = {'B + C': ((('x',), ('y',)), {}), 'B.T @ C': (((), ('y',)), {})}"),
+        "no collective for the product": ("answer = {'U + V': ((('x',), ('y',)), {}), 'U.T @ V': (((), ('y',)), {})}"),
         "the product as a gather": (
-            "answer = {'B + C': ((('x',), ('y',)), {}), 'B.T @ C': (((), ('y',)), {'all-gather': 1})}"
+            "answer = {'U + V': ((('x',), ('y',)), {}), 'U.T @ V': (((), ('y',)), {'all-gather': 1})}"
         ),
         "the sum taken for replicated": (
-            "answer = {'B + C': (((), ()), {}), 'B.T @ C': (((), ('y',)), {'all-reduce': 1})}"
+            "answer = {'U + V': (((), ()), {}), 'U.T @ V': (((), ('y',)), {'all-reduce': 1})}"
+        ),
+        "the product taken for sharded over x": (
+            "answer = {'U + V': ((('x',), ('y',)), {}), 'U.T @ V': ((('x',), ('y',)), {'all-reduce': 1})}"
         ),
     },
     "auto-layer": {
-        "right value, one device": "parallel_layer = layer",
+        "right value, nothing sharded": "parallel_layer = layer",
         "right value, replicated": (
             "def parallel_layer(X, W, b): return layer(*jax.device_put((X, W, b), NamedSharding(line, P())))"
         ),
         "right layout, gathered first": (
             "def parallel_layer(X, W, b):\n"
-            "    whole, batch = NamedSharding(line, P()), NamedSharding(line, P('d'))\n"
-            "    cut = jax.lax.with_sharding_constraint(X * 1, batch)\n"
-            "    out = jax.lax.with_sharding_constraint(layer(cut, W, b), whole)\n"
-            "    return jax.lax.with_sharding_constraint(out, batch)"
+            "    X = jax.lax.with_sharding_constraint(X * 1, P('d'))\n"
+            "    out = jax.lax.with_sharding_constraint(layer(X, W, b), P())\n"
+            "    return jax.lax.with_sharding_constraint(out, P('d'))"
         ),
-        "computed on one device, then spread": (
+        "computed on every device, then sharded": (
             "def parallel_layer(X, W, b): return jax.device_put(layer(X, W, b), NamedSharding(line, P('d')))"
         ),
         "off by the number of devices": (
@@ -88,67 +101,57 @@ WRONG_ANSWERS = {
         ),
     },
     "auto-cheap-product": {
-        "right value and layout, with an all-reduce": (
-            "def product(a, b):\n"
-            "    a = jax.lax.with_sharding_constraint(a, NamedSharding(line, P(None, 'd')))\n"
-            "    b = jax.lax.with_sharding_constraint(b, NamedSharding(line, P('d', None)))\n"
-            "    return jax.lax.with_sharding_constraint(a @ b, NamedSharding(line, P('d', None)))"
-        ),
-        "columns cut instead of rows": (
-            "def product(a, b): return a @ jax.lax.with_sharding_constraint(b, NamedSharding(line, P(None, 'd')))"
-        ),
-        "right value, one device": "def product(a, b): return a @ b",
-        "computed on one device, then spread": (
-            "def product(a, b): return jax.device_put(a @ b, NamedSharding(line, P('d')))"
-        ),
+        "rows over y and columns over x: too large": "specs = P('y', None), P(None, 'x')",
+        "rows over both axes, B replicated: too large": "specs = P(('x', 'y'), None), P()",
+        "both sharded along the contracting dimension": "specs = P(None, 'y'), P('y', None)",
+        "one axis for rows and columns": "specs = P('y', None), P(None, 'y')",
+        "nothing sharded": "specs = P(), P()",
     },
     "auto-expensive-line": {
         "the same program again": "fast = slow",
         "without the activation function": "fast = two_layers",
-        "rows cut instead of columns": (
-            "def fast(x, W1, W2):\n"
-            "    rows = NamedSharding(mesh, P('y', None))\n"
-            "    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), rows) @ W2"
+        "rows sharded instead of columns": (
+            "def fast(x, W1, W2):\n    return jax.lax.with_sharding_constraint(jax.nn.relu(x @ W1), P('y', None)) @ W2"
         ),
     },
     "checkpoints-four-devices": {
-        "no target: the saved layout": "def on_four(manager): return restore(manager, 3)",
-        "columns cut instead of rows": (
-            "def on_four(manager):\n"
-            "    cut = NamedSharding(four, P(None, 'd'))\n"
-            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=cut)\n"
+        "no target: the saved layout": "def load_on_four(manager): return restore(manager, 3)",
+        "columns sharded instead of rows": (
+            "def load_on_four(manager):\n"
+            "    columns = NamedSharding(four, P(None, 'd'))\n"
+            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=columns)\n"
             "    return restore(manager, 3, jax.tree.map(leaf, shapes['params']))"
         ),
-        "rows cut, on all eight": "def on_four(manager): return restore(manager, 3, rows['params'])",
-        "four copies": (
-            "def on_four(manager):\n"
-            "    whole = NamedSharding(four, P())\n"
-            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole)\n"
+        "rows sharded, on all eight": "def load_on_four(manager): return restore(manager, 3, rows_layout['params'])",
+        "four replicas": (
+            "def load_on_four(manager):\n"
+            "    replicated = NamedSharding(four, P())\n"
+            "    leaf = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated)\n"
             "    return restore(manager, 3, jax.tree.map(leaf, shapes['params']))"
         ),
         "right layout, nothing restored": (
-            "def on_four(manager):\n"
-            "    params = start(jax.random.key(0))['params']\n"
+            "def load_on_four(manager):\n"
+            "    params = init(jax.random.key(0))['params']\n"
             "    return jax.device_put(params, NamedSharding(four, P('d')))"
         ),
     },
     "checkpoints-resume": {
-        "begins anew, with the right number": (
+        "starts again, with the right step": (
             "def resume(manager, target, until):\n"
-            "    state = run(fresh(target), until - manager.latest_step())\n"
+            "    state = run(create(target), until - manager.latest_step())\n"
             "    return {**state, 'step': jax.device_put(np.int32(until), state['step'].sharding)}"
         ),
-        "the first batches once more": (
+        "the first batches again": (
             "def resume(manager, target, until):\n"
             "    state = restore(manager, manager.latest_step(), target)\n"
             "    for step in range(until - manager.latest_step()):\n"
-            "        state = train(state, batch(step, mesh))\n"
+            "        state = train(state, load_batch(step, mesh))\n"
             "    return state"
         ),
-        "Adam begins anew": (
+        "Adam starts again": (
             "def resume(manager, target, until):\n"
             "    state = restore(manager, manager.latest_step(), target)\n"
-            "    state['adam'] = fresh(target)['adam']\n"
+            "    state['adam'] = create(target)['adam']\n"
             "    return run(state, until)"
         ),
         "one batch left out": (
@@ -164,7 +167,7 @@ WRONG_ANSWERS = {
         "restored, not resumed": (
             "def resume(manager, target, until): return restore(manager, manager.latest_step(), target)"
         ),
-        "the checkpoint never opened": "def resume(manager, target, until): return run(fresh(target), until)",
+        "the checkpoint never opened": "def resume(manager, target, until): return run(create(target), until)",
         "the oldest checkpoint": (
             "def resume(manager, target, until): return run(restore(manager, manager.all_steps()[0], target), until)"
         ),
@@ -237,44 +240,68 @@ WRONG_ANSWERS = {
         "every ring with all of the data": "answer = {'flat': 2 * 31 / 32, 'hierarchical': 12, 'all_to_all': 6}",
     },
     "clusters-gather": {
-        "flat": "def gather(piece): return lax.all_gather(piece, ('node', 'gpu'), axis=0, tiled=True)",
+        "flat": "def gather(x_shard): return lax.all_gather(x_shard, ('node', 'gpu'), axis=0, tiled=True)",
         "within first, across then": (
-            "def gather(piece):\n"
-            "    rows = lax.all_gather(piece, 'gpu', axis=0, tiled=True)\n"
+            "def gather(x_shard):\n"
+            "    rows = lax.all_gather(x_shard, 'gpu', axis=0, tiled=True)\n"
             "    return lax.all_gather(rows, 'node', axis=0, tiled=True)"
         ),
         "in the wrong order": (
-            "def gather(piece):\n"
-            "    pair = lax.all_gather(piece, 'node', axis=0, tiled=True)\n"
+            "def gather(x_shard):\n"
+            "    pair = lax.all_gather(x_shard, 'node', axis=0, tiled=True)\n"
             "    return lax.all_gather(pair, 'gpu', axis=0, tiled=True)"
         ),
         "the node's rows only": (
-            "def gather(piece): return jnp.tile(lax.all_gather(piece, 'gpu', axis=0, tiled=True), (2, 1))"
+            "def gather(x_shard): return jnp.tile(lax.all_gather(x_shard, 'gpu', axis=0, tiled=True), (2, 1))"
         ),
-        "all rows quoted, none sent": "def gather(piece): return x",
+        "all rows quoted, none sent": "def gather(x_shard): return x",
         "the node's rows across one by one": (
-            "def gather(piece):\n"
-            "    rows = lax.all_gather(piece, 'gpu', axis=0, tiled=True)\n"
+            "def gather(x_shard):\n"
+            "    rows = lax.all_gather(x_shard, 'gpu', axis=0, tiled=True)\n"
             "    other = lax.map(lambda row: lax.ppermute(row, 'node', [(0, 1), (1, 0)]), rows)\n"
             "    first = lax.axis_index('node') == 0\n"
             "    return jnp.concatenate([jnp.where(first, rows, other), jnp.where(first, other, rows)])"
         ),
     },
     "collectives-prices": {
-        "an all-gather priced by its piece": (
-            "answer = {'ppermute': MiB, 'all_gather': 7 * MiB // 8, 'psum_scatter': 7 * MiB // 8, "
-            "'psum': 2 * 7 * MiB // 8, 'all_to_all': 7 * MiB // 8}"
+        "an all-gather priced by its shard": (
+            "answer = {'ppermute': MiB, 'all_gather': 7 * MiB // 8, 'psum_scatter': 7 * MiB, "
+            "'psum': 14 * MiB, 'all_to_all': 7 * MiB // 8}"
         ),
-        "everybody sends everything to everybody": (
+        "an all-to-all as expensive as an all-gather": (
             "answer = {'ppermute': MiB, 'all_gather': 7 * MiB, 'psum_scatter': 7 * MiB, "
-            "'psum': 7 * MiB, 'all_to_all': 7 * MiB}"
+            "'psum': 14 * MiB, 'all_to_all': 7 * MiB}"
+        ),
+        "an all-reduce without its second half": (
+            "answer = {'ppermute': MiB, 'all_gather': 7 * MiB, 'psum_scatter': 7 * MiB, "
+            "'psum': 7 * MiB, 'all_to_all': 7 * MiB // 8}"
         ),
         "eight instead of seven": (
-            "answer = {'ppermute': MiB, 'all_gather': 8 * MiB, 'psum_scatter': MiB, 'psum': 2 * MiB, 'all_to_all': MiB}"
+            "answer = {'ppermute': MiB, 'all_gather': 8 * MiB, 'psum_scatter': 8 * MiB, "
+            "'psum': 16 * MiB, 'all_to_all': MiB}"
+        ),
+    },
+    "collectives-memory-limit": {
+        "an all-gather for every job": "choice = dict.fromkeys(limits, 'all-gather')",
+        "an all-reduce wherever there are sums": (
+            "choice = {'columns': 'all-to-all', 'rows of the sum': 'all-reduce', 'whole sum': 'all-reduce', "
+            "'whole array': 'all-gather', 'neighbour': 'collective permute'}"
+        ),
+        "the columns gathered first": (
+            "choice = {'columns': 'all-gather', 'rows of the sum': 'reduce-scatter', 'whole sum': 'all-reduce', "
+            "'whole array': 'all-gather', 'neighbour': 'collective permute'}"
+        ),
+        "partial sums exchanged, then added": (
+            "choice = {'columns': 'all-to-all', 'rows of the sum': 'all-to-all', 'whole sum': 'all-reduce', "
+            "'whole array': 'all-gather', 'neighbour': 'collective permute'}"
+        ),
+        "a collective that does not do the job": (
+            "choice = {'columns': 'collective permute', 'rows of the sum': 'reduce-scatter', "
+            "'whole sum': 'reduce-scatter', 'whole array': 'all-to-all', 'neighbour': 'all-to-all'}"
         ),
     },
     "collectives-moving-average": {
-        "each piece alone": (
+        "each shard alone": (
             "def smooth(signal):\n"
             "    def f(p):\n"
             "        known = jnp.concatenate([jnp.zeros_like(p[:3]), p])\n"
@@ -284,11 +311,11 @@ WRONG_ANSWERS = {
         "a closed ring": (
             "def smooth(signal):\n"
             "    def f(p):\n"
-            "        known = jnp.concatenate([lax.ppermute(p[-3:], 'd', circle(8)), p])\n"
+            "        known = jnp.concatenate([lax.ppermute(p[-3:], 'd', ring_pairs(8)), p])\n"
             "        return sum(known[i : i + len(p)] for i in range(4)) / 4\n"
             "    return over(eight, f)(signal)"
         ),
-        "the whole piece sent": (
+        "the complete shard sent": (
             "def smooth(signal):\n"
             "    def f(p):\n"
             "        before = lax.ppermute(p, 'd', [(i, i + 1) for i in range(7)])\n"
@@ -303,8 +330,10 @@ WRONG_ANSWERS = {
         ),
     },
     "collectives-transpose": {
-        "pieces transposed, none moved": "def transpose(a): return over(eight, lambda r: r.T.reshape(4, 64))(a)",
-        "right value, columns cut": "def transpose(a): return over(eight, lambda r: r.T, out_specs=P(None, 'd'))(a)",
+        "shards transposed, none moved": "def transpose(a): return over(eight, lambda r: r.T.reshape(4, 64))(a)",
+        "right value, columns sharded": (
+            "def transpose(a): return over(eight, lambda r: r.T, out_specs=P(None, 'd'))(a)"
+        ),
         "gathered first": (
             "def transpose(a):\n"
             "    def f(rows):\n"
@@ -331,13 +360,13 @@ WRONG_ANSWERS = {
             "        part = lambda k: lax.dynamic_slice_in_dim(h, (k % n) * rows, rows) @ v\n"
             "        total = part(i)\n"
             "        for s in range(1, n):\n"
-            "            total = lax.ppermute(total, 'd', forward) + part(i - s)\n"
+            "            total = lax.ppermute(total, 'd', ring_pairs(n)) + part(i - s)\n"
             "        return total\n"
             "    return over(ring, program, (P(None, 'd'), P('d')), P('d'))(h, v)"
         ),
         "the full product on every device, then messages": (
             "def product(h, v):\n"
-            "    return over(ring, lambda x: own_slot(x.reshape(n, 16, 48)), P(None), P('d'))(h @ v)"
+            "    return over(ring, lambda x: scatter_by_hand(x.reshape(n, 16, 48)), P(None), P('d'))(h @ v)"
         ),
         "all partial products at once, in another shape": (
             "def product(h, v):\n"
@@ -345,7 +374,7 @@ WRONG_ANSWERS = {
             "        i, parts = lax.axis_index('d'), (h @ v).reshape(n, 16, 48)\n"
             "        total = parts[(i - 1) % n]\n"
             "        for s in range(1, n):\n"
-            "            total = lax.ppermute(total, 'd', forward) + parts[(i - 1 - s) % n]\n"
+            "            total = lax.ppermute(total, 'd', ring_pairs(n)) + parts[(i - 1 - s) % n]\n"
             "        return total\n"
             "    return over(ring, program, (P(None, 'd'), P('d')), P('d'))(h, v)"
         ),
@@ -358,57 +387,112 @@ WRONG_ANSWERS = {
         ),
     },
     "explicit-layer": {
-        "right value, one device": "def typed_layer(X, W, b): return layer(np.asarray(X), W, b)",
-        "right value, replicated": "def typed_layer(X, W, b): return layer(reshard(X, P()), W, b)",
-        "everywhere first, then cut": "def typed_layer(X, W, b): return reshard(layer(X, W, b), P('d', None))",
-        "gathered on the way": (
-            "def typed_layer(X, W, b):\n"
-            "    x = reshard(reshard(X, P('d')), P())\n"
-            "    return reshard(layer(x * 1, W, b), P('d'))"
+        "right value, one device": (
+            "def typed_layer(X, W1, W2):\n"
+            "    hidden = np.maximum(X @ np.asarray(W1), 0)\n"
+            "    return jax.device_put(np.asarray(jax.nn.softmax(hidden @ np.asarray(W2))), P())"
         ),
-        "off by the number of devices": "def typed_layer(X, W, b): return 8 * layer(reshard(X, P('d')), W, b)",
+        "examples not sharded": (
+            "def typed_layer(X, W1, W2):\n"
+            "    hidden = jax.nn.relu(X @ W1)\n"
+            "    scores = jnp.matmul(hidden, W2, out_sharding=P())\n"
+            "    return reshard(jax.nn.softmax(scores), P('x', None))"
+        ),
+        "hidden units gathered": (
+            "def typed_layer(X, W1, W2):\n"
+            "    x = reshard(X, P('x', None))\n"
+            "    hidden = reshard(jax.nn.relu(x @ W1), P('x', None))\n"
+            "    return jax.nn.softmax(hidden @ reshard(W2, P()))"
+        ),
+        "result replicated": (
+            "def typed_layer(X, W1, W2):\n"
+            "    hidden = jax.nn.relu(reshard(X, P('x', None)) @ W1)\n"
+            "    return jax.nn.softmax(jnp.matmul(hidden, W2, out_sharding=P()))"
+        ),
+        "no relu": (
+            "def typed_layer(X, W1, W2):\n"
+            "    hidden = reshard(X, P('x', None)) @ W1\n"
+            "    return jax.nn.softmax(jnp.matmul(hidden, W2, out_sharding=P('x', None)))"
+        ),
     },
     "explicit-types": {
-        "sizes of pieces": (
+        "sizes of shards": (
             "answer = {'U @ V': 'float32[4@x,8@y]', '(U @ V).sum(1)': 'float32[4@x]', "
-            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[8@y,4@x]', 'Z.T @ U': 'ShardingTypeError'}"
+            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[8@y,4@x]', 'Z.T @ U': 'ShardingTypeError', "
+            "'V.sum(0) + Z': 'ShardingTypeError'}"
         ),
-        "the last one read as a plain sum": (
+        "the fifth read as a plain sum": (
             "answer = {'U @ V': 'float32[8@x,32@y]', '(U @ V).sum(1)': 'float32[8@x]', "
-            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'float32[32@x,16]'}"
+            "'U @ V + Z': 'ShardingTypeError', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'float32[32@x,16]', "
+            "'V.sum(0) + Z': 'ShardingTypeError'}"
         ),
-        "the sum taken to follow its first operand": (
+        "a sum taken to follow its first operand": (
             "answer = {'U @ V': 'float32[8@x,32@y]', '(U @ V).sum(1)': 'float32[8@x]', "
-            "'U @ V + Z': 'float32[8@x,32@y]', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'ShardingTypeError'}"
+            "'U @ V + Z': 'float32[8@x,32@y]', 'V.T @ U.T': 'float32[32@y,8@x]', 'Z.T @ U': 'ShardingTypeError', "
+            "'V.sum(0) + Z': 'ShardingTypeError'}"
         ),
+        "the answers of the check taken for the types": "answer = dict.fromkeys(expressions, True)",
     },
     "explicit-rows": {
         "the whole table gathered": "def look_up(table, ids): return reshard(table, P())[ids]",
-        "right rows, cut": "def look_up(table, ids): return table.at[ids].get(out_sharding=P('d'))",
+        "right rows, sharded": "def look_up(table, ids): return table.at[ids].get(out_sharding=P('d'))",
         "added up once more for every device": (
             "def look_up(table, ids): return 8 * table.at[ids].get(out_sharding=P())"
         ),
     },
+    "explicit-accumulate": {
+        "each product reduced by itself": (
+            "def sum_of_products(left, right):\n"
+            "    return sum(jnp.matmul(A, B, out_sharding=P()) for A, B in zip(left, right))"
+        ),
+        "operands gathered": (
+            "def sum_of_products(left, right):\n"
+            "    return sum(reshard(A, P()) @ reshard(B, P()) for A, B in zip(left, right))"
+        ),
+        "only the last product": (
+            "def sum_of_products(left, right):\n    return jnp.matmul(left[-1], right[-1], out_sharding=P())"
+        ),
+        "rows of the result sharded": (
+            "def sum_of_products(left, right):\n"
+            "    U = P(None, None, unreduced={'d'})\n"
+            "    a, b, c = (jnp.matmul(A, B, out_sharding=U) for A, B in zip(left, right))\n"
+            "    return reshard(a + b + c, P('d', None))"
+        ),
+    },
     "manual-layer": {
-        "right value, one device": "layer_by_hand = layer",
-        "right value, replicated": (
+        "right for one device, not for the shards": (
             "def layer_by_hand(X, W, b):\n"
-            "    return jax.shard_map(layer, mesh=line, in_specs=P(), out_specs=P())(X, W, b)"
+            "    scores = X @ W + b\n"
+            "    return jax.device_put(jax.nn.softmax((scores - scores.mean(0)) / scores.std(0)), P('d', None))"
         ),
-        "all of it on every device, then cut": (
+        "statistics of all examples": (
             "def layer_by_hand(X, W, b):\n"
-            "    out = jax.shard_map(layer, mesh=line, in_specs=P(), out_specs=P())(X, W, b)\n"
-            "    return jax.lax.with_sharding_constraint(out, NamedSharding(line, P('d')))"
+            "    def f(x, W, b):\n"
+            "        s = x @ W + b\n"
+            "        mean = lax.pmean(s.mean(0), 'd')\n"
+            "        return jax.nn.softmax((s - mean) / jnp.sqrt(lax.pmean(((s - mean) ** 2).mean(0), 'd')))\n"
+            "    return jax.shard_map(f, in_specs=(P('d'), P(), P()), out_specs=P('d'))(X, W, b)"
         ),
-        "an average that nobody needs": (
+        "replicated": (
             "def layer_by_hand(X, W, b):\n"
-            "    def f(x, W, b): return layer(x, lax.pmean(W + 0 * x[:1].T, 'd'), b)\n"
-            "    return jax.shard_map(f, mesh=line, in_specs=(P('d'), P(), P()), out_specs=P('d'))(X, W, b)"
+            "    def f(x, W, b):\n"
+            "        s = (x @ W + b).reshape(8, 16, 2)\n"
+            "        s = (s - s.mean(1, keepdims=True)) / s.std(1, keepdims=True)\n"
+            "        return jax.nn.softmax(s.reshape(128, 2))\n"
+            "    return jax.shard_map(f, in_specs=P(), out_specs=P())(X, W, b)"
         ),
-        "off by the number of devices": (
+        "replicated, then sharded": (
             "def layer_by_hand(X, W, b):\n"
-            "    def f(x, W, b): return lax.psum(layer(lax.all_gather(x, 'd', tiled=True), W, b), 'd')\n"
-            "    return jax.shard_map(f, mesh=line, in_specs=(P('d'), P(), P()), out_specs=P())(X, W, b)"
+            "    def f(x, W, b):\n"
+            "        s = (x @ W + b).reshape(8, 16, 2)\n"
+            "        s = (s - s.mean(1, keepdims=True)) / s.std(1, keepdims=True)\n"
+            "        return jax.nn.softmax(s.reshape(128, 2))\n"
+            "    out = jax.shard_map(f, in_specs=P(), out_specs=P())(X, W, b)\n"
+            "    return lax.with_sharding_constraint(out, P('d'))"
+        ),
+        "not normalised": (
+            "def layer_by_hand(X, W, b):\n"
+            "    return jax.shard_map(layer, in_specs=(P('d'), P(), P()), out_specs=P('d'))(X, W, b)"
         ),
     },
     "manual-clip": {
@@ -436,13 +520,53 @@ WRONG_ANSWERS = {
         ),
         "right value, everywhere": "def clip(g): return jax.device_put(np.asarray(g) / max(1, norm), line.devices[0])",
     },
+    "manual-diagnose": {
+        "the program of the colleague": (
+            "diagnosis = {'W': 8, 'shift': 'mixed'}\n"
+            "def repaired(W, shift, x): return jax.shard_map(suspect, **specs)(W, shift, x)"
+        ),
+        "both divided by eight": (
+            "diagnosis = {'W': 8, 'shift': 'mixed'}\n"
+            "def repaired(W, shift, x):\n"
+            "    return jax.tree.map(lambda g: g / 8, jax.shard_map(suspect, **specs)(W, shift, x))"
+        ),
+        "psum for pmean": (
+            "diagnosis = {'W': 8, 'shift': 'mixed'}\n"
+            "def repaired(W, shift, x):\n"
+            "    def f(*args):\n"
+            "        g = jax.grad(local_loss, argnums=(0, 1))(*args)\n"
+            "        return jax.tree.map(lambda g: lax.psum(g, 'd'), g)\n"
+            "    return jax.shard_map(f, **specs)(W, shift, x)"
+        ),
+        "the shift's gradient not divided": (
+            "diagnosis = {'W': 8, 'shift': 'mixed'}\n"
+            "def repaired(W, shift, x):\n"
+            "    def f(W, shift, x):\n"
+            "        W, s = jax.grad(local_loss, argnums=(0, 1))(W, shift, x)\n"
+            "        return W / 8, s\n"
+            "    return jax.shard_map(f, **specs)(W, shift, x)"
+        ),
+        "the check switched off": (
+            "diagnosis = {'W': 8, 'shift': 'mixed'}\n"
+            "def repaired(W, shift, x): return jax.shard_map(suspect, **specs, check_vma=False)(W, shift, x)"
+        ),
+        "a right repair, both said to be eight times too large": (
+            "diagnosis = {'W': 8, 'shift': 8}\n"
+            "def repaired(W, shift, x):\n"
+            "    loss = jax.shard_map(lambda *a: lax.pmean(local_loss(*a), 'd'), in_specs=specs['in_specs'], "
+            "out_specs=P())\n"
+            "    return jax.grad(loss, argnums=(0, 1))(W, shift, x)"
+        ),
+    },
     "manual-noise": {
         "the same noise twice": (
             "def noise(key):\n"
             "    def f(key): return jax.random.normal(key, (4, 16))\n"
             "    return jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('x'))(key)"
         ),
-        "one array of noise": ("def noise(key): return put(jax.random.normal(key, (8, 16)), 'x', None)"),
+        "one array of noise": (
+            "def noise(key): return jax.lax.with_sharding_constraint(jax.random.normal(key, (8, 16)), P('x', None))"
+        ),
         "copies that differ, unchecked": (
             "def noise(key):\n"
             "    place = lambda: lax.axis_index('x') + 2 * lax.axis_index('y')\n"
@@ -479,7 +603,7 @@ WRONG_ANSWERS = {
     },
     "training-data-parallel": {
         "one device": "grid_step = step",
-        "everything everywhere": (
+        "everything replicated": (
             "def grid_step(params, x, y):\n"
             "    return step(*lax.with_sharding_constraint((params, x, y), NamedSharding(grid, P())))"
         ),
@@ -499,67 +623,135 @@ WRONG_ANSWERS = {
     "training-budget": {
         "data parallel": (
             "def small_step(state, x, y):\n"
-            "    x, y = lax.with_sharding_constraint((x, y), on(grid, P(('data', 'model'))))\n"
-            "    return lax.with_sharding_constraint(adam_step(state, x, y), on(grid, P()))"
+            "    x, y = lax.with_sharding_constraint((x, y), shardings(grid, P(('data', 'model'))))\n"
+            "    return lax.with_sharding_constraint(adam_step(state, x, y), shardings(grid, P()))"
         ),
-        "cut along one axis of the grid": (
+        "sharded along one axis of the grid": (
             "def small_step(state, x, y):\n"
-            "    lie = jax.tree.map(lambda p: cut_longest(p, 'model', 4), state)\n"
-            "    new = adam_step(lax.with_sharding_constraint(state, on(grid, lie)), x, y)\n"
-            "    return lax.with_sharding_constraint(new, on(grid, (lie, P())))"
+            "    specs = jax.tree.map(lambda p: shard_longest(p, 'model', 4), state)\n"
+            "    new = adam_step(lax.with_sharding_constraint(state, shardings(grid, specs)), x, y)\n"
+            "    return lax.with_sharding_constraint(new, shardings(grid, (specs, P())))"
         ),
-        "parameters cut, moments not": (
+        "parameters sharded, moments replicated": (
             "def small_step(state, x, y):\n"
-            "    lie = jax.tree.map(lambda p: cut_longest(p, ('data', 'model')), state[0])\n"
-            "    target = on(grid, ((lie, jax.tree.map(lambda p: P(), state[1])), P()))\n"
-            "    x, y = lax.with_sharding_constraint((x, y), on(grid, P(('data', 'model'))))\n"
+            "    specs = jax.tree.map(lambda p: shard_longest(p, ('data', 'model')), state[0])\n"
+            "    target = shardings(grid, ((specs, jax.tree.map(lambda p: P(), state[1])), P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), shardings(grid, P(('data', 'model'))))\n"
+            "    return lax.with_sharding_constraint(adam_step(state, x, y), target)"
+        ),
+        "ZeRO stage 1": (
+            "def small_step(state, x, y):\n"
+            "    target = shardings(data_mesh, (zero_specs, P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), shardings(data_mesh, P('data')))\n"
             "    return lax.with_sharding_constraint(adam_step(state, x, y), target)"
         ),
     },
     "training-last-layer": {
         "all layers": (
             "def tune(params, x, y):\n"
-            "    params = lax.with_sharding_constraint(params, on(line, P()))\n"
-            "    x, y = lax.with_sharding_constraint((x, y), on(line, P('data')))\n"
+            "    params = lax.with_sharding_constraint(params, shardings(data_mesh, P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), shardings(data_mesh, P('data')))\n"
             "    return step(params, x, y)"
         ),
         "all gradients, most of them times zero": (
             "def tune(params, x, y):\n"
-            "    params = lax.with_sharding_constraint(params, on(line, P()))\n"
-            "    x, y = lax.with_sharding_constraint((x, y), on(line, P('data')))\n"
+            "    params = lax.with_sharding_constraint(params, shardings(data_mesh, P()))\n"
+            "    x, y = lax.with_sharding_constraint((x, y), shardings(data_mesh, P('data')))\n"
             "    value, grads = jax.value_and_grad(loss)(params, x, y)\n"
             "    zero = jax.tree.map(lambda g: 0 * g, grads[:-1])\n"
             "    return descend(params, [*zero, grads[-1]]), value"
         ),
         "on every device the whole batch": (
-            "def tune(params, x, y):\n    return alone(*lax.with_sharding_constraint((params, x, y), on(line, P())))"
+            "def tune(params, x, y):\n"
+            "    replicated = shardings(data_mesh, P())\n"
+            "    return tune_on_one(*lax.with_sharding_constraint((params, x, y), replicated))"
         ),
     },
-    "training-twice": {"as many as eight times the work": "answer = 8192", "messages forgotten": "answer = 1024"},
-    "flax-budget": {
-        "tensor parallel: 6 MiB": "my_rules = (('batch', 'data'), ('hidden', 'model'))",
-        "nothing cut": "my_rules = (('batch', ('data', 'model')),)",
-        "small, but sends too much": "my_rules = (('batch', ('data', 'model')), ('embed', ('data', 'model')))",
-        "small, with the batch first": "my_rules = (('batch', 'data'), ('embed', 'data'), ('hidden', 'model'))",
-        "names of the mesh for logical ones": "my_rules = (('data', 'data'), ('model', 'model'))",
+    "training-twice": {
+        "as many as eight times the work": "answer = 2**19",
+        "one power less": "answer = 2**17",
+        "latency forgotten": "answer = 4096",
+    },
+    "flax-rules": {
+        "tensor parallel: 6 MiB, 52 MB": "my_rules = (('batch', 'data'), ('hidden', 'model'))",
+        "data parallel: 24 MiB": "my_rules = (('batch', ('data', 'model')),)",
+        "good for 16 examples only": "my_rules = (('embed', 'data'), ('hidden', 'model'))",
+        "two dimensions: 55 MB": "my_rules = (('batch', 'data'), ('embed', 'data'), ('hidden', 'model'))",
+        "four devices do the same work": "my_rules = (('batch', 'data'), ('hidden', ('data', 'model')))",
+        "mesh axes for logical ones": "my_rules = (('data', 'data'), ('model', 'model'))",
     },
     "flax-embedding": {
         "a quarter only": "my_rules = (('batch', 'data'), ('vocab', 'model'))",
         "no rules": "my_rules = ()",
-        "only the numbers cut": "my_rules = (('batch', 'data'), ('embed', 'model'))",
+        "only the elements sharded": "my_rules = (('batch', 'data'), ('embed', 'model'))",
         "both dimensions by one axis": "my_rules = (('batch', 'data'), ('vocab', 'data'), ('embed', 'data'))",
-        "the examples left whole": "my_rules = (('vocab', ('data', 'model')),)",
+        "the examples not sharded": "my_rules = (('vocab', ('data', 'model')),)",
     },
     "flax-gated": {
-        "nothing cut": "my_names = {'G': (None, None), 'U': (None, None), 'D': (None, None)}",
+        "nothing sharded": "my_names = {'G': (None, None), 'U': (None, None), 'D': (None, None)}",
         "the gate forgotten": "my_names = {'G': (None, None), 'U': (None, 'model'), 'D': ('model', None)}",
         "rows and columns exchanged": "my_names = {'G': ('model', None), 'U': ('model', None), 'D': (None, 'model')}",
         "the gate by rows": "my_names = {'G': ('model', None), 'U': (None, 'model'), 'D': ('model', None)}",
         "along the axis of the examples": "my_names = {'G': (None, 'data'), 'U': (None, 'data'), 'D': ('data', None)}",
     },
+    "flax_nnx-forward": {
+        "ignores its argument": "def forward(state, x):\n    return model(x)",
+        "the model's own arrays": "def forward(state, x):\n    return nnx.merge(model_definition, model_state)(x)",
+        "replicates the output": (
+            "def forward(state, x):\n"
+            "    out = nnx.merge(model_definition, state)(x)\n"
+            "    return jax.lax.with_sharding_constraint(out, P())"
+        ),
+    },
+    "flax_nnx-load": {
+        "replicated": (
+            "def load(layers):\n"
+            "    model = nnx.jit(create_sharded)()\n"
+            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
+            "    loaded = {}\n"
+            "    for name, W in created.items():\n"
+            "        stacked = np.stack([layer[name] for layer in layers])\n"
+            "        loaded[name] = jax.device_put(stacked, P())\n"
+            "    nnx.update(model, {'blocks': loaded})\n"
+            "    return model"
+        ),
+        "in reverse order": (
+            "def load(layers):\n"
+            "    model = nnx.jit(create_sharded)()\n"
+            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
+            "    loaded = {}\n"
+            "    for name, W in created.items():\n"
+            "        stacked = np.stack([layer[name] for layer in reversed(layers)])\n"
+            "        loaded[name] = jax.device_put(stacked, W.sharding)\n"
+            "    nnx.update(model, {'blocks': loaded})\n"
+            "    return model"
+        ),
+        "sharded along the layers": (
+            "def load(layers):\n"
+            "    model = nnx.jit(create_sharded)()\n"
+            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
+            "    loaded = {}\n"
+            "    for name, W in created.items():\n"
+            "        stacked = np.stack([layer[name] for layer in layers])\n"
+            "        loaded[name] = jax.device_put(stacked, P('model'))\n"
+            "    nnx.update(model, {'blocks': loaded})\n"
+            "    return model"
+        ),
+        "the first block four times": (
+            "def load(layers):\n"
+            "    model = nnx.jit(create_sharded)()\n"
+            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
+            "    loaded = {}\n"
+            "    for name, W in created.items():\n"
+            "        stacked = np.stack([layer[name] for layer in layers[:1] * 4])\n"
+            "        loaded[name] = jax.device_put(stacked, W.sharding)\n"
+            "    nnx.update(model, {'blocks': loaded})\n"
+            "    return model"
+        ),
+    },
     "flax_nnx-eighth": {
         "a quarter": "my_names = {'W1': (None, 'model'), 'W2': ('model', None)}",
-        "nothing cut": "my_names = whole",
+        "not sharded": "my_names = unsharded",
         "an eighth, but weights move": "my_names = {'W1': ('data', 'model'), 'W2': ('model', 'data')}",
         "an eighth, with the axes exchanged": "my_names = {'W1': ('model', 'data'), 'W2': ('data', 'model')}",
         "one weight only": "my_names = {'W1': ('data', 'model'), 'W2': ('model', None)}",
@@ -606,10 +798,10 @@ WRONG_ANSWERS = {
         ),
     },
     "processes-deadlock": {
-        "where it waits first": "answer = {'hang': [3], 'in line': 5, 'mend': 4}",
-        "the others hang": "answer = {'hang': [0, 1, 2], 'in line': 6, 'mend': 4}",
-        "the line that hangs is mended": "answer = {'hang': [3], 'in line': 6, 'mend': 6}",
-        "printing in one is the fault": "answer = {'hang': [0], 'in line': 3, 'mend': 2}",
+        "where it waits first": "answer = {'hang': [3], 'in line': 5, 'condition': 4}",
+        "the others hang": "answer = {'hang': [0, 1, 2], 'in line': 6, 'condition': 4}",
+        "the line that hangs taken for the condition": "answer = {'hang': [3], 'in line': 6, 'condition': 6}",
+        "printing in one is the fault": "answer = {'hang': [0], 'in line': 3, 'condition': 2}",
     },
     "writing-one-to-a-device": {
         "replicated": "answer = jax.device_put(jnp.arange(8), NamedSharding(mesh, P()))",
@@ -632,32 +824,32 @@ WRONG_ANSWERS = {
     },
     "from_old_jax-positions": {
         "transposing forgotten": "specs = dict(blocks=P('r', 'c'), turned=P('r', 'c'), halves=P('r'), bias=P('c'))",
-        "the replicated dimension cut": (
+        "the replicated dimension sharded": (
             "specs = dict(blocks=P('r', 'c'), turned=P('c', 'r'), halves=P(None, 'c'), bias=P('c'))"
         ),
-        "the vector cut along the replicated axis": (
+        "the vector sharded over the replicated axis": (
             "specs = dict(blocks=P('r', 'c'), turned=P('c', 'r'), halves=P('r'), bias=P('r'))"
         ),
         "one axis for both": ("specs = dict(blocks=P(('r', 'c')), turned=P(('c', 'r')), halves=P('r'), bias=P('c'))"),
     },
     "from_old_jax-silent": {
-        "the new text": "def rows_are_cut(array): return str(array.sharding.spec) == \"P('d',)\"",
-        "equal specs": "def rows_are_cut(array): return array.sharding.spec == P('d')",
-        "equal shardings": "def rows_are_cut(array): return array.sharding == NamedSharding(line, P('d'))",
-        "any cut": "def rows_are_cut(array): return not array.is_fully_replicated",
-        "the name anywhere": "def rows_are_cut(array): return 'd' in str(tuple(array.sharding.spec))",
+        "the new text of the spec": "def has_sharded_rows(array): return str(array.sharding.spec) == \"P('d',)\"",
+        "equal specs": "def has_sharded_rows(array): return array.sharding.spec == P('d')",
+        "equal shardings": "def has_sharded_rows(array): return array.sharding == NamedSharding(line, P('d'))",
+        "sharded at all": "def has_sharded_rows(array): return not array.is_fully_replicated",
+        "the axis in any entry": "def has_sharded_rows(array): return 'd' in str(tuple(array.sharding.spec))",
     },
     "from_old_jax-step": {
-        "sgd moved as it is": (
+        "sgd unchanged under shard_map": (
             "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P())\n"
             "new_step = jax.shard_map(sgd, mesh=line, **specs)"
         ),
-        "the gradient of each, not averaged": (
+        "each device's own gradient, not averaged": (
             "def own(w, X, Y): return w - 0.1 * jax.grad(batch_loss)(w, X, Y)\n"
             "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P(), check_vma=False)\n"
             "new_step = jax.shard_map(own, mesh=line, **specs)"
         ),
-        "a sum for a mean": (
+        "a sum instead of a mean": (
             "def summed(w, X, Y):\n"
             "    return w - 0.1 * jax.grad(lambda w: lax.psum(batch_loss(w, X, Y), 'd'))(w)\n"
             "specs = dict(in_specs=(P(), P('d'), P('d')), out_specs=P())\n"
@@ -671,27 +863,27 @@ WRONG_ANSWERS = {
         ),
     },
     "global_arrays-never-whole": {
-        "made whole, and cut by the callback": (
+        "made completely, and sliced by the callback": (
             "def table(n, sharding):\n"
             "    i = np.arange(n, dtype='float32')\n"
-            "    whole = 3 * i[:, None] + i\n"
-            "    return jax.make_array_from_callback((n, n), sharding, lambda index: whole[index])"
+            "    complete = 3 * i[:, None] + i\n"
+            "    return jax.make_array_from_callback((n, n), sharding, lambda index: complete[index])"
         ),
-        "made whole, and placed": (
+        "made completely, and placed": (
             "def table(n, sharding):\n"
             "    i = np.arange(n, dtype='float32')\n"
             "    return jax.device_put(3 * i[:, None] + i, sharding)"
         ),
-        "made whole for each question": (
+        "made completely for each index": (
             "def table(n, sharding):\n"
             "    i = np.arange(n, dtype='float32')\n"
             "    return jax.make_array_from_callback((n, n), sharding, lambda index: (3 * i[:, None] + i)[index])"
         ),
-        "each piece counts from zero": (
+        "each shard counts from zero": (
             "def table(n, sharding):\n"
             "    rows, columns = sharding.shard_shape((n, n))\n"
-            "    piece = 3 * np.arange(rows, dtype='float32')[:, None] + np.arange(columns, dtype='float32')\n"
-            "    return jax.make_array_from_callback((n, n), sharding, lambda index: piece)"
+            "    shard = 3 * np.arange(rows, dtype='float32')[:, None] + np.arange(columns, dtype='float32')\n"
+            "    return jax.make_array_from_callback((n, n), sharding, lambda index: shard)"
         ),
         "the rows of the process, in any layout": (
             "def table(n, sharding):\n"
@@ -704,47 +896,47 @@ WRONG_ANSWERS = {
     "global_arrays-only-three-rows": {
         "two candidates from each device": (
             "def longest_rows(a):\n"
-            "    def find(piece):\n"
-            "        norms, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 2)\n"
-            "        every = lax.all_gather(norms, 'x', tiled=True)\n"
-            "        _, winners = lax.top_k(every, 3)\n"
+            "    def find(shard):\n"
+            "        norms, places = lax.top_k(jnp.linalg.norm(shard, axis=1), 2)\n"
+            "        candidates = lax.all_gather(norms, 'x', tiled=True)\n"
+            "        _, winners = lax.top_k(candidates, 3)\n"
             "        mine = winners // 2 == lax.axis_index('x')\n"
-            "        found = jnp.where(mine[:, None], piece[places[winners % 2]], 0)\n"
+            "        found = jnp.where(mine[:, None], shard[places[winners % 2]], 0)\n"
             "        return lax.psum(found, 'x')\n"
             "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
         ),
         "everything gathered": (
             "def longest_rows(a):\n"
-            "    whole = lax.with_sharding_constraint(a, everywhere)\n"
-            "    return whole[lax.top_k(jnp.linalg.norm(whole, axis=1), 3)[1]]"
+            "    complete = lax.with_sharding_constraint(a, replicated)\n"
+            "    return complete[lax.top_k(jnp.linalg.norm(complete, axis=1), 3)[1]]"
         ),
         "all norms gathered": (
             "def longest_rows(a):\n"
             "    _, best = lax.top_k(jnp.linalg.norm(a, axis=1), 3)\n"
-            "    return lax.with_sharding_constraint(a[best], everywhere)"
+            "    return lax.with_sharding_constraint(a[best], replicated)"
         ),
         "each device sends its three rows to all": (
             "def longest_rows(a):\n"
-            "    def find(piece):\n"
-            "        _, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 3)\n"
-            "        every = lax.all_gather(piece[places], 'x', tiled=True)\n"
-            "        best = every[lax.top_k(jnp.linalg.norm(every, axis=1), 3)[1]]\n"
+            "    def find(shard):\n"
+            "        _, places = lax.top_k(jnp.linalg.norm(shard, axis=1), 3)\n"
+            "        candidates = lax.all_gather(shard[places], 'x', tiled=True)\n"
+            "        best = candidates[lax.top_k(jnp.linalg.norm(candidates, axis=1), 3)[1]]\n"
             "        return lax.pmax(best, 'x')\n"
             "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
         ),
         "the smallest first": (
             "def longest_rows(a):\n"
             "    _, best = lax.top_k(jnp.linalg.norm(a, axis=1), 3)\n"
-            "    return lax.with_sharding_constraint(a[best[::-1]], everywhere)"
+            "    return lax.with_sharding_constraint(a[best[::-1]], replicated)"
         ),
         "the best row of each device, and of these three": (
             "def longest_rows(a):\n"
-            "    def find(piece):\n"
-            "        norms, places = lax.top_k(jnp.linalg.norm(piece, axis=1), 1)\n"
-            "        every = lax.all_gather(norms, 'x', tiled=True)\n"
-            "        _, winners = lax.top_k(every, 3)\n"
+            "    def find(shard):\n"
+            "        norms, places = lax.top_k(jnp.linalg.norm(shard, axis=1), 1)\n"
+            "        candidates = lax.all_gather(norms, 'x', tiled=True)\n"
+            "        _, winners = lax.top_k(candidates, 3)\n"
             "        mine = winners == lax.axis_index('x')\n"
-            "        return lax.psum(jnp.where(mine[:, None], piece[places], 0), 'x')\n"
+            "        return lax.psum(jnp.where(mine[:, None], shard[places], 0), 'x')\n"
             "    return jax.shard_map(find, mesh=line, in_specs=P('x'), out_specs=P())(a)"
         ),
     },
@@ -769,7 +961,7 @@ WRONG_ANSWERS = {
         "FSDP left out of the mixture": (
             "answer = 6 * llama.parameters * 255 / 256 / ((4 * llama.layers + 2) * 3.5 * llama.d_model / 32)"
         ),
-        "the way back left out of tensor parallelism": (
+        "the backward pass left out of tensor parallelism": (
             "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
             "answer = saved / ((2 * llama.layers + 2) * 3.5 * llama.d_model / 32)"
         ),
@@ -777,7 +969,7 @@ WRONG_ANSWERS = {
             "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
             "answer = saved / ((4 * llama.layers + 2) * 1.75 * llama.d_model / 32)"
         ),
-        "the batch not cut over FSDP": (
+        "the batch not sharded over FSDP": (
             "saved = 6 * llama.parameters * (255 / 256 - 31 / 256)\n"
             "answer = saved / ((4 * llama.layers + 2) * 3.5 * llama.d_model)"
         ),
@@ -801,7 +993,7 @@ WRONG_ANSWERS = {
     },
     "costs-state": {
         "all in float32": "answer = {'bytes': 20, 'H100': 24, 'v5p': 16, 'H100 twice': 40}",
-        "one moment, or no master copy": "answer = {'bytes': 12, 'H100': 16, 'v5p': 12, 'H100 twice': 24}",
+        "no master weights": "answer = {'bytes': 12, 'H100': 16, 'v5p': 12, 'H100 twice': 24}",
         "no whole nodes": "answer = {'bytes': 16, 'H100': 15, 'v5p': 12, 'H100 twice': 29}",
         "twice is the same state": "answer = {'bytes': 16, 'H100': 16, 'v5p': 12, 'H100 twice': 16}",
         "H100's memory for both": "answer = {'bytes': 16, 'H100': 16, 'v5p': 16, 'H100 twice': 32}",
@@ -812,7 +1004,7 @@ WRONG_ANSWERS = {
         "gradients as well": "answer = 128",
     },
     "pods-twice": {
-        "two parts, as before": "answer = 2",
+        "two micro-batches, as before": "answer = 2",
         "four sequences at a time": "answer = 4",
         "one sequence at a time": "answer = 16",
     },
@@ -825,8 +1017,8 @@ WRONG_ANSWERS = {
     "pods-all-to-all": {
         "as it was": "def embedding_spec(): return P('model', 'data')",
         "the width, still": "def embedding_spec(): return P(None, 'data')",
-        "a copy on every chip": "def embedding_spec(): return P()",
-        "cut along an axis of one": "def embedding_spec(): return P('model')",
+        "a replica on every chip": "def embedding_spec(): return P()",
+        "sharded over an axis of one": "def embedding_spec(): return P('model')",
     },
     "pods-flops": {
         "six for each parameter and token": "answer = 6 * parameters('70B') * 128 * 4096 / 512",
