@@ -1,21 +1,21 @@
-# Every target sets up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
+# Targets set up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
 .PHONY: help setup book test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
 
 help:
-	@echo "make book                       the book, in _build/html/index.html, and its notebooks"
-	@echo "make test                       every test"
-	@echo "make chapter FILE=book/x.md     one chapter, fast"
-	@echo "make serve                      the book on localhost, rebuilt and reloaded on save (PORT=8000)"
-	@echo "make publish-notebooks          the notebooks to the branch from which Colab opens them (REMOTE=origin)"
-	@echo "make matrix                     every chapter on every JAX that readers have (ARGS='--only colab')"
-	@echo "make links                      every address elsewhere that chapters link to: is it still there?"
-	@echo "make audit                      every package of the lock: is a vulnerability known?"
-	@echo "make benchmark                  seconds of a build, and of stock Jupyter Book (ARGS='prose --runs 3')"
-	@echo "make lighthouse                 weight, speed and access of the built pages, on a phone (ARGS='arrays --runs 5')"
-	@echo "make lint                       style, spelling, unused code"
-	@echo "make lock                       requirements.txt anew from pyproject.toml"
+	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
+	@echo "make test                       run every test (ARGS='tests/test_book.py -k arrays')"
+	@echo "make chapter FILE=book/x.md     run one chapter and make its page"
+	@echo "make serve                      serve the book on localhost, rebuild and reload on save (PORT=8000)"
+	@echo "make publish-notebooks          push the notebooks to the branch that Colab opens (REMOTE=origin)"
+	@echo "make matrix                     run every chapter on every JAX that readers have (ARGS='--only colab')"
+	@echo "make links                      check every external link of the chapters"
+	@echo "make audit                      look up known vulnerabilities of every locked package"
+	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
+	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS='arrays --runs 5')"
+	@echo "make lint                       check style, spelling and unused code"
+	@echo "make lock                       renew requirements.txt from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
 
 setup:
@@ -29,7 +29,7 @@ test: setup
 	@$(python) -m pytest --numprocesses auto --dist loadfile $(ARGS) # a file's costly fixtures are made once
 
 chapter: setup
-	@test -n "$(FILE)" || { echo "which chapter? make chapter FILE=book/arrays.md" >&2; exit 2; }
+	@test -n "$(FILE)" || { echo "which chapter? For example: make chapter FILE=book/arrays.md" >&2; exit 2; }
 	@$(python) -m bookbinder chapter "$(FILE)"
 
 serve: setup

@@ -2,12 +2,12 @@
 
     make benchmark                              every case once: about 20 minutes on two cores
     make benchmark ARGS='prose code --runs 3'   these cases, three times; the table shows the medians
-    make benchmark ARGS='--grow 10 50 200'      generated books of so many chapters
+    make benchmark ARGS='--grow 10 50 200'      generated books of this many chapters
 
-Both build copies of the last commit, with the same Python, one after the other, so that a machine that grows slower
-slows both. Stock means `jupyter-book build .` without our extension: one chapter after the other; it keeps outputs for
-as long as a chapter's own code is the same, so after a change elsewhere only a forced run is right, and is what we
-compare with. Exits with 1 if a target is missed.
+Both build clones of the last commit with the same Python, in turn, so that a machine that becomes slower affects both.
+Stock means `jupyter-book build .` without our extension, which runs one chapter after the other. It reuses outputs as
+long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced to run all
+chapters, so we compare with a forced run then. Exits with 1 if a target is missed.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def line_of_shardlab(folder, number):
 
 
 def package(folder, number):
-    """Install another version of a package that no chapter needs: a changed lock."""
+    """Install another version of a package that no chapter needs, as a changed lock would."""
     for old in (folder / "src").glob("other-*.dist-info"):
         shutil.rmtree(old)
     new = folder / "src" / f"other-{number}.dist-info"
@@ -68,10 +68,10 @@ class Case:
     """Something that happens to a book before it is built again.
 
     Attributes:
-      what: in words.
-      change: makes it happen in a folder; the second argument is another number each time.
-      forced: whether stock Jupyter Book must be forced to run all chapters, for its pages to be true.
-      most: how many times as long as stock we may take; None for no target.
+      what: what happens, in words.
+      change: makes it happen in a folder; its second argument is a new number each time.
+      forced: whether stock Jupyter Book must be forced to run all chapters, so that its pages are right.
+      most: the target: our time divided by that of stock is at most this; None for no target.
       runs: how many chapters may run; None for any number.
     """
 
@@ -134,7 +134,7 @@ def _edit(file, change):
 
 
 def compare(source, folder, names, runs):
-    """Build with both in turn, case by case; returns the lines of a table, and the targets that were missed."""
+    """Build with both in turn, case by case; returns the lines of a table, and one for each missed target."""
     stock, ours = Book(source, folder / "stock", False), Book(source, folder / "ours", True)
     lines, missed = [("what has changed", "stock, s", "make book, s", "ratio", "at most", "chapters run")], []
     number = 0
@@ -155,7 +155,7 @@ def compare(source, folder, names, runs):
                 missed.append(f"{case.what}: {our_runs} chapters ran, not {case.runs}")
         ratio = median(our / theirs for (theirs, _), (our, _) in pairs)
         if case.most is not None and ratio > case.most:
-            missed.append(f"{case.what}: {ratio:.2f} of stock's time, at most {case.most} is the target")
+            missed.append(f"{case.what}: {ratio:.2f} of stock's time, the target is at most {case.most}")
         seconds = [f"{median(seconds for seconds, _ in side):.1f}" for side in zip(*pairs, strict=True)]
         target = "" if case.most is None else f"{case.most}"
         ran = f"{pairs[-1][0][1]} and {pairs[-1][1][1]}"
@@ -166,7 +166,7 @@ def compare(source, folder, names, runs):
 
 
 def where_the_time_went(folder, seconds):
-    """What a cold build consists of, and what it cannot be faster than on this machine."""
+    """The parts of a cold build, and the time below which it cannot get on this machine."""
     results = json.loads((folder / "_build" / "state.json").read_text())["results"]
     longest = max(results, key=lambda result: result["seconds"])
     total, cores = sum(result["seconds"] for result in results), os.cpu_count()
@@ -177,7 +177,7 @@ def where_the_time_went(folder, seconds):
 
 
 def generate(source, count):
-    """Make a book of so many short chapters, with this book's settings."""
+    """Make a book of `count` short chapters, with this book's settings."""
     front = (ROOT / "book" / "writing.md").read_text("utf-8").split("\n# ")[0]
     for chapter in (source / "book").glob("*.md"):
         chapter.unlink()
@@ -215,11 +215,13 @@ def main():
     """Measure, print the table, and compare with the targets."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--runs", type=int, default=1, help="how often each (default: 1)")
-    parser.add_argument("--grow", type=int, nargs="+", metavar="N", help="with generated books of N chapters instead")
+    parser.add_argument("--runs", type=int, default=1, help="how often to run each case (default: 1)")
+    parser.add_argument(
+        "--grow", type=int, nargs="+", metavar="N", help="measure generated books of N chapters instead"
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.cases if name not in CASES]:
-        parser.error(f"there is no case {unknown[0]}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case {unknown[0]}; known are {', '.join(CASES)}")
     if options.runs < 1 or any(count < 3 for count in options.grow or ()):
         parser.error("--runs must be 1 or more, --grow 3 or more")
     missed = []

@@ -31,10 +31,10 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """One number of a report: its head, where it is, how it is shown, and what it must be.
+    """One number of a report: its heading, where it is found, how it is shown, and its target.
 
     Attributes:
-      head: what stands above it.
+      head: the heading of its column.
       of: gives the number from a report, or from the median of many.
       shown: a format, such as ".0f".
       good: whether a number reaches the target.
@@ -79,11 +79,11 @@ def numbers(reports):
     try:
         return [median(column.of(report) for report in reports) for column in COLUMNS]
     except (KeyError, TypeError) as error:
-        raise CannotMeasure(f"a report of {reports[0].get('requestedUrl')} is not whole: no {error}") from error
+        raise CannotMeasure(f"a report of {reports[0].get('requestedUrl')} is incomplete: no {error}") from error
 
 
 def failed_audits(report):
-    """What a report found wrong besides speed, a line each: the category, the audit's name, and its first items."""
+    """What a report found wrong besides speed, one line each: the category, the audit's name, and its first items."""
     lines = []
     for category in ("accessibility", "best-practices", "seo"):
         for reference in report["categories"][category]["auditRefs"]:
@@ -115,9 +115,9 @@ def table(results):
 
 
 def misses(results):
-    """Which page misses which target, a line each."""
+    """Which page misses which target, one line each."""
     return [
-        f"{name}: {column.head} is {number:{column.shown}}, and should be {column.target}"
+        f"{name}: {column.head} is {number:{column.shown}}, the target is {column.target}"
         for name, found in results.items()
         for number, column in zip(found, COLUMNS, strict=True)
         if not column.good(number)
@@ -133,13 +133,13 @@ def browser():
 
 
 def install(folder):
-    """Lighthouse's own program, installed below a folder unless the lock's version is there already."""
+    """The path of Lighthouse's program, which is installed in a folder unless the locked version is there already."""
     for program in ("node", "npm"):
         if not shutil.which(program):
             raise CannotMeasure(f"no {program} on PATH (Debian: apt-get install npm)")
     version = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout.strip()
     if int(version.lstrip("v").split(".")[0] or 0) < OLDEST_NODE:
-        raise CannotMeasure(f"node is {version}; Lighthouse is tried with {OLDEST_NODE} and newer")
+        raise CannotMeasure(f"node is {version}; Lighthouse is tested with Node {OLDEST_NODE} and newer")
     program = folder / "node_modules" / "lighthouse" / "cli" / "index.js"
     lock = (LOCK / "package-lock.json").read_text("utf-8")
     ready = folder / "ready"
@@ -161,7 +161,7 @@ def measure(program, chrome, url, file):
     command = ["node", str(program), url, "--output=json", f"--output-path={file}", "--quiet"]
     command += ["--disable-full-page-screenshot"]
     command += ["--chrome-flags=--headless=new --no-sandbox --disable-dev-shm-usage"]
-    environment = {**os.environ, "CHROME_PATH": chrome, "CI": "1"}  # CI: it asks nothing
+    environment = {**os.environ, "CHROME_PATH": chrome, "CI": "1"}  # CI: so that it asks no questions
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode or not file.exists():
         said = (done.stderr or done.stdout).strip().splitlines()
@@ -173,7 +173,9 @@ def main(arguments=None):
     """Measure and print; returns the exit status: 1 if a target is missed, 2 if nothing could be measured."""
     parser = argparse.ArgumentParser(prog="make lighthouse", description=__doc__.split("\n")[0])
     parser.add_argument("pages", nargs="*", metavar="PAGE", help="such as arrays (default: all)")
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="of each page; medians count (default: 1)")
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="runs of each page, of which the median counts (default: 1)"
+    )
     parser.add_argument("--site", type=Path, default=ROOT / "_build" / "html", help="its folder (default: _build/html)")
     options = parser.parse_args(arguments)
     if options.runs < 1:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Begin a chapter that builds and keeps the rules of book/writing.md at once, and list it wherever chapters are listed.
+"""Begin a chapter that builds and keeps the rules of book/writing.md, and add it wherever chapters are listed.
 
-    .venv/bin/python scripts/new_chapter.py padding "A length that does not divide is padded" --after arrays
+    .venv/bin/python scripts/new_chapter.py padding "Padding: lengths that do not divide" --after arrays
 
-makes book/padding.md, and lists it after arrays in _toc.yml, in the map of book/index.md and in the tree of README.md;
-the wrong answers to its exercise go into tests/wrong_answers.py. Then replace its sentences by your own.
+makes book/padding.md, and lists it after arrays in _toc.yml, in the list of book/index.md and in the tree of README.md.
+The wrong answers to its exercise go into tests/wrong_answers.py. Then replace its sentences with your own.
 """
 
 import argparse
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from string import Template
 import yaml
 
 LONGEST = 80  # characters of a title: it is a heading, and a line in README.md
-NOT_TAUGHT = ("Try it", "Appendices")  # the parts of _toc.yml that come after all others
+NOT_TAUGHT = ("Appendices",)  # the parts of _toc.yml that come after all others
 
 CHAPTER = Template("""\
 ---
@@ -32,16 +33,18 @@ kernelspec:
 
 # $title
 
-A chapter opens with a difficulty that its reader has met, and with a number: 32 numbers that are copied to eight
-devices take eight times the memory, and most programs need one copy. Put yours here, in at most 120 words.
+A chapter opens with a difficulty that its reader has met, and with a number: 32 elements that are replicated on eight
+devices take eight times the memory, and most programs need them once. Put yours here, in at most 120 words.
 
-**What we do here.** We lay 32 numbers out over eight devices, and say what each device holds. Afterwards you can
+**What we do here.** We shard 32 elements over eight devices and say what each device stores. Afterwards you can
 
-- place an array on a mesh, and say in advance who holds what;
-- show an error on purpose, and say which error it was;
+- place an array on a mesh and predict which device stores which rows;
+- show an error on purpose and say which error it was;
 - promise here, in your own chapter, what its reader will be able to do.
 
 ```{code-cell} ipython3
+:tags: [hide-cell]
+
 from shardlab.devices import emulate
 
 emulate(8)
@@ -55,35 +58,33 @@ from shardlab.draw import draw
 from shardlab.layout import describe
 ```
 
-## A section shows what its heading says
+## Rows over devices: which device stores which
 
-A heading is a sentence that is true. Below it ask one question, and let the reader answer before the cell runs.
+A heading starts with the term that a reader searches for. Below it ask one question, and let the reader answer before
+the cell shows the result.
 
-**Predict.** The mesh has eight devices, and the array eight rows of four numbers. Which numbers does device 6 hold?
+**Predict.** The mesh has eight devices, and the array eight rows of four elements. Which elements does device 6 store?
 
 ```{code-cell} ipython3
 mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 A = jnp.arange(32).reshape(8, 4)
 rows = jax.device_put(A, NamedSharding(mesh, P("d")))
+print(rows.addressable_shards[6].data)
+assert rows.addressable_shards[6].data.tolist() == [[24, 25, 26, 27]]
 draw(rows=rows)
 ```
 
-```{code-cell} ipython3
-assert describe(rows).copies == 1
-assert rows.addressable_shards[6].data.tolist() == [[24, 25, 26, 27]]
-```
-
-It holds row 6. Explain here what the reader has seen, and claim nothing that no cell asserts.
+It stores row 6. Explain here what the reader has seen, and claim only what a cell asserts.
 
 :::{admonition} Takeaway
 :class: tip
-One sentence to remember: a dimension of eight, cut along an axis of eight, leaves one row to a device.
+One sentence to remember: if eight rows are sharded over a mesh axis of size eight, each device stores one row.
 :::
 
-## A failure is shown on purpose
+## Errors: a dimension that does not divide
 
-Show the mistake that your reader is likely to make, and assert what the error says in words that every supported JAX
-shares.
+Show the mistake that your reader is likely to make. Assert only those words of its error that are the same in every
+supported JAX.
 
 ```{code-cell} ipython3
 with raises(ValueError) as error:
@@ -91,27 +92,30 @@ with raises(ValueError) as error:
 assert "dimension" in error.message and "4" in error.message
 ```
 
-Four columns cannot be cut into eight.
+Four columns cannot be sharded over eight devices.
 
 ## In practice
 
-Say here what changes outside the chapter: other sizes, real accelerators, other versions of JAX. {doc}`writing` has
-the rules that the tests hold a chapter to, and the means: pictures, references, notebooks for Colab.
+Say here what changes outside the chapter: other sizes, real accelerators, other versions of JAX. {doc}`writing`
+describes the rules that the tests check, and how to make pictures, references and notebooks for Colab.
 
 ## Summary
 
 - List the claims of the chapter, each of which a cell has asserted.
-- Cutting eight rows over eight devices leaves one row to each, and no copies.
+- If eight rows are sharded over eight devices, each device stores one row, and no row has a replica.
 
 ## Exercises
 
-```{exercise-start} Two columns to a device ★
+```{exercise-start} Two columns per device ★
 :label: $name-two-columns
 ```
-Place `A` on `pairs` so that every device holds two whole columns. How many devices then hold the same two?
+`pairs` is a mesh of 4 × 2 devices with the axes `replica` and `column`. Place `A` on it so that every device stores two
+full columns. How many devices then store the same two?
 
 ```{code-cell} ipython3
-sizes, axes = (4, 2), ("copy", "column")
+:tags: [hide-cell, remove-output]
+
+sizes, axes = (4, 2), ("replica", "column")
 pairs = jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * 2)
 wanted = NamedSharding(pairs, P(None, "column"))
 two_columns = Exercise(value=A, layout=wanted)
@@ -122,7 +126,7 @@ check(answer, two_columns)
 
 :::{hint}
 :class: dropdown
-The first dimension stays whole: its place in the spec is `None`.
+The first dimension is not sharded: its entry in the spec is `None`.
 :::
 ```{exercise-end}
 ```
@@ -135,30 +139,33 @@ The first dimension stays whole: its place in the spec is `None`.
 ```{code-cell} ipython3
 answer = jax.device_put(A, NamedSharding(pairs, P(None, "column")))
 check(answer, two_columns, strict=True)
-assert describe(answer).copies == 4
+assert describe(answer).replicas == 4
 ```
 
-Four: the axis `copy` is not in the spec.
+Four, since the axis `replica` is not in the spec.
 
 ```{solution-end}
 ```
 
 ## Where to read on
 
-Name what you built on, and what goes further. {doc}`arrays` has every way in which an array can lie on a mesh.
+Name what you built on, and what goes further. {doc}`arrays` has every way to place an array on a mesh.
 """)
 
 WRONG = Template("""\
     "$name-two-columns": {
         "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
-        "cut over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('copy', 'column')))",
+        "sharded over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))",
         "never moved": "answer = A",
     },
 """)
 
 # Where a chapter is listed: the place after which the new one comes, and what stands there.
 LISTS = {
-    "_toc.yml": (r"^      - file: book/{after}\n", Template("      - file: book/$name\n")),
+    "_toc.yml": (
+        r"^      - file: book/{after}\n(?:        title: .*\n)?",
+        Template("      - file: book/$name\n        title: $short\n"),
+    ),
     "book/index.md": (r"^{{doc}}`{after}`\n:(?:.+\n)+\n", Template("{doc}`$name`\n: $title.\n\n")),
     "README.md": (r"^  (?:.*; )?{after}\.md.*\n", Template("  $file   $title\n")),
     "tests/wrong_answers.py": (r"^    \}},\n(?=\}}\n)", WRONG),
@@ -170,24 +177,26 @@ class Refused(Exception):
 
 
 def plan(root, name, title, after=None):
-    """What to write for a new chapter.
+    """Plan the files of a new chapter.
 
     Args:
       root: the folder of the book.
       name: of the chapter, as in book/NAME.md.
       title: its heading.
-      after: the chapter that it comes after; None for the last one before the explorer and the appendices.
+      after: the chapter that it comes after; None for the last one before the appendices.
 
-    Returns a dict from paths below root to texts. Raises Refused for what cannot be done.
+    Returns a dict from paths below root to texts. Raises Refused if it cannot be done.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise Refused(f"NAME {name!r}: take small letters, digits and _ only, and begin with a letter: global_arrays")
+        raise Refused(
+            f"NAME {name!r}: use lower-case letters, digits and _, and begin with a letter, as in global_arrays"
+        )
     if (root / "book" / f"{name}.md").exists():
-        raise Refused(f"NAME {name!r}: book/{name}.md is there already; take another name, or edit that chapter")
+        raise Refused(f"NAME {name!r}: book/{name}.md exists already; choose another name, or edit that chapter")
     if not re.fullmatch(rf"\S(?!.*\s\s).{{,{LONGEST - 2}}}[^\s.]", title) or len(title.split()) < 3:
         raise Refused(
-            f"TITLE {title!r}: write a sentence that is true, in three words or more and at most {LONGEST} characters, "
-            "without a full stop"
+            f"TITLE {title!r}: write the term that readers search for, and what the chapter says of it, in three words "
+            f"or more and at most {LONGEST} characters, without a full stop"
         )
     texts = {path: (root / path).read_text("utf-8") for path in LISTS}
     parts = {
@@ -203,8 +212,9 @@ def plan(root, name, title, after=None):
     for path, (place, line) in LISTS.items():
         found = re.search(place.format(after=re.escape(after)), texts[path], re.MULTILINE)
         if not found:
-            raise Refused(f"--after {after!r}: {path} does not list that chapter; name one that it lists")
-        new = line.substitute(name=name, title=title, file=f"{name}.md".ljust(19))
+            raise Refused(f"--after {after!r}: {path} does not list that chapter; choose one that it lists")
+        short = json.dumps(title.partition(":")[0], ensure_ascii=False)  # what the navigation shows
+        new = line.substitute(name=name, title=title, short=short, file=f"{name}.md".ljust(19))
         texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
     return texts | {f"book/{name}.md": CHAPTER.substitute(name=name, title=title)}
 
@@ -212,11 +222,13 @@ def plan(root, name, title, after=None):
 def main(arguments=None, root=Path(__file__).parent.parent):
     """Write the chapter; returns the exit status."""
     parser = argparse.ArgumentParser(
-        description="Begin a chapter that builds and keeps all rules at once, and list it wherever chapters are listed."
+        description="Begin a chapter that builds and keeps all rules, and add it wherever chapters are listed."
     )
     parser.add_argument("name", metavar="NAME", help="such as padding, for book/padding.md")
-    parser.add_argument("title", metavar="TITLE", help="its heading, a sentence that is true")
-    parser.add_argument("--after", metavar="CHAPTER", help="such as arrays (default: the last but the appendices)")
+    parser.add_argument("title", metavar="TITLE", help="its heading, the term that readers search for first")
+    parser.add_argument(
+        "--after", metavar="CHAPTER", help="such as arrays (default: the last one before the appendices)"
+    )
     options = parser.parse_args(arguments)
     try:
         texts = plan(root, options.name, options.title, options.after)

@@ -1,9 +1,9 @@
-"""Record what clusters.md shows: runs its batch scripts on a real Slurm of two nodes, on this machine.
+"""Record what clusters.md shows, by running its batch scripts on a real Slurm of two nodes on this machine.
 
     sudo .venv/bin/python scripts/record_cluster.py
 
-Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/; tests/test_slurm.py holds fresh runs
-against them.
+Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and src/shardlab/recordings/links.txt;
+tests/test_slurm.py compares new runs with them.
 """
 
 import datetime
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from slurm_cluster import Cluster, missing  # noqa: E402
-from test_slurm import FOLDER, RECORDINGS, lose_a_node, said  # noqa: E402
+from test_slurm import FOLDER, LINKS, RECORDINGS, lose_a_node, said  # noqa: E402
 
 
 def main():
@@ -31,20 +31,19 @@ def main():
         run = "train.py", "--folder", cluster.folder / "run", "--steps", 6
         record(cluster, slurm, "train.txt", "two-nodes.sbatch", *run)
         print("lost-node.txt: running", flush=True)
-        story = r"start \d|processes,|step \d+ loss|goes on|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
-        done, _ = lose_a_node(cluster)
+        story = r"start \d|processes,|step \d+ loss|resumes|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
+        done, _, state = lose_a_node(cluster)
         lines = [line[:100] for line in done.output.splitlines() if re.search(story, line)]
         lines = [line for line in lines if line.startswith(("0:", "job", "srun", "slurm")) or "Gloo" in line]
-        write(
-            slurm, "lost-node.txt", list(dict.fromkeys(lines)), "sbatch two-nodes.sbatch train.py …, and lines picked"
-        )
+        command = f"sbatch two-nodes.sbatch train.py …, selected lines; the first start ended as {state}"
+        write(slurm, "lost-node.txt", list(dict.fromkeys(lines)), command)
         cluster.slow("200mbit")
-        record(cluster, slurm, "links.txt", "two-nodes.sbatch", "links.py", bare=True)
+        record(cluster, slurm, LINKS, "two-nodes.sbatch", "links.py", bare=True)
 
 
 def record(cluster, slurm, name, script, *arguments, bare=False, **environment):
-    """Run a job and write what it said; `bare` leaves out labels and the line about the job."""
-    print(f"{name}: running", flush=True)
+    """Run a job and write its output; `bare` leaves out labels and the line about the job."""
+    print(f"{Path(name).name}: running", flush=True)
     job = cluster.wait(cluster.submit(FOLDER / script, *arguments, **environment))
     if job.state != "COMPLETED":
         sys.exit(f"{script} ended as {job.state}:\n{job.output}")
@@ -55,9 +54,9 @@ def record(cluster, slurm, name, script, *arguments, bare=False, **environment):
 
 
 def write(slurm, name, lines, command, where=""):
-    """Write a recording, with date, versions, machine and command before it."""
+    """Write a recording below a head with date, versions, machine and command."""
     versions = f"JAX {version('jax')}, Python {sys.version.split()[0]}, {slurm}"
-    where = f"two nodes of four CPUs, emulated on one machine{where}"
+    where = f"two nodes emulated on one machine{where}"
     head = f"# {datetime.date.today()}, {versions}: {where}\n# {command}\n"
     (RECORDINGS / name).write_text(head + "\n".join(lines) + "\n")
 

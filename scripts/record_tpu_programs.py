@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compile the programs of tests/tpu_programs for TPUs, and record the compiler's text there, for test_comms.py.
 
-No TPU is needed, but libtpu is: run it where `pip install "jax[tpu]==VERSION"` was done, with each version of JAX
-that is to be recorded (from 0.7.1 on). What the reading of communication does not need is cut away: tables of
-sources, and the attributes `metadata` and `backend_config`; the latter is kept where it says how often a loop runs.
+It needs libtpu, but no TPU: run it after `pip install "jax[tpu]==VERSION"`, once with each version of JAX that is to be
+recorded (from 0.7.1 on). Parts that do not concern communication are removed: tables of sources, and the attributes
+`metadata` and `backend_config`; the latter is kept if it says how often a loop runs.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main():
         import jax
     except (PackageNotFoundError, ImportError) as error:
         sys.exit(f'{error}\n{sys.executable} lacks JAX for TPUs: pip install "jax[tpu]==0.12.0.1", or another version')
-    # Nothing is to be looked for on this machine: it is not, or need not be, a TPU.
+    # libtpu must not look for a TPU on this machine.
     os.environ.update(
         TPU_SKIP_MDS_QUERY="1", TPU_ACCELERATOR_TYPE="v5litepod-16", TPU_WORKER_HOSTNAMES="localhost",
         JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1",

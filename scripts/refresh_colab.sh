@@ -1,7 +1,7 @@
 #!/bin/sh
-# Renew the pins of src/bookbinder/colab.txt, for the packages that it lists, from Colab's own list of what it has.
+# Renew the pins of src/bookbinder/colab.txt, for the packages that it lists, from Colab's own list of packages.
 #   scripts/refresh_colab.sh                            take pip-freeze.txt of googlecolab/backend-info
-#   scripts/refresh_colab.sh FILE "DATE, commit SHA"    take a pip-freeze.txt that is here
+#   scripts/refresh_colab.sh FILE "DATE, commit SHA"    use this pip-freeze.txt
 set -eu
 here=$PWD
 CDPATH='' cd -- "$(dirname -- "$0")/.."
@@ -20,7 +20,7 @@ elif [ $# -eq 2 ]; then
   cp -- "$file" "$freeze"
   from=$2
 else
-  echo 'refresh_colab: give nothing, or a pip-freeze.txt and where it is from: FILE "DATE, commit SHA"' >&2
+  echo 'refresh_colab: give no arguments, or a pip-freeze.txt and its origin: FILE "DATE, commit SHA"' >&2
   exit 2
 fi
 
@@ -30,7 +30,7 @@ awk -F '==' -v from="$from" '
   /^# From / { sub(/backend-info, .*\. Renewed/, "backend-info, " from ". Renewed") }
   /^#/ { print; next }
   plain($1) in there { print there[plain($1)]; next }
-  { print "refresh_colab: no " $1 " in Colab any more: delete its line from src/bookbinder/colab.txt" | "cat >&2"
+  { print "refresh_colab: Colab no longer has " $1 ": delete its line from src/bookbinder/colab.txt" | "cat >&2"
     failed = 1 }
   END { exit failed }' "$freeze" "$pins" >"$part"
 mv "$part" "$pins"

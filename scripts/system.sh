@@ -1,8 +1,8 @@
 #!/bin/sh
-# Install what tests need from outside Python: Slurm, for the cluster chapter; npm, for a renderer of Markdown and for
-# axe; Chromium, for the pages. Called by `make test` and `make lighthouse`.
-# As root on Debian it installs what is missing. Elsewhere it says in one line what would be skipped; in CI the
-# tests that miss it fail.
+# Install what tests need besides Python packages: Slurm for the cluster chapter, npm for a renderer of Markdown and for
+# axe, and Chromium for the pages. Called by `make test` and `make lighthouse`.
+# As root on Debian it installs what is missing. Elsewhere it prints in one line what is missing; the tests that need it
+# are skipped, or fail in CI.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 

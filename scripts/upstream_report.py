@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Say in one issue how the book fares with what is upstream: open it, renew it, or close it when all is well again.
+"""Report in one issue what fails with newer upstream versions: open it, update it, or close it when all checks pass.
 
-upstream.yml calls it as `upstream_report.py FOLDER`. How each job ended is in $NEEDS, as GitHub's `toJSON(needs)`; what
-a job that failed has printed is in FOLDER/said-JOB.txt. The program `gh` talks to GitHub.
+upstream.yml calls it as `upstream_report.py FOLDER`. How each job ended is in $NEEDS, as GitHub's `toJSON(needs)`; the
+output of a failed job is in FOLDER/said-JOB.txt. The program `gh` talks to GitHub.
 """
 
 import json
@@ -15,9 +15,9 @@ from itertools import zip_longest
 from pathlib import Path
 
 LABEL = "upstream"
-TITLE = "The book and what it builds on no longer agree"
+TITLE = "The book fails with newer versions of what it builds on"
 MOST = 60_000  # characters; GitHub takes 65,536
-# A place in a chapter, of `make matrix` or `make links`; what is not there; a pin of Colab's; one of ours.
+# A line of `make matrix` or `make links` about a chapter; something that is missing; a pin of Colab's; one of ours.
 FAULT = re.compile(
     r"^((\S+: )?book/\S+\.md:\d+: |\w+: (cannot|no|nothing) |[-+][\w.-]+==|requirements\.txt: ).*", re.MULTILINE
 )
@@ -25,7 +25,7 @@ CELL = re.compile(r"executing the following cell:\n-+\n(.*?)\n-+$", re.MULTILINE
 
 
 def faults(said):
-    """What went wrong, from all that a job has printed: a line for each fault, and the cell below it if one failed."""
+    """What went wrong, from the output of a job: a line for each fault, and below it the cell that failed, if any."""
     starts = list(FAULT.finditer(said))
     found = {}
     for start, after in zip_longest(starts, starts[1:]):
@@ -35,24 +35,24 @@ def faults(said):
 
 
 def fenced(text):
-    """Text as Markdown that shows it as it is, whatever is in it."""
+    """Text as Markdown that shows it verbatim, whatever it contains."""
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}\n"
 
 
 def words(job, folder):
-    """What a job has printed, where that was kept."""
+    """The output of a job, if it was kept."""
     file = folder / f"said-{job}.txt"
     return file.read_text("utf-8", "replace").rstrip() if file.exists() else ""
 
 
 def heading(job, result):
-    """Of a job's part of the issue."""
+    """The heading of a job's part of the issue."""
     return f"## {job}: {result}"
 
 
 def summary(job, result, folder):
-    """The heading and the first line of each fault: what has to be new, for people to be told again."""
+    """The heading and the first line of each fault; a comment is written only if one of these lines is new."""
     return [heading(job, result), *(fault.partition("\n")[0] for fault in faults(words(job, folder)))]
 
 
@@ -61,21 +61,21 @@ def body(failed, folder, run):
 
     Args:
       failed: how each job ended that did not succeed: {"newest": "failure"}.
-      folder: where the jobs' words are.
+      folder: where the jobs' outputs are.
       run: the address of this run.
     """
-    parts = [f"[This run]({run}) found what no longer holds. The next one renews this text, or closes the issue.\n"]
+    parts = [f"[This run]({run}) found failures. The next run updates this text, or closes the issue.\n"]
     room = (MOST - len(parts[0])) // len(failed) - 500
     for job, result in failed.items():
         said = words(job, folder)
         named = "\n".join(faults(said))[: room // 2]
         parts.append(f"{heading(job, result)}\n")
-        parts.append(fenced(named) if named else "Nothing is named; see what it printed.\n")
+        parts.append(fenced(named) if named else "No failure is named; see the output.\n")
         if said:
             end = said[-(room - len(named)) :]
-            parts.append(f"<details><summary>The end of what it printed</summary>\n\n{fenced(end)}\n</details>\n")
+            parts.append(f"<details><summary>The end of its output</summary>\n\n{fenced(end)}\n</details>\n")
         else:
-            parts.append("It printed nothing that was kept; see the run.\n")
+            parts.append("No output was kept; see the run.\n")
     return "\n".join(parts)
 
 
@@ -97,15 +97,15 @@ def main():
         gh("issue", "edit", number, "--body-file", "-", text=body(failed, folder, run))
         told = issues[0]["body"].splitlines()
         new = [line for job in failed for line in summary(job, failed[job], folder) if line not in told]
-        if new:  # GitHub tells nobody of a text that has changed
+        if new:  # GitHub sends no notification of a changed text
             text = f"New in [this run]({run}):\n\n{fenced(chr(10).join(new)[:MOST])}"
             gh("issue", "comment", number, "--body-file", "-", text=text)
     elif failed:
-        gh("label", "create", LABEL, "--force", "--description", "What the weekly look upstream found")
+        gh("label", "create", LABEL, "--force", "--description", "Found by the weekly check of newer versions")
         gh("issue", "create", "--title", TITLE, "--label", LABEL, "--body-file", "-", text=body(failed, folder, run))
     elif number:
-        gh("issue", "close", number, "--comment", f"All is well again: {run}")
-    print("\n".join(f"{job}: {result}" for job, result in failed.items()) or "all is well")
+        gh("issue", "close", number, "--comment", f"All checks pass again: {run}")
+    print("\n".join(f"{job}: {result}" for job, result in failed.items()) or "all checks pass")
 
 
 if __name__ == "__main__":
