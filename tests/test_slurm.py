@@ -115,6 +115,14 @@ def test_ssh_starts_one_program_of_two_processes(ssh):
         assert line.endswith("sum 1")
 
 
+def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # which keeps writes apart
+    with reader, writer:
+        command = [sys.executable, "-u", "hello.py"]
+        subprocess.run(command, cwd=FOLDER, env=os.environ | on_cpus(2), stdout=writer, check=True, timeout=120)
+        assert re.fullmatch(rb"process 0 of 1 .* sum 0\n", reader.recv(4096))
+
+
 def test_ssh_trains_one_model_in_one_folder(ssh, tmp_path):
     lines = end(ssh("train.py", "--folder", tmp_path / "run", "--steps", 3))
     assert lines[0] == "2 processes, 2 devices"

@@ -15,11 +15,11 @@ mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
 local = np.full(jax.local_device_count(), float(jax.process_index()), np.float32)
 array = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), local)
 device = jax.local_devices()[0]
-print(
-    f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}:",
-    f"{jax.local_device_count()} of {jax.device_count()} devices",
-    f"(platform {device.platform}, kind {device.device_kind}),",
-    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')},",
-    f"JAX uses {jax.config.read('jax_cuda_visible_devices')}, sum {float(array.sum()):g}",
-    flush=True,
+line = (
+    f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}: "
+    f"{jax.local_device_count()} of {jax.device_count()} devices "
+    f"(platform {device.platform}, kind {device.device_kind}), "
+    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}, "
+    f"JAX uses {jax.config.read('jax_cuda_visible_devices')}, sum {float(array.sum()):g}"
 )
+print(line + "\n", end="", flush=True)  # one write with its newline, so that lines of several processes do not mix
