@@ -11,7 +11,7 @@ import pytest
 from conftest import copy_sources
 from tiny_book import FRONT
 
-from bookbinder import address, environments, notebooks, run_notebook
+from bookbinder import address, environments, notebooks, publish, run_notebook
 from bookbinder.book import Book, Chapter, load
 from bookbinder.progress import Progress
 
@@ -33,7 +33,7 @@ def published(tmp_path_factory):
     git(work, "push", "--quiet", str(bare), "main")
     book = load(work)
     notebooks.write(book, notebooks.make(book), work / "_build" / "notebooks")
-    notebooks.publish(book, str(bare), is_current=True)
+    publish.publish(book, str(bare), is_current=True)
     return bare
 
 

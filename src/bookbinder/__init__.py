@@ -6,7 +6,9 @@
 - `bookbinder.extension`: the Sphinx extension that does the same for plain `jupyter-book build .`
 - `bookbinder.terms`: link terms to the glossary, and tell the search where they are defined
 - `bookbinder.pages` and `bookbinder.styles`: reduce what the theme sends with each page
-- `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows, and publish them
+- `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows
+- `bookbinder.publish`: push the notebooks as the branch from which Colab opens them
+- `bookbinder.serve`: serve the site while someone writes, and rebuild it on every save
 - `bookbinder.address`: the links to the repository, the site and the notebooks
 - `bookbinder.host`: serve the site as a static web host does, for tests
 - `bookbinder.matrix`: run the chapters on every JAX that readers have: a table of chapters by versions

@@ -2,14 +2,11 @@
 
 import argparse
 import signal
-import socket
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 from bookbinder import book as books
-from bookbinder import notebooks, progress, site
+from bookbinder import progress, publish, site
 from bookbinder.execute import Stopped
 
 
@@ -48,7 +45,7 @@ def main(arguments=None):
             "matrix": _matrix,
         }
         return run[options.command](options)
-    except (books.BookError, notebooks.PublishError) as error:
+    except (books.BookError, publish.PublishError) as error:
         print(error, file=sys.stderr)
         return 1
     except site.SiteError as error:
@@ -98,7 +95,7 @@ def _chapter(options):
 
 def _publish(options):
     book = books.load(options.root)
-    commit = notebooks.publish(book, options.remote, site.is_current(book))
+    commit = publish.publish(book, options.remote, site.is_current(book))
     count = len(list((book.build_folder / "notebooks").glob("*.ipynb")))
     print(f"{count} notebooks are on the branch notebooks of {options.remote}, as {commit[:12]}")
     return 0
@@ -156,74 +153,9 @@ def _shown(path):
 
 
 def _serve(options):
-    """Serve the site while builds run beside it: a saved file starts a build, and its end reloads the page."""
-    from livereload import Server
-    from livereload.handlers import LiveReloadHandler, StaticFileHandler
-    from livereload.watcher import Watcher
+    from bookbinder.serve import serve
 
-    from bookbinder.pages import POLICY
-
-    class Preview(StaticFileHandler):
-        """Serves pages without their security policy, which forbids the script that reloads them."""
-
-        @classmethod
-        def get_content(cls, abspath, start=None, end=None):
-            words, none = f'http-equiv="{POLICY}"'.encode(), b"data-no-policy-here"
-            return Path(abspath).read_bytes().replace(words, none.ljust(len(words)))[start:end]
-
-    book = books.load(options.root)
-    html = book.build_folder / "html"
-    command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
-    command += ["--jobs", str(options.jobs)] if options.jobs else []
-    try:
-        socket.create_server(("127.0.0.1", options.port)).close()  # fail now rather than after a first build of minutes
-    except OSError as error:
-        print(
-            f"cannot serve on port {options.port}: {error.strerror}; choose another: make serve PORT=8001",
-            file=sys.stderr,
-        )
-        return 1
-
-    def stop(number, frame):
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, stop)
-    builds = [subprocess.Popen(command)]
-    try:
-        builds[0].wait()
-    finally:
-        builds[0].terminate()  # no effect if it has ended; otherwise it cleans up first
-        builds[0].wait()
-    if not html.exists():
-        return 1  # there is no good site yet, and the build has said why
-
-    saved, changed, stopping = Watcher(), threading.Event(), threading.Event()
-    for name in books.SOURCES:
-        saved.watch(str(book.root / name), changed.set)
-
-    def keep_building():
-        while not stopping.wait(0.3):
-            saved.examine()
-            if changed.is_set():
-                changed.clear()
-                builds[:] = [subprocess.Popen(command)]  # it prints what is wrong, and leaves the last good site
-                builds[0].wait()
-
-    threading.Thread(target=keep_building, daemon=True).start()
-    server = Server()
-    server.SFH = Preview
-    server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
-    server.watcher.examine()  # it takes what it sees first for changed
-    LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
-
-    try:
-        server.serve(root=str(html), port=options.port, host="127.0.0.1")
-    finally:
-        stopping.set()
-        for build in builds:
-            build.terminate()
-            build.wait()
-    return 0
+    return serve(books.load(options.root), options.port, options.jobs)
 
 
 if __name__ == "__main__":

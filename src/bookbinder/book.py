@@ -183,11 +183,6 @@ def _config_of(root):
     return parser_config(yaml.safe_load(file.read_text("utf-8")) or {} if file.is_file() else {})
 
 
-def version_numbers(version):
-    """A version such as 0.12.0.1 as a list of numbers, which can be compared."""
-    return [int(number) for number in re.match(r"\d+(\.\d+)*|", version)[0].split(".") if number]
-
-
 def _blanked(match):
     return "\n" * match[0].count("\n")
 

@@ -20,9 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+from packaging.version import Version
 
 from bookbinder import environments, execute, site
-from bookbinder.book import FOLDER, version_numbers
+from bookbinder.book import FOLDER
 
 RUNNER = Path(__file__).with_name("run_notebook.py")
 RUNNING = ".running"  # a folder for the files of chapters that run
@@ -106,11 +107,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 now = not column.error and _fingerprint(book, chapter, column)
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
-                elif (
-                    chapter.jax_floor
-                    and column.jax
-                    and version_numbers(column.jax) < version_numbers(chapter.jax_floor)
-                ):
+                elif chapter.jax_floor and column.jax and Version(column.jax) < Version(chapter.jax_floor):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 elif kept.get("fingerprint") == now and not fresh:
                     outcomes[place] = _outcome(chapter, column, kept, reused=True)

@@ -9,9 +9,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from packaging.version import Version
+
 from bookbinder import address as addresses
 from bookbinder import plain
-from bookbinder.book import BookError, version_numbers
+from bookbinder.book import BookError
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
@@ -181,11 +183,12 @@ if not find_spec("shardlab"):
     %pip install --quiet {{package}}
 """
 _UPGRADE = """
-import re
 from importlib.metadata import version
 
-if [int(part) for part in re.findall(r"\\d+", version("jax"))[:{parts}]] < {floor}:
-    %pip install --quiet "jax>={wanted}"
+from packaging.version import Version
+
+if Version(version("jax")) < Version("{floor}"):
+    %pip install --quiet "jax>={floor}"
     raise RuntimeError("JAX has been upgraded: choose Runtime > Restart session, then Runtime > Run all")
 """
 _DEVICES = """
@@ -198,9 +201,8 @@ print(len(emulate(8)), "devices are ready")
 def set_up(chapter, address, commit):
     """The first cell of a notebook: it installs only shardlab, and emulates eight devices if the chapter uses them."""
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
-    if chapter.jax_floor and version_numbers(chapter.jax_floor) > version_numbers(colab_version("jax")):
-        floor = version_numbers(chapter.jax_floor)
-        code += _UPGRADE.format(floor=floor, parts=len(floor), wanted=chapter.jax_floor)
+    if chapter.jax_floor and Version(chapter.jax_floor) > Version(colab_version("jax")):
+        code += _UPGRADE.format(floor=chapter.jax_floor)
     if any("emulate(8)" in cell.source for cell in chapter.cells):
         code += _DEVICES
     return code.rstrip("\n")
@@ -210,13 +212,6 @@ def colab_version(package):
     """The version of a package that stock Colab has, such as "0.7.2" for "jax"."""
     pins = Path(__file__).with_name("colab.txt").read_text("utf-8").splitlines()
     return dict(pin.split("==") for pin in pins if "==" in pin)[package]
-
-
-# --- The branch with the notebooks ------------------------------------------------------------------------------
-
-
-class PublishError(Exception):
-    """The notebooks cannot be published; the message says why, and what to do."""
 
 
 def write(book, files, folder):
@@ -252,52 +247,3 @@ def build_wheel(root, folder):
         (wheel,) = Path(made).glob("*.whl")
         shutil.copy(wheel, folder)
     return wheel.name
-
-
-def publish(book, remote, is_current):
-    """Put what is in `_build/notebooks` on the branch `notebooks` of a remote, as one commit without a parent.
-
-    Args:
-      book: the `bookbinder.book.Book`.
-      remote: the name or address of a repository, as `git push` takes it.
-      is_current: whether the last build was made from the sources as they are now.
-
-    Returns:
-      The commit, 40 digits. The same notebooks give the same one.
-
-    Raises:
-      PublishError: something is not committed, the build is missing or old, or git failed.
-    """
-    folder, root = book.build_folder / "notebooks", book.root
-    head = addresses.commit(root)
-    if not head:
-        raise PublishError(f"{root} is not a git repository with a commit; publishing needs one")
-    if dirty := _git(root, "status", "--porcelain").strip():
-        raise PublishError(f"not committed yet:\n{dirty}\nCommit, make book, and publish again")
-    version = json.loads((folder / "VERSION.json").read_text()) if (folder / "VERSION.json").exists() else {}
-    if not is_current or version.get("commit") != head:
-        built = f"of {version['commit'][:12]}" if version.get("commit") else "missing"
-        raise PublishError(f"the last good build is {built}, not of {head[:12]}: make book, and publish again")
-
-    with tempfile.TemporaryDirectory() as temporary:
-        index = {"GIT_INDEX_FILE": f"{temporary}/index"}
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            blob = _git(root, "hash-object", "-w", "--no-filters", str(file)).strip()
-            entry = f"100644,{blob},{file.relative_to(folder).as_posix()}"
-            _git(root, "update-index", "--add", "--cacheinfo", entry, environment=index)
-        tree = _git(root, "write-tree", environment=index).strip()
-    date = _git(root, "show", "-s", "--format=%cI", head).strip()
-    who = {"NAME": book.config.get("title", "The book"), "EMAIL": "notebooks@localhost", "DATE": date}
-    identity = {f"GIT_{role}_{key}": value for role in ("AUTHOR", "COMMITTER") for key, value in who.items()}
-    message = f"Notebooks of {head}"
-    commit = _git(root, "commit-tree", tree, "-m", message, environment=identity).strip()
-    _git(root, "push", "--quiet", "--force", remote, f"{commit}:refs/heads/{addresses.BRANCH}")
-    return commit
-
-
-def _git(root, *arguments, environment=None):
-    settings = os.environ | (environment or {})
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, env=settings)
-    if done.returncode:
-        raise PublishError(f"git {arguments[0]} failed: {done.stderr.strip()}")
-    return done.stdout
