@@ -18,7 +18,9 @@ import shardlab.cost
 import shardlab.devices
 import shardlab.draw
 import shardlab.explorer
+import shardlab.flops
 import shardlab.follow
+import shardlab.hlo
 import shardlab.layout
 import shardlab.plan
 import shardlab.pods
@@ -187,7 +189,9 @@ MODULES = [
     shardlab.devices,
     shardlab.draw,
     shardlab.explorer,
+    shardlab.flops,
     shardlab.follow,
+    shardlab.hlo,
     shardlab.layout,
     shardlab.plan,
     shardlab.pods,
@@ -216,8 +220,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     """shardlab needs NumPy and JAX only, and knows nothing of bookbinder."""
     program = """
 import sys
-import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.follow
-import shardlab.explorer, shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
+import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.explorer
+import shardlab.flops, shardlab.follow, shardlab.hlo, shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign &= set(sys.modules)
 assert not foreign, foreign

@@ -186,6 +186,18 @@ def test_what_no_device_may_hold(capsys):
         check(1.0, Exercise(value=1.0, never=("f32[4,16]",)))
 
 
+def test_a_type_is_not_another_whose_name_ends_with_it():
+    def doubled(a):
+        return 2 * a
+
+    rows = put(A, P()).astype(jnp.bfloat16)  # each device holds bf16[4,16]
+    check(doubled, Exercise(value=2 * A, args=(rows,), never=("f16[4,16]",)), strict=True)
+    with pytest.raises(WrongAnswer, match=r"bf16\[4,16\]"):
+        check(doubled, Exercise(value=2 * A, args=(rows,), never=("bf16[4,16]",)))
+    with pytest.raises(ValueError, match=r"'f32\[4, 16\]' is no type.*f32\[64,48\]"):  # it would never be found
+        check(doubled, Exercise(value=2 * A, args=(rows,), never=("f32[4, 16]",)))
+
+
 def test_an_exercise_that_accepts_anything_is_a_mistake():
     with pytest.raises(ValueError, match="give Exercise args"):
         check(A, Exercise(value=A, communication={}))

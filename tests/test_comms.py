@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh
 from tpu_programs import PLACES, PROGRAMS, recordings
 
-from shardlab.comms import UnreadableProgram, collectives, read_program
+from shardlab.comms import collectives, read_program
+from shardlab.hlo import UnreadableProgram
 
 A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 

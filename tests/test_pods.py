@@ -25,6 +25,8 @@ from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
 from shardlab import comms, pods
+from shardlab.flops import MatmulFlops
+from shardlab.hlo import Program
 from shardlab.pods import NoCompiler, Pod, PodProgram
 
 INSTALLED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 12)
@@ -59,7 +61,7 @@ def grid(pod=POD):
 
 def flops(f, *args, mesh=MESH):
     compiled = jax.jit(f).lower(*args).compile()
-    return pods._read_program(compiled.as_text(), mesh)[0], compiled.cost_analysis()
+    return pods.flops_and_traffic(compiled.as_text(), mesh)[0], compiled.cost_analysis()
 
 
 @pytest.mark.parametrize("m, k, n", [(8, 16, 32), (64, 64, 64), (3, 5, 7)])
@@ -89,8 +91,7 @@ def convolution(left, right, result, window, labels):
         f"  ROOT %c = f32[{result}]{{1,0}} convolution(f32[{left}]{{1,0}} %a, f32[{right}]{{1,0}} %b), "
         f"window={{{window}}}, dim_labels={labels}"
     )
-    computations, _ = comms._computations(f"ENTRY %main (a: f32[1]) -> f32[1] {{\n{line}\n}}")
-    return pods._convolution_flops(computations["main"]["c"])
+    return MatmulFlops().of(Program(f"ENTRY %main (a: f32[1]) -> f32[1] {{\n{line}\n}}").entry)
 
 
 def test_matrix_products_written_as_convolutions():
@@ -115,7 +116,7 @@ def test_rows_say_the_same_as_comms():
     a = jax.ShapeDtypeStruct((8, 16), jnp.float32)
     program = jax.jit(jax.shard_map(f, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False))
     text = program.lower(a).compile().as_text()
-    _, rows = pods._read_program(text, MESH)
+    _, rows = pods.flops_and_traffic(text, MESH)
     assert sum(row.times * row.bytes for row in rows) == comms.read_program(text, MESH).bytes
     assert {(row.kind, row.axes, row.times) for row in rows} == {("all-reduce", ("y",), 5), ("all-reduce", ("x",), 1)}
 
@@ -135,12 +136,12 @@ ENTRY %main (a: f32[64,64]) -> f32[64,64] {
 
 
 def test_work_between_start_and_end_is_what_hides_a_message():
-    total, (row,) = pods._read_program(ASYNC, MESH)
+    total, (row,) = pods.flops_and_traffic(ASYNC, MESH)
     assert total == 3 * 2 * 64**3 and row.asynchronous and row.hidden_flops == 2 * 64**3
     lines = ASYNC.splitlines()
     between = next(i for i, line in enumerate(lines) if "%between = " in line)
     lines[between], lines[between + 1] = lines[between + 1], lines[between]
-    assert pods._read_program("\n".join(lines), MESH)[1][0].hidden_flops == 0
+    assert pods.flops_and_traffic("\n".join(lines), MESH)[1][0].hidden_flops == 0
 
 
 # --- Chips and meshes ---------------------------------------------------------------------------------------

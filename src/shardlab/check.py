@@ -23,6 +23,7 @@ import jax
 import numpy as np
 
 from shardlab.comms import collectives, compile_for
+from shardlab.hlo import array_types
 from shardlab.layout import describe, device_number, index_text, same_layout
 
 __all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
@@ -130,9 +131,11 @@ def check(answer, exercise, *, strict=False):
             raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
         found.append("no device does more FLOPs than allowed")
     if exercise.never:
-        text = compiled.as_text()
+        types = array_types(compiled.as_text())
         for held in exercise.never:
-            if held in text:
+            if array_types(held) != (held,):
+                raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
+            if held in types:
                 raise WrongAnswer(f"memory: no device may hold {held}, but each does in the compiled program")
         found.append("no device holds an array that it must not hold")
     if not found:

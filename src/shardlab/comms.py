@@ -20,18 +20,16 @@ from itertools import combinations, pairwise, product
 import jax
 from jax.sharding import NamedSharding
 
-__all__ = ["Collective", "Collectives", "UnreadableProgram", "collectives", "read_program"]
+from shardlab.hlo import CALLS, Program, UnreadableProgram, array_types, type_bytes
+
+__all__ = ["Collective", "Collectives", "collectives", "find", "read_program"]
 
 _KINDS = (
     "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
     "reduce-scatter",
 )  # fmt: skip
 _COLUMNS = ("collective", "between", "each device", "times", "bytes sent each time")
-_BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
-
-
-class UnreadableProgram(ValueError):
-    """A line of the program's text has an unknown form; the message shows the line."""
+_COMMUNICATE = r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)"
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class Collective:
         """
         if self.kind == "ragged-all-to-all":
             return None
-        held = sum(map(_type_bytes, self.operands))
+        held = sum(map(type_bytes, self.operands))
         n = max(map(len, self.groups), default=1)
         if self.kind in ("collective-permute", "collective-broadcast"):
             moving = any(len(set(group)) > 1 for group in self.groups)
@@ -168,7 +166,7 @@ def collectives(f, *args, mesh=None, **kwargs):
       `Collectives`: equal to a dict from kind to count, with the details in `moves`, the bytes in `bytes`.
 
     Raises:
-      UnreadableProgram: the program contains a line of unknown form; the message shows it.
+      shardlab.hlo.UnreadableProgram: the program contains a line of unknown form; the message shows it.
     """
     compiled = f if _is_compiled(f) else compile_for(f, *args, **kwargs)
     if mesh is None:
@@ -199,254 +197,56 @@ def read_program(text, mesh=None):
       `Collectives`.
 
     Raises:
-      UnreadableProgram: the text has no entry, or a collective in it cannot be read.
+      shardlab.hlo.UnreadableProgram: the text has no entry, or a collective in it cannot be read.
     """
-    return Collectives(tuple(move for move, _, _ in _moves(text, mesh)))
+    return Collectives(tuple(move for move, _ in find(Program(text), mesh)))
 
 
-def _moves(text, mesh):
-    """Each collective, with the computation and the instruction that start it: a fusion, if it is part of one."""
-    computations, entry = _computations(text)
-    if entry is None:
-        raise UnreadableProgram(f"no ENTRY in this text: {text.strip()[:200]!r}; pass what compiled.as_text() returns")
-    partitions = re.search(r"num_partitions=(\d+)", text)
-    devices = int(partitions[1]) if partitions else 1
+def find(program, mesh=None):
+    """Every collective of a program, with the instruction that starts it: a fusion, where it is part of one.
+
+    Args:
+      program: a `shardlab.hlo.Program`.
+      mesh: as for `read_program`.
+
+    Yields:
+      A `Collective` and a `shardlab.hlo.Instruction`, in the order of the program's text.
+
+    Raises:
+      shardlab.hlo.UnreadableProgram: a collective cannot be read.
+    """
     axis_names = _axes_by_groups(mesh) if mesh is not None else {}
-    started = _started_in_fusions(computations)
+    started = _started_in_fusions(program)
 
-    def walk(name, times, asynchronous, fusion, outer):
-        if name not in computations:
-            raise UnreadableProgram(f"this program calls {name}, which is not in its text")
-        here = computations[name]
-        for instruction in here.that_matter():
-            kind, place = instruction.kind, outer or (name, instruction.name)
+    def walk(here, times, asynchronous, fusion, outer):
+        for instruction in here.matching(f"{_COMMUNICATE}|{CALLS}"):
+            kind, starts = instruction.kind, instruction.kind.endswith("-start")
             if kind.removesuffix("-start") in _KINDS:
-                background = asynchronous or kind.endswith("-start")
-                move = _collective(kind.removesuffix("-start"), instruction, devices, axis_names, times, background)
-                move = move if fusion is None else _in_a_fusion(move, instruction, name, fusion, started)
+                move = _collective(instruction, program.devices, axis_names, times, asynchronous or starts)
+                move = move if fusion is None else _in_a_fusion(move, instruction, fusion, started)
                 if move:
-                    yield move, *place
+                    yield move, outer or instruction
                 continue
             _refuse_other_communication(instruction)
-            for callee, repeat in _calls(instruction, here, computations):
+            for callee, repeat in instruction.calls():
                 yield from walk(
                     callee,
                     None if times is None or repeat is None else times * repeat,
-                    asynchronous or kind.endswith("-start"),
+                    asynchronous or starts,
                     instruction if kind == "fusion" else fusion,
-                    place if kind == "fusion" or kind.endswith("-start") else outer,
+                    (outer or instruction) if kind == "fusion" or starts else outer,
                 )
 
-    yield from walk(entry, 1, False, None, None)
-
-
-# --- The text of a program -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Instruction:
-    name: str
-    kind: str
-    line: str
-    result: str  # its type
-    inside: str  # the parentheses, in which the operands are
-    operands: tuple[str, ...]  # their types
-    names: tuple[str, ...]  # of the operands
-    attributes: str
-
-
-class _Computation:
-    """The instructions of a computation, by name; parsed when asked for, because few matter."""
-
-    def __init__(self):
-        self.lines, self.root = {}, None
-
-    def __getitem__(self, name):
-        if name not in self.lines:
-            raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
-        line = self.lines[name]
-        result, rest = self._typed(name)
-        operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
-        if not operation:
-            raise UnreadableProgram(f"cannot read this instruction: {line.strip()[:300]}")
-        inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
-        operands, names = [], []
-        for operand in _split(re.sub(r"/\*.*?\*/", "", inside)):
-            # Types are written before the operands' names, or known from where they were made.
-            written, _, operand = operand.rpartition(" ")
-            names.append(operand.lstrip("%"))
-            operands.append(written or (self._typed(names[-1])[0] if names[-1] in self.lines else ""))
-        return _Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes)
-
-    def _typed(self, name):
-        return _take_type(self.lines[name].partition(" = ")[2])
-
-    def that_matter(self):
-        """The instructions that may communicate, or run another computation."""
-        for name, line in self.lines.items():
-            communicates = re.search(r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)", line)
-            if communicates or re.search(r"(calls|to_apply|body|computations?)=", line):
-                yield self[name]
-
-
-def _computations(text):
-    """{name: computation} and the name of the entry."""
-    computations, entry, here = {}, None, None
-    for line in text.splitlines():
-        head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$", line)
-        if head:
-            here = computations[head[2]] = _Computation()
-            entry = head[2] if head[1] else entry
-        elif here is not None:
-            made = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
-            if made:
-                name = made[2]
-                here.lines[name] = line
-                here.root = name if made[1] else here.root
-            elif here.lines and line.strip() not in ("", "}"):  # the attributes of some kernels take several lines
-                here.lines[name] += line
-    return computations, entry
-
-
-def _take_type(text):
-    """A type at the start of a text, and what follows: tuples have parentheses."""
-    if text.startswith("("):
-        inside, rest = _take_parentheses(text)
-        return f"({inside})", rest
-    head, _, rest = text.partition(" ")
-    return head, rest
-
-
-def _take_parentheses(text):
-    depth = 0
-    for i, character in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if depth == 0:
-            return text[1:i], text[i + 1 :]
-    raise UnreadableProgram(f"a parenthesis is not closed: {text[:200]}")
-
-
-def _split(text):
-    """Split at commas that are in no bracket."""
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
-
-
-def _plain(type_text):
-    """The array types in a type, without their layouts: "(f32[4,4]{1,0}, f32[4])" has two."""
-    return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", type_text)))
-
-
-def _type_bytes(type_text):
-    kind, dims = re.fullmatch(r"(\w+)\[([\d,<=]*)\]", type_text).groups()
-    size = _BYTES.get(kind)
-    if size is None:
-        bits = re.search(r"\d+", kind)
-        size = int(bits[0]) / 8 if bits else 0
-    return math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim) * size
-
-
-def _calls(instruction, here, computations):
-    """The computations that an instruction runs, each with how often; None if only the run decides."""
-    text = re.sub(r'"[^"]*"', "", instruction.attributes)
-    if instruction.kind.endswith(("-update", "-done")):
-        return []  # of a collective that was started before
-    if instruction.kind == "while":
-        repeat = _trips(instruction, here, computations)
-        again = None if repeat is None else repeat + 1
-        return [(_callee("body", instruction), repeat), (_callee("condition", instruction), again)]
-    if instruction.kind == "conditional":
-        branches = re.search(r"branch_computations=\{([^}]*)\}", text)
-        names = branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=([%\w.\-]+)", text)
-        return [(name.strip().lstrip("%"), None) for name in names]
-    called = re.findall(r"\b(?:calls|to_apply|called_computations)=\{?([%\w.\-]+(?:, ?%[\w.\-]+)*)", text)
-    return [(name.strip().lstrip("%"), 1) for names in called for name in names.split(",")]
-
-
-def _trips(loop, here, computations):
-    """How often a loop's body runs, if the compiler says so, or if the loop only counts; else None."""
-    said = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
-    if said:
-        return int(said[1])
-    # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
-    # as long as it compares with another constant (or with a number that is carried along unchanged).
-    body, condition = computations[_callee("body", loop)], computations[_callee("condition", loop)]
-    test, before, after = condition[condition.root], here[loop.names[0]], body[body.root]
-    if test.kind != "compare" or before.kind != "tuple" or after.kind != "tuple":
-        return None
-
-    def first_and_step(side):
-        place, more = _number(side, condition, computations) or (None, None)
-        if more is None or place is None:
-            return more, 0
-        first = _number(before.names[place], here, computations)
-        then = _number(after.names[place], body, computations)
-        known = first and then and first[0] is None and then[0] == place
-        return (first[1] + more, then[1]) if known else (None, None)
-
-    (left, left_step), (right, right_step) = map(first_and_step, test.names)
-    if left is None or right is None:
-        return None
-    direction = re.search(r"direction=(\w+)", test.attributes)[1]
-    distance, step = right - left, left_step - right_step
-    if direction in ("GT", "GE") or (direction == "NE" and distance < 0):
-        distance, step = -distance, -step
-    if direction in ("LE", "GE"):
-        distance += 1
-    if direction == "EQ" or (direction == "NE" and step > 0 and distance % step):
-        return None
-    return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
-
-
-def _callee(role, instruction):
-    return re.search(rf"\b{role}=%?([\w.\-]+)", instruction.attributes)[1]
-
-
-def _number(name, where, computations, given=None):
-    """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
-
-    None if it is neither, or computed in a way that we do not follow. `given` are the inputs, as such pairs, of a
-    computation that is no part of a loop.
-    """
-    made = where[name]
-
-    def operand(i):
-        return _number(made.names[i], where, computations, given)
-
-    if made.kind == "constant":
-        return (None, int(made.inside)) if re.fullmatch(r"-?\d+", made.inside) else None
-    if made.kind == "parameter":
-        return given[int(made.inside)] if given else None
-    if made.kind in ("bitcast", "copy", "copy-start", "copy-done"):
-        return operand(0)
-    if made.kind == "get-tuple-element":
-        place, source = int(re.search(r"\bindex=(\d+)", made.attributes)[1]), where[made.names[0]]
-        if source.kind == "tuple":
-            return _number(source.names[place], where, computations, given)
-        return (place, 0) if source.kind == "parameter" and given is None else None
-    if made.kind == "fusion":
-        callee = computations[_callee("calls", made)]
-        return _number(callee.root, callee, computations, [operand(i) for i in range(len(made.names))])
-    if made.kind in ("add", "subtract"):
-        left, right = operand(0), operand(1)
-        if left and right and made.kind == "add" and left[0] is None:
-            left, right = right, left
-        if left and right and right[0] is None:
-            return left[0], left[1] + (right[1] if made.kind == "add" else -right[1])
-    return None
+    yield from walk(program.entry, 1, False, None, None)
 
 
 # --- A collective ----------------------------------------------------------------------------------------
 
 
-def _collective(kind, instruction, devices, axis_names, times, asynchronous):
-    operands = tuple(t for operand in instruction.operands for t in _plain(operand))
-    results = _plain(instruction.result)
+def _collective(instruction, devices, axis_names, times, asynchronous):
+    kind = instruction.kind.removesuffix("-start")
+    operands = tuple(t for operand in instruction.operands for t in array_types(operand))
+    results = array_types(instruction.result)
     if not operands or not results:
         raise UnreadableProgram(f"cannot read the types of this collective: {instruction.line.strip()[:300]}")
     if asynchronous and len(results) > len(operands):
@@ -457,14 +257,13 @@ def _collective(kind, instruction, devices, axis_names, times, asynchronous):
     return Collective(kind, operands, results, groups, axes, times, asynchronous)
 
 
-def _started_in_fusions(computations):
+def _started_in_fusions(program):
     """The collectives that fusions start and do not wait for, by (computation, name), and by (kind, channel)."""
     found = set()
-    for name, here in computations.items():
-        for made, line in here.lines.items():
-            if 'custom_call_target="AsyncCollectiveStart"' in line:
-                for collective in map(here.__getitem__, here[made].names):
-                    found |= {(name, collective.name), (collective.kind, _channel(collective))}
+    for here in program:
+        for start in here.matching('custom_call_target="AsyncCollectiveStart"'):
+            for name in start.names:
+                found |= {(here.name, name), (here[name].kind, _channel(here[name]))}
     return found
 
 
@@ -473,7 +272,7 @@ def _channel(instruction):
     return channel and channel[1]
 
 
-def _in_a_fusion(move, instruction, computation, fusion, started):
+def _in_a_fusion(move, instruction, fusion, started):
     """A collective that is part of a fusion, as it should be counted; None if it was counted already.
 
     In programs for TPUs, fusions contain collectives in two ways. One fusion starts a collective, others continue it
@@ -481,13 +280,13 @@ def _in_a_fusion(move, instruction, computation, fusion, started):
     is written as an all-reduce, fused with the slice that each device keeps.
     """
     if "chain_id=" in instruction.attributes:
-        if (computation, instruction.name) in started:
+        if (instruction.home.name, instruction.name) in started:
             return replace(move, asynchronous=True)
         if (instruction.kind, _channel(instruction)) in started:
             return None
     elif move.kind == "all-reduce":
-        parts, n = _plain(fusion.result), max(map(len, move.groups))
-        if list(map(_type_bytes, move.operands)) == [n * _type_bytes(part) for part in parts]:
+        parts, n = array_types(fusion.result), max(map(len, move.groups))
+        if list(map(type_bytes, move.operands)) == [n * type_bytes(part) for part in parts]:
             return replace(move, kind="reduce-scatter", results=parts)
     raise UnreadableProgram(
         f"a collective in a fusion of unknown form: {instruction.line.strip()[:300]}\n"

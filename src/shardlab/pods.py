@@ -35,6 +35,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardlab import comms
+from shardlab.flops import MatmulFlops
+from shardlab.hlo import Program
 
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
@@ -222,6 +224,23 @@ def _amount(count):
     return f"{count / size:,.3f} {unit}" if size > 1 else f"{count:,} bytes"
 
 
+def flops_and_traffic(text, mesh):
+    """FLOPs of matrix products in the text of a compiled program, and its communication as `Traffic` rows."""
+    program, flops, rows = Program(text), MatmulFlops(), {}
+    for move, start in comms.find(program, mesh):
+        hidden = flops.beside(start) if move.asynchronous else 0
+        group = max(map(len, move.groups), default=1)
+        key = move.kind, move.axes, group, move.operands, move.bytes, move.asynchronous
+        times, least = rows.get(key, (0, hidden))
+        known = None not in (times, move.times)
+        rows[key] = times + move.times if known else None, None if None in (least, hidden) else min(least, hidden)
+    traffic = tuple(
+        Traffic(kind, axes, group, arrays, times, sent, asynchronous, hidden)
+        for (kind, axes, group, arrays, sent, asynchronous), (times, hidden) in rows.items()
+    )
+    return flops.of(program.entry), traffic
+
+
 class Pod:
     """A description of a pod, and the compiler for its chips; the chips themselves are not needed.
 
@@ -399,7 +418,7 @@ class Pod:
             return PodProgram(**about, fits=False, message=str(error), seconds=time.perf_counter() - begin)
         seconds = time.perf_counter() - begin
         memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
-        flops, traffic = _read_program(compiled.as_text(), mesh)
+        flops, traffic = flops_and_traffic(compiled.as_text(), mesh)
         return PodProgram(
             **about,
             fits=None if self.is_gpu else True,
@@ -551,125 +570,6 @@ def _suggested(torus, count):
         found.add(tuple(math.prod(s for s, o in zip(torus, owners, strict=True) if o == axis) for axis in range(count)))
     shapes = ", ".join(map(str, sorted(found, reverse=True)[:12]))
     return f"With {count} axes, these fit: {shapes}." if count else "A mesh needs at least one axis."
-
-
-# --- What a compiled program computes ---------------------------------------------------------------------------
-
-
-def _read_program(text, mesh):
-    """FLOPs of matrix products, and the rows of communication."""
-    computations, entry = comms._computations(text)
-    work = functools.cache(lambda name: _work(computations[name], computations, work))
-    rows = {}
-    for move, computation, instruction in comms._moves(text, mesh):
-        hidden = 0
-        if move.asynchronous:
-            hidden = _work_beside(computations[computation], instruction, computations, work)
-        group = max(map(len, move.groups), default=1)
-        key = move.kind, move.axes, group, move.operands, move.bytes, move.asynchronous
-        times, least = rows.get(key, (0, hidden))
-        known = None not in (times, move.times)
-        rows[key] = times + move.times if known else None, None if None in (least, hidden) else min(least, hidden)
-    traffic = tuple(
-        Traffic(kind, axes, group, arrays, times, sent, asynchronous, hidden)
-        for (kind, axes, group, arrays, sent, asynchronous), (times, hidden) in rows.items()
-    )
-    return work(entry), traffic
-
-
-def _work(here, computations, work):
-    """FLOPs of matrix products in one run of a computation; None if they, or how often they run, are unknown."""
-    total = 0
-    for name, line in here.lines.items():
-        if re.search(r" (dot|convolution|custom-call)\(|(calls|body|to_apply|computations?)=", line):
-            done = _work_of(here[name], here, computations, work)
-            total = None if None in (total, done) else total + done
-    return total
-
-
-def _work_of(instruction, here, computations, work):
-    if instruction.kind == "dot":
-        return _dot_flops(instruction)
-    if instruction.kind == "convolution":
-        return _convolution_flops(instruction)
-    if instruction.kind == "custom-call":
-        target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-        return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
-    total = 0
-    for callee, repeat in comms._calls(instruction, here, computations):
-        done = work(callee)
-        if done:
-            total = None if None in (total, repeat) else total + done * repeat
-        elif done is None:
-            total = None
-    return total
-
-
-def _dims(type_text):
-    return [int(size) for size in re.search(r"\[([\d,]*)\]", type_text)[1].split(",") if size]
-
-
-def _dot_flops(dot):
-    """2 · elements of the result · elements of the contracting dimensions."""
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
-    left = _dims(dot.operands[0])
-    return 2 * math.prod(_dims(dot.result)) * math.prod(left[int(d)] for d in summed[1].split(",") if d)
-
-
-def _convolution_flops(made):
-    """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs for TPUs.
-
-    Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
-    nor the gaps of dilation: that is how XLA writes a batch of products.
-    """
-    left, right = (_dims(operand) for operand in made.operands[:2])
-    result = _dims(made.result)
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
-    space = sorted(set(labels[1]) - {"b", "f"})
-    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", made.attributes) or ["", ""])[1]))
-
-    def numbers(word, default):
-        return [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)
-
-    strides, dilations, spread = numbers("stride", 1), numbers("lhs_dilate", 1), numbers("rhs_dilate", 1)
-    pads = [int(pad.partition("_")[0]) for pad in window["pad"].split("x")] if "pad" in window else [0] * len(space)
-    flops = 2 * right[labels[2].index("i")] * result[labels[3].index("f")] * result[labels[3].index("b")]
-    for d, label in enumerate(space):
-        here, there = left[labels[1].index(label)], result[labels[3].index(label)]
-        places = np.arange(there)[:, None] * strides[d] + np.arange(right[labels[2].index(label)]) * spread[d] - pads[d]
-        flops *= int(((places >= 0) & (places <= (here - 1) * dilations[d]) & (places % dilations[d] == 0)).sum())
-    return flops
-
-
-def _work_beside(here, start, computations, work):
-    """FLOPs of matrix products between the start of an asynchronous operation and its end; None if unknown."""
-    begin, total = list(here.lines).index(start), 0
-    channels = _channels(here[start], computations)
-    waiting = start
-    for name in list(here.lines)[begin + 1 :]:
-        line = here.lines[name]
-        if f"{waiting})" in line or f"{waiting}," in line:
-            made = here[name]
-            if made.names[:1] == (waiting,) and made.kind.endswith("-done"):
-                return total
-            waiting = name if made.names[:1] == (waiting,) and made.kind.endswith("-update") else waiting
-        if " fusion(" in line:
-            callee = computations[comms._callee("calls", here[name])]
-            ends = any('custom_call_target="AsyncCollectiveDone"' in inside for inside in callee.lines.values())
-            if ends and channels & _channels(here[name], computations):
-                return total
-        if re.search(r" (dot|convolution|custom-call)\(|(calls|body|to_apply|computations?)=", line):
-            done = _work_of(here[name], here, computations, work)
-            total = None if None in (total, done) else total + done
-    return total
-
-
-def _channels(made, computations):
-    """The channels of the collectives in a fusion."""
-    if made.kind != "fusion":
-        return set()
-    text = "\n".join(computations[comms._callee("calls", made)].lines.values())
-    return set(re.findall(r"channel_id=(\d+)", text))
 
 
 # --- What is stored on disk -----------------------------------------------------------------------------------

@@ -1,0 +1,116 @@
+"""Count the FLOPs of matrix products in a compiled program, a loop's body as often as it runs.
+
+`cost_analysis` of a compiled program counts all operations, but a loop's body once, and for GPUs it counts nothing.
+"""
+
+import math
+import re
+
+import numpy as np
+
+from shardlab.hlo import CALLS
+
+__all__ = ["MatmulFlops"]
+
+_PRODUCTS = rf" (dot|convolution|custom-call)\(|{CALLS}"
+
+
+class MatmulFlops:
+    """FLOPs of matrix products in the computations of one `shardlab.hlo.Program`, each computation counted once.
+
+    A product of (m, k) by (k, n) is 2 m k n FLOPs. Every count is None where it is unknown: in a loop whose length
+    only the run decides, or for a library's or kernel's product, whose sizes are not in the program's text.
+    """
+
+    def __init__(self):
+        """Begin with no computation counted."""
+        self._known = {}
+
+    def of(self, computation):
+        """FLOPs of one run of a `shardlab.hlo.Computation`."""
+        if computation not in self._known:
+            self._known[computation] = _total(map(self._of_one, computation.matching(_PRODUCTS)))
+        return self._known[computation]
+
+    def beside(self, start):
+        """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
+        here, between, waiting = start.home, [], start.name
+        channels = _channels(start)
+        for name in list(here.lines)[list(here.lines).index(start.name) + 1 :]:
+            line = here.lines[name]
+            if f"{waiting})" in line or f"{waiting}," in line:
+                made = here[name]
+                if made.names[:1] == (waiting,) and made.kind.endswith("-done"):
+                    break
+                waiting = name if made.names[:1] == (waiting,) and made.kind.endswith("-update") else waiting
+            if " fusion(" in line:
+                made = here[name]
+                ends = any(made.called().matching('custom_call_target="AsyncCollectiveDone"'))
+                if ends and channels & _channels(made):
+                    break
+            if re.search(_PRODUCTS, line):
+                between.append(self._of_one(here[name]))
+        return _total(between)
+
+    def _of_one(self, instruction):
+        if instruction.kind == "dot":
+            return _dot_flops(instruction)
+        if instruction.kind == "convolution":
+            return _convolution_flops(instruction)
+        if instruction.kind == "custom-call":
+            target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
+            return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
+        each = [(self.of(callee), repeat) for callee, repeat in instruction.calls()]
+        return _total(flops if flops == 0 else _product(flops, repeat) for flops, repeat in each)
+
+
+def _total(counts):
+    counts = list(counts)
+    return None if None in counts else sum(counts)
+
+
+def _product(flops, repeat):
+    return None if None in (flops, repeat) else flops * repeat
+
+
+def _channels(made):
+    """The channels of the collectives in a fusion."""
+    if made.kind != "fusion":
+        return set()
+    return set(re.findall(r"channel_id=(\d+)", "\n".join(made.called().lines.values())))
+
+
+def _dims(type_text):
+    return [int(size) for size in re.search(r"\[([\d,]*)\]", type_text)[1].split(",") if size]
+
+
+def _dot_flops(dot):
+    """2 · elements of the result · elements of the contracting dimensions."""
+    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
+    left = _dims(dot.operands[0])
+    return 2 * math.prod(_dims(dot.result)) * math.prod(left[int(d)] for d in summed[1].split(",") if d)
+
+
+def _convolution_flops(made):
+    """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs for TPUs.
+
+    Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
+    nor the gaps of dilation: that is how XLA writes a batch of products.
+    """
+    left, right = (_dims(operand) for operand in made.operands[:2])
+    result = _dims(made.result)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
+    space = sorted(set(labels[1]) - {"b", "f"})
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", made.attributes) or ["", ""])[1]))
+
+    def numbers(word, default):
+        return [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)
+
+    strides, dilations, spread = numbers("stride", 1), numbers("lhs_dilate", 1), numbers("rhs_dilate", 1)
+    pads = [int(pad.partition("_")[0]) for pad in window["pad"].split("x")] if "pad" in window else [0] * len(space)
+    flops = 2 * right[labels[2].index("i")] * result[labels[3].index("f")] * result[labels[3].index("b")]
+    for d, label in enumerate(space):
+        here, there = left[labels[1].index(label)], result[labels[3].index(label)]
+        places = np.arange(there)[:, None] * strides[d] + np.arange(right[labels[2].index(label)]) * spread[d] - pads[d]
+        flops *= int(((places >= 0) & (places <= (here - 1) * dilations[d]) & (places % dilations[d] == 0)).sum())
+    return flops
