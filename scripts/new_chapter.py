@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/new_chapter.py padding "Padding: lengths that do not divide" --after arrays
 
-makes book/padding.md, and lists it after arrays in _toc.yml, in the list of book/index.md and in the tree of README.md.
+makes book/padding.md, and lists it after arrays in _toc.yml and in book/index.md.
 The wrong answers to its exercise go into tests/wrong_answers.py. Then replace its sentences with your own.
 """
 
@@ -16,7 +16,7 @@ from string import Template
 
 import yaml
 
-LONGEST = 80  # characters of a title: it is a heading, and a line in README.md
+LONGEST = 80  # characters of a title: it is a heading, and a line in book/index.md
 NOT_TAUGHT = ("Appendices",)  # the parts of _toc.yml that come after all others
 
 CHAPTER = Template("""\
@@ -167,7 +167,6 @@ LISTS = {
         Template("      - file: book/$name\n        title: $short\n"),
     ),
     "book/index.md": (r"^{{doc}}`{after}`\n:(?:.+\n)+\n", Template("{doc}`$name`\n: $title.\n\n")),
-    "README.md": (r"^  (?:.*; )?{after}\.md.*\n", Template("  $file   $title\n")),
     "tests/wrong_answers.py": (r"^    \}},\n(?=\}}\n)", WRONG),
 }
 
@@ -214,7 +213,7 @@ def plan(root, name, title, after=None):
         if not found:
             raise Refused(f"--after {after!r}: {path} does not list that chapter; choose one that it lists")
         short = json.dumps(title.partition(":")[0], ensure_ascii=False)  # what the navigation shows
-        new = line.substitute(name=name, title=title, short=short, file=f"{name}.md".ljust(19))
+        new = line.substitute(name=name, title=title, short=short)
         texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
     return texts | {f"book/{name}.md": CHAPTER.substitute(name=name, title=title)}
 
