@@ -16,6 +16,10 @@ from shardlab.devices import emulate  # noqa: E402  (before anything starts JAX)
 
 emulate(64)
 
+import oracle  # noqa: E402
+
+oracle.watch()
+
 
 @pytest.fixture(scope="session")
 def book():

@@ -1,0 +1,99 @@
+"""XLA's own parser of compiled programs, against which ours is compared: names, kinds, types, operands and calls.
+
+The parser is a private part of jaxlib, so only tests use it.
+"""
+
+import re
+from dataclasses import dataclass
+
+import jax
+
+try:
+    from jaxlib import _hlo as xla
+except ImportError:  # before jaxlib 0.8
+    from jaxlib.xla_client import _xla as xla
+
+from shardlab import hlo
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What both parsers must say of an instruction."""
+
+    kind: str
+    types: tuple[str, ...]  # of its result: several, if that is a tuple
+    operands: tuple[str, ...]  # their names
+    calls: frozenset[str]  # names of computations
+    root: bool
+
+
+def bare(shape):
+    """XLA's shape as types without layouts: ("f32[4,4]", "s32[]") of a tuple of two."""
+    if shape.is_tuple():
+        return tuple(kind for part in shape.tuple_shapes() for kind in bare(part))
+    return (str(shape).partition("{")[0],)
+
+
+def theirs(text):
+    """{computation: {instruction: `Instruction`}} as XLA reads a program, and the name of the entry."""
+    # It aborts the process at the schedule of a program for TPUs; the order of the lines says the same.
+    module = xla.hlo_module_from_text(text.replace(", is_scheduled=true", ""))
+    # Printed again with little but names, kinds, operands and calls, a program can be read line by line.
+    plain = xla.HloPrintOptions.short_parsable()
+    for unneeded in ("result_shape", "metadata", "backend_config", "program_shape"):
+        setattr(plain, f"print_{unneeded}", False)
+    types = {(c.name, i.name): bare(i.shape) for c in module.computations() for i in c.instructions()}
+    found, entry = {}, None
+    for line in module.to_string(plain).splitlines():
+        if head := re.fullmatch(r"(ENTRY )?(\S+) \{", line):
+            entry, computation = head[2] if head[1] else entry, head[2]
+            found[computation] = {}
+        elif made := re.fullmatch(r"  (ROOT )?(\S+) = ([\w-]+)\((.*?)\)((?:, .*)?)", line):
+            name, kind = made[2], made[3]
+            operands = () if kind in ("parameter", "constant") else tuple(filter(None, made[4].split(", ")))
+            calls = re.findall(r", (?:body|condition|to_apply|calls)=(\S+?)(?=,|$)", made[5])
+            several = re.search(r", (?:branch_computations|called_computations)=\{(.*?)\}", made[5])
+            calls += several[1].split(", ") if several else []
+            found[computation][name] = Instruction(
+                kind, types[computation, name], operands, frozenset(calls), bool(made[1])
+            )
+    return found, entry
+
+
+def ours(text):
+    """The same, as shardlab reads it."""
+    program = hlo.Program(text)
+    found = {}
+    for computation in program:
+        found[computation.name] = {}
+        for made in map(computation.__getitem__, computation.lines):
+            operands = () if made.kind in ("parameter", "constant") else made.names
+            calls = frozenset(callee.name for callee, _ in made.calls())
+            types, is_root = hlo.array_types(made.result), made.name == computation.root
+            found[computation.name][made.name] = Instruction(made.kind, types, operands, calls, is_root)
+    return found, program.entry.name
+
+
+def differences(text):
+    """What the two readings of a program differ in, a line each."""
+    (here, entry), (there, their_entry) = ours(text), theirs(text)
+    found = [] if entry == their_entry else [f"the entry: {entry}, XLA says {their_entry}"]
+    for computation in here.keys() | there.keys():
+        mine, other = here.get(computation, {}), there.get(computation, {})
+        for name in mine.keys() | other.keys():
+            if mine.get(name) != other.get(name):
+                found.append(f"{computation}: {name}: {mine.get(name)}, XLA says {other.get(name)}")
+    return found
+
+
+def watch():
+    """From now on compare every program of this process whose text is asked for."""
+    as_text = jax.stages.Compiled.as_text
+
+    def compared(self):
+        text = as_text(self)
+        found = differences(text)
+        assert not found, "\n".join(["our reader of programs differs from XLA's:", *found])
+        return text
+
+    jax.stages.Compiled.as_text = compared
