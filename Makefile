@@ -1,10 +1,11 @@
 # Targets set up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
 
-.PHONY: help setup book test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book check test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
+	@echo "make check                      check style, rules and shardlab, and the exercises of changed chapters"
 	@echo "make test                       run every test (ARGS='tests/test_book.py -k arrays')"
 	@echo "make chapter FILE=book/x.md     run one chapter and make its page"
 	@echo "make serve                      serve the book on localhost, rebuild and reload on save (PORT=8000)"
@@ -23,6 +24,9 @@ setup:
 
 book: setup
 	@$(python) -m bookbinder build
+
+check: lint
+	@$(python) -m pytest --quick --numprocesses auto --dist loadfile $(ARGS)
 
 test: setup
 	@scripts/system.sh

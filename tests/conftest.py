@@ -1,6 +1,7 @@
 """What all tests share: 64 emulated devices in this process, and the book itself."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,38 @@ def tiny(tmp_path):
     from tiny_book import TinyBook
 
     return TinyBook(tmp_path)
+
+
+# Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
+SLOW = ("bookbinder", "browser", "faults", "lighthouse", "matrix", "notebooks", "pages", "setup", "site", "slurm")
+
+
+def pytest_addoption(parser):
+    text = "what `make check` runs: no tests that need the book; of exercises only those of changed chapters, here"
+    parser.addoption("--quick", action="store_true", help=text)
+
+
+def changed_chapters():
+    """The names of chapters that differ from the main branch: here, or in commits that it has not."""
+    git = ["git", "-c", "safe.directory=*"]
+    done = subprocess.run([*git, "merge-base", "HEAD", "origin/main"], cwd=ROOT, capture_output=True, text=True)
+    base = done.stdout.strip() or "HEAD"  # without a remote, what is not committed
+    listed = [[*git, "diff", "--name-only", base], [*git, "ls-files", "--others", "--exclude-standard"]]
+    names = "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
+    return re.findall(r"^book/(\w+)\.md$", names, re.MULTILINE)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.quick:
+        slow, changed = {f"test_{name}.py" for name in SLOW}, tuple(f"[{name}-" for name in changed_chapters())
+        chosen = [
+            item
+            for item in items
+            if item.path.name not in slow
+            and (item.path.name != "test_colab.py" or any(name in item.name for name in changed))
+        ]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 def missing(what, remedy=None):

@@ -1,26 +1,50 @@
-"""Run a chapter as its reader would, and every wrong answer to its exercises as well.
+"""Try wrong answers to a chapter's exercises where a reader would type them: between the task and its solution.
 
-Used by test_book.py, in a process of its own because a chapter asks for devices of its own:
-`python run_exercises.py arrays` prints, as JSON, for each exercise what its stub printed and what the strict
-check said to the stub, to each wrong answer, and to the solution.
+    .venv/bin/python tests/run_exercises.py arrays
+
+runs a chapter with the Python that builds the book, and prints what the check of each exercise said to the stub and to
+each wrong answer. `test_colab.py` does the same in Colab's environment, when a notebook runs the second time.
 """
 
 import ast
-import io
+import copy
 import json
 import re
 import sys
-from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
-from IPython.core.inputtransformer2 import TransformerManager
-from IPython.core.interactiveshell import InteractiveShell
+from nbformat.v4 import new_code_cell
 from wrong_answers import WRONG_ANSWERS
 
+from bookbinder import disk, runs
 from bookbinder.book import load
-from shardlab.processes import ProcessFailure
+from bookbinder.progress import for_this_terminal
+from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
+
+# Runs in the kernel, with `shell`, `label`, `strict` and `answers`; prints the verdicts as JSON.
+TRIAL = """
+import io, json
+from contextlib import redirect_stderr, redirect_stdout
+
+def verdict(code):
+    code = shell.input_transformer_manager.transform_cell(code)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            exec(compile(code, "<answer>", "exec"), shell.user_ns)
+    except Exception as error:
+        name = type(error).__name__
+        if name != "ProcessFailure":
+            return name
+        said = {outcome.error.split(":")[0] for outcome in error.outcomes}  # what the processes say, if all the same
+        return said.pop() if len(said) == 1 else str(error)
+    return "accepted"
+
+verdicts = {title: verdict(answer + strict) for title, answer in answers.items()}
+print(json.dumps({"label": label, "strict": strict, "verdicts": verdicts}))
+"""
 
 
 def sections(chapter):
@@ -41,49 +65,73 @@ def sections(chapter):
         yield cell, labels[start] if inside else (None, None)
 
 
-def run(code, names):
-    """Run code; returns what it printed."""
-    printed, code = io.StringIO(), TransformerManager().transform_cell(code)
-    with redirect_stdout(printed):
-        exec(compile(code, "<cell>", "exec"), names)
-    return printed.getvalue()
+def with_trials(chapter, notebook):
+    """A copy of a chapter's notebook that tries the stub and the wrong answers before each solution, in the last pass.
+
+    The notebook may begin with cells that the chapter has not.
+    """
+    notebook = copy.deepcopy(notebook)
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    places = dict(zip(chapter.cells, codes[len(codes) - len(chapter.cells) :], strict=True))
+    tried = set()
+    for cell, (kind, label) in sections(chapter):
+        if kind != "solution" or label in tried:
+            continue
+        tried.add(label)
+        # The solution's own strict check, put to the stub and to the wrong answers first.
+        magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
+        statements = map(ast.unparse, ast.parse(source).body)
+        strict = "\n".join(s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s))
+        answers = {"stub": magic} | {title: f"{magic}{code}\n" for title, code in WRONG_ANSWERS.get(label, {}).items()}
+        names = f"shell=get_ipython(), label={label!r}, strict={strict!r}, answers={answers!r}"
+        trial = new_code_cell(f"exec({TRIAL!r}, dict({names}))", metadata={"last_run_only": True})
+        at = next(n for n, other in enumerate(notebook.cells) if other is places[cell])
+        notebook.cells.insert(at, trial)
+    return notebook
 
 
-def verdict(code, names):
-    """What running code comes to: "accepted", or the name of the error."""
-    try:
-        run(code, names)
-    except ProcessFailure as error:  # what the processes say, if they all say the same
-        said = {outcome.error.split(":")[0] for outcome in error.outcomes}
-        return said.pop() if len(said) == 1 else str(error)
-    except Exception as error:
-        return type(error).__name__
-    return "accepted"
+def verdicts(chapter, executed):
+    """What came of each exercise of a notebook that was run with trials.
+
+    Returns:
+      For each label: `printed`, what its own cells printed; `strict`, the check that was put to the answers; `stub`,
+      what that came to; `wrong`, the same for each wrong answer: "WrongAnswer", or "accepted".
+    """
+    found, codes = {}, []
+    for cell in executed.cells:
+        if cell.cell_type != "code" or not cell.source.strip():
+            continue
+        text = "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
+        if cell.metadata.get("last_run_only"):
+            trial = json.loads(text)
+            found.setdefault(trial["label"], {"printed": ""}).update(
+                strict=trial["strict"], stub=trial["verdicts"].pop("stub"), wrong=trial["verdicts"]
+            )
+        else:
+            codes.append(text)
+    for (_, (kind, label)), text in zip(sections(chapter), codes[len(codes) - len(chapter.cells) :], strict=True):
+        if kind == "exercise":
+            found.setdefault(label, {"printed": ""})["printed"] += text
+    return found
+
+
+def run_here(book, chapter):
+    """The run of a chapter with trials, with the Python that builds the book."""
+    plain = runs.of_chapter(book, chapter, column="exercises")
+    notebook = with_trials(chapter, plain.notebook)
+    key = disk.digest(plain.key, *(cell.source for cell in notebook.cells))
+    return replace(plain, notebook=notebook, key=key)
 
 
 def main(name):
-    shell = InteractiveShell.instance()  # there before the first cell, which may register a magic in it
-    names, found = {"__name__": "__main__", "get_ipython": lambda: shell}, {}
-    cells = list(sections(load(ROOT).chapter(name)))
-    for cell, (kind, label) in cells:
-        if kind == "solution" and "strict" not in found[label]:
-            # The solution's own strict check, put to the stub and to the wrong answers first.
-            magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
-            statements = map(ast.unparse, ast.parse(source).body)
-            checks = [s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)]
-            strict = "\n".join(checks)
-            found[label]["strict"] = strict
-            found[label]["stub"] = verdict(magic + strict, names)
-            found[label]["wrong"] = {
-                title: verdict(f"{magic}{answer}\n{strict}", names)
-                for title, answer in WRONG_ANSWERS.get(label, {}).items()
-            }
-            found[label]["solution"] = verdict(cell.source, names)
-            continue
-        printed = run(cell.source, names)
-        if kind == "exercise":
-            found.setdefault(label, {"printed": ""})["printed"] += printed
-    print(json.dumps(found))
+    book = load(ROOT)
+    chapter = book.chapter(name)
+    with stoppable() as stop:
+        one = run_here(book, chapter)
+        (report,) = runs.run([one], progress=for_this_terminal(), stop=stop)
+    if not report.ok:
+        sys.exit(f"{report.found['error']}: {report.found['message']}\n{report.found['traceback']}")
+    print(json.dumps(verdicts(chapter, runs.outputs(one)), indent=1))
 
 
 if __name__ == "__main__":

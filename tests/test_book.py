@@ -1,16 +1,13 @@
 """The rules of writing.md, held against every chapter."""
 
 import inspect
-import json
 import re
 import subprocess
 import sys
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from wrong_answers import WRONG_ANSWERS
 
 import shardlab.check
 import shardlab.comms
@@ -138,48 +135,6 @@ def test_figures_have_alternative_texts(chapter):
     for cell in chapter.notebook.cells:
         alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
         assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), f"{chapter.path}: {alt}"
-
-
-EXERCISES = {
-    label: chapter
-    for chapter in BOOK.chapters
-    for label in re.findall(r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", chapter.text, re.MULTILINE)
-}
-
-
-@cache
-def outcomes(name):
-    """What the checks say to stubs, wrong answers and solutions, for each exercise of a chapter."""
-    driver = Path(__file__).with_name("run_exercises.py")
-    run = subprocess.run([sys.executable, driver, name], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def test_every_exercise_has_wrong_answers():
-    assert EXERCISES.keys() == WRONG_ANSWERS.keys()
-
-
-@pytest.mark.parametrize("label", EXERCISES)
-def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label):
-    text = EXERCISES[label].text
-    body = re.search(rf"\{{exercise-start\}} (.*)\n:label: {label}\n(.*?)\{{exercise-end\}}", text, re.DOTALL)
-    assert re.search(r" (★|★★|★★★)$", body[1])
-    assert ":::{hint}\n:class: dropdown" in body[2]
-    assert f"{{solution-start}} {label}\n:label: {label}-solution\n:class: dropdown" in text
-    outcome = outcomes(EXERCISES[label].name)[label]
-    assert "Not solved yet" in outcome["printed"], "the stub should say that it is not solved, and let the page build"
-    options = r"\n:tags: \[hide-cell, remove-output\]\n"
-    assert len(re.findall(options, body[2])) == body[2].count("{code-cell}"), "the page shows the task, not the stub"
-    assert outcome["strict"], "the solution has no check(..., strict=True)"
-    assert outcome["stub"] == "NotSolved"
-    assert outcome["solution"] == "accepted"
-
-
-@pytest.mark.parametrize("label", EXERCISES)
-def test_wrong_answers_are_refused(label):
-    refused = outcomes(EXERCISES[label].name)[label]["wrong"]
-    assert len(refused) >= 2 and set(refused.values()) == {"WrongAnswer"}, refused
 
 
 MODULES = [

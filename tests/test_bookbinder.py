@@ -1,5 +1,6 @@
 """bookbinder through a book's life, in a small book."""
 
+import json
 import os
 import pty
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tiny_book import FRONT, chapter, statuses
 
-from bookbinder import execute, progress, site
+from bookbinder import execute, progress, run_notebook, runs, site
 from bookbinder.book import load
 
 
@@ -318,18 +319,22 @@ def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
     assert text.splitlines()[failure.line - 1] == "x / 0" and ": ZeroDivisionError: division by zero" in str(failure)
 
 
-def test_the_fingerprint_follows_python_packages_and_shardlab(tiny, monkeypatch):
+def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch):
     book = load(tiny.root)
-    one, two = book.chapter("one"), book.chapter("two")
-    before = execute.fingerprint(book, one), execute.fingerprint(book, two)
+
+    def keys():
+        return [runs.of_chapter(book, book.chapter(name)).key for name in ("one", "two")]
+
+    before = keys()
     assert before[0] != before[1]
     tiny.write("src/shardlab/other.py", "")
-    assert execute.fingerprint(book, one) == before[0] and execute.fingerprint(book, two) != before[1]
+    assert keys()[0] == before[0] and keys()[1] != before[1]
     (tiny.root / "src/shardlab/other.py").unlink()
-    assert (execute.fingerprint(book, one), execute.fingerprint(book, two)) == before
-    assert f"jax-{__import__('jax').__version__}\n" in execute.environment() and sys.version in execute.environment()
-    monkeypatch.setattr(execute, "environment", lambda: "jax==0.0.1")
-    assert execute.fingerprint(book, one) != before[0] and execute.fingerprint(book, two) != before[1]
+    assert keys() == before
+    found = json.loads(runs.environment())
+    assert f"jax-{__import__('jax').__version__}" in found["packages"] and found["python"] == sys.version
+    monkeypatch.setattr(run_notebook, "environment", lambda: found | {"packages": ["jax-0.0.1"]})
+    assert keys()[0] != before[0] and keys()[1] != before[1]
 
 
 def test_plain_lines_say_where_a_long_chapter_is(capsys):

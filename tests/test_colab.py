@@ -1,24 +1,30 @@
-"""Each published notebook, run in a replica of stock Colab as a reader would: restarted in the middle, run twice."""
+"""Each published notebook, run in a replica of stock Colab as a reader would, with wrong answers to its exercises.
+
+`make check` runs the tests of exercises alone, of chapters that have changed, with the Python that builds the book.
+"""
 
 import json
 import os
+import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+import nbformat
 import pytest
-from conftest import copy_sources
+import run_exercises
+from conftest import changed_chapters, copy_sources
 from tiny_book import FRONT
+from wrong_answers import WRONG_ANSWERS
 
-from bookbinder import address, environments, notebooks, publish, run_notebook
+from bookbinder import address, disk, environments, notebooks, publish, run_notebook, runs
 from bookbinder.book import Book, Chapter, load
 from bookbinder.progress import Progress
+from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
 BOOK = load(ROOT)
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
-LIST = "from importlib.metadata import distributions as d; print(*sorted({f'{x.name}=={x.version}' for x in d()}))"
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +58,54 @@ def colab():
 
 
 @pytest.fixture(scope="module")
-def reports(published, colab, tmp_path_factory):
-    """What became of each notebook. Each has a machine of its own, as in Colab: packages, home and files."""
+def reports(request):
+    """What became of each notebook, as `runs.Report`, and the notebook with its outputs.
 
-    def run(name):
-        machine = tmp_path_factory.mktemp(name)
-        text = git(published, "show", f"notebooks:{name}.ipynb")
-        (machine / "content").mkdir()
-        (machine / "content" / f"{name}.ipynb").write_text(text)
-        cells = sum(cell["cell_type"] == "code" for cell in json.loads(text)["cells"])
-        python = layer(colab, machine / "packages")
-        before = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout.split()
-        command = [python, run_notebook.__file__, f"{name}.ipynb", "--restart-at", str(cells // 2), "--twice"]
-        done = subprocess.run(
-            command, cwd=machine / "content", env=environment(published, machine), capture_output=True, text=True
-        )
-        after = subprocess.run([python, "-c", LIST], capture_output=True, text=True, check=True).stdout.split()
-        return json.loads(done.stdout or "{}") | {"said": done.stderr, "before": before, "after": after, "all": cells}
+    Each has a machine of its own, as in Colab: packages, home and files. It is restarted in the middle, then runs
+    twice; the second time wrong answers to its exercises are tried. With --quick, changed chapters run here, once.
+    """
+    if request.config.option.quick:
+        chapters = [BOOK.chapter(name) for name in changed_chapters()]
+        wanted = [run_exercises.run_here(BOOK, chapter) for chapter in chapters]
+        names = [chapter.name for chapter in chapters]
+    else:
+        machines = request.getfixturevalue("tmp_path_factory").mktemp("machines")
+        published, colab = (request.getfixturevalue(name) for name in ("published", "colab"))
+        wanted, names = [as_in_colab(name, published, colab, machines / name) for name in PROGRAMS], PROGRAMS
+    with stoppable() as stop:
+        found = runs.run(wanted, progress=Progress(), stop=stop)
+    return {
+        name: (report, runs.outputs(one) if report.ok else None)
+        for name, one, report in zip(names, wanted, found, strict=True)
+    }
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(PROGRAMS, pool.map(run, PROGRAMS), strict=True))
+
+def as_in_colab(name, published, colab, machine):
+    """The run of a published notebook on a machine that is made for it."""
+    text = git(published, "show", f"notebooks:{name}.ipynb")
+    notebook = run_exercises.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
+    cells = len(BOOK.chapter(name).cells)
+    # Each publication has another commit, which the notebook names.
+    code = [re.sub(r"\b[0-9a-f]{40}\b", "", cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    package = [disk.folder_digest(ROOT / "src" / "shardlab"), (ROOT / "pyproject.toml").read_text("utf-8")]
+    key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), *package, *code)
+    (machine / "content").mkdir(parents=True)
+    return runs.Run(
+        f"{name} as in Colab",
+        ROOT / "_build" / "runs" / "notebooks" / name,
+        notebook,
+        key,
+        machine / "content",
+        layer(colab, machine / "packages"),
+        machine / "content",
+        environment(published, machine),
+        ("--restart-at", str(cells // 2), "--twice"),
+    )
+
+
+def test_the_replica_has_the_versions_of_colab(colab):
+    installed = json.loads(runs.environment(colab))["packages"]
+    assert {f"{name}-{notebooks.colab_version(name)}" for name in ("jax", "numpy")} <= set(installed)
 
 
 def layer(python, folder):
@@ -105,17 +139,62 @@ def environment(published, machine):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_notebook_runs_restarted_in_the_middle_and_then_twice(name, reports):
-    report = reports[name]
-    failure = f"cell {report.get('cell')}, line {report.get('line')}: {report.get('error')}: {report.get('message')}"
-    assert report.get("ok"), f"{failure}\n{report.get('traceback')}\n{report['said'][-2000:]}"
-    assert report["cells"] == report["all"] // 2 + 2 * report["all"]
+    report, executed = reports[name]
+    found = report.found
+    assert report.ok, f"cell {found['cell']}: {found['error']}: {found['message']}\n{found['traceback']}"
+    cells = sum(c.cell_type == "code" and "last_run_only" not in c.metadata for c in executed.cells)
+    assert found["cells"] == len(BOOK.chapter(name).cells) // 2 + 2 * cells
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_notebook_installs_shardlab_and_changes_nothing_else(name, reports):
-    before, after = set(reports[name]["before"]), set(reports[name]["after"])
-    assert before <= after and {package.split("==")[0] for package in after - before} == {"shardlab"}
-    assert {f"{name}=={notebooks.colab_version(name)}" for name in ("jax", "numpy")} <= before
+    found = reports[name][0].found
+    assert [package.rpartition("-")[0] for package in found["installed"]] == ["shardlab"] and not found["removed"]
+
+
+# --- Exercises -----------------------------------------------------------------------------------------------------
+
+
+EXERCISES = {
+    label: chapter
+    for chapter in BOOK.chapters
+    for label in re.findall(r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", chapter.text, re.MULTILINE)
+}
+
+
+def verdict(label, reports):
+    report, executed = reports[EXERCISES[label].name]
+    assert report.ok, report.found["message"]
+    return run_exercises.verdicts(EXERCISES[label], executed)[label]
+
+
+def test_every_exercise_has_wrong_answers():
+    assert EXERCISES.keys() == WRONG_ANSWERS.keys()
+    assert all(len(answers) >= 2 for answers in WRONG_ANSWERS.values())
+
+
+@pytest.mark.parametrize("label", EXERCISES)
+def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, reports):
+    text = EXERCISES[label].text
+    body = re.search(rf"\{{exercise-start\}} (.*)\n:label: {label}\n(.*?)\{{exercise-end\}}", text, re.DOTALL)
+    assert re.search(r" (★|★★|★★★)$", body[1])
+    assert ":::{hint}\n:class: dropdown" in body[2]
+    assert f"{{solution-start}} {label}\n:label: {label}-solution\n:class: dropdown" in text
+    options = r"\n:tags: \[hide-cell, remove-output\]\n"
+    assert len(re.findall(options, body[2])) == body[2].count("{code-cell}"), "the page shows the task, not the stub"
+    found = verdict(label, reports)
+    assert "Not solved yet" in found["printed"], "the stub should say that it is not solved, and let the page build"
+    assert found["strict"], "the solution has no check(..., strict=True)"  # which it passed, since the notebook ran
+    assert found["stub"] == "NotSolved"
+
+
+@pytest.mark.parametrize("label", EXERCISES)
+def test_wrong_answers_are_refused(label, reports):
+    refused = verdict(label, reports)["wrong"]
+    assert refused.keys() == WRONG_ANSWERS[label].keys() and set(refused.values()) == {"WrongAnswer"}, refused
+
+
+# --- Other ways to open a notebook ---------------------------------------------------------------------------------
 
 
 def test_a_downloaded_folder_needs_no_network(published, colab, tmp_path):
@@ -139,9 +218,7 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
     (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])
     python, settings = layer(colab, tmp_path / "packages"), environment(published, tmp_path)
     command = [python, run_notebook.__file__, "newer.ipynb"]
-    first, second = (
-        json.loads(subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True).stdout)
-        for _ in range(2)
-    )
+    done = [subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True) for _ in range(2)]
+    first, second = (json.loads(one.stdout.splitlines()[-1]) for one in done)
     assert not first["ok"] and first["cell"] == 1 and "Restart session" in first["message"], first
     assert second["ok"], second

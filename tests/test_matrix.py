@@ -18,9 +18,9 @@ import nbformat
 import psutil
 import pytest
 from test_colab import git
-from tiny_book import TinyBook, chapter
+from tiny_book import TinyBook, chapter, statuses
 
-from bookbinder import environments, matrix
+from bookbinder import environments, matrix, runs
 from bookbinder.book import BookError, load
 from bookbinder.environments import Environment, EnvironmentFault
 from bookbinder.progress import Progress
@@ -128,21 +128,17 @@ def test_a_part_of_the_matrix_leaves_the_file_of_the_whole(tiny):
     assert status == 1 and err.strip() == "--only: 0.1 is not a version of the matrix; known are here, there"
 
 
-def test_the_fingerprint_has_packages_python_and_files_beside_the_chapters(tiny):
-    tiny.write("book/two.md", chapter("Two", "open('data/table.csv').read()"))
+def test_the_build_and_the_matrix_run_nothing_twice(tiny):
+    tiny.write("book/one.md", chapter("One", "open('data/table.csv').read()"))
     (tiny.root / "book/data").mkdir()
     tiny.write("book/data/table.csv", "1")
-    book = load(tiny.root)
-
-    def digests(version="3.13.1", jax="0.9.0"):
-        column = matrix.Column("here", version=version, packages={"jax": jax})
-        return [matrix._fingerprint(book, book.chapter(name), column) for name in ("one", "two")]
-
-    before = digests()
-    assert before == digests() and before[0] != before[1]
-    assert before[0] not in digests(version="3.13.2") and before[0] not in digests(jax="0.9.1")
+    assert tiny.build()[0] == 0
+    lock = Environment("lock", python=sys.executable)
+    assert all(one.reused for one in run(tiny, lock)[1].values())
     tiny.write("book/data/table.csv", "2")
-    assert digests()[0] == before[0] and digests()[1] != before[1]
+    outcomes = run(tiny, lock)[1]
+    assert not outcomes["one", "lock"].reused and outcomes["two", "lock"].reused
+    assert statuses(tiny.build()[1])["one"] == "reused"
 
 
 def test_a_failing_cell_is_named_by_file_and_line_and_run_again(tiny):
@@ -205,8 +201,7 @@ def test_floors_compare_as_numbers(tiny, monkeypatch):
     for jax in ("0.7.2", "0.8.1", "0.8.2", "0.8.10", "0.10.0", "0.12.0.1"):
         column = matrix.Column(jax, sys.executable, "3.13", {"jax": jax})
         monkeypatch.setattr(matrix, "_column", lambda *_, column=column: column)
-        monkeypatch.setattr(matrix, "_run", lambda *_: {"ok": True, "seconds": 1.0, "deprecations": []})
-        statuses[jax] = run(tiny)[1]["one", jax].status
+        statuses[jax] = run(tiny, only="one")[1]["one", jax].status
     assert [jax for jax, status in statuses.items() if status == "needs 0.8.2"] == ["0.7.2", "0.8.1"]
     assert set(statuses.values()) == {"needs 0.8.2", "ok"}
 
@@ -273,16 +268,6 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     go.touch()
     found, outcomes = run(tiny)
     assert found.good and outcomes["one", "here"].reused and not outcomes["two", "here"].reused
-    assert not list((tiny.root / "_build/matrix" / matrix.RUNNING).iterdir())
-
-
-def test_a_result_that_is_half_written_costs_a_run(tiny):
-    assert run(tiny)[0].good
-    file = tiny.root / "_build/matrix/here/one.json"
-    file.write_text(file.read_text()[:40])
-    _, outcomes = run(tiny)
-    assert not outcomes["one", "here"].reused and outcomes["two", "here"].reused
-    assert all(one.reused for one in run(tiny)[1].values())
 
 
 # --- Environments ----------------------------------------------------------------------------------------
@@ -488,14 +473,14 @@ class Notebook:
         nbformat.write(nbformat.v4.new_notebook(cells=made), self.file)
 
     def start(self, *options, **environment):
-        command = [sys.executable, matrix.RUNNER, self.file, "--cwd", self.folder, *options]
+        command = [sys.executable, runs.RUNNER, self.file, "--cwd", self.folder, *options]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
 
     def run(self, *options, **environment):
         process = self.start(*options, **environment)
         out, err = process.communicate(timeout=60)
-        report = json.loads(out)
+        report = json.loads(out.splitlines()[-1])
         assert process.returncode == (0 if report["ok"] else 1), err
         return report
 
@@ -565,13 +550,13 @@ def test_whatever_the_cells_have_started_is_ended(tmp_path):
         assert len(processes_with(str(tmp_path))) >= 3
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
-        assert process.returncode == 128 + number and out == "" and "Traceback" not in err, err
+        assert process.returncode == 128 + number and '"ok"' not in out and "Traceback" not in err, err
         assert not processes_with(str(tmp_path))
 
 
 def test_its_help_and_its_refusals(tmp_path):
     def said(*arguments):
-        return subprocess.run([sys.executable, matrix.RUNNER, *arguments], capture_output=True, text=True)
+        return subprocess.run([sys.executable, runs.RUNNER, *arguments], capture_output=True, text=True)
 
     assert said("--help").returncode == 0 and "--restart-at K" in said("--help").stdout
     (tmp_path / "bad.ipynb").write_text("{")

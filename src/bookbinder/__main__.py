@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bookbinder import book as books
 from bookbinder import progress, publish, site
-from bookbinder.execute import Stopped
+from bookbinder.stopping import Stopped
 
 
 def main(arguments=None):

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 FOLDER = "book"  # where the chapters are, below the root
+KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
 
@@ -142,6 +143,10 @@ class Chapter:
         if not kernel.get("name"):
             message = "has code cells, but its front matter names no kernel; copy that of book/writing.md"
             raise BookError(self.path, 1, message)
+        if kernel["name"] != KERNEL:
+            line = next((n for n, text in enumerate(self.text.split("\n"), 1) if kernel["name"] in text), 1)
+            message = f"the kernel {kernel['name']} is not known: chapters run in the Python that builds the book; "
+            raise BookError(self.path, line, f"{message}write name: {KERNEL}")
         _ = self.notebook  # options of cells that cannot be read are an error too
 
     def _has_cells(self):

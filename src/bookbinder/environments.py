@@ -11,8 +11,8 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from bookbinder import site
-from bookbinder.execute import Stop, Stopped
+from bookbinder import disk
+from bookbinder.stopping import Stop, Stopped
 
 RUNNER = ("ipykernel", "nbclient")  # what run_notebook.py needs
 JAX = ("jax>=0.dev0", "jaxlib>=0.dev0")  # also of last night
@@ -73,7 +73,7 @@ def make(environment, folder, progress, stop=None):
       environment: an `Environment`.
       folder: where environments are; this one is in a folder of its name in it.
       progress: a `bookbinder.progress.Progress`.
-      stop: a `bookbinder.execute.Stop`, or None.
+      stop: a `bookbinder.stopping.Stop`, or None.
 
     Returns:
       The path of its interpreter.
@@ -86,7 +86,7 @@ def make(environment, folder, progress, stop=None):
         return environment.python
     stop = stop or Stop()
     interpreter = find_python(environment, stop)
-    with site.alone(folder, progress, stop, "making of environments") as lock:
+    with disk.alone(folder, progress, stop, "making of environments") as lock:
         return _make(environment, interpreter, folder / environment.name, progress, stop, lock)
 
 

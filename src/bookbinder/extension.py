@@ -24,6 +24,7 @@ from sphinx.errors import ExtensionError
 from bookbinder import address, execute, notebooks, pages, terms
 from bookbinder import book as books
 from bookbinder.progress import Lines
+from bookbinder.stopping import Stopped
 
 SHOWN = "shown"  # beside the pages: a digest of what they show of each other
 
@@ -90,7 +91,7 @@ def _execute(app, env, added, changed, removed):
         notebooks.make(book, chapters)  # says what Colab would not show
         try:
             results = execute.run(book, env.mystnb_config.execution_cache_path, chapters=chapters, progress=Lines())
-        except execute.Stopped:
+        except Stopped:
             raise KeyboardInterrupt from None  # which Sphinx knows
         failures = [str(result.failure) for result in results if result.failure]
         if failures:

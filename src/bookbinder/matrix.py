@@ -1,33 +1,17 @@
-"""Run every chapter on every JAX that readers have: a table of chapters by versions.
+"""Run every chapter on every JAX that readers have: a table of chapters by versions."""
 
-Each result is kept as `_build/matrix/VERSION/CHAPTER.json`, and is reused as long as the chapter's code, what it uses
-of the project, and the environment's Python and packages are the same. Failed chapters always run again.
-"""
-
-import hashlib
 import json
 import os
 import platform
-import shutil
-import signal
-import subprocess
-import tempfile
-import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 from packaging.version import Version
 
-from bookbinder import environments, execute, site
-from bookbinder.book import FOLDER
-
-RUNNER = Path(__file__).with_name("run_notebook.py")
-RUNNING = ".running"  # a folder for the files of chapters that run
-MEMORY = 2 << 30  # bytes that a chapter may need
+from bookbinder import disk, environments, execute, runs
+from bookbinder.progress import Progress
+from bookbinder.stopping import stoppable
 
 
 @dataclass(frozen=True)
@@ -80,7 +64,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
       book: the `bookbinder.book.Book`.
       versions: `bookbinder.environments.Environment`s.
       chapters: those to run; by default all that have code.
-      jobs: how many at once; by default one for each processor, and for each 2 GB of memory that are free.
+      jobs: how many at once; see `bookbinder.runs.run`.
       fresh: whether to run again what has a result.
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
 
@@ -88,60 +72,36 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
       A `Matrix`.
 
     Raises:
-      execute.Stopped: it was told to stop; no process is left, and the results so far are kept.
+      Stopped: it was told to stop; no process is left, and the results so far are kept.
     """
-    progress = progress or execute.Progress()
+    progress = progress or Progress()
     book.check()
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
-    folder = book.build_folder / "matrix"
-    with execute.stoppable() as stop, site.alone(folder, progress, stop, "matrix"):
-        shutil.rmtree(folder / RUNNING, ignore_errors=True)  # of one that was killed
-        (folder / RUNNING).mkdir()
+    with stoppable() as stop, disk.alone(book.build_folder / "matrix", progress, stop, "matrix"):
         columns = tuple(_column(version, book, progress, stop) for version in versions)
-        outcomes, waiting = {}, []
+        outcomes, wanted = {}, []
         for column in columns:
             for chapter in chapters:
                 place = chapter.name, column.name
-                file = folder / column.name / f"{chapter.name}.json"
-                kept = _read(file)
-                now = not column.error and _fingerprint(book, chapter, column)
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
                 elif chapter.jax_floor and column.jax and Version(column.jax) < Version(chapter.jax_floor):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
-                elif kept.get("fingerprint") == now and not fresh:
-                    outcomes[place] = _outcome(chapter, column, kept, reused=True)
                 else:
-                    waiting.append((kept.get("seconds", len(chapter.cells)), chapter, column, file, now))
-        waiting.sort(key=lambda item: -item[0])  # the longest first
-
-        def one(chapter, column, file, now):
-            progress.started(f"{chapter.name} on {column.name}")
-            report = _run(book, chapter, column, stop)
-            if report["ok"] or not stop.signal:
-                # What failed has no fingerprint, so that it runs again.
-                site.write(file, json.dumps({"fingerprint": now if report["ok"] else None, **report}))
-            return _outcome(chapter, column, report)
-
-        jobs = jobs or max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // MEMORY))
-        with progress.watching(len(waiting)), ThreadPoolExecutor(jobs) as pool:
-            for *_, file, _ in waiting:
-                file.parent.mkdir(parents=True, exist_ok=True)
-            pending = {pool.submit(one, *job) for _, *job in waiting}
-            while pending:
-                done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-                if stop.signal:
-                    pool.shutdown(cancel_futures=True)
-                    raise execute.Stopped(stop.signal)
-                for outcome in (future.result() for future in done):
-                    outcomes[outcome.chapter, outcome.column] = outcome
-                    said = "failed" if outcome.failure else "ran"
-                    name = f"{outcome.chapter} on {outcome.column}"
-                    progress.finished(execute.Result(name, said, seconds=outcome.seconds))
-        matrix = Matrix(
-            columns, tuple(outcomes[chapter.name, column.name] for column in columns for chapter in chapters)
+                    wanted.append((place, runs.of_chapter(book, chapter, column.python, column.name)))
+        reports = runs.run(
+            [one for _, one in wanted],
+            jobs=jobs,
+            fresh=fresh,
+            progress=progress,
+            stop=stop,
+            finished=lambda one, report: progress.finished(
+                execute.Result(one.name, "ran" if report.ok else "failed", seconds=report.seconds)
+            ),
         )
-        return matrix
+        for (place, _), report in zip(wanted, reports, strict=True):
+            outcomes[place] = _outcome(book.chapter(place[0]), place[1], report)
+        return Matrix(columns, tuple(outcomes[chapter.name, column.name] for column in columns for chapter in chapters))
 
 
 def save(matrix, file):
@@ -158,7 +118,7 @@ def save(matrix, file):
             "error": str(one.failure) if one.failure else None,
         }
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    site.write(file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n")
+    disk.write(file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n")
 
 
 def record(matrix, file):
@@ -173,7 +133,7 @@ def record(matrix, file):
     head = f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, shared with other work."
     lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]
     file.parent.mkdir(exist_ok=True)
-    site.write(file, "\n".join(lines) + "\n")
+    disk.write(file, "\n".join(lines) + "\n")
 
 
 def table(matrix):
@@ -208,106 +168,24 @@ def _column(version, book, progress, stop):
         python = environments.make(version, book.build_folder / "environments", progress, stop)
     except environments.EnvironmentFault as fault:
         return Column(version.name, error=str(fault))
-    number = subprocess.check_output([python, "-c", "import platform; print(platform.python_version())"], text=True)
-    number = number.strip()
-    status, frozen, said = environments.uv("pip", "freeze", "--python", python, stop=stop)
-    if status:
-        return Column(version.name, error=f"{version.name}: cannot tell what is installed: {' '.join(said.split())}")
-    packages = dict(line.partition("==")[::2] for line in frozen.splitlines())
+    found = json.loads(runs.environment(python))
+    number = found["python"].split()[0]
+    # A folder such as orbax_checkpoint-0.11.dist-info is of orbax-checkpoint.
+    parts = (package.rpartition("-") for package in found["packages"])
+    packages = {name.replace("_", "-").lower(): version for name, _, version in parts}
     note = ""
     if version.pythons and not number.startswith(f"{version.pythons[0]}."):
         note = f"{version.name}: on Python {number}, for lack of {version.pythons[0]} here"
     return Column(version.name, python, number, packages, note)
 
 
-def _fingerprint(book, chapter, column):
-    """A digest of all that a result depends on."""
-    code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
-    parts = [
-        json.dumps(code),
-        execute.folder_digest(book.root / "src" / "shardlab"),
-        RUNNER.read_text("utf-8"),
-        column.version,
-        json.dumps(column.packages),
-    ]
-    for folder in sorted(path for path in (book.root / FOLDER).iterdir() if path.is_dir()):
-        if any(f"{folder.name}/" in source for source, _ in code):  # cells that read files beside the chapters
-            parts.append(execute.folder_digest(folder))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _run(book, chapter, column, stop):
-    """Run one chapter in an environment. Returns the report of run_notebook.py, with code cells by their number."""
-    import nbformat
-
-    notebook = nbformat.from_dict(chapter.notebook)
-    notebook.metadata.pop("source_map", None)
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONHOME", "PYTHONWARNINGS")}
-    environment["PYTHONPATH"] = str(book.root / "src")
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=book.build_folder / "matrix" / RUNNING) as folder:
-        file, out, err = (Path(folder) / name for name in ("chapter.ipynb", "out", "err"))
-        nbformat.write(notebook, file)
-        command = [column.python, RUNNER, file, "--cwd", book.root / FOLDER, "--timeout", str(int(book.cell_seconds))]
-        with out.open("w") as stdout, err.open("w") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                env=environment,
-                start_new_session=True,  # so that Ctrl-C reaches it through us alone
-            )
-        while process.poll() is None:
-            if stop.signal:
-                process.terminate()  # it ends what it has started
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(15)
-                process.kill()
-                process.wait()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-        said = err.read_text(errors="replace").strip()
-        try:
-            report = json.loads(out.read_text().splitlines()[-1])
-        except (IndexError, ValueError):
-            status = process.returncode
-            how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-            message = f"{how}: {said.splitlines()[-1] if said else 'it printed nothing'}"
-            report = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
-            report |= {"traceback": None, "deprecations": []}
-    report["seconds"] = time.monotonic() - began
-    if not report["ok"] and not report["traceback"]:
-        report["traceback"] = "\n".join(said.splitlines()[-20:])
-    # Prose may change around the code: the number of a code cell stays.
-    numbers = {cell.position: number for number, cell in enumerate(chapter.cells)}
-    for place in (report, *report["deprecations"]):
-        place["cell"] = numbers.get(place["cell"])
-    return report
-
-
-def _outcome(chapter, column, report, reused=False):
+def _outcome(chapter, column, report):
     """What a report says, with the lines that its cells have in the chapter now."""
-
-    def line(place):
-        return chapter.cells[place["cell"] or 0].line + (place["line"] or 1) - 1
-
     deprecations = []
-    for found in report["deprecations"]:
-        path = f"{FOLDER}/{chapter.name}.md" if not found["path"] else f"src/shardlab/{Path(found['path']).name}"
-        message = " ".join(found["message"].split())
-        deprecations.append(f"{path}:{found['line'] if found['path'] else line(found)}: {message[:300]}")
-    failure = None
-    if not report["ok"]:
-        error = " ".join(f"{report['error']}: {report['message']}".split())[:400]
-        failure = execute.Failure(chapter.path, line(report), error, report["traceback"])
+    for found in report.found["deprecations"]:
+        theirs = found["path"] and f"src/shardlab/{Path(found['path']).name}:{found['line']}"
+        place = theirs or f"{chapter.path}:{execute.line_of(chapter, found)}"
+        deprecations.append(f"{place}: {' '.join(found['message'].split())[:300]}")
+    failure = None if report.ok else execute.failure_of(chapter, report.found)
     status = "failed" if failure else "ok"
-    return Outcome(chapter.name, column.name, status, report["seconds"], tuple(deprecations), failure, reused)
-
-
-def _read(file):
-    try:
-        kept = json.loads(file.read_text("utf-8"))
-        return kept if isinstance(kept, dict) else {}
-    except (OSError, ValueError):
-        return {}
+    return Outcome(chapter.name, column, status, report.seconds, tuple(deprecations), failure, report.reused)

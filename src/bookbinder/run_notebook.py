@@ -1,12 +1,14 @@
-"""Run a notebook with the Python that runs this file, and print what became of it as one line of JSON.
+"""Run a notebook with the Python that runs this file, and print what became of it as JSON.
 
     /path/to/some/python run_notebook.py chapter.ipynb --cwd book --timeout 120
 
-This file stands alone: it needs nbclient and ipykernel, from Colab's to the newest. Kernels that the user has
-installed, and settings of Jupyter and IPython, have no part in it. What the kernel and its cells write to the terminal,
-past the notebook, goes to standard error.
+This is the only way in which the project runs notebooks: for the book, on other versions of JAX, and as Colab does.
+The file stands alone: it needs nbclient and ipykernel, from Colab's to the newest. Kernels that the user has installed,
+and settings of Jupyter and IPython, have no part in it. What the kernel and its cells write to the terminal, past the
+notebook, goes to standard error.
 
-The JSON has
+It prints a line for each cell that starts, {"cell": its number among the code cells from 1, "of": how many}, and at
+last the report, which has
 
 - ok: whether every cell came to its end
 - seconds, cells: how long it took, and how many cells were run
@@ -15,7 +17,12 @@ The JSON has
 - error, message, traceback: what went wrong; null if nothing did
 - deprecations: each DeprecationWarning that cells or shardlab caused, in whatever process, as `cell` (null if it came
   from shardlab), `path` (null if it came from a cell), `line` and `message`
+- read: with --root, the files below it that cells have read, in whatever Python process
+- notebook: with --outputs, the notebook with its outputs, as text
+- installed, removed: packages that the run has added to this Python's environment, and taken from it
 - python: the version
+
+A cell whose metadata has "last_run_only" is run in the last of several passes alone, and does not count.
 
 The exit status is 0 if all is well, 1 if a cell failed, 128 and the signal's number if it was told to stop. However it
 ends, it ends what the kernel has started too; it also ends when the process that started it is gone.
@@ -34,8 +41,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# Every Python that the notebook starts runs this first, under the name of sitecustomize. It notes the warnings that
-# Python attributes to cells (whose module is __main__, in the kernel or another process) or to shardlab.
+MOST_SHOWN = 1_000_000  # characters of output that one cell may have
+
+# Every Python that the notebook starts runs these first, as its sitecustomize. It notes the warnings that Python
+# attributes to cells (whose module is __main__, in the kernel or another process) or to shardlab.
 NOTE_WARNINGS = """
 import warnings
 
@@ -59,6 +68,47 @@ def _install():
         warnings.filterwarnings("always", category=DeprecationWarning, module=r"__main__$|shardlab([.]|$)")
 
 _install()
+"""
+
+# It notes which files below the root are read, and refuses to write to sources.
+WATCH_FILES = """
+import os, sys
+
+def _watch(root, sources):
+    # Of each change: how many paths it names, and which arguments are folders that these are relative to.
+    changes = {"os.mkdir": (1, (2,)), "os.remove": (1, (1,)), "os.rmdir": (1, (1,)), "os.truncate": (1, ()),
+               "os.link": (2, (2, 3)), "os.rename": (2, (2, 3)), "os.symlink": (2, (2,))}
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    notes, noted = os.path.join(os.path.dirname(__file__), "read"), {None}
+
+    def note(path):
+        name = os.path.relpath(os.path.abspath(os.fsdecode(path)), root)
+        # What is hidden or generated, and what is outside, is no source.
+        if name in noted or name.startswith((".", "_build")) or "__pycache__" in name:
+            return
+        noted.add(name)
+        with open(notes, "a") as file:
+            file.write(name + chr(10))
+
+    def look(event, arguments):
+        count, folders = changes.get(event, (0, ()))
+        if event == "open":
+            path, _, flags = arguments
+            if flags & writing:
+                count = 1
+            elif isinstance(path, (str, bytes)) and path not in ("", b""):
+                return note(path)
+        if any(arguments[n] not in (-1, None) for n in folders):
+            return  # such as shutil.rmtree: it has opened the folder, and tells us no more
+        for path in arguments[:count]:
+            if isinstance(path, (str, bytes, os.PathLike)):
+                name = os.path.relpath(os.path.realpath(os.fsdecode(path)), root)
+                if name.split(os.sep)[0] in sources and "__pycache__" not in name:
+                    raise PermissionError(f"{name} is among the sources of the book, where no cell may write; "
+                                          "write to a folder that tempfile makes")
+
+    sys.addaudithook(look)
+
 """
 
 # The line of a cell at which the last exception passed through the notebook, or that is no Python.
@@ -88,16 +138,36 @@ class Stop:
         return self.signal is not None
 
 
+class CellFault(Exception):
+    """A cell did something that cells must not do, although Python allows it: the name of the fault, and what to do."""
+
+
+def client_class():
+    """nbclient's, which refuses more output of a cell than a page can show."""
+    from nbclient import NotebookClient
+
+    class Client(NotebookClient):
+        shown = 0  # characters that the cell has put out
+
+        def process_message(self, message, cell, cell_index):
+            self.shown += len(str(message["content"]))
+            if self.shown <= MOST_SHOWN:
+                return super().process_message(message, cell, cell_index)
+            self.task_poll_for_reply.cancel()  # as if the kernel had died
+            return None
+
+    return Client
+
+
 class Runner:
     """A notebook, and the kernel in which it runs."""
 
-    def __init__(self, notebook, folder, timeout, cwd):
+    def __init__(self, notebook, folder, options):
         """Prepare a kernel of this very interpreter, with all its files in a folder."""
         from jupyter_client.kernelspec import KernelSpecManager
         from jupyter_client.manager import AsyncKernelManager
-        from nbclient import NotebookClient
 
-        self.notebook, self.folder, self.cwd = notebook, Path(folder), cwd
+        self.notebook, self.folder, self.options = notebook, Path(folder), options
         self.code = [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
         self.cells, self.now = 0, None  # how many have run, and which runs
         (self.folder / "now").write_text("0")
@@ -105,7 +175,8 @@ class Runner:
         spec.parent.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec.write_text(json.dumps({"argv": command, "display_name": "This Python", "language": "python"}))
-        (self.folder / "sitecustomize.py").write_text(NOTE_WARNINGS)
+        watch = f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r})\n" if options.root else ""
+        (self.folder / "sitecustomize.py").write_text(NOTE_WARNINGS + watch)
         manager = AsyncKernelManager(
             kernel_name="this-python",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent.parent)]),
@@ -113,7 +184,14 @@ class Runner:
             ip=str(self.folder / "kernel"),
             connection_file=str(self.folder / "kernel.json"),
         )
-        self.client = NotebookClient(notebook, km=manager, timeout=timeout, startup_timeout=120)
+        self.client = client_class()(
+            notebook,
+            km=manager,
+            timeout=options.timeout,
+            startup_timeout=120,
+            record_timing=False,  # times in the cells' metadata would differ from run to run
+            on_cell_executed=self._check_reply,
+        )
         self.client.log.disabled = True  # it reports what we report, less well
 
     async def start(self):
@@ -124,17 +202,30 @@ class Runner:
         else:
             path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
             environment = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(self.folder / "ipython")}
-            await self.client.km.start_kernel(cwd=self.cwd, env=environment, stdout=sys.stderr.fileno())
+            await self.client.km.start_kernel(cwd=self.options.cwd, env=environment, stdout=sys.stderr.fileno())
         await self.client.async_start_new_kernel_client()
+        info = await self.client.async_wait_for_reply(self.client.kc.kernel_info())
+        self.notebook.metadata["language_info"] = info["content"]["language_info"]
 
-    async def execute(self, count=None):
-        """Run the code cells from the first on, `count` of them or all."""
-        for n in self.code[:count]:
+    async def execute(self, count=None, last=True):
+        """Run the code cells from the first on, `count` of them or all; `last` says whether no pass follows."""
+        for number, n in enumerate(self.code[:count], 1):
+            cell = self.notebook.cells[n]
+            extra = cell.metadata.get("last_run_only", False)
+            if extra and not last:
+                continue
             self.now = n
             (self.folder / "now").write_text(str(n))
+            print(json.dumps({"cell": number, "of": len(self.code)}), flush=True)
             self.client.reset_execution_trackers()
-            await self.client.async_execute_cell(self.notebook.cells[n], n)
-            self.cells += self.client.code_cells_executed  # none, if its tags say to skip it
+            self.client.shown = 0
+            await self.client.async_execute_cell(cell, n, store_history=not extra)
+            if not extra:
+                self.cells += self.client.code_cells_executed  # none, if its tags say to skip it
+
+    def _check_reply(self, cell, cell_index, execute_reply):
+        if any(item.get("source") == "ask_exit" for item in execute_reply["content"].get("payload", ())):
+            raise CellFault("SystemExit", "this cell ends the kernel with exit or quit; remove that")
 
     async def last_line(self):
         """The line of the cell at which it failed."""
@@ -145,6 +236,11 @@ class Runner:
             await self.client.async_execute_cell(cell, 0, store_history=False)
             return int(cell.outputs[0].text)
         return 1
+
+    def read(self):
+        """The files that cells have read, as paths relative to the root."""
+        file = self.folder / "read"
+        return sorted(set(file.read_text("utf-8", "replace").splitlines())) if file.exists() else []
 
     def deprecations(self):
         """The warnings that were noted, each once, with the cell that has the line."""
@@ -168,17 +264,18 @@ async def run(notebook, folder, options, stop):
     """Run the notebook as the options say; returns the report."""
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    runner = Runner(notebook, folder, options.timeout, options.cwd)
+    runner = Runner(notebook, folder, options)
 
     async def passes():
         await runner.start()
         if options.restart_at is not None:
-            await runner.execute(options.restart_at)
+            await runner.execute(options.restart_at, last=False)
             await runner.start()
-        await runner.execute()
         if options.twice:
-            await runner.execute()
+            await runner.execute(last=False)
+        await runner.execute()
 
+    before = packages()
     report = {"ok": True, "cell": None, "line": None, "error": None, "message": None, "traceback": None}
     began = time.monotonic()
     try:
@@ -191,8 +288,14 @@ async def run(notebook, folder, options, stop):
         message = f"this cell ran for longer than {options.timeout} s"
         report.update(ok=False, line=1, error="CellTimeoutError", message=message)
     except DeadKernelError:
-        message = "the kernel died while this cell ran (out of memory, or the process was ended)"
-        report.update(ok=False, line=1, error="DeadKernelError", message=message)
+        error, message = "DeadKernelError", "the kernel died while this cell ran (out of memory, or it was killed)"
+        if runner.client.shown > MOST_SHOWN:
+            error = "TooMuchOutput"
+            message = f"this cell prints more than {MOST_SHOWN:,} characters; print less, or to a file"
+        report.update(ok=False, line=1, error=error, message=message)
+    except CellFault as failure:
+        error, message = failure.args
+        report.update(ok=False, line=1, error=error, message=message)
     except Exception as failure:  # the kernel does not start
         report.update(ok=False, error=type(failure).__name__, message=str(failure))
     finally:
@@ -200,8 +303,22 @@ async def run(notebook, folder, options, stop):
             runner.client.kc.stop_channels()
     if not report["ok"]:
         report["cell"] = runner.now
-    report.update(seconds=time.monotonic() - began, cells=runner.cells, deprecations=runner.deprecations())
+    report.update(seconds=time.monotonic() - began, cells=runner.cells)
+    report.update(deprecations=runner.deprecations(), read=runner.read())
+    after = packages()
+    report.update(installed=sorted(after - before), removed=sorted(before - after))
     return {**report, "python": sys.version.split()[0]}
+
+
+def packages():
+    """The packages in this Python's environment, such as "jax-0.7.2"."""
+    # Their folders' names say enough; to read what is in them takes ten times as long.
+    return {info.stem for folder in sys.path for info in Path(folder or ".").glob("*.*-info")}
+
+
+def environment():
+    """What a run depends on besides its notebook: this Python, and what is installed."""
+    return {"python": sys.version, "platform": sys.platform, "packages": sorted(packages())}
 
 
 async def unless_stopped(work, stop):
@@ -236,13 +353,22 @@ def main():
     """Run the notebook of the command line; returns the exit status."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
-    parser.add_argument("notebook", type=Path, help="a notebook file, .ipynb")
+    parser.add_argument("notebook", help="a notebook file, .ipynb; - for standard input")
     parser.add_argument("--twice", action="store_true", help="then run all cells a second time in the same kernel")
     parser.add_argument(
         "--restart-at", type=int, metavar="K", help="first run K code cells and restart the kernel, then run all"
     )
     parser.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
     parser.add_argument("--cwd", default=".", metavar="FOLDER", help="the folder in which cells run (here)")
+    parser.add_argument("--outputs", action="store_true", help="report the notebook with its outputs, if all is well")
+    parser.add_argument("--root", metavar="FOLDER", help="note which files below this folder are read")
+    parser.add_argument(
+        "--sources", nargs="*", default=(), metavar="NAME", help="names in the root to which no cell may write"
+    )
+    parser.add_argument("--environment", action="store_true", help="only print this Python and its packages, as JSON")
+    if sys.argv[1:] == ["--environment"]:
+        print(json.dumps(environment()))
+        return 0
     options = parser.parse_args()
     here = str(Path(__file__).parent.resolve())
     sys.path[:] = [folder for folder in sys.path if folder != here]  # other files here have names of modules
@@ -253,7 +379,7 @@ def main():
     except ImportError as error:
         parser.error(f"{error}: run this with a Python that has nbclient and ipykernel; {sys.executable} lacks it")
     try:
-        notebook = nbformat.read(options.notebook, as_version=4)
+        notebook = nbformat.read(sys.stdin if options.notebook == "-" else options.notebook, as_version=4)
     except (OSError, ValueError, nbformat.reader.NotJSONError) as error:
         parser.error(f"{options.notebook}: not a notebook that can be read: {' '.join(str(error).split())[:200]}")
     if not Path(options.cwd).is_dir():
@@ -275,6 +401,8 @@ def main():
             end_children()
     if stop.signal:
         return 128 + stop.signal
+    if options.outputs and report["ok"]:
+        report["notebook"] = nbformat.writes(notebook)
     print(json.dumps(report))
     return 0 if report["ok"] else 1
 

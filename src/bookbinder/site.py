@@ -1,7 +1,5 @@
 """Turn executed chapters into HTML with Jupyter Book, and replace the published site only with a complete one."""
 
-import fcntl
-import hashlib
 import json
 import os
 import re
@@ -9,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import cache
@@ -18,19 +15,15 @@ from traceback import format_exception
 
 import yaml
 
-from bookbinder import address, execute, notebooks
+from bookbinder import address, disk, execute, notebooks, runs
 from bookbinder.book import FOLDER, load
-from bookbinder.progress import plain
+from bookbinder.progress import Progress, plain
+from bookbinder.stopping import stoppable
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
-# The errors of systems and databases when a disk is full or read-only; the first names a file, if it is known.
-REFUSALS = (
-    r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
-    r"(database or disk is full|attempt to write a readonly database)()",
-)
 
 
 class SiteError(Exception):
@@ -49,11 +42,11 @@ def build(book, *, jobs=None, progress=None):
       SiteError: Jupyter Book failed or warned, or the disk is full or may not be written.
       BookError: a chapter cannot be made a notebook.
     """
-    progress = progress or execute.Progress()
+    progress = progress or Progress()
     folder = book.build_folder
-    with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+    with _telling(book), stoppable() as stop, disk.alone(folder, progress, stop) as lock:
         for name in PUBLISHED:
-            _finish_swap(folder / name)
+            disk.finish_swap(folder / name)
         inputs = _inputs_digest(book)
         book = load(book.root)  # as it is now: we may have waited
         state_file = folder / "state.json"
@@ -83,7 +76,7 @@ def build(book, *, jobs=None, progress=None):
         if _inputs_digest(book) != inputs:
             inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
         for name in PUBLISHED:  # now that all is made
-            _swap(folder / name)
+            disk.swap(folder / name)
         state = {
             "inputs": inputs,
             "commit": commit,
@@ -91,7 +84,7 @@ def build(book, *, jobs=None, progress=None):
             "dependencies": dependencies,
             "results": [asdict(result) for result in results],
         }
-        write(state_file, json.dumps(state))
+        disk.write(state_file, json.dumps(state))
         return results
 
 
@@ -119,9 +112,9 @@ def build_chapter(book, chapter, *, progress=None):
 
     Links to other chapters lead nowhere here; everything else is as in the book.
     """
-    progress = progress or execute.Progress()
+    progress = progress or Progress()
     folder = book.build_folder
-    with _telling(book), execute.stoppable() as stop, alone(folder, progress, stop) as lock:
+    with _telling(book), stoppable() as stop, disk.alone(folder, progress, stop) as lock:
         book = load(book.root)  # as it is now: we may have waited
         chapter = book.chapter(chapter.name)
         with _JupyterBook(book, folder / "chapter", lock, stop, only=chapter) as jupyter_book:
@@ -218,8 +211,7 @@ class _JupyterBook:
                 said, warned = self._process.communicate(timeout=0.2)
                 break
             except subprocess.TimeoutExpired:
-                if self._stop.signal:
-                    raise execute.Stopped(self._stop.signal) from None
+                self._stop.check()
         if self._process.returncode:
             # If it were kept, the next build would take it as good, and would not repeat its warnings.
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -227,15 +219,15 @@ class _JupyterBook:
         if self._only and warned.strip():
             print(_relative(self._book, warned).strip(), file=sys.stderr)
         if _fresh_digest(self._book, self._only) == self._fresh:  # no one has edited that meanwhile
-            write(self._stamp, self._fresh)
+            disk.write(self._stamp, self._fresh)
         return self._folder / "_build" / "html"
 
 
 def _command(book, folder, config, only):
     """The command by which Jupyter Book reads the chapters, with a configuration that is written to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    write(folder / "_config.yml", yaml.safe_dump(config))
-    write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
+    disk.write(folder / "_config.yml", yaml.safe_dump(config))
+    disk.write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
     # Garbage collection would take a fifth of its time, and frees little.
     main = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()"
     command = [sys.executable, "-c", main, "build", str(book.root / FOLDER)]
@@ -269,10 +261,10 @@ def _telling(book):
 
 def _refusal(book, text):
     """One line on what the disk refused, if a text reports that; else None."""
-    found = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
-    if found:
-        place = found[2] or book.build_folder / (CACHE if "database" in found[1] else "")
-        return _relative(book, f"{place}: {found[1]}; free some space or make it writable, and build again")
+    if found := disk.refusal(text):
+        reason, file = found
+        place = file or book.build_folder / (CACHE if "database" in reason else "")
+        return _relative(book, f"{place}: {reason}; free some space or make it writable, and build again")
     return None
 
 
@@ -321,22 +313,22 @@ def _strip_folder(value):
 
 def _inputs_digest(book):
     """A digest of everything that the site depends on."""
-    return _digest(
-        execute.environment(),
-        execute.folder_digest(book.root / FOLDER),
-        execute.folder_digest(book.root / "src"),
+    return disk.digest(
+        runs.environment(),
+        disk.folder_digest(book.root / FOLDER),
+        disk.folder_digest(book.root / "src"),
         (book.root / "_toc.yml").read_text("utf-8"),
-        *(_digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
+        *(disk.digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
         _fresh_digest(book, None),
     )
 
 
 def _fresh_digest(book, only):
     """A digest of everything whose change makes Sphinx start again from nothing."""
-    return _digest(
-        execute.environment(),
-        execute.folder_digest(Path(__file__).parent, "*.py"),
-        execute.folder_digest(book.root / FOLDER / "static"),
+    return disk.digest(
+        runs.environment(),
+        disk.folder_digest(Path(__file__).parent, "*.py"),
+        disk.folder_digest(book.root / FOLDER / "static"),
         (book.root / "_config.yml").read_text("utf-8"),
         os.environ.get("GITHUB_REPOSITORY", ""),
         os.environ.get("GITHUB_SERVER_URL", ""),
@@ -347,16 +339,12 @@ def _fresh_digest(book, only):
 def _outputs_digest(folder):
     """A digest of the published files, which shows whether they are still those of the last build."""
     files = sorted(path for name in PUBLISHED for path in (folder / name).rglob("*") if path.is_file())
-    return _digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
-
-
-def _digest(*texts):
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return disk.digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
 
 
 def _dependencies(files):
     """A digest for each file that chapters include."""
-    return {file: _digest(Path(file).read_bytes().hex() if Path(file).is_file() else "gone") for file in files}
+    return {file: disk.file_digest(Path(file)) for file in files}
 
 
 def _read_state(file):
@@ -365,52 +353,3 @@ def _read_state(file):
         return state if isinstance(state, dict) else {}
     except (OSError, ValueError):
         return {}
-
-
-# --- Replacing files and folders at once -------------------------------------------------------------------
-
-
-def write(path, text):
-    """Write a file so that it is never seen half-written."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, "utf-8")
-    part.replace(path)
-
-
-def _swap(place):
-    """Replace the old folder by the finished new one, if there is one."""
-    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
-    if new.exists():
-        if place.exists():
-            place.rename(old)
-        new.rename(place)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _finish_swap(place):
-    """Clean up after a build that was killed; between the two renames above it left the only good folder aside."""
-    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
-    if old.exists() and not place.exists():
-        old.rename(place)
-    for leftover in (old, new):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-@contextmanager
-def alone(folder, progress, stop, what="build"):
-    """Allow one run at a time in a folder; others wait, and report that they do."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a") as lock:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    progress.say(f"waiting for another {what} of this book to end")
-                waiting = True
-                time.sleep(0.2)
-                if stop.signal:
-                    raise execute.Stopped(stop.signal) from None
-        yield lock.fileno()

@@ -1,0 +1,93 @@
+"""What touches the disk: one run at a time in a folder, files and folders replaced at once, digests of contents."""
+
+import hashlib
+import re
+import shutil
+import time
+from contextlib import contextmanager
+
+try:
+    import fcntl
+except ImportError:
+    raise SystemExit("bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl") from None
+
+# The errors of systems and databases when a disk is full or read-only; the first names a file, if it is known.
+REFUSALS = (
+    r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
+    r"(database or disk is full|attempt to write a readonly database)()",
+)
+
+
+def refusal(text):
+    """What the disk refused, if a text reports that, and the file, if it is named; else None."""
+    found = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
+    return (found[1], found[2]) if found else None
+
+
+@contextmanager
+def alone(folder, progress, stop, what="build"):
+    """Allow one run at a time in a folder; others wait, and report that they do.
+
+    Yields the lock's file descriptor, which holds the lock in every process that inherits it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as lock:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    progress.say(f"waiting for another {what} of this book to end")
+                waiting = True
+                time.sleep(0.2)
+                stop.check()
+        yield lock.fileno()
+
+
+def write(path, text):
+    """Write a file so that it is never seen half-written."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, "utf-8")
+    part.replace(path)
+
+
+def swap(place):
+    """Replace the folder `place` by the finished `place.new`, if there is one."""
+    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
+    if new.exists():
+        if place.exists():
+            place.rename(old)
+        new.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def finish_swap(place):
+    """Clean up after a build that was killed; between the two renames of `swap` it left the only good folder aside."""
+    new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
+    if old.exists() and not place.exists():
+        old.rename(place)
+    for leftover in (old, new):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def digest(*texts):
+    """A digest of texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def file_digest(path):
+    """A digest of a file's content; "gone" if there is no such file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+
+
+def folder_digest(folder, pattern="*"):
+    """A digest of the names and contents of the files in a folder and below it, except hidden ones."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob(pattern)):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in name.parts):
+            content = path.read_bytes()
+            found.update(f"{name} {len(content)}\n".encode() + content)
+    return found.hexdigest()

@@ -1,0 +1,308 @@
+"""Run notebooks, several at once, and keep what became of them: what was run under a key is not run again under it.
+
+Everything that runs a chapter does it here: the build, the matrix of versions, the tests of exercises and of Colab's
+notebooks. `run_notebook.py` runs one notebook in a process of the Python that is asked for. Below `_build/runs` each
+run has a report, such as `lock/arrays.1f0c3a.json`, and beside it the notebook with its outputs.
+
+A run is valid as long as its key is the same, and each file that its cells have read. The key holds the code, the way
+of running it, Python and its packages, and `shardlab` where cells mention it. The last three runs of each chapter are
+kept, so that an edit that is undone costs nothing; what failed runs again.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from signal import Signals
+
+import psutil
+
+from bookbinder import disk, run_notebook
+from bookbinder.book import SOURCES
+from bookbinder.stopping import Stopped
+
+RUNNER = Path(run_notebook.__file__)
+MEMORY = 2 << 30  # bytes that a chapter may need
+KEPT = 3  # runs of one chapter in one environment
+END_SECONDS = 30  # how long a runner may take to end what its cells have started
+
+
+@dataclass(frozen=True)
+class Run:
+    """A notebook, and the way to run it.
+
+    Attributes:
+      name: for people, such as "arrays" or "arrays on colab".
+      place: where its reports are kept, such as `_build/runs/lock/arrays`.
+      notebook: an nbformat notebook.
+      key: a digest of all that the run depends on and that is known before.
+      root: the folder that has `book`; files below it that cells read are part of what the run depends on.
+      python: the interpreter.
+      cwd: the folder in which cells run.
+      variables: the environment variables.
+      options: further options of run_notebook.py.
+    """
+
+    name: str
+    place: Path
+    notebook: dict
+    key: str
+    root: Path
+    python: str = sys.executable
+    cwd: Path = Path()
+    variables: dict = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def file(self, ending):
+        """The file of its report (json) or outputs (ipynb)."""
+        return self.place.with_name(f"{self.place.name}.{self.key[:12]}.{ending}")
+
+    @property
+    def cells(self):
+        """How many code cells it has."""
+        return sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in self.notebook.cells)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a run.
+
+    Attributes:
+      found: the report of run_notebook.py, as a dict.
+      seconds: how long the run took that gave it.
+      day: of that run, such as "2026-11-21".
+      version: changes whenever the outputs do; "" for a run that failed.
+      reused: whether it is of an earlier run.
+    """
+
+    found: dict
+    seconds: float
+    day: str
+    version: str
+    reused: bool = False
+
+    @property
+    def ok(self):
+        """Whether every cell came to its end."""
+        return self.found["ok"]
+
+
+def of_chapter(book, chapter, python=sys.executable, column="lock"):
+    """The run of a chapter as the book has it; on another Python for a column of the matrix."""
+    from nbformat.v4 import new_notebook
+
+    code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
+    parts = [json.dumps([(cell.source, cell.metadata) for cell in code]), RUNNER.read_text("utf-8")]
+    parts.append(environment(python))
+    if any(re.search(r"\bshardlab\b", cell.source) for cell in code):
+        parts.append(disk.folder_digest(book.root / "src" / "shardlab"))
+    # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
+    # for accelerators: on a machine that has some, or the libraries for them, pages would differ.
+    ours = {k: v for k, v in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH)$", k)}
+    return Run(
+        chapter.name if column == "lock" else f"{chapter.name} on {column}",
+        book.build_folder / "runs" / column / chapter.name,
+        new_notebook(cells=code, metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))}),
+        disk.digest(*parts),
+        book.root,
+        python,
+        (book.root / chapter.path).parent,
+        {**ours, "PYTHONPATH": str(book.root / "src"), "JAX_PLATFORMS": "cpu"},
+        ("--timeout", str(int(book.cell_seconds)), "--root", str(book.root), "--sources", *SOURCES),
+    )
+
+
+def environment(python=sys.executable):
+    """A Python and its installed packages, as JSON: what is there, not what the lock says."""
+    if python == sys.executable:
+        return json.dumps(run_notebook.environment())
+    return _environment_of(python)
+
+
+@cache
+def _environment_of(python):
+    return subprocess.check_output([python, RUNNER, "--environment"], text=True)
+
+
+def outputs(run):
+    """The notebook of a run that went well, with its outputs."""
+    import nbformat
+
+    return nbformat.read(run.file("ipynb"), as_version=4)
+
+
+def known(run):
+    """The valid `Report` of an earlier run; None if there is none."""
+    kept = _read(run.file("json"))
+    if kept.get("key") != run.key or any(_digest(run, name) != old for name, old in kept["read"].items()):
+        return None
+    version = disk.file_digest(run.file("ipynb"))
+    return Report(kept["found"], kept["seconds"], kept["day"], version, True) if version == kept["version"] else None
+
+
+def _digest(run, name):
+    return disk.file_digest(run.root / name)
+
+
+def _earlier(run):
+    """The reports of its chapter, the newest first."""
+    files = run.place.parent.glob(f"{run.place.name}.*.json")
+    return sorted(files, key=lambda file: -file.stat().st_mtime_ns)
+
+
+def _read(file):
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        return kept if isinstance(kept, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def at_once():
+    """How many chapters run at once: one for each processor that we may use and one more, as memory allows."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    memory = psutil.virtual_memory().available
+    for file, limit in ((Path("/sys/fs/cgroup/cpu.max"), "cpu"), (Path("/sys/fs/cgroup/memory.max"), "memory")):
+        with suppress(OSError, ValueError):  # no container, or no quota
+            first, *period = file.read_text().split()
+            if limit == "cpu":
+                processors = min(processors, -(-int(first) // int(period[0])))
+            else:
+                memory = min(memory, int(first) - int(file.with_name("memory.current").read_text()))
+    return max(1, min(processors + 1, memory // MEMORY))  # each waits now and then
+
+
+def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
+    """Run those notebooks that have no valid report, the longest first. One that fails does not stop the others.
+
+    Args:
+      runs: the `Run`s.
+      jobs: how many at once; by default `at_once()`.
+      fresh: whether to run again what has a valid report.
+      progress: a `bookbinder.progress.Progress`, which is told of cells.
+      stop: a `bookbinder.stopping.Stop`.
+      finished: called with a run and its `Report` as soon as it is there.
+
+    Returns:
+      A `Report` for each run, in the order given.
+
+    Raises:
+      Stopped: `stop` was set; no process is left, and what has ended is kept.
+    """
+    reports, waiting = {}, []
+    for number, one in enumerate(runs):
+        report = None if fresh else known(one)
+        if report:
+            reports[number] = report
+        else:
+            last = next((kept for kept in map(_read, _earlier(one)) if kept), {})
+            waiting.append((last.get("seconds", one.cells), number, one))
+    waiting.sort(key=lambda item: -item[0])
+    processes = set()
+    with progress.watching(len(waiting)), ThreadPoolExecutor(jobs or at_once()) as pool:
+        jobs_of = {pool.submit(_run, one, progress, stop, processes): (number, one) for _, number, one in waiting}
+        left = set(jobs_of)
+        while left:
+            done, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
+            if stop.signal:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _end(processes, left)
+                raise Stopped(stop.signal)
+            for future in done:
+                number, one = jobs_of[future]
+                reports[number] = future.result()
+                if finished:
+                    finished(one, reports[number])
+    return [reports[number] for number in range(len(runs))]
+
+
+def _end(processes, futures):
+    """End runners, and wait for those who look after them."""
+    for process in list(processes):
+        process.terminate()  # it ends what it has started
+    wait(futures, timeout=END_SECONDS)
+    for process in list(processes):
+        process.kill()
+
+
+def _run(run, progress, stop, processes):
+    """Run a notebook in a process of its own, and keep the report."""
+    import nbformat
+
+    if stop.signal:
+        return None
+    run.place.parent.mkdir(parents=True, exist_ok=True)
+    command = [run.python, RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
+    progress.cell(run.name, 0, run.cells)
+    began, began_ns = time.monotonic(), time.time_ns()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env=run.variables,
+            start_new_session=True,  # so that Ctrl-C reaches it through us alone
+        )
+        processes.add(process)
+        if stop.signal:
+            process.terminate()
+        with process, suppress(BrokenPipeError):
+            with process.stdin as stdin:
+                stdin.write(nbformat.writes(run.notebook))
+            line = ""
+            for line in process.stdout:
+                with suppress(ValueError, KeyError):
+                    now = json.loads(line)
+                    progress.cell(run.name, now["cell"], now["of"])
+        processes.discard(process)
+        if stop.signal:
+            return None
+        said.seek(0)
+        found = _found(line, process.returncode, said.read().strip())
+    report = Report(found, time.monotonic() - began, f"{datetime.now(UTC).date()}", "")
+    if not report.ok:
+        return report  # and run again the next time
+    disk.write(run.file("ipynb"), found.pop("notebook"))
+    report = replace(report, version=disk.file_digest(run.file("ipynb")))
+    kept = {"key": run.key, "read": _read_before(run, found, began_ns), "seconds": report.seconds, "day": report.day}
+    disk.write(run.file("json"), json.dumps({**kept, "version": report.version, "found": found}))
+    for file in _earlier(run)[KEPT:]:
+        file.unlink()
+        file.with_suffix(".ipynb").unlink(missing_ok=True)
+    return report
+
+
+def _read_before(run, found, began_ns):
+    """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again."""
+
+    def digest(name):
+        with suppress(OSError):
+            if (run.root / name).stat().st_mtime_ns >= began_ns:
+                return ""
+        return _digest(run, name)
+
+    return {name: digest(name) for name in found.get("read", ())}
+
+
+def _found(line, status, said):
+    """The report that a runner printed in its last line; or one that says how it ended without."""
+    with suppress(ValueError, KeyError):
+        found = json.loads(line)
+        if not found["ok"] and not found["traceback"]:
+            found["traceback"] = "\n".join(said.splitlines()[-20:])
+        return found
+    how = f"killed by {Signals(-status).name}" if status < 0 else f"exit status {status}"
+    message = f"{how}: {said.splitlines()[-1] if said else 'it printed nothing'}"
+    found = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
+    return {**found, "traceback": "\n".join(said.splitlines()[-20:]), "deprecations": []}
