@@ -22,18 +22,19 @@ def main(arguments=None):
     )
     chapter = commands.add_parser("chapter", help="execute one chapter, and build its page only")
     chapter.add_argument("file", help="such as book/arrays.md")
-    serve = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
-    serve.add_argument("--port", type=int, default=8000, help="default: 8000")
-    publish = commands.add_parser("publish-notebooks", help="publish the notebooks on a branch, for Colab")
-    publish.add_argument("remote", nargs="?", default="origin", help="as for git push (default: origin)")
+    live = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
+    live.add_argument("--port", type=int, default=8000, help="default: 8000")
+    push = commands.add_parser("publish-notebooks", help="publish the notebooks on a branch, for Colab")
+    push.add_argument("remote", nargs="?", default="origin", help="as for git push (default: origin)")
     commands.add_parser("links", help="check every external link of the chapters")
     every = commands.add_parser("matrix", help="run the chapters on every supported JAX version, and print a table")
     every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
     every.add_argument("--fresh", action="store_true", help="ignore earlier results, and run everything again")
     every.add_argument("--record", action="store_true", help="for a release: also store the table in book/recordings")
-    for command, usual in ((build, "processors + 1"), (serve, "processors + 1"), (every, "processors")):
-        command.add_argument("--jobs", type=_positive, help=f"chapters to run at once (default: {usual})")
+    for command in (build, live, every):
+        text = "chapters to run at once (default: one more than there are processors, as memory allows)"
+        command.add_argument("--jobs", type=_positive, help=text)
     options = parser.parse_args(arguments)
     try:
         run = {

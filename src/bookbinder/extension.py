@@ -21,7 +21,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 
-from bookbinder import address, execute, notebooks, pages, terms
+from bookbinder import address, disk, execute, notebooks, pages, terms
 from bookbinder import book as books
 from bookbinder.progress import Lines
 from bookbinder.stopping import Stopped
@@ -44,7 +44,9 @@ def setup(app):
     app.connect("html-collect-pages", _not_found)
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _make_light, priority=900)  # when the theme has written its files
-    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1"}
+    # What another version of this package has left in Sphinx's environment is not read.
+    version_of_ours = int(disk.folder_digest(Path(__file__).parent, "*.py")[:8], 16)
+    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
 
 
 def _name_the_repository(app, config):
@@ -53,6 +55,7 @@ def _name_the_repository(app, config):
     Chapters name it as {{ repository }}, and what they are executed with as {{ versions }}.
     """
     config.html_math_renderer = "mathml"
+    config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
     config.html_theme_options["repository_url"] = _address(config).repository
     ours = {"repository": f"<{_address(config).repository}>", "versions": _versions()}
     config.myst_substitutions = {**config.myst_substitutions, **ours}

@@ -167,17 +167,19 @@ def _read(file):
         return {}
 
 
-def at_once():
-    """How many chapters run at once: one for each processor that we may use and one more, as memory allows."""
+def at_once(quotas=Path("/sys/fs/cgroup")):
+    """How many chapters run at once: one for each processor that we may use and one more, as memory allows.
+
+    A container's quotas count; `quotas` is the folder where Linux tells them.
+    """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory().available
-    for file, limit in ((Path("/sys/fs/cgroup/cpu.max"), "cpu"), (Path("/sys/fs/cgroup/memory.max"), "memory")):
-        with suppress(OSError, ValueError):  # no container, or no quota
-            first, *period = file.read_text().split()
-            if limit == "cpu":
-                processors = min(processors, -(-int(first) // int(period[0])))
-            else:
-                memory = min(memory, int(first) - int(file.with_name("memory.current").read_text()))
+    with suppress(OSError, ValueError):  # no container, or no quota
+        quota, period = (quotas / "cpu.max").read_text().split()
+        processors = min(processors, -(-int(quota) // int(period)))
+    with suppress(OSError, ValueError):
+        limit, used = (int((quotas / f"memory.{name}").read_text()) for name in ("max", "current"))
+        memory = min(memory, limit - used)
     return max(1, min(processors + 1, memory // MEMORY))  # each waits now and then
 
 
