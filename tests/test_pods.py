@@ -4,15 +4,14 @@ Expected FLOPs and bytes come from arithmetic on shapes. Tests that compile need
 set-up installs it.
 """
 
+import importlib.util
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
@@ -24,11 +23,13 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
+from bookbinder.book import load
 from shardlab import comms, pods
 from shardlab.flops import MatmulFlops
 from shardlab.hlo import Program
 from shardlab.pods import NoCompiler, Pod, PodProgram
 
+ROOT = Path(__file__).parent.parent
 INSTALLED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 12)
 needs_libtpu = pytest.mark.skipif(not INSTALLED, reason="the lock has libtpu for Linux on x86-64, Python 3.12 or newer")
 needs_cuda = pytest.mark.skipif(pods._gpu_compiler() is None, reason="JAX's CUDA plug-in is not installed")
@@ -451,44 +452,72 @@ def test_the_recording_travels_with_the_package():
     assert Path(pods.__file__).parent in pods.RECORDINGS.parents
 
 
-@needs_libtpu
-def test_the_recording_is_what_the_compiler_says_today(monkeypatch, book, own_cache, recording):
-    """The chapter's quickest programs, compiled again: two that fit, two that do not, and four sizes of pod."""
-    here = {Pod("v5e:2x4").compiler, f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
-    assert here <= set(RECORDED["versions"]), "the lock has other versions: record anew, scripts/record_pods.py"
-    again = {}
-    monkeypatch.setattr(pods, "_listener", lambda label, key, program: again.update({label: (key, program)}))
-    names = {}
-    for cell in book.chapter("pods").cells:
-        if "chips_needed" in cell.source:  # the exercises
-            break
-        slow = re.search(r"fitting|large|huge|newer|gpus|emulated|on_cpu|moves_of|verify\(|verdict|plt\.", cell.source)
-        if not slow or cell.source.startswith("from shardlab.devices"):
-            exec(cell.source.replace("emulate(8)", ""), names)
-    assert len(again) >= 8
-    recorded = {entry["label"]: entry for entry in RECORDED["programs"]}
-    for label, (key, program) in again.items():
-        volatile = {"seconds": 0, "source": "", "made": {}}
-        new, before = json.loads(json.dumps(asdict(program))), recorded[label]
-        assert new | volatile == before["program"] | volatile and key == before["key"], program.name
-        assert program.source == "compiled"
-
-
-RECORDINGS = {file.stem: json.loads(file.read_text()) for file in pods.RECORDINGS.glob("*.json")}
-RECORDED = RECORDINGS["pods"]
+spec = importlib.util.spec_from_file_location("record_pods", ROOT / "scripts" / "record_pods.py")
+record_pods = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(record_pods)
+RECORDINGS = {file.stem: json.loads(file.read_text()) for file in record_pods.RECORDINGS.glob("*.json")}
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", sorted(RECORDINGS.keys() - {"pods"}))
-def test_a_chapter_compiled_afresh_says_what_is_recorded(name, own_cache):
-    script = Path(__file__).parent.parent / "scripts" / "record_pods.py"
-    run = subprocess.run([sys.executable, script, name, "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("name", sorted({*RECORDINGS, *record_pods.compiling(load(ROOT))}))
+def test_a_chapter_compiles_what_is_recorded(name, own_cache):
+    command = [sys.executable, record_pods.__file__, name, "--check", "--longest", "10"]
+    run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
 
 
-def test_every_chapter_that_compiles_for_pods_has_a_recording(book):
-    able = {c.name for c in book.chapters if c.runs and any("Pod(" in cell.source for cell in c.cells)}
-    assert able == RECORDINGS.keys()
+CHECKS = """
+import sys
+from pathlib import Path
+
+sys.path[:0] = sys.argv[1:]
+import record_pods
+from bookbinder.book import Chapter
+from tiny_book import chapter
+
+SET_UP = '''
+from shardlab.devices import emulate
+emulate(8)
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from shardlab.pods import Pod
+tpu = Pod("v5e:2x4")
+
+def compile_for_tpu(function, name):
+    spec = NamedSharding(tpu.mesh((8,), ("x",)), P("x"))
+    return tpu.compile(function, jax.ShapeDtypeStruct((8,), jnp.float32, sharding=spec), name=name)
+'''
+Path("book").mkdir()
+
+def said(do, *cells):
+    Path("book/one.md").write_text(chapter("One", SET_UP, *cells))
+    try:
+        do(Chapter(Path.cwd(), "one"), Path("one.json"))
+    except SystemExit as stop:
+        return str(stop)
+
+it = "compile_for_tpu(jnp.sin, 'it')"
+after = ["done = 1", "raise AssertionError('nothing is compiled here, so a check need not run it')"]
+print(said(record_pods.check, it))
+print(said(record_pods.record, it), said(record_pods.check, it, *after))
+print(said(record_pods.check, it.replace("sin", "cos")))
+print(said(record_pods.check, it, "done = 1", it.replace("'it'", "'more'")))
+print(said(record_pods.check, "done = 1"))
+"""
+
+
+@needs_libtpu
+def test_a_recording_that_is_out_of_date_is_told(tmp_path):
+    command = [sys.executable, "-c", CHECKS, ROOT / "scripts", ROOT / "tests"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    old, remedy = "one.json is out of date: ", ": record anew, scripts/record_pods.py one"
+    assert done.stdout.splitlines() == [
+        f"{old}it on v5e:2x4 is not recorded{remedy}",
+        "None None",
+        f"{old}it on v5e:2x4 differs in the program's text{remedy}",
+        f"{old}more on v5e:2x4 is not recorded{remedy}",  # although all that is recorded was compiled before
+        f"{old}it: recorded, but no longer compiled",
+    ], done.stderr
 
 
 @pytest.mark.parametrize("recorded", RECORDINGS.values(), ids=RECORDINGS)

@@ -41,6 +41,7 @@ from shardlab.hlo import Program
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
 RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
+listener = None  # called with label, key and program for every program: scripts/record_pods.py sets it
 _FORM = 1  # the format on disk: raise it when the meaning of a field changes
 
 # For each kind of TPU: how many axes its torus has, and how many JAX devices a chip is.
@@ -402,8 +403,8 @@ class Pod:
         if not found:
             _write(folder, key, program)
         program = replace(program, name=name)
-        if _listener is not None:
-            _listener(label, key, program)
+        if listener is not None:
+            listener(label, key, program)
         return program
 
     def _compiled(self, lowered, mesh, name, options, made):
@@ -573,8 +574,6 @@ def _suggested(torus, count):
 
 
 # --- What is stored on disk -----------------------------------------------------------------------------------
-
-_listener = None  # scripts/record_pods.py is called here for every program
 
 
 def _digest(thing):
