@@ -80,6 +80,10 @@ def reports(request):
     }
 
 
+FROM_GIT = "writing"  # this notebook installs shardlab from the repository, as in Colab, which takes long; the others
+# have the wheel beside them and no network, as in a download of the whole branch. The cell that installs is the same.
+
+
 def as_in_colab(name, published, colab, machine):
     """The run of a published notebook on a machine that is made for it."""
     text = git(published, "show", f"notebooks:{name}.ipynb")
@@ -89,7 +93,14 @@ def as_in_colab(name, published, colab, machine):
     code = [re.sub(r"\b[0-9a-f]{40}\b", "", cell.source) for cell in notebook.cells if cell.cell_type == "code"]
     package = [disk.folder_digest(ROOT / "src" / "shardlab"), (ROOT / "pyproject.toml").read_text("utf-8")]
     key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), *package, *code)
-    (machine / "content").mkdir(parents=True)
+    machine.mkdir()
+    git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
+    settings = environment(published, machine)
+    if name == FROM_GIT:
+        for wheel in (machine / "content").glob("*.whl"):
+            wheel.unlink()
+    else:
+        settings |= {"PIP_NO_INDEX": "1", "GIT_CONFIG_COUNT": "0"}
     return runs.Run(
         f"{name} as in Colab",
         ROOT / "_build" / "runs" / "notebooks" / name,
@@ -98,7 +109,7 @@ def as_in_colab(name, published, colab, machine):
         machine / "content",
         layer(colab, machine / "packages"),
         machine / "content",
-        environment(published, machine),
+        settings,
         ("--restart-at", str(cells // 2), "--twice"),
     )
 
@@ -148,8 +159,35 @@ def test_a_notebook_runs_restarted_in_the_middle_and_then_twice(name, reports):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_notebook_installs_shardlab_and_changes_nothing_else(name, reports):
+    """From the wheel beside it, without a network; the notebook FROM_GIT from the repository."""
     found = reports[name][0].found
     assert [package.rpartition("-")[0] for package in found["installed"]] == ["shardlab"] and not found["removed"]
+
+
+def test_all_notebooks_install_shardlab_by_the_same_lines(published):
+    found = set()
+    for name in PROGRAMS:
+        cells = json.loads(git(published, "show", f"notebooks:{name}.ipynb"))["cells"]
+        first = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        found.add(re.search(r"^book = .*?%pip install --quiet \{package\}$", first, re.DOTALL | re.MULTILINE)[0])
+    assert len(found) == 1
+
+
+def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(published, colab, tmp_path):
+    newer, older = version("jax"), notebooks.colab_version("jax")  # ours, which Colab has not
+    assert newer != older
+    cells = f"from shardlab.devices import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version__ != {older!r}"
+    front = FRONT.replace("jupytext:", f'jax: ">={newer}"\njupytext:')
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")
+    book = Book(tmp_path, (Chapter(tmp_path, "newer"),), {"repository": BOOK.config["repository"]})
+    (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])
+    python, settings = layer(colab, tmp_path / "packages"), environment(published, tmp_path)
+    command = [python, run_notebook.__file__, "newer.ipynb"]
+    done = [subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True) for _ in range(2)]
+    first, second = (json.loads(one.stdout.splitlines()[-1]) for one in done)
+    assert not first["ok"] and first["cell"] == 1 and "Restart session" in first["message"], first
+    assert second["ok"], second
 
 
 # --- Exercises -----------------------------------------------------------------------------------------------------
@@ -192,33 +230,3 @@ def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, report
 def test_wrong_answers_are_refused(label, reports):
     refused = verdict(label, reports)["wrong"]
     assert refused.keys() == WRONG_ANSWERS[label].keys() and set(refused.values()) == {"WrongAnswer"}, refused
-
-
-# --- Other ways to open a notebook ---------------------------------------------------------------------------------
-
-
-def test_a_downloaded_folder_needs_no_network(published, colab, tmp_path):
-    """With the wheel beside it, as in a download of the whole branch, a notebook installs that."""
-    git(tmp_path, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
-    python = layer(colab, tmp_path / "packages")
-    settings = environment(published, tmp_path) | {"PIP_NO_INDEX": "1", "GIT_CONFIG_COUNT": "0"}
-    command = [python, run_notebook.__file__, "writing.ipynb"]
-    done = subprocess.run(command, cwd=tmp_path / "content", env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(published, colab, tmp_path):
-    newer, older = version("jax"), notebooks.colab_version("jax")  # ours, which Colab has not
-    assert newer != older
-    cells = f"from shardlab.devices import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version__ != {older!r}"
-    front = FRONT.replace("jupytext:", f'jax: ">={newer}"\njupytext:')
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")
-    book = Book(tmp_path, (Chapter(tmp_path, "newer"),), {"repository": BOOK.config["repository"]})
-    (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])
-    python, settings = layer(colab, tmp_path / "packages"), environment(published, tmp_path)
-    command = [python, run_notebook.__file__, "newer.ipynb"]
-    done = [subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True) for _ in range(2)]
-    first, second = (json.loads(one.stdout.splitlines()[-1]) for one in done)
-    assert not first["ok"] and first["cell"] == 1 and "Restart session" in first["message"], first
-    assert second["ok"], second
