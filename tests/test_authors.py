@@ -1,5 +1,6 @@
 """What authors use: a new chapter, chapters as notebooks in editors, pre-commit, the development container, forms."""
 
+import ast
 import json
 import os
 import re
@@ -208,6 +209,36 @@ def test_a_hook_says_nothing_of_what_is_here_and_finds_a_fault(sources, name):
     assert status != 0 or contents(sources) != before, "neither refused nor mended"
     if name == "chapters":
         assert chapter.read_text("utf-8") == misspelt
+
+
+# --- README and CONTRIBUTING ------------------------------------------------------------------------------
+
+GUIDES = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_what_a_guide_names_is_there(name):
+    text = GUIDES[name]
+    targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
+    assert targets and targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    paths = re.findall(r"`((?:[\w.-]+/)+[\w.*-]*|[\w.-]+\.(?:md|yml|toml|txt|cff))`|\]\(([\w./-]+)\)", text)
+    paths = [path for pair in paths for path in pair if path] + re.findall(r"^([\w.]+/?[\w./]*)  ", text, re.MULTILINE)
+    lacking = [path for path in paths if not re.search("NAME|MODULE", path) and not any(ROOT.glob(path.rstrip("/")))]
+    assert paths and lacking == []
+
+
+def test_the_readme_fits_on_one_screen():
+    assert len(GUIDES["README.md"].splitlines()) <= 40
+
+
+@pytest.mark.parametrize("package", ["shardlab", "bookbinder"])
+def test_a_package_lists_its_modules(package):
+    """CONTRIBUTING.md leads there, and each module says more."""
+    modules = {file.stem for file in (ROOT / "src" / package).glob("[!_]*.py")}
+    about = ast.get_docstring(ast.parse((ROOT / "src" / package / "__init__.py").read_text("utf-8")))
+    assert set(re.findall(rf"`{package}\.(\w+)`", about)) == modules
+    for module in modules:
+        assert ast.get_docstring(ast.parse((ROOT / "src" / package / f"{module}.py").read_text("utf-8")))
 
 
 # --- The development container, and forms -----------------------------------------------------------------

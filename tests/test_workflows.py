@@ -93,7 +93,15 @@ def test_a_job_has_one_right_and_a_time_limit(job):
     for step in job.get("steps", ()):
         assert "${{" not in step.get("run", ""), "what others may have written reaches a shell"
         if "actions/checkout@" in step.get("uses", ""):
-            assert step["with"] == {"persist-credentials": False} and writes <= {"issues"}
+            settings = {"persist-credentials": False} | ({"fetch-depth": 0} if "fetch-depth" in step["with"] else {})
+            assert step["with"] == settings and writes <= {"issues"}
+
+
+def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
+    *parts, rest = (part["tests"].split() for part in WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["include"])
+    listed = [file for part in parts for file in part]
+    assert len(set(listed)) == len(listed) and all((ROOT / file).is_file() for file in listed)
+    assert rest == ["tests", *(f"--ignore={file}" for file in listed)]
 
 
 def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
@@ -205,6 +213,7 @@ class Runner:
         context["github.run_attempt"] = "1"
         for job, body in workflow["jobs"].items():
             needs = [body["needs"]] if isinstance(body.get("needs"), str) else body.get("needs", [])
+            context["matrix.tests"] = "tests/test_terms.py"  # for each part: a few tests that are quick
             context["toJSON(needs)"] = json.dumps({need: {"result": results.get(need)} for need in needs})
             good = all(results.get(need, "success") == "success" for need in needs)
             if only and job not in only:
@@ -279,8 +288,8 @@ class Runner:
         ours |= {"PATH": os.pathsep.join(map(str, path)), "CI": "true", "FAKES": str(self.fakes)}
         ours |= {"GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
         ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": context["github.ref"]}
-        # Of `make test`, a few tests that are quick: the whole would run this one again.
-        ours |= {"PYTEST_ADDOPTS": "tests/test_setup.py"}
+        # Of `make check`, a few tests that are quick: the whole would run this one again.
+        ours |= {"PYTEST_ADDOPTS": "tests/test_terms.py"}
         if job == "audit":  # so that it ends everywhere as it ends here
             ours["ARGS"] = "--osv-url http://127.0.0.1:9/"
         for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH"):
@@ -296,9 +305,14 @@ class Runner:
     # What stands for each action:
 
     def checkout(self, options):
-        """A clone, as shallow as theirs."""
+        """A clone, as shallow as theirs, which knows no branch unless it is asked for all."""
         clone = self.folder / "clone"
-        git(self.folder, "clone", "--quiet", "--depth=1", "--branch=main", self.origin.as_uri(), str(clone))
+        depth = ["--depth=1"] if options.get("fetch-depth") != 0 else []
+        git(self.folder, "clone", "--quiet", *depth, "--branch=main", self.origin.as_uri(), str(clone))
+        git(clone, "checkout", "--quiet", "--detach")
+        git(clone, "branch", "--quiet", "--delete", "main")
+        if depth:
+            git(clone, "branch", "--quiet", "--delete", "--remotes", "origin/main", "origin/HEAD")
         for path in clone.iterdir():
             path.rename(self.work / path.name)
         clone.rmdir()
@@ -378,8 +392,9 @@ def runner(tmp_path_factory):
 
 def test_ci_checks_and_leaves_a_preview(runner):
     results = runner.run("ci", event="pull_request", ref="refs/pull/1/merge")
-    assert results == {"check": "success", "book": "success"}, "\n".join(runner.said.values())
+    assert results == dict.fromkeys(("check", "test", "book"), "success"), "\n".join(runner.said.values())
     assert "All checks passed" in runner.said["check"] and re.search(r"\d+ passed", runner.said["check"])
+    assert re.search(r"\d+ passed", runner.said["test"])
     assert re.search(r"^one +1 +ran", runner.said["book"], re.MULTILINE)
     preview = runner.artifacts / "book"
     assert (preview / "html/one.html").exists() and (preview / "notebooks/one.ipynb").exists()

@@ -1,7 +1,11 @@
 """bookbinder: turn chapters that are programs into a site and into notebooks.
 
 - `bookbinder.book`: read the table of contents and the chapters, and reject what is broken
-- `bookbinder.execute`: run the chapters in parallel, reusing outputs that are still valid
+- `bookbinder.execute`: run the chapters for the site, reusing outputs that are still valid
+- `bookbinder.runs`: run notebooks, several at once; what was run under a key is not run again under it
+- `bookbinder.run_notebook`: run one notebook with any Python; imports nothing of ours
+- `bookbinder.stopping`: end what runs when a signal comes
+- `bookbinder.disk`: locks, files and folders that are replaced at once, digests
 - `bookbinder.site`: turn the executed chapters into HTML, replacing the old site only when the new one is complete
 - `bookbinder.extension`: the Sphinx extension that does the same for plain `jupyter-book build .`
 - `bookbinder.terms`: link terms to the glossary, and tell the search where they are defined
@@ -13,7 +17,6 @@
 - `bookbinder.host`: serve the site as a static web host does, for tests
 - `bookbinder.matrix`: run the chapters on every JAX that readers have: a table of chapters by versions
 - `bookbinder.environments`: those versions, and an environment for each
-- `bookbinder.run_notebook`: run one notebook with any Python; imports nothing of ours
 - `bookbinder.progress`: report which chapters are running, as a live table or as plain lines
 
 It knows nothing of JAX but its versions. `python -m bookbinder --help` lists its commands.
