@@ -17,11 +17,14 @@ import shardlab.draw
 import shardlab.explorer
 import shardlab.flops
 import shardlab.follow
+import shardlab.hardware
 import shardlab.hlo
 import shardlab.layout
+import shardlab.models
 import shardlab.plan
 import shardlab.pods
 import shardlab.processes
+import shardlab.training
 from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
@@ -146,11 +149,14 @@ MODULES = [
     shardlab.explorer,
     shardlab.flops,
     shardlab.follow,
+    shardlab.hardware,
     shardlab.hlo,
     shardlab.layout,
+    shardlab.models,
     shardlab.plan,
     shardlab.pods,
     shardlab.processes,
+    shardlab.training,
 ]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
 
@@ -176,7 +182,8 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.explorer
-import shardlab.flops, shardlab.follow, shardlab.hlo, shardlab.layout, shardlab.plan, shardlab.pods, shardlab.processes
+import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.layout, shardlab.models
+import shardlab.plan, shardlab.pods, shardlab.processes, shardlab.training
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign &= set(sys.modules)
 assert not foreign, foreign

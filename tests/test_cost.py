@@ -13,6 +13,7 @@ import math
 import re
 from dataclasses import fields
 from functools import cache
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,16 +25,12 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab import cost
+from shardlab import cost, hardware, pods
 from shardlab.comms import collectives
 from shardlab.cost import (
-    CHIPS,
-    MODELS,
     REMAT,
-    Layout,
-    Model,
+    Parallelism,
     activation_bytes,
-    chip,
     collective_bytes,
     collective_seconds,
     crossover_bytes,
@@ -41,13 +38,15 @@ from shardlab.cost import (
     hierarchical_seconds,
     latency_seconds,
     layer,
-    layouts,
     matmul,
     node_bytes,
+    parallelisms,
     step_cost,
     training_flops,
     training_memory,
 )
+from shardlab.hardware import CHIPS, Chip, chip
+from shardlab.models import MODELS, Model
 
 LLAMA2, LLAMA3 = MODELS["llama-2-13b"], MODELS["llama-3-70b"]
 DAY = 24 * 3600
@@ -67,7 +66,7 @@ def of_many(seconds, n):
 
 def shared(remat="none", **how):
     """Llama 2 13B on a v5p slice of 16x16x16, of question 3 in "training"."""
-    return step_cost(LLAMA2, "v5p", Layout(1, 1024, 4), 3e6, sequence=0, chips=4096, remat=remat, **how)
+    return step_cost(LLAMA2, "v5p", Parallelism(1, 1024, 4), 3e6, sequence=0, chips=4096, remat=remat, **how)
 
 
 GPU_NODE = 2 * 1024 * 16_384  # bytes, "gpus", pop quiz 1
@@ -120,7 +119,7 @@ PUBLISHED = {
         ),
         1e-9,
     ),
-    "sharding 1, copies": (16, lambda: Layout(4, 8, 2).chips / 4, 0),
+    "sharding 1, copies": (16, lambda: Parallelism(4, 8, 2).chips / 4, 0),
     "sharding 2.1 and 2.2, us": (
         23,
         lambda: of_many(collective_seconds("all-gather", 2 * 1024 * 4096 / 4, 4, "v4"), 4) * 1e6,
@@ -181,7 +180,7 @@ PUBLISHED = {
     ),
     "training, bytes for a parameter": (
         10,
-        lambda: training_memory(LLAMA2, Layout(), 1, gradients=None).state_bytes / LLAMA2.parameters,
+        lambda: training_memory(LLAMA2, Parallelism(), 1, gradients=None).state_bytes / LLAMA2.parameters,
         0,
     ),
     "training, tokens for data and FSDP on v5p": (2550, lambda: chip("v5p").intensity(over="links"), 0),
@@ -209,7 +208,7 @@ PUBLISHED = {
     "training 1, of the vocabulary": (0.3e9, lambda: LLAMA2.embedding_parameters, 0.1),
     "training 2, state, GB": (
         130,
-        lambda: training_memory(LLAMA2, Layout(), 16e6, gradients=None).state_bytes / 1e9,
+        lambda: training_memory(LLAMA2, Parallelism(), 16e6, gradients=None).state_bytes / 1e9,
         0.01,
     ),
     "training 2, activations, TB": (42, lambda: activation_bytes(LLAMA2, 16e6, "mlp") / 1e12, 0.01),
@@ -284,7 +283,7 @@ PUBLISHED = {
     "gpus, quiz 5.1, B200 between": (5625, lambda: chip("B200").intensity(over="network", chips=8), 0),
     "gpus, quiz 5.2.1, H100s for the state": (
         9,
-        lambda: np.ceil(training_memory(LLAMA3, Layout(), 1, gradients=None).state_bytes / chip("H100").hbm_bytes),
+        lambda: np.ceil(training_memory(LLAMA3, Parallelism(), 1, gradients=None).state_bytes / chip("H100").hbm_bytes),
         0,
     ),
     "gpus, quiz 5.2.2, days": (
@@ -294,7 +293,7 @@ PUBLISHED = {
     ),
     "gpus, quiz 5.2.3, GB of a GPU": (
         87.5,
-        lambda: training_memory(LLAMA3, Layout(512, 1, 8), 4e6, gradients=None).state_bytes / 1e9,
+        lambda: training_memory(LLAMA3, Parallelism(512, 1, 8), 4e6, gradients=None).state_bytes / 1e9,
         0.01,
     ),
     "inference, cache of 8192 tokens, GB": (6.7, lambda: decode_cost(LLAMA2, "v5e", 1, 8192).cache_bytes / 1e9, 0.01),
@@ -328,7 +327,7 @@ def test_the_published_answer(question):
 
 def test_the_published_sharding_of_llama_2_13b():
     """training, question 3: not data parallel (memory), not FSDP alone (messages), but FSDP with tensor."""
-    options = Layout([4096, 1, 1], [1, 4096, 1024], [1, 1, 4])
+    options = Parallelism([4096, 1, 1], [1, 4096, 1024], [1, 1, 4])
     found = step_cost(LLAMA2, "v5p", options, 3e6, sequence=0, chips=4096, remat="none")
     memory = training_memory(LLAMA2, options, 3e6, remat="mlp", gradients=None, logits=None)
     assert list(memory.state_bytes + memory.activation_bytes <= chip("v5p").hbm_bytes) == [False, True, True]
@@ -487,7 +486,7 @@ def test_a_compiled_training_step(cut):
     """Bytes along each axis within 1 % (the loss; norms, which tensor does not cut), operations within 8 %."""
     compiled, sent = small_program(*cut)
     ours = step_cost(
-        SMALL, "v5e", Layout(*cut), BATCH * SEQUENCE, SEQUENCE, remat="none", gathers=1, logits="f32", **F32
+        SMALL, "v5e", Parallelism(*cut), BATCH * SEQUENCE, SEQUENCE, remat="none", gathers=1, logits="f32", **F32
     )
     for axis in sent:
         assert sent[axis] == pytest.approx(getattr(ours, f"{axis}_bytes"), rel=0.01), axis
@@ -501,10 +500,10 @@ def test_a_compiled_training_step(cut):
 def test_data_parallelism_and_fsdp_send_what_the_formula_says():
     """But for the loss, one number, exactly."""
     _, sent = small_program(8, 1, 1)
-    ours = step_cost(SMALL, "v5e", Layout(8), BATCH * SEQUENCE, **F32)
+    ours = step_cost(SMALL, "v5e", Parallelism(8), BATCH * SEQUENCE, **F32)
     assert sent["data"] == ours.data_bytes + collective_bytes("all-reduce", 4, 8)
     _, sent = small_program(1, 8, 1)
-    ours = step_cost(SMALL, "v5e", Layout(1, 8), BATCH * SEQUENCE, gathers=1, **F32)
+    ours = step_cost(SMALL, "v5e", Parallelism(1, 8), BATCH * SEQUENCE, gathers=1, **F32)
     assert sent["fsdp"] == ours.fsdp_bytes + collective_bytes("all-reduce", 4, 8)
 
 
@@ -587,7 +586,7 @@ def test_the_busiest_link_of_an_all_to_all_is_that_of_a_simulation(shape):
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_step_on_each_chip(name):
-    found = step_cost(LLAMA3, name, Layout([1, 4], 16, [8, 2]), 1e6, chips=128)
+    found = step_cost(LLAMA3, name, Parallelism([1, 4], 16, [8, 2]), 1e6, chips=128)
     assert np.all(found.seconds <= found.serial_seconds) and np.all(found.seconds >= found.compute_seconds)
     assert np.all((found.mfu > 0) & (found.mfu <= 1))
     assert found.data_seconds[0] == 0 < found.data_seconds[1]
@@ -596,10 +595,12 @@ def test_a_step_on_each_chip(name):
 
 
 def test_a_step_over_nodes_and_slices_takes_longer():
-    near = step_cost(LLAMA2, "H100", Layout(1, 8, 1), 1e6)
-    far = step_cost(LLAMA2, "H100", Layout(1, 64, 1), 8e6)  # over two nodes it would take no longer: gpus, quiz 4.5
+    near = step_cost(LLAMA2, "H100", Parallelism(1, 8, 1), 1e6)
+    far = step_cost(
+        LLAMA2, "H100", Parallelism(1, 64, 1), 8e6
+    )  # over two nodes it would take no longer: gpus, quiz 4.5
     assert far.fsdp_seconds > near.fsdp_seconds and far.compute_seconds == near.compute_seconds
-    one, two = (step_cost(LLAMA2, "v5p", Layout(2, 64, 1, slices), 1e5) for slices in (1, 2))
+    one, two = (step_cost(LLAMA2, "v5p", Parallelism(2, 64, 1, slices), 1e5) for slices in (1, 2))
     assert two.data_seconds > 2 * one.data_seconds and two.fsdp_seconds <= one.fsdp_seconds
     assert one.data_bytes == two.data_bytes
 
@@ -614,13 +615,15 @@ def test_where_a_step_is_bound_is_where_the_chapter_derives_it():
     """FSDP alone on a ring: from C/W tokens for a chip on; without attention, and without the embedding."""
     model = Model(100, 8192, 65_536, 64, 64, 128, 1)
     tokens = np.arange(1000, 4000)
-    found = step_cost(model, "v5p", Layout(1, 4096), tokens * 4096.0, sequence=0, remat="none", torus_axes={"fsdp": 1})
+    found = step_cost(
+        model, "v5p", Parallelism(1, 4096), tokens * 4096.0, sequence=0, remat="none", torus_axes={"fsdp": 1}
+    )
     assert tokens[found.bound == "compute"][0] == pytest.approx(chip("v5p").intensity(over="links"), rel=0.01)
 
 
 @pytest.mark.parametrize("remat", REMAT)
 def test_memory_is_cut_and_remat_keeps_less(remat):
-    one, cut = (training_memory(LLAMA3, layout, 1e6, remat) for layout in (Layout(), Layout(2, 4, 8)))
+    one, cut = (training_memory(LLAMA3, how, 1e6, remat) for how in (Parallelism(), Parallelism(2, 4, 8)))
     for part in ("parameter_bytes", "gradient_bytes", "moment_bytes"):
         assert getattr(cut, part) == getattr(one, part) / 32
     assert cut.activation_bytes == pytest.approx(one.activation_bytes / 64)
@@ -636,14 +639,14 @@ def test_memory_is_cut_and_remat_keeps_less(remat):
 
 def test_one_call_takes_a_hundred_thousand_configurations():
     random, n = np.random.default_rng(0), 100_000
-    layout = Layout(2 ** random.integers(0, 5, n), 2 ** random.integers(0, 8, n), 2 ** random.integers(0, 4, n))
+    many = Parallelism(2 ** random.integers(0, 5, n), 2 ** random.integers(0, 8, n), 2 ** random.integers(0, 4, n))
     batch = random.integers(1, 100, n) * 1e5
-    found = step_cost(LLAMA3, "v5p", layout, batch)
+    found = step_cost(LLAMA3, "v5p", many, batch)
     for name in ("seconds", "serial_seconds", "bound", "fits", "mfu", "data_bytes", "fsdp_bytes", "tensor_bytes"):
         assert getattr(found, name).shape == (n,), name
     assert found.memory.total_bytes.shape == (n,)
     for i in random.integers(0, n, 20):
-        one = Layout(*(int(getattr(layout, axis)[i]) for axis in ("data", "fsdp", "tensor")))
+        one = Parallelism(*(int(getattr(many, axis)[i]) for axis in ("data", "fsdp", "tensor")))
         alone = step_cost(LLAMA3, "v5p", one, batch[i])
         assert alone.seconds == pytest.approx(found.seconds[i]) and alone.bound == found.bound[i]
         assert alone.memory.total_bytes == pytest.approx(found.memory.total_bytes[i])
@@ -662,15 +665,15 @@ def test_everything_broadcasts():
     assert layer(LLAMA3, "v5p", rows, 4096, columns)["mlp"].seconds.shape == (2, 3)
     assert training_flops(LLAMA3, rows, columns).shape == (2, 3)
     assert decode_cost(LLAMA3, "v5e", rows, 4096, columns).bound.shape == (2, 3)
-    assert step_cost(LLAMA3, "v5p", Layout(tensor=columns), rows).seconds.shape == (2, 3)
+    assert step_cost(LLAMA3, "v5p", Parallelism(tensor=columns), rows).seconds.shape == (2, 3)
 
 
-def test_every_layout_of_some_chips_is_there_once():
-    found = layouts(24, LLAMA3)
+def test_every_parallelism_of_some_chips_is_there_once():
+    found = parallelisms(24, LLAMA3)
     triples = set(zip(found.data.tolist(), found.fsdp.tolist(), found.tensor.tolist(), strict=True))
     every = {(d, f, 24 // (d * f)) for d in range(1, 25) for f in range(1, 25) if 24 % (d * f) == 0}
     assert len(found.data) == len(triples) and triples == {t for t in every if 64 % t[2] == 0}
-    assert len(layouts(24).data) == len(every) and set(layouts(24).chips) == {24}
+    assert len(parallelisms(24).data) == len(every) and set(parallelisms(24).chips) == {24}
 
 
 # --- Arguments ---------------------------------------------------------------------------------------------------
@@ -692,18 +695,21 @@ def test_every_layout_of_some_chips_is_there_once():
         (lambda: collective_bytes("all-reduce", math.nan, 2), "array_bytes is nan"),
         (lambda: collective_seconds("all-reduce", 1, 256, "v5e"), r"256 chips.*16 x 16.*\(16, 16\)"),
         (lambda: collective_seconds("all-reduce", 1, (4, 4, 4), "v5e"), "3 axes for v5e"),
-        (lambda: Layout(0), "the data axis is 0"),
-        (lambda: Layout(1, -2), "the fsdp axis is -2"),
-        (lambda: Layout(1, 1, 1.5), "the tensor axis is 1.5"),
-        (lambda: Layout(1, 1, np.array([1, 2, 0])), "the tensor axis is 0"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(2, 2), 1e6, chips=8), "have 4 chips.*chips=8"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(2, [4, 2]), 1e6, chips=8), "have 4 chips"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(tensor=3), 1e6), "tensor axis of 3 cannot split 64 heads"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(3, slices=2), 1e6), "3 chips cannot be spread evenly over 2 slices"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(), -5), "batch_tokens is -5"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(), 1, remat="all"), "remat='all'.*block"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(), 1, efficiency=1.5), "efficiency=1.5"),
-        (lambda: step_cost(LLAMA3, "v5p", Layout(), 1, parameters="float16"), "parameters='float16'.*bf16"),
+        (lambda: Parallelism(0), "the data axis is 0"),
+        (lambda: Parallelism(1, -2), "the fsdp axis is -2"),
+        (lambda: Parallelism(1, 1, 1.5), "the tensor axis is 1.5"),
+        (lambda: Parallelism(1, 1, np.array([1, 2, 0])), "the tensor axis is 0"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(2, 2), 1e6, chips=8), "have 4 chips.*chips=8"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(2, [4, 2]), 1e6, chips=8), "have 4 chips"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(tensor=3), 1e6), "tensor axis of 3 cannot split 64 heads"),
+        (
+            lambda: step_cost(LLAMA3, "v5p", Parallelism(3, slices=2), 1e6),
+            "3 chips cannot be spread evenly over 2 slices",
+        ),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(), -5), "batch_tokens is -5"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(), 1, remat="all"), "remat='all'.*block"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(), 1, efficiency=1.5), "efficiency=1.5"),
+        (lambda: step_cost(LLAMA3, "v5p", Parallelism(), 1, parameters="float16"), "parameters='float16'.*bf16"),
         (lambda: decode_cost(LLAMA3, "v5e", 1, 1, tensor=7), "tensor=7 does not divide 64 heads"),
         (lambda: Model(1, 8, 8, 6, 4, 2, 8), "6 heads cannot share 4 kv_heads"),
         (lambda: Model(1, 8, 0, 4, 4, 2, 8), "d_ff is 0"),
@@ -720,18 +726,28 @@ def test_units_are_in_names():
     plain = {"batch", "memory", "fits", "mfu"}
     for thing in (cost.Memory, cost.StepCost, cost.DecodeCost, cost.Roofline):
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
-    chip_fields = {f.name for f in fields(cost.Chip) if not f.name.endswith(units)}
+    chip_fields = {f.name for f in fields(Chip) if not f.name.endswith(units)}
     assert chip_fields == {"name", "torus", "node_chips"}
 
 
 def test_chips_name_their_sources():
-    source = inspect.getsource(cost)
+    source = inspect.getsource(hardware)
     for name in CHIPS:
         assert re.search(rf"^#   \[{name}\] +https://\S+", source, re.MULTILINE), f"no source for {name}"
-        assert re.search(rf'Chip\("{name}"[^#]*# \[{name}\]', source), f"{name} does not name its source"
 
 
-def test_formulas_name_their_source():
-    for name in ("collective_bytes", "collective_seconds", "latency_seconds", "hierarchical_seconds", "matmul", "layer",
-                 "training_flops", "activation_bytes", "training_memory", "step_cost", "decode_cost"):  # fmt: skip
-        assert "Source:" in inspect.getdoc(getattr(cost, name)), name
+@pytest.mark.parametrize("name", hardware.COMPILED_GPUS)
+def test_compilers_are_told_the_bandwidth_that_costs_assume(name):
+    described = re.search(r"memory_bandwidth: (\d+)", pods._target(name, "jax-cuda13-pjrt 0.12"))[1]
+    assert int(described) == CHIPS[name.upper()].hbm_bytes_per_second
+
+
+def test_no_other_module_or_script_of_the_site_knows_a_number_of_a_chip():
+    """Bandwidths and peaks, as Python and JavaScript write them: 8000e9, 8_000_000_000_000, 2.25e15 and so on."""
+    numbers = {chip.hbm_bytes_per_second for chip in CHIPS.values()}
+    numbers |= {peak for chip in CHIPS.values() for peak in chip.flops_per_second.values()}
+    package = Path(cost.__file__).parent
+    for file in [*package.glob("*.py"), *(package.parents[1] / "book" / "static").rglob("*.js")]:
+        written = {float(text) for text in re.findall(r"\b\d+(?:_\d+)*(?:\.\d+)?(?:e\d+)?", file.read_text())}
+        found = {n for n in numbers if any(abs(n - w) < 0.05 * n for w in written)}
+        assert bool(found) == (file.name == "hardware.py"), f"{file.name} has {sorted(found)}"

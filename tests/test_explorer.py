@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec as P
 from shardlab import cost, explorer
 from shardlab.comms import collectives
 from shardlab.draw import draw
+from shardlab.hardware import CHIPS
 from shardlab.layout import describe, same_layout
+from shardlab.models import MODELS, Model
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "book" / "static" / "explorer"
@@ -44,7 +46,7 @@ def bare(browser, tmp_path_factory):
     made = (
         explorer.layout(NamedSharding(mesh, P("x", "y")), (8, 16)),
         explorer.matmul(line, (8192, 8192, 28_672), P(None, "x"), P("x", None), P(), "v5p"),
-        explorer.fit("llama-3-8b", "v5e", cost.Layout(1, 16, 1), 2**18),
+        explorer.fit("llama-3-8b", "v5e", cost.Parallelism(1, 16, 1), 2**18),
     )
     scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in explorer.SCRIPTS)
     file = tmp_path_factory.mktemp("bare") / "bare.html"
@@ -256,7 +258,7 @@ def matmul_cases():
         return specs
 
     for letters in CASES:  # every combination on one axis, on every chip
-        for chip in cost.CHIPS.values():
+        for chip in CHIPS.values():
             for n in (1, 4, 16):
                 dtype = chance.choice([name for name in chip.flops_per_second if name in explorer.PRECISIONS])
                 sizes = [16 * 2 ** chance.randrange(12) for _ in range(3)]
@@ -276,7 +278,7 @@ def matmul_cases():
         lengths = [prod(sizes) * 2 ** chance.randrange(10) for _ in range(3)]
         if chance.random() < 0.06:
             lengths[chance.randrange(3)] += 1
-        chip = chance.choice(list(cost.CHIPS.values()))
+        chip = chance.choice(list(CHIPS.values()))
         dtype = chance.choice(
             [name for name in explorer.PRECISIONS if name in chip.flops_per_second or chance.random() < 0.1]
         )
@@ -295,7 +297,7 @@ def refused(case):
     try:
         for _, size in case["mesh"]:
             cost.collective_seconds("all-gather", 1, size, case["chip"])
-        cost.chip(case["chip"]).peak(case["dtype"])
+        CHIPS[case["chip"]].peak(case["dtype"])
     except ValueError as error:
         return str(error)
     return None
@@ -432,8 +434,8 @@ def test_the_code_of_a_product_sends_what_was_said(bare):
 def fit_cases():
     chance = random.Random(512)
     cases = []
-    sizes = {name: {key: getattr(m, key) for key in explorer.data()["models"][name]} for name, m in cost.MODELS.items()}
-    for chip, remat in product(cost.CHIPS, cost.REMAT):
+    sizes = {name: {key: getattr(m, key) for key in explorer.data()["models"][name]} for name, m in MODELS.items()}
+    for chip, remat in product(CHIPS, cost.REMAT):
         for _ in range(30):
             if chance.random() < 0.6:
                 model = chance.choice(list(sizes.values()))
@@ -464,11 +466,11 @@ def fit_cases():
 def test_steps_take_what_shardlab_cost_says(bare):
     cases, kinds = fit_cases(), Counter()
     for case, answer in zip(cases, solve(bare, "fit", cases), strict=True):
-        layout = cost.Layout(case["data"], case["fsdp"], case["tensor"])
+        parallelism = cost.Parallelism(case["data"], case["fsdp"], case["tensor"])
         try:
-            model = cost.Model(**case["model"])
+            model = Model(**case["model"])
             step = cost.step_cost(
-                model, case["chip"], layout, case["batch"], case["sequence"], case["chips"], case["remat"]
+                model, case["chip"], parallelism, case["batch"], case["sequence"], case["chips"], case["remat"]
             )
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}, case
@@ -492,8 +494,8 @@ def test_steps_take_what_shardlab_cost_says(bare):
         assert {key: answer[key] for key in expected} == pytest.approx(
             {k: float(v) for k, v in expected.items()}, rel=1e-9
         )
-        assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, cost.chip(case["chip"]).hbm_bytes)
-        fits = memory.total_bytes <= (1 - case["reserve"] / 100) * cost.chip(case["chip"]).hbm_bytes
+        assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, CHIPS[case["chip"]].hbm_bytes)
+        fits = memory.total_bytes <= (1 - case["reserve"] / 100) * CHIPS[case["chip"]].hbm_bytes
         assert (answer["fits"], answer["bound"]) == (bool(fits), str(step.bound)), case
         kinds["fits without a reserve only"] += bool(step.fits and not fits)
         kinds.update([answer["bound"], answer["fits"]])

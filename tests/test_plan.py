@@ -11,9 +11,13 @@ from test_pods import needs_libtpu
 
 from shardlab import cost
 from shardlab.comms import collectives
-from shardlab.plan import AXES, PARTS, plan, pod_name, training_step, verify
+from shardlab.cost import AXES, PARTS
+from shardlab.hardware import CHIPS
+from shardlab.models import MODELS, Model
+from shardlab.plan import plan, pod_name, verify
+from shardlab.training import training_step
 
-TINY = cost.Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
+TINY = Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
 LLAMA = "llama-3-70b"
 
 
@@ -28,13 +32,13 @@ def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
     for choice in made.choices:
         assert choice.seconds == pytest.approx(max(choice.parts.values())) and choice.parts.keys() == set(PARTS)
         assert choice.bound == max(PARTS, key=choice.parts.get) and choice.seconds <= choice.serial_seconds
-        assert choice.fits == (choice.total_bytes <= 0.9 * cost.CHIPS["v5p"].hbm_bytes)
+        assert choice.fits == (choice.total_bytes <= 0.9 * CHIPS["v5p"].hbm_bytes)
 
 
 def test_a_choice_is_what_shardlab_cost_says_of_its_layout():
     for choice in plan(LLAMA, "H100", 64, 2**20, remat="none").choices[::5]:
-        layout = cost.Layout(choice.data, choice.fsdp, choice.tensor)
-        priced = cost.step_cost(cost.MODELS[LLAMA], "H100", layout, 2**20, 4096, remat="none")
+        layout = cost.Parallelism(choice.data, choice.fsdp, choice.tensor)
+        priced = cost.step_cost(MODELS[LLAMA], "H100", layout, 2**20, 4096, remat="none")
         assert choice.seconds == pytest.approx(float(priced.seconds))
         assert choice.total_bytes == pytest.approx(float(priced.memory.total_bytes))
         assert choice.sent_bytes == {axis: pytest.approx(float(getattr(priced, f"{axis}_bytes"))) for axis in AXES}

@@ -3,7 +3,7 @@
 A device computes, moves data between its memory (HBM) and its compute units, and communicates with other devices. Each
 of the three has a speed, so each gives a time, and the largest of the three is a lower bound for all of them together:
 the roofline. This module applies it to collectives, matrix products, transformer layers, training steps and decoding
-steps. Arguments may be NumPy arrays, which broadcast: a function that takes one layout also takes 100,000.
+steps. Arguments may be NumPy arrays, which broadcast: a function that takes one `Parallelism` also takes 100,000.
 
 Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*: the result of an
 all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all or a permute.
@@ -15,18 +15,23 @@ below), which leaves the (n-1)/n out. For an all-to-all that book's array is the
 Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
+from shardlab import hardware
+from shardlab._arguments import amount, first, one_of, whole
+
 __all__ = [
-    "BYTES", "CHIPS", "MODELS", "REMAT", "Chip", "DecodeCost", "Layout", "Memory", "Model", "Roofline", "StepCost",
-    "activation_bytes", "chip", "collective_bytes", "collective_seconds", "crossover_bytes", "decode_cost",
-    "hierarchical_seconds", "latency_seconds", "layer", "layouts", "matmul", "node_bytes", "step_cost",
+    "AXES", "BYTES", "PARTS", "REMAT", "DecodeCost", "Memory", "Parallelism", "Roofline", "StepCost",
+    "activation_bytes", "collective_bytes", "collective_seconds", "crossover_bytes", "decode_cost",
+    "hierarchical_seconds", "latency_seconds", "layer", "matmul", "node_bytes", "parallelisms", "step_cost",
     "training_flops", "training_memory",
 ]  # fmt: skip
+
+AXES = ("data", "fsdp", "tensor")  # of a training step's mesh
+PARTS = ("compute", "hbm", *AXES)  # of the time of a training step
 
 BYTES = {"f32": 4, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5}
 REMAT = ("none", "matmuls", "mlp", "block")
@@ -34,195 +39,8 @@ _GATHERS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
 _KINDS = (*_GATHERS, "all-to-all", "collective-permute")
 
 
-# --- Arguments -------------------------------------------------------------------------------------------------
-
-
-def _first(values, wrong):
-    values, wrong = np.broadcast_arrays(values, wrong)
-    return values[wrong].flat[0].item()
-
-
-def _whole(name, value):
-    """Whole numbers of at least one."""
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "iuf":
-        raise ValueError(f"{name} must be a whole number or an array of them, not {value!r}")
-    wrong = ~((numbers >= 1) & (numbers == np.floor(numbers)))
-    if wrong.any():
-        raise ValueError(f"{name} is {_first(numbers, wrong)}; use a whole number of at least 1")
-    return numbers[()]
-
-
-def _amount(name, value):
-    """Finite numbers that are not negative, as floats, whose products do not overflow."""
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "iuf":
-        raise ValueError(f"{name} must be a number or an array of them, not {value!r}")
-    wrong = ~((numbers >= 0) & np.isfinite(numbers))
-    if wrong.any():
-        raise ValueError(f"{name} is {_first(numbers, wrong)}; use a number that is not negative")
-    return numbers.astype(float)[()]
-
-
-def _one_of(name, value, known):
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(known)}")
-    return value
-
-
 def _size(name, dtype):
-    return BYTES[_one_of(name, dtype, tuple(BYTES))]
-
-
-def _fit(model, tensor):
-    tensor = _whole("the tensor axis", tensor)
-    if np.any(_unfit(model, tensor)):
-        raise ValueError(
-            f"a tensor axis of {_first(tensor, _unfit(model, tensor))} cannot split {model.heads} heads and "
-            f"{model.kv_heads} kv_heads evenly; use a divisor of {model.heads} that divides {model.kv_heads} or is a "
-            "multiple of it"
-        )
-
-
-# --- Hardware --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Chip:
-    """A chip and its links, by its data sheet. The source of each number stands beside it in the code.
-
-    Attributes:
-      name: as in `CHIPS`.
-      flops_per_second: peak FLOP/s by precision, dense (without sparsity).
-      hbm_bytes: size of the memory, in bytes.
-      hbm_bytes_per_second: bandwidth between that memory and the chip, in bytes/s.
-      link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU together.
-      link_seconds: latency of one hop over that link, in seconds.
-      torus: the largest slice, in chips along each axis; () where a switch connects the chips of a node.
-      node_chips: chips on a host (TPU) or in an NVLink node (GPU).
-      network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
-      network_seconds: latency of a message over that network, in seconds.
-    """
-
-    name: str
-    flops_per_second: Mapping[str, float]
-    hbm_bytes: float
-    hbm_bytes_per_second: float
-    link_bytes_per_second: float
-    link_seconds: float
-    torus: tuple[int, ...]
-    node_chips: int
-    network_bytes_per_second: float
-    network_seconds: float
-
-    def rings(self, shape):
-        """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
-
-        A v5e or v6e closes axes of 16 chips; v4 and v5p all axes, if the slice is made of full 4x4x4 cubes.
-        Source: Scaling Book, "TPU Networking".
-        """
-        if not self.torus:
-            return (True,) * len(shape)
-        if len(self.torus) == 2:
-            return tuple(np.equal(size, 16) for size in shape)
-        cubes = reduce(np.logical_and, (np.mod(size, 4) == 0 for size in shape))
-        return (cubes,) * len(shape)
-
-    def peak(self, dtype="bf16"):
-        """FLOP/s in a precision; ValueError if the data sheet has none."""
-        if dtype not in self.flops_per_second:
-            raise ValueError(f"{self.name} has no peak for {dtype!r}; it has {', '.join(self.flops_per_second)}")
-        return self.flops_per_second[dtype]
-
-    def intensity(self, dtype="bf16", over="hbm", axes=1, chips=1):
-        """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over a ring, 2,550.
-
-        Args:
-          dtype: precision of the FLOPs.
-          over: "hbm"; "links", in both directions along rings; "network".
-          axes: for "links", the number of torus axes used at once.
-          chips: for "network", how many chips hold a shard of the array; each sends its own.
-
-        Returns:
-          FLOPs per byte. With two bytes per element, it is also the number of tokens per chip from which a
-          data-parallel or FSDP step is compute-bound (Scaling Book, "Training").
-        """
-        ways = 2 if self.torus else 1
-        speed = {
-            "hbm": self.hbm_bytes_per_second,
-            "links": ways * self.link_bytes_per_second * axes,
-            "network": self.network_bytes_per_second * chips,
-        }
-        return self.peak(dtype) / speed[_one_of("over", over, tuple(speed))]
-
-
-# TPUs. Looked up on 2026-11-21.
-#   [v4]  https://docs.cloud.google.com/tpu/docs/v4:  275 TFLOP/s bf16 or int8; 32 GiB, 1200 GB/s
-#   [v5e] https://docs.cloud.google.com/tpu/docs/v5e: 197 TFLOP/s, 393 TOP/s int8; 16 GB, 819 GB/s; 8 chips a host with
-#         2 x 100 Gbit/s; ICI 400 GB/s in both directions on 4 ports, so 50 GB/s one way
-#   [v5p] https://docs.cloud.google.com/tpu/docs/v5p: 459 TFLOP/s; 95 GB, 2765 GB/s; DCN 50 Gbit/s a chip; ICI 1200 GB/s
-#         in both directions on 6 ports, so 100 GB/s one way
-#   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
-#         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
-#   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
-#   GiB/s, which is the same speed.
-#   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
-#         one way for a link, "slightly different" from the data sheets, and used here; int8 of v5p; shapes of pods and
-#         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop.
-#   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and Effective for Congestion
-#         Control in the Datacenter", SIGCOMM 2020): measured between Google's servers at 100 Gbit/s each, a load of
-#         nearly 100 %, short calls take 50 us at the tail. A call is a message and its answer, so 25 us for one, and
-#         the tail, as a collective waits for its slowest message. The way from a TPU to its host is not in it.
-# GPUs. Looked up on 2026-11-21.
-#   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB, 2039 GB/s; NVLink
-#          600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8 GPUs
-#   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and int8 with sparsity,
-#          half of it without; 80 GB, 3.35 TB/s; NVLink 900 GB/s in both directions
-#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s; so says NVIDIA, too, in
-#          https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/H200launch.md
-#   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
-#          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
-#          table, https://jax-ml.github.io/scaling-book/gpus/
-#   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
-#          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
-#   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
-#          for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a network. NCCL counts 6.6 us besides for each
-#          call, which are not counted here.
-_TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
-_GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        Chip("v4", {"bf16": 275e12, "int8": 275e12}, 32 * 2**30, 1200e9, 45e9, torus=(16, 16, 16), node_chips=4,
-             network_bytes_per_second=6.25e9, **_TPU),  # [v4], [SB]
-        Chip("v5e", {"bf16": 197e12, "int8": 393e12}, 16e9, 819e9, 45e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=3.125e9, **_TPU),  # [v5e], links [SB]
-        Chip("v5p", {"bf16": 459e12, "int8": 918e12}, 95e9, 2765e9, 90e9, torus=(16, 20, 28), node_chips=4,
-             network_bytes_per_second=6.25e9, **_TPU),  # [v5p], links and int8 [SB]
-        Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=12.5e9, **_TPU),  # [v6e], links [SB]
-        Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
-             network_bytes_per_second=25e9, **_GPU),  # [A100], [NCCL]
-        Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H100], [POD], [NCCL]
-        Chip("H200", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 141e9, 4800e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H200], [POD], [NCCL]
-        Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
-    )
-}  # fmt: skip
-
-
-def chip(name):
-    """The `Chip` of that name, such as `chip("v5p")`; for another name a ValueError lists the known ones."""
-    if isinstance(name, Chip):
-        return name
-    if name not in CHIPS:
-        raise ValueError(f"no chip is called {name!r}; known are {', '.join(CHIPS)}, or pass a Chip of your own")
-    return CHIPS[name]
-
-
-_chip = chip  # functions have an argument of that name
+    return BYTES[one_of(name, dtype, tuple(BYTES))]
 
 
 # --- Collectives -----------------------------------------------------------------------------------------------
@@ -244,8 +62,8 @@ def collective_bytes(kind, array_bytes, devices):
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
     sections 4.1 to 4.5.
     """
-    n, array_bytes = _whole("devices", devices), _amount("array_bytes", array_bytes)
-    if _one_of("kind", kind, _KINDS) == "collective-permute":
+    n, array_bytes = whole("devices", devices), amount("array_bytes", array_bytes)
+    if one_of("kind", kind, _KINDS) == "collective-permute":
         return np.where(n > 1, array_bytes, 0.0)[()]
     return _GATHERS.get(kind, 1) * (n - 1) / n * array_bytes
 
@@ -261,7 +79,7 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
       kind: as for `collective_bytes`.
       array_bytes: the larger of a device's operand and result, in bytes.
       sizes: how many chips take part; for several axes of a torus a tuple, such as (16, 16).
-      chip: a `Chip`, or the name of one.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
       ring: whether the axes form rings, a bool or one for each; by default `chip.rings(sizes)`.
 
     Returns:
@@ -272,9 +90,9 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
     multiple axes?", and for the all-to-all its footnote: n²/4 chunks of 1/n² of the array); on a switch its part on
     GPUs ("Intra-node collectives").
     """
-    share, hops = _load(kind, sizes, _chip(chip), ring)
-    speed = _chip(chip).link_bytes_per_second
-    return np.maximum(share * _amount("array_bytes", array_bytes) / speed, hops * _chip(chip).link_seconds)
+    share, hops = _load(kind, sizes, hardware.chip(chip), ring)
+    speed = hardware.chip(chip).link_bytes_per_second
+    return np.maximum(share * amount("array_bytes", array_bytes) / speed, hops * hardware.chip(chip).link_seconds)
 
 
 def latency_seconds(kind, sizes, chip, ring=None):
@@ -288,7 +106,7 @@ def latency_seconds(kind, sizes, chip, ring=None):
 
     Source: Scaling Book, "Sharded matrices", "A note on ICI latency".
     """
-    return _load(kind, sizes, _chip(chip), ring)[1] * _chip(chip).link_seconds
+    return _load(kind, sizes, hardware.chip(chip), ring)[1] * hardware.chip(chip).link_seconds
 
 
 def crossover_bytes(kind, sizes, chip, ring=None):
@@ -300,8 +118,8 @@ def crossover_bytes(kind, sizes, chip, ring=None):
     Args:
       kind, sizes, chip, ring: as for `collective_seconds`.
     """
-    share, hops = _load(kind, sizes, _chip(chip), ring)
-    made = hops * _chip(chip).link_seconds * _chip(chip).link_bytes_per_second
+    share, hops = _load(kind, sizes, hardware.chip(chip), ring)
+    made = hops * hardware.chip(chip).link_seconds * hardware.chip(chip).link_bytes_per_second
     return np.where(share > 0, made / np.where(share > 0, share, 1), 0.0)[()]
 
 
@@ -316,7 +134,7 @@ def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
       array_bytes: the larger of a device's operand and result, in bytes.
       inner: chips of a node or slice that take part; for several torus axes a tuple.
       outer: nodes or slices that take part.
-      chip: a `Chip`, or the name of one.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
       overlap: whether the two levels run at the same time; otherwise their times are added.
 
     Returns:
@@ -324,7 +142,7 @@ def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
 
     Source: Scaling Book, part on GPUs, "Cross-node collectives"; for TPUs "Scaling Across Pods".
     """
-    near, far = _two_levels(kind, array_bytes, inner, outer, _chip(chip))
+    near, far = _two_levels(kind, array_bytes, inner, outer, hardware.chip(chip))
     return np.maximum(near, far) if overlap else near + far
 
 
@@ -345,17 +163,17 @@ def node_bytes(kind, array_bytes, inner, outer, hierarchical=True):
     Returns:
       Bytes.
     """
-    inner, outer = _whole("inner", inner), _whole("outer", outer)
-    if _one_of("kind", kind, _KINDS) == "all-to-all":
-        return inner * _amount("array_bytes", array_bytes) * (outer - 1) / outer
+    inner, outer = whole("inner", inner), whole("outer", outer)
+    if one_of("kind", kind, _KINDS) == "all-to-all":
+        return inner * amount("array_bytes", array_bytes) * (outer - 1) / outer
     sent = collective_bytes(kind, array_bytes, outer if hierarchical else inner * outer)
     return np.where(outer > 1, sent, 0.0 * inner)[()]
 
 
 def _load(kind, sizes, chip, ring=None):
     """(what crosses the busiest link one way, as a share of `array_bytes`; hops one after the other)."""
-    _one_of("kind", kind, _KINDS)
-    sizes = tuple(_whole("sizes", size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
+    one_of("kind", kind, _KINDS)
+    sizes = tuple(whole("sizes", size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
     total = reduce(np.multiply, sizes)
     if not chip.torus:
         if kind == "collective-permute":
@@ -365,7 +183,7 @@ def _load(kind, sizes, chip, ring=None):
     for size in sizes:
         if np.any(size > max(chip.torus)):
             raise ValueError(
-                f"{_first(size, size > max(chip.torus))} chips do not fit along an axis of {chip.name}, whose largest "
+                f"{first(size, size > max(chip.torus))} chips do not fit along an axis of {chip.name}, whose largest "
                 f"slice is {' x '.join(map(str, chip.torus))}; pass a tuple with a size for each axis, such as (16, 16)"
             )
     if len(sizes) > len(chip.torus):
@@ -383,9 +201,9 @@ def _load(kind, sizes, chip, ring=None):
 
 
 def _two_levels(kind, array_bytes, inner, outer, chip):
-    array_bytes, outer = _amount("array_bytes", array_bytes), _whole("outer", outer)
+    array_bytes, outer = amount("array_bytes", array_bytes), whole("outer", outer)
     sizes = inner if isinstance(inner, tuple | list) else (inner,)
-    chips = reduce(np.multiply, (_whole("inner", size) for size in sizes))
+    chips = reduce(np.multiply, (whole("inner", size) for size in sizes))
     if kind == "all-to-all":  # within the node a share of 1/outer, the rest to other nodes
         near = collective_seconds(kind, array_bytes / outer, inner, chip)
         return near, _network(array_bytes * (outer - 1) / outer, outer - 1, chip)
@@ -399,79 +217,12 @@ def _network(sent_bytes, steps, chip):
     return np.maximum(sent_bytes / chip.network_bytes_per_second, steps * chip.network_seconds)
 
 
-# --- Models and layouts ----------------------------------------------------------------------------------------
+# --- Parallelism -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Model:
-    """A decoder-only transformer by its sizes, called L, D, F, N, K, H, V in *How To Scale Your Model*.
-
-    Attributes:
-      layers, d_model, d_ff, heads, kv_heads, head_dim, vocab: whole numbers.
-      gated: whether the MLP has two input matrices (as SwiGLU) or one; it has one output matrix either way.
-      tied: whether the embedding is also the output matrix.
-      name: any text.
-    """
-
-    layers: int
-    d_model: int
-    d_ff: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    gated: bool = True
-    tied: bool = False
-    name: str = ""
-
-    def __post_init__(self):
-        for size in ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"):
-            _whole(size, getattr(self, size))
-        if self.heads % self.kv_heads:
-            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly; use a divisor")
-
-    @property
-    def attention_parameters(self):
-        """Parameters of one layer's attention: queries and output for each head, keys and values for each kv head."""
-        return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
-
-    @property
-    def mlp_parameters(self):
-        """Parameters of one layer's MLP."""
-        return (3 if self.gated else 2) * self.d_model * self.d_ff
-
-    @property
-    def embedding_parameters(self):
-        """Parameters of the embedding and the output matrix together."""
-        return (1 if self.tied else 2) * self.vocab * self.d_model
-
-    @property
-    def parameters(self):
-        """All parameters, with two norms in each layer and one at the end. Llama 3 70B: 70,553,706,496."""
-        layer = self.attention_parameters + self.mlp_parameters + 2 * self.d_model
-        return self.layers * layer + self.embedding_parameters + self.d_model
-
-    @property
-    def matmul_parameters(self):
-        """Those that every token is multiplied with: no norms, and the embedding once, as the output matrix."""
-        return self.layers * (self.attention_parameters + self.mlp_parameters) + self.vocab * self.d_model
-
-
-# Sizes: Scaling Book, "Training LLaMA 3 on TPUs"; for Llama 2 "Training", "Some Problems to Work"; for Llama 3 8B
-# Llama Team, "The Llama 3 Herd of Models", 2024, table 3, https://arxiv.org/abs/2407.21783.
-MODELS = {
-    model.name: model
-    for model in (
-        Model(40, 5120, 13824, 40, 40, 128, 32_000, name="llama-2-13b"),
-        Model(32, 4096, 14_336, 32, 8, 128, 128_256, name="llama-3-8b"),
-        Model(80, 8192, 28_672, 64, 8, 128, 128_256, name="llama-3-70b"),
-    )
-}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a training step is sharded: the sizes of the data, fsdp and tensor axes, whole numbers or arrays of them.
+class Parallelism:
+    """How a training step is parallelised: sizes of the data, fsdp and tensor axes, whole numbers or arrays of them.
 
     Attributes:
       data: data-parallel replicas of the model, each with examples of its own.
@@ -486,8 +237,9 @@ class Layout:
     slices: int = 1
 
     def __post_init__(self):
-        for axis in ("data", "fsdp", "tensor", "slices"):
-            _whole(f"the {axis} axis" if axis != "slices" else axis, getattr(self, axis))
+        for axis in AXES:
+            whole(f"the {axis} axis", getattr(self, axis))
+        whole("slices", self.slices)
 
     @property
     def chips(self):
@@ -495,28 +247,34 @@ class Layout:
         return np.multiply(np.multiply(self.data, self.fsdp), self.tensor)
 
 
-def layouts(chips, model=None, slices=1):
-    """Every layout of a step on a number of chips, as one `Layout` of arrays.
+def parallelisms(chips, model=None, slices=1):
+    """Every way to parallelise a step over a number of chips, as one `Parallelism` of arrays.
 
     As (data, fsdp, tensor), four chips can be (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2) or (1, 1, 4).
 
     Args:
       chips: how many.
       model: if given, tensor axes that do not divide its heads are left out.
-      slices: as in `Layout`.
+      slices: as in `Parallelism`.
 
     Returns:
-      A `Layout`.
+      A `Parallelism`.
     """
-    chips = int(_whole("chips", chips))
+    chips = int(whole("chips", chips))
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
-    fitting = [t for t in divisors if model is None or not _unfit(model, np.asarray(t)).any()]
+    fitting = [t for t in divisors if model is None or model.splits(t)]
     found = [(chips // (f * t), f, t) for t in fitting for f in divisors if chips // t % f == 0]
-    return Layout(*np.array(sorted(found, reverse=True)).T, slices)
+    return Parallelism(*np.array(sorted(found, reverse=True)).T, slices)
 
 
-def _unfit(model, tensor):
-    return (model.heads % tensor != 0) | ((model.kv_heads % tensor != 0) & (tensor % model.kv_heads != 0))
+def _check_split(model, tensor):
+    tensor = whole("the tensor axis", tensor)
+    if not np.all(model.splits(tensor)):
+        raise ValueError(
+            f"a tensor axis of {first(tensor, ~model.splits(tensor))} cannot split {model.heads} heads and "
+            f"{model.kv_heads} kv_heads evenly; use a divisor of {model.heads} that divides {model.kv_heads} or is a "
+            "multiple of it"
+        )
 
 
 # --- Rooflines -------------------------------------------------------------------------------------------------
@@ -563,7 +321,7 @@ def matmul(m, k, n, chip, dtype="bf16", weights=None):
 
     Args:
       m, k, n: the sizes of the dimensions.
-      chip: a `Chip`, or the name of one.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
       dtype: of the FLOPs, the first matrix and the result.
       weights: dtype of the second matrix; by default the same.
 
@@ -572,18 +330,18 @@ def matmul(m, k, n, chip, dtype="bf16", weights=None):
 
     Source: Scaling Book, "Rooflines", "Matrix multiplication".
     """
-    m, k, n = (_whole(name, size) for name, size in (("m", m), ("k", k), ("n", n)))
+    m, k, n = (whole(name, size) for name, size in (("m", m), ("k", k), ("n", n)))
     m, k, n = (np.asarray(size, float) for size in (m, k, n))  # products of large ints would overflow
     size, weight_size = _size("dtype", dtype), _size("weights", weights or dtype)
-    return _roofline(2 * m * k * n, size * m * (k + n) + weight_size * k * n, _chip(chip), dtype)
+    return _roofline(2 * m * k * n, size * m * (k + n) + weight_size * k * n, hardware.chip(chip), dtype)
 
 
 def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
     """The rooflines of one transformer layer's forward pass, on each of the chips that share it, by part.
 
     Args:
-      model: a `Model`.
-      chip: a `Chip`, or the name of one.
+      model: a `shardlab.models.Model`.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
       tokens: in the batch of those chips.
       sequence: tokens that each token attends to (not halved for causal masks, which not every kernel uses).
       tensor: chips that share the layer.
@@ -595,9 +353,9 @@ def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
 
     Source: Scaling Book, "Transformer math", tables of MLPs and attention and question 4.
     """
-    _fit(model, tensor)
-    chip, size, tensor = _chip(chip), _size("dtype", dtype), _whole("tensor", tensor)
-    tokens, sequence = _amount("tokens", tokens), _amount("sequence", sequence)
+    _check_split(model, tensor)
+    chip, size, tensor = hardware.chip(chip), _size("dtype", dtype), whole("tensor", tensor)
+    tokens, sequence = amount("tokens", tokens), amount("sequence", sequence)
     d, f = model.d_model, model.d_ff
     queries, keys = (n * model.head_dim / tensor for n in (model.heads, model.kv_heads))
     wide = (3 if model.gated else 2) * f / tensor
@@ -619,7 +377,7 @@ def training_flops(model, batch_tokens, sequence=0, remat="none"):
     attention takes 12 * sequence * heads * head_dim in each layer.
 
     Args:
-      model: a `Model`.
+      model: a `shardlab.models.Model`.
       batch_tokens: tokens in the batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
@@ -630,16 +388,16 @@ def training_flops(model, batch_tokens, sequence=0, remat="none"):
 
     Source: Scaling Book, "Transformer math"; for "block" there "Gradient checkpointing" (8 instead of 6).
     """
-    forwards, again = _forward_flops(model, _amount("batch_tokens", batch_tokens), sequence, remat)
+    forwards, again = _forward_flops(model, amount("batch_tokens", batch_tokens), sequence, remat)
     return 3 * forwards + again
 
 
 def _forward_flops(model, tokens, sequence, remat):
     """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
-    scores = 4.0 * _amount("sequence", sequence) * model.heads * model.head_dim
+    scores = 4.0 * amount("sequence", sequence) * model.heads * model.head_dim
     attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.mlp_parameters
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
-    again = model.layers * again[_one_of("remat", remat, REMAT)]
+    again = model.layers * again[one_of("remat", remat, REMAT)]
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
 
 
@@ -682,7 +440,7 @@ def activation_bytes(model, tokens, remat="none", dtype="bf16"):
     """Bytes of activations that the forward pass keeps for the backward pass, in all layers, before sharding.
 
     Args:
-      model: a `Model`.
+      model: a `shardlab.models.Model`.
       tokens: how many.
       remat: what is kept: "none", all inputs of products, norms and the activation function, but no scores (as in
         fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input.
@@ -694,7 +452,7 @@ def activation_bytes(model, tokens, remat="none", dtype="bf16"):
     Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
     "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
     """
-    return _amount("tokens", tokens) * model.layers * _kept_width(model, remat) * _size("dtype", dtype)
+    return amount("tokens", tokens) * model.layers * _kept_width(model, remat) * _size("dtype", dtype)
 
 
 def _kept_width(model, remat):
@@ -707,21 +465,21 @@ def _kept_width(model, remat):
         "matmuls": queries + 2 * keys + d + ins * f + d,
         "mlp": ins * f + d,
         "block": d,
-    }[_one_of("remat", remat, REMAT)]
+    }[one_of("remat", remat, REMAT)]
 
 
 def training_memory(
-    model, layout, batch_tokens, remat="block", parameters="bf16", gradients="bf16", moments="f32", master=None,
+    model, parallelism, batch_tokens, remat="block", parameters="bf16", gradients="bf16", moments="f32", master=None,
     activations="bf16", logits="f32",
 ):  # fmt: skip
-    """The memory of each chip in a training step with Adam, by layout.
+    """The memory of each chip in a training step with Adam.
 
     Llama 3 70B in bf16 with moments in f32 takes 2 + 2 + 8 = 12 bytes for each parameter, its gradient and its two
     moments: 847 GB, sharded over fsdp times tensor chips.
 
     Args:
-      model: a `Model`.
-      layout: a `Layout`, of numbers or arrays.
+      model: a `shardlab.models.Model`.
+      parallelism: a `Parallelism`, of numbers or arrays.
       batch_tokens: tokens in the global batch; with gradient accumulation, those of one micro-batch.
       remat: what the backward pass rematerialises; see `activation_bytes`.
       parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
@@ -734,9 +492,9 @@ def training_memory(
     Source: ZeRO (Rajbhandari and others, 2020), sections 3 and 5; Korthikanti and others, "Reducing Activation
     Recomputation in Large Transformer Models", 2022, section 4, for activations over tensor and sequence.
     """
-    _fit(model, layout.tensor)
-    data, fsdp, tensor = (np.asarray(a, float) for a in (layout.data, layout.fsdp, layout.tensor))
-    tokens = _amount("batch_tokens", batch_tokens) / (data * fsdp)
+    _check_split(model, parallelism.tensor)
+    data, fsdp, tensor = (np.asarray(a, float) for a in (parallelism.data, parallelism.fsdp, parallelism.tensor))
+    tokens = amount("batch_tokens", batch_tokens) / (data * fsdp)
     size = {
         name: _size(name, dtype) if dtype else 0
         for name, dtype in (
@@ -790,13 +548,12 @@ class StepCost:
     mfu: float
 
     def _parts(self):
-        named = ("compute", "hbm", "data", "fsdp", "tensor")
-        return named, np.stack(np.broadcast_arrays(*(getattr(self, f"{name}_seconds") for name in named)))
+        return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
 
     @property
     def seconds(self):
         """The time of the largest part, a lower bound: everything else overlaps with it."""
-        return self._parts()[1].max(0)
+        return self._parts().max(0)
 
     @property
     def serial_seconds(self):
@@ -807,16 +564,15 @@ class StepCost:
     @property
     def bound(self):
         """The name of the largest part: "compute", "hbm", "data", "fsdp" or "tensor"."""
-        named, parts = self._parts()
-        return np.array(named)[parts.argmax(0)]
+        return np.array(PARTS)[self._parts().argmax(0)]
 
 
 def step_cost(
-    model, chip, layout, batch_tokens, sequence=4096, chips=None, remat="block", torus_axes=None, ring=True,
+    model, chip, parallelism, batch_tokens, sequence=4096, chips=None, remat="block", torus_axes=None, ring=True,
     efficiency=1.0, gathers=2, parameters="bf16", gradients="bf16", moments="f32", master=None, activations="bf16",
     logits="f32",
 ):  # fmt: skip
-    """What a training step costs, by part, in each of many layouts.
+    """What a training step costs, by part, for one `Parallelism` or many.
 
     Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
     once in the backward pass, and reduce-scatters gradients. Tensor parallelism all-gathers the activations of its
@@ -824,12 +580,12 @@ def step_cost(
     for "block" in the rematerialised forward pass too.
 
     Args:
-      model: a `Model`.
-      chip: a `Chip`, or the name of one.
-      layout: a `Layout`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
+      model: a `shardlab.models.Model`.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
+      parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
       batch_tokens: tokens in the global batch.
       sequence: tokens that each token attends to.
-      chips: if given, every layout must have this many.
+      chips: if given, every one must have this many.
       remat: as for `training_flops`.
       torus_axes: how many of a TPU's torus axes each axis runs over, a dict with "data", "fsdp" and "tensor". By
         default each axis larger than 1 has one, and those left over go to fsdp, or else data, or else tensor; if there
@@ -849,21 +605,21 @@ def step_cost(
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
     this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
     """
-    chip = _chip(chip)
-    total = np.asarray(layout.chips, float)
+    chip = hardware.chip(chip)
+    total = np.asarray(parallelism.chips, float)
     if chips is not None and np.any(total != chips):
-        wrong = _first(total, total != chips)
-        raise ValueError(f"the axes of this layout have {wrong:g} chips, their product, but chips={chips}")
-    if np.any(total % layout.slices):
-        wrong = _first(total, total % layout.slices != 0)
-        raise ValueError(f"{wrong:g} chips cannot be spread evenly over {layout.slices} slices")
+        wrong = first(total, total != chips)
+        raise ValueError(f"the axes of this parallelism have {wrong:g} chips, their product, but chips={chips}")
+    if np.any(total % parallelism.slices):
+        wrong = first(total, total % parallelism.slices != 0)
+        raise ValueError(f"{wrong:g} chips cannot be spread evenly over {parallelism.slices} slices")
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
     memory = training_memory(
-        model, layout, batch_tokens, remat, parameters, gradients, moments, master, activations, logits
+        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits
     )
-    data, fsdp, tensor = (np.asarray(a, float) for a in (layout.data, layout.fsdp, layout.tensor))
-    tokens = _amount("batch_tokens", batch_tokens) / (data * fsdp)  # of a tensor group
+    data, fsdp, tensor = (np.asarray(a, float) for a in (parallelism.data, parallelism.fsdp, parallelism.tensor))
+    tokens = amount("batch_tokens", batch_tokens) / (data * fsdp)  # of a tensor group
 
     forwards, again = _forward_flops(model, tokens / tensor, sequence, remat)
     flops = 3 * forwards + again
@@ -892,7 +648,7 @@ def step_cost(
     }
     axes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     torus_axes = _torus_axes(axes, chip) if torus_axes is None else torus_axes
-    node = total / layout.slices if chip.torus else np.asarray(float(chip.node_chips))
+    node = total / parallelism.slices if chip.torus else np.asarray(float(chip.node_chips))
     stride = {"tensor": np.asarray(1.0), "fsdp": tensor, "data": tensor * fsdp}
     seconds, sent = {}, {}
     for axis, kinds in arrays.items():
@@ -985,8 +741,8 @@ def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf
     therefore memory-bound on the parameters, and long contexts memory-bound on the cache.
 
     Args:
-      model: a `Model`.
-      chip: a `Chip`, or the name of one.
+      model: a `shardlab.models.Model`.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
       batch: sequences.
       context: tokens of each sequence so far.
       tensor: chips that share parameters and cache evenly (beyond kv_heads, the cache is sharded along batch or
@@ -1001,10 +757,10 @@ def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf
 
     Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput".
     """
-    chip, tensor = _chip(chip), _whole("tensor", tensor)
+    chip, tensor = hardware.chip(chip), whole("tensor", tensor)
     if np.any(model.heads % tensor):
-        raise ValueError(f"tensor={_first(tensor, model.heads % tensor != 0)} does not divide {model.heads} heads")
-    batch, context = _amount("batch", batch), _amount("context", context)
+        raise ValueError(f"tensor={first(tensor, model.heads % tensor != 0)} does not divide {model.heads} heads")
+    batch, context = amount("batch", batch), amount("context", context)
     cached = 2.0 * context * model.layers * model.kv_heads * model.head_dim * _size("cache", cache)
     cached, read = batch * cached / tensor, model.matmul_parameters * _size("weights", weights) / tensor
     held = batch * model.d_model * float(_size("dtype", dtype))

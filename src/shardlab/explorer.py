@@ -11,7 +11,7 @@ from html import escape
 
 from jax.sharding import NamedSharding
 
-from shardlab import cost
+from shardlab import cost, hardware, models
 from shardlab._svg import ink
 from shardlab.draw import PALETTE, Picture, draw
 from shardlab.layout import _itemsize, _short, describe, index_text
@@ -23,7 +23,6 @@ _FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, and JAX's names
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
-SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
 OWN = "own"
 REMATERIALISED = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
 
@@ -62,7 +61,7 @@ class Part:
 
 
 def data():
-    """The dtypes, chips and models that the scripts use, ready for JSON: `shardlab.cost` when the book is built."""
+    """The dtypes, chips and models that the scripts use, ready for JSON: those of `shardlab` when the book is built."""
     fields = (
         "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips",
         "network_bytes_per_second", "network_seconds",
@@ -77,11 +76,11 @@ def data():
                 "torus": list(chip.torus),
                 **{field: getattr(chip, field) for field in fields},
             }
-            for name, chip in cost.CHIPS.items()
+            for name, chip in hardware.CHIPS.items()
         },
         "models": {
-            name: {size: getattr(model, size) for size in (*SIZES, "gated", "tied")}
-            for name, model in cost.MODELS.items()
+            name: {size: getattr(model, size) for size in (*models.SIZES, "gated", "tied")}
+            for name, model in models.MODELS.items()
         },
     }
 
@@ -199,7 +198,7 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
       mesh: of up to two axes and 64 devices.
       sizes: (I, J, K).
       a, b, c: the `PartitionSpec`s of both operands and of the result; at most one axis for each dimension.
-      chip: the name of a chip in `shardlab.cost.CHIPS`.
+      chip: the name of a chip in `shardlab.hardware.CHIPS`.
       dtype: a precision for which the chip has a peak.
 
     Returns:
@@ -217,18 +216,18 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
         product += "".join(_sharded(f"{of.lower()}{i}", f"{of}: {dim} sharded over", 1) for i, dim in enumerate(dims))
-    chips = _select("chip", "Chip", tuple(cost.CHIPS)) + _select("dtype", "Precision", tuple(PRECISIONS))
+    chips = _select("chip", "Chip", tuple(hardware.CHIPS)) + _select("dtype", "Precision", tuple(PRECISIONS))
     groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K] = C[I, K]": product, "Hardware": chips}
     return Part("matmul", start, _form("Matrix product", groups), _picture(draw(**held), ("array", "sharding"), rows))
 
 
-def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block", reserve=0.1):
+def fit(model, chip, parallelism, batch_tokens, sequence=4096, remat="block", reserve=0.1):
     """Whether a training step fits in the memory of its chips, and how long it takes.
 
     Args:
-      model: the name of a model in `shardlab.cost.MODELS`.
-      chip: the name of a chip in `shardlab.cost.CHIPS`.
-      layout: a `shardlab.cost.Layout` of whole numbers.
+      model: the name of a model in `shardlab.models.MODELS`.
+      chip: the name of a chip in `shardlab.hardware.CHIPS`.
+      parallelism: a `shardlab.cost.Parallelism` of whole numbers.
       batch_tokens: tokens of the whole batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises, one of `shardlab.cost.REMAT`.
@@ -244,32 +243,30 @@ def fit(model, chip, layout, batch_tokens, sequence=4096, remat="block", reserve
     percent = round(100 * reserve)
     if percent not in RESERVES:
         raise ValueError(f"reserve={reserve} is not offered; use one of {', '.join(str(n / 100) for n in RESERVES)}")
-    sizes, chips = cost.MODELS[model], int(layout.chips)
-    step = cost.step_cost(sizes, chip, layout, batch_tokens, sequence, chips, remat)
+    sizes, chips = models.model(model), int(parallelism.chips)
+    step = cost.step_cost(sizes, chip, parallelism, batch_tokens, sequence, chips, remat)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
     names = ("parameters", "gradients", "moments", "activations", *kinds[4:])
     held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
-    total, has = float(step.memory.total_bytes), cost.chip(chip).hbm_bytes
+    total, has = float(step.memory.total_bytes), hardware.chip(chip).hbm_bytes
     verdict = "fits" if total <= (1 - percent / 100) * has else "does not fit"
     rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
     rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
     rows += [("a step", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
-    axes = f"data={layout.data}&fsdp={layout.fsdp}&tensor={layout.tensor}"
+    axes = "&".join(f"{axis}={getattr(parallelism, axis)}" for axis in cost.AXES)
     start = f"model={model}&chip={chip}&chips={chips}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
     start += f"&reserve={percent}"
-    own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in SIZES)
+    own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
     groups = {
-        "Model": _select("model", "Model", (*cost.MODELS, OWN)) + own,
-        "Chips": _select("chip", "Chip", tuple(cost.CHIPS)) + _number("chips", "Chips", chips, 10**6),
+        "Model": _select("model", "Model", (*models.MODELS, OWN)) + own,
+        "Chips": _select("chip", "Chip", tuple(hardware.CHIPS)) + _number("chips", "Chips", chips, 10**6),
         "Step": _number("batch", "Tokens in a batch", batch_tokens, 10**9)
         + _number("sequence", "Tokens of a sequence", sequence, 10**7)
         + _select("remat", "Rematerialised", REMATERIALISED)
         + _select("reserve", "Memory reserve, %", RESERVES),
-        "Mesh: data × fsdp × tensor = chips": "".join(
-            _number(axis, axis, 1, 10**6) for axis in ("data", "fsdp", "tensor")
-        ),
+        f"Mesh: {' × '.join(cost.AXES)} = chips": "".join(_number(axis, axis, 1, 10**6) for axis in cost.AXES),
     }
     text = f"{total / 1e9:.1f} GB on each chip"
     drawn = Picture(_bar(held, has, percent), text)

@@ -12,16 +12,15 @@ compares bytes.
 import argparse
 import sys
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from itertools import product
 
 import numpy as np
 
-from shardlab import cost
+from shardlab import cost, hardware, models
+from shardlab.cost import AXES, PARTS
 
-__all__ = ["Choice", "Plan", "Verdict", "plan", "pod_name", "training_step", "verify"]
-
-AXES = ("data", "fsdp", "tensor")
+__all__ = ["Choice", "Plan", "Verdict", "plan", "pod_name", "verify"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ class Plan:
       uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
     """
 
-    model: cost.Model
-    chip: cost.Chip
+    model: models.Model
+    chip: hardware.Chip
     chips: int
     batch_tokens: int
     sequence: int
@@ -125,8 +124,8 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
     `plan("llama-3-70b", "v5p", 512, 4 * 2**20).choices[0]` is the fastest mesh that fits.
 
     Args:
-      model: a `shardlab.cost.Model`, or the name of a known one.
-      chip: a `shardlab.cost.Chip`, or the name of a known one.
+      model: a `shardlab.models.Model`, or the name of a known one.
+      chip: a `shardlab.hardware.Chip`, or the name of a known one.
       chips: how many.
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       sequence: tokens of a sequence.
@@ -140,11 +139,7 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
     Raises:
       ValueError: a number is out of range, or a name unknown; the message says what is allowed.
     """
-    if isinstance(model, str):
-        if model not in cost.MODELS:
-            raise ValueError(f"no model is called {model!r}; known are {', '.join(cost.MODELS)}, or give its sizes")
-        model = cost.MODELS[model]
-    chip = cost.chip(chip)
+    model, chip = models.model(model), hardware.chip(chip)
     for name, value in (("chips", chips), ("batch_tokens", batch_tokens), ("sequence", sequence)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
@@ -155,37 +150,35 @@ def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", rese
             f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use a multiple"
         )
 
-    layouts = cost.layouts(chips, model)
-    even = (batch_tokens // sequence) % (layouts.data * layouts.fsdp) == 0
+    every = cost.parallelisms(chips, model)
+    even = (batch_tokens // sequence) % (every.data * every.fsdp) == 0
     uneven = int((~even).sum())
     if not even.any():
         raise ValueError(
             f"{batch_tokens // sequence} sequences cannot be shared evenly by {chips} chips in any mesh whose "
             f"tensor axis fits {model.heads} heads; use another batch or fewer chips"
         )
-    layouts = cost.Layout(layouts.data[even], layouts.fsdp[even], layouts.tensor[even])
+    data, fsdp, tensor = (getattr(every, axis)[even] for axis in AXES)
     priced = cost.step_cost(
-        model, chip, layouts, batch_tokens, sequence, chips=chips, remat=remat, efficiency=efficiency
-    )
+        model, chip, cost.Parallelism(data, fsdp, tensor), batch_tokens, sequence, chips=chips, remat=remat,
+        efficiency=efficiency,
+    )  # fmt: skip
     limit = chip.hbm_bytes * (1 - reserve)
-    parts = {part: np.broadcast_to(getattr(priced, f"{part}_seconds"), layouts.data.shape) for part in PARTS}
-    sent = {axis: np.broadcast_to(getattr(priced, f"{axis}_bytes"), layouts.data.shape) for axis in AXES}
+    parts = {part: np.broadcast_to(getattr(priced, f"{part}_seconds"), data.shape) for part in PARTS}
+    sent = {axis: np.broadcast_to(getattr(priced, f"{axis}_bytes"), data.shape) for axis in AXES}
     choices = [
         Choice(
-            int(layouts.data[n]), int(layouts.fsdp[n]), int(layouts.tensor[n]),
+            int(data[n]), int(fsdp[n]), int(tensor[n]),
             float(priced.seconds[n]), float(priced.serial_seconds[n]), str(priced.bound[n]),
             {part: float(values[n]) for part, values in parts.items()},
             {axis: float(values[n]) for axis, values in sent.items()},
             float(priced.memory.total_bytes[n]), float(priced.memory.state_bytes[n]),
             bool(priced.memory.total_bytes[n] <= limit), float(priced.mfu[n]),
         )
-        for n in range(len(layouts.data))
+        for n in range(len(data))
     ]  # fmt: skip
     choices.sort(key=lambda c: (not c.fits, c.seconds if c.fits else c.total_bytes, c.serial_seconds))
     return Plan(model, chip, chips, batch_tokens, sequence, remat, limit, tuple(choices), uneven)
-
-
-PARTS = ("compute", "hbm", *AXES)
 
 
 # --- Compared with a compiler ------------------------------------------------------------------------------
@@ -249,6 +242,7 @@ def verify(made, best=3, **options):
       shardlab.pods.NoCompiler: the compiler for these chips is not installed.
     """
     from shardlab.pods import Pod
+    from shardlab.training import training_step
 
     pod = Pod(pod_name(made.chip, made.chips))
 
@@ -263,13 +257,13 @@ def pod_name(chip, chips):
     """The name of the most cubic slice with a number of chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
 
     Args:
-      chip: a `shardlab.cost.Chip`, or the name of a known one.
+      chip: a `shardlab.hardware.Chip`, or the name of a known one.
       chips: how many.
 
     Raises:
       ValueError: no slice has that many.
     """
-    chip = cost.chip(chip)
+    chip = hardware.chip(chip)
     if not chip.torus:
         each = min(chips, chip.node_chips)
         if chips % each:
@@ -291,124 +285,15 @@ def pod_name(chip, chips):
     return f"{chip.name}:{'x'.join(map(str, min(shapes, key=sum)))}"
 
 
-def training_step(model, mesh, sequences, sequence, remat="block"):
-    """A decoder's training step with Adam, and abstract arguments for it, sharded over a mesh of data, fsdp and tensor.
-
-    Args:
-      model: a `shardlab.cost.Model` with gated MLP and untied embedding.
-      mesh: a mesh with the axes "data", "fsdp" and "tensor".
-      sequences: how many are in the batch.
-      sequence: tokens of each.
-      remat: "none" or "block": whether the backward pass rematerialises each layer.
-
-    Returns:
-      (the function, its arguments as `jax.ShapeDtypeStruct`s): for `jax.jit(function).lower(*arguments)`.
-    """
-    import jax
-    import jax.numpy as jnp
-    from jax import lax
-    from jax.sharding import NamedSharding
-    from jax.sharding import PartitionSpec as P
-
-    if remat not in ("none", "block") or not model.gated or model.tied:
-        raise ValueError(f"only gated, untied models with remat none or block are compiled here, not {model}, {remat}")
-    m, batch = model, ("data", "fsdp")
-    queries, keys = m.heads * m.head_dim, m.kv_heads * m.head_dim
-    shapes = {
-        "embed": ((m.vocab, m.d_model), P("tensor", "fsdp")),
-        "out": ((m.d_model, m.vocab), P("fsdp", "tensor")),
-        "norm": ((m.d_model,), P()),
-        "norms": ((m.layers, 2, m.d_model), P()),
-        "q": ((m.layers, m.d_model, queries), P(None, "fsdp", "tensor")),
-        "kv": ((m.layers, 2, m.d_model, keys), P(None, None, "fsdp", "tensor")),
-        "o": ((m.layers, queries, m.d_model), P(None, "tensor", "fsdp")),
-        "up": ((m.layers, 2, m.d_model, m.d_ff), P(None, None, "fsdp", "tensor")),
-        "down": ((m.layers, m.d_ff, m.d_model), P(None, "tensor", "fsdp")),
-    }
-    heads_axis = "tensor" if m.kv_heads % mesh.shape["tensor"] == 0 else None
-    if not heads_axis:  # several chips share a head: keys and values are replicated over tensor
-        shapes["kv"] = (shapes["kv"][0], P(None, None, "fsdp", None))
-
-    def placed(*spec):
-        return NamedSharding(mesh, P(*spec))
-
-    # Within attention and the MLP sequences are not sharded; between them they are sharded over tensor too, which is
-    # Megatron's sequence parallelism. `scattered(gathered(y))` is for the backward pass, which then gathers the
-    # cotangent before a product uses it.
-    gathered = partial(lax.with_sharding_constraint, shardings=placed(batch))
-    scattered = partial(lax.with_sharding_constraint, shardings=placed(batch, "tensor"))
-
-    def norm(x, scale):
-        x = x.astype(jnp.float32)
-        return (x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)).astype(jnp.bfloat16) * scale
-
-    block = next(n for n in range(min(sequence, 512), 0, -1) if sequence % n == 0)
-
-    def attention(x, w):
-        groups = m.heads // m.kv_heads
-        q = (x @ w["q"]).reshape(sequences, sequence // block, block, m.kv_heads, groups, m.head_dim)
-        k, v = ((x @ w["kv"][n]).reshape(sequences, sequence, m.kv_heads, m.head_dim) for n in (0, 1))
-        # Each chip has full sequences and some of the heads, so attention itself sends nothing.
-        q = lax.with_sharding_constraint(q, placed(batch, None, None, heads_axis))
-        k, v = (lax.with_sharding_constraint(array, placed(batch, None, heads_axis)) for array in (k, v))
-
-        @jax.checkpoint
-        def attend(start, q):  # a block of queries at a time, so that never all scores are held at once
-            scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * m.head_dim**-0.5
-            seen = jnp.arange(sequence) <= start + jnp.arange(block)[:, None]
-            weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1).astype(jnp.bfloat16)
-            return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
-
-        starts = jnp.arange(0, sequence, block)
-        result = lax.map(lambda pair: attend(*pair), (starts, jnp.moveaxis(q, 1, 0)))
-        return jnp.moveaxis(result, 0, 1).reshape(sequences, sequence, queries) @ w["o"]
-
-    def layer(x, w):
-        x = x + scattered(gathered(attention(gathered(norm(x, w["norms"][0])), w)))
-        inner = gathered(norm(x, w["norms"][1]))
-        gate, wide = inner @ w["up"][0], inner @ w["up"][1]
-        return x + scattered(gathered((jax.nn.silu(gate) * wide) @ w["down"])), None
-
-    layer = jax.checkpoint(layer) if remat == "block" else layer
-    stacked = ("norms", "q", "kv", "o", "up", "down")
-
-    def loss(w, tokens):
-        x = scattered(w["embed"][tokens])
-        x, _ = lax.scan(layer, x, {name: w[name] for name in stacked})
-        logits = (gathered(norm(x, w["norm"])) @ w["out"]).astype(jnp.float32)
-        logits = lax.with_sharding_constraint(logits, placed(batch, None, "tensor"))
-        targets = jnp.roll(tokens, -1, 1)
-        picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
-
-    def step(state, tokens):
-        gradients = jax.grad(loss)(state["params"], tokens)
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), state["first"], gradients)
-        second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g.astype(jnp.float32) ** 2, state["second"], gradients)
-        new = jax.tree.map(
-            lambda w, m, v: (w - 1e-4 * m / (jnp.sqrt(v) + 1e-8)).astype(w.dtype), state["params"], first, second
-        )
-        return {"params": new, "first": first, "second": second}
-
-    def abstract(dtype):
-        return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=placed(*spec)) for name, (shape, spec) in shapes.items()
-        }
-
-    state = {"params": abstract(jnp.bfloat16), "first": abstract(jnp.float32), "second": abstract(jnp.float32)}
-    tokens = jax.ShapeDtypeStruct((sequences, sequence), jnp.int32, sharding=placed(batch, None))
-    return step, (state, tokens)
-
-
 # --- The command line -------------------------------------------------------------------------------------
 
 
 def main(arguments=None):
     """Print a plan; returns the exit status: 0, 1 if no mesh fits, 2 for bad arguments."""
     parser = argparse.ArgumentParser(prog="python -m shardlab.plan", description=__doc__.split("\n\n")[0])
-    sizes = ",".join(f"{size}=N" for size in SIZES)
-    parser.add_argument("model", help=f"{', '.join(cost.MODELS)}, or sizes: {sizes}")
-    parser.add_argument("chip", help=", ".join(cost.CHIPS))
+    sizes = ",".join(f"{size}=N" for size in models.SIZES)
+    parser.add_argument("model", help=f"{', '.join(models.MODELS)}, or sizes: {sizes}")
+    parser.add_argument("chip", help=", ".join(hardware.CHIPS))
     parser.add_argument("chips", type=int, help="how many chips")
     parser.add_argument("--batch-tokens", type=int, default=4 * 2**20, metavar="N", help="tokens in a batch (4194304)")
     parser.add_argument("--sequence", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
@@ -465,22 +350,19 @@ def main(arguments=None):
     return 0 if fitting else 1
 
 
-SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")
-
-
 def _model(text):
     """A known model's name, or sizes such as layers=32,d_model=4096,..."""
     if "=" not in text:
         return text
     pairs = [pair.partition("=") for pair in text.split(",")]
     sizes = {name.strip(): value.strip() for name, _, value in pairs}
-    if sorted(sizes) != sorted(SIZES):
-        wrong = sorted(set(sizes) ^ set(SIZES))
-        raise ValueError(f"a model has the sizes {', '.join(SIZES)}; missing or unknown: {', '.join(wrong)}")
+    if sorted(sizes) != sorted(models.SIZES):
+        wrong = sorted(set(sizes) ^ set(models.SIZES))
+        raise ValueError(f"a model has the sizes {', '.join(models.SIZES)}; missing or unknown: {', '.join(wrong)}")
     for name, value in sizes.items():
         if not value.isdigit():
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
-    return cost.Model(**{name: int(value) for name, value in sizes.items()})
+    return models.Model(**{name: int(value) for name, value in sizes.items()})
 
 
 if __name__ == "__main__":

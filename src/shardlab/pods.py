@@ -36,6 +36,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from shardlab import comms
 from shardlab.flops import MatmulFlops
+from shardlab.hardware import COMPILED_GPUS, COMPILED_TPUS
 from shardlab.hlo import Program
 
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
@@ -43,19 +44,6 @@ __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
 listener = None  # called with label, key and program for every program: scripts/record_pods.py sets it
 _FORM = 1  # the format on disk: raise it when the meaning of a field changes
-
-# For each kind of TPU: how many axes its torus has, and how many JAX devices a chip is.
-_TPUS = {"v5e": (2, 1), "v5p": (3, 1), "v6e": (2, 1), "tpu7x": (3, 2)}
-
-# What the compiler needs to know about a GPU. Source: the descriptions of these GPUs that come with XLA,
-# https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs
-_GPUS = {
-    # compute capability, cores, shared bytes per core and per block, bytes per second, L2, GHz, memory, FPUs per core
-    "a100": ("8.0", 108, 167_936, 166_912, 2_039_040_000_000, 41_943_040, 1.41, 85_100_068_864, 64),
-    "h100": ("9.0", 132, 233_472, 232_448, 3_352_320_000_000, 52_428_800, 1.98, 84_942_979_072, 128),
-    "h200": ("9.0", 132, 233_472, 232_448, 4_800_000_000_000, 52_428_800, 1.98, 151_397_597_184, 128),
-    "b200": ("10.0", 148, 233_472, 232_448, 7_672_320_000_000, 132_644_864, 1.965, 191_514_411_008, 128),
-}
 
 
 class NoCompiler(RuntimeError):
@@ -246,7 +234,7 @@ class Pod:
     """A description of a pod, and the compiler for its chips; the chips themselves are not needed.
 
     `Pod("v5p:8x8x8")` is a torus of 8 * 8 * 8 = 512 TPU v5p; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the
-    TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100 and h100 (80 GB), h200 (141 GB) and b200 (180 GB).
+    TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200.
 
     Attributes:
       name: the kind of chip, a colon, and the torus, or hosts x GPUs.
@@ -263,12 +251,12 @@ class Pod:
         """Look up the chips; no compiler is loaded yet."""
         match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", str(name))
         self.chip = match[1].lower() if match else None
-        if self.chip not in {**_TPUS, **_GPUS}:
-            known = f"{', '.join(_TPUS)}, {', '.join(_GPUS)}"
+        if self.chip not in {**COMPILED_TPUS, **COMPILED_GPUS}:
+            known = f"{', '.join(COMPILED_TPUS)}, {', '.join(COMPILED_GPUS)}"
             raise ValueError(f'no chips are called {name!r}; write "v5p:8x8x8" or "h100:8x8" (known: {known})')
         self.name, self.shape = f"{self.chip}:{match[2]}", tuple(map(int, match[2].split("x")))
-        self.is_gpu = self.chip in _GPUS
-        axes, per_chip = (2, 1) if self.is_gpu else _TPUS[self.chip]
+        self.is_gpu = self.chip in COMPILED_GPUS
+        axes, per_chip = (2, 1) if self.is_gpu else COMPILED_TPUS[self.chip]
         if len(self.shape) != axes or 0 in self.shape:
             form = "hosts x GPUs, such as 8x8" if self.is_gpu else f"{axes} sizes, such as {'x'.join(['4'] * axes)}"
             raise ValueError(f"{self.chip} needs {form}; got {match[2]}")
@@ -513,7 +501,7 @@ def _devices_of(pod, compiler):
 
     chip, _, shape = pod.partition(":")
     try:
-        if chip in _GPUS:
+        if chip in COMPILED_GPUS:
             os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
             described = {"target_config": _target(chip, compiler), "topology": f"1x{shape}"}
             topology = topologies.get_topology_desc(platform="cuda", topology_name=chip, **described)
@@ -532,14 +520,15 @@ def _devices_of(pod, compiler):
 
 def _target(chip, compiler):
     """A GPU as XLA's GpuTargetConfigProto."""
-    capability, cores, per_core, per_block, speed, cache, clock, memory, units = _GPUS[chip]
-    major, minor = capability.split(".")
+    gpu = COMPILED_GPUS[chip]
+    major, minor = gpu.capability.split(".")
     cuda = re.search(r"cuda(\d+)", compiler)[1]
     return f"""gpu_device_info {{
       cuda_compute_capability {{ major: {major} minor: {minor} }}
-      core_count: {cores} fpus_per_core: {units} clock_rate_ghz: {clock}
-      device_memory_size: {memory} memory_bandwidth: {speed} l2_cache_size: {cache}
-      shared_memory_per_core: {per_core} shared_memory_per_block: 49152 shared_memory_per_block_optin: {per_block}
+      core_count: {gpu.cores} fpus_per_core: {gpu.units} clock_rate_ghz: {gpu.clock_ghz}
+      device_memory_size: {gpu.memory_bytes} memory_bandwidth: {gpu.chip.hbm_bytes_per_second:.0f}
+      l2_cache_size: {gpu.l2_bytes} shared_memory_per_core: {gpu.shared_bytes_per_core}
+      shared_memory_per_block: 49152 shared_memory_per_block_optin: {gpu.shared_bytes_per_block}
       registers_per_core_limit: 65536 registers_per_block_limit: 65536
       threads_per_core_limit: 2048 threads_per_block_limit: 1024 threads_per_warp: 32
       block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
