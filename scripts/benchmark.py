@@ -26,6 +26,8 @@ from statistics import median
 
 import yaml
 
+from shardlab._tables import aligned
+
 ROOT = Path(__file__).parent.parent
 CHAPTER = "book/arrays.md"
 CACHE = "_build/.jupyter_cache"
@@ -197,20 +199,6 @@ def tell(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def show(lines):
-    """Print a table."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print(
-            "  ".join(
-                [
-                    f"{line[0]:<{widths[0]}}",
-                    *(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)),
-                ]
-            )
-        )
-
-
 def main():
     """Measure, print the table, and compare with the targets."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -236,7 +224,7 @@ def main():
                 names = options.cases or ["cold", "nothing", "prose", "code"]
                 print(f"\n{count} chapters")
             lines, wrong = compare(source, folder / f"books-{count}", names, options.runs)
-            show(lines)
+            print(aligned(lines, "<>"))
             missed += wrong if not count else []
     for miss in missed:
         print(f"missed: {miss}", file=sys.stderr)

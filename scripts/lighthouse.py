@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from bookbinder.host import serving
+from shardlab._tables import aligned
 
 ROOT = Path(__file__).parent.parent
 LOCK = Path(__file__).parent / "lighthouse"  # package.json and its lock
@@ -107,11 +108,7 @@ def table(results):
         pairs = zip(found, COLUMNS, strict=True)
         rows.append([name, *(f"{number:{c.shown}}{' ' if c.good(number) else '!'}" for number, c in pairs)])
     rows.append(["target", *(f"{column.target} " for column in COLUMNS)])
-    widths = [max(len(row[at]) for row in [heads, *rows]) for at in range(len(heads))]
-    lines = []
-    for name, *cells in [heads, *rows]:
-        lines.append(name.ljust(widths[0]) + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths[1:], strict=True)))
-    return "\n".join(line.rstrip() for line in lines)
+    return aligned([heads, *rows], "<>")
 
 
 def misses(results):

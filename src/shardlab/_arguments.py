@@ -1,15 +1,18 @@
 """Check the numbers and names that functions are given, which may be NumPy arrays; errors show the wrong one."""
 
+from difflib import get_close_matches
+
 import numpy as np
 
 
 def first(values, wrong):
+    """The first of the values that are wrong, as a mask says."""
     values, wrong = np.broadcast_arrays(values, wrong)
     return values[wrong].flat[0].item()
 
 
 def whole(name, value):
-    """Whole numbers of at least one."""
+    """The value as whole numbers of at least 1; ValueError for others."""
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be a whole number or an array of them, not {value!r}")
@@ -20,7 +23,7 @@ def whole(name, value):
 
 
 def amount(name, value):
-    """Finite numbers that are not negative, as floats, whose products do not overflow."""
+    """The value as finite numbers that are not negative; floats, because their products do not overflow."""
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be a number or an array of them, not {value!r}")
@@ -31,6 +34,14 @@ def amount(name, value):
 
 
 def one_of(name, value, known):
+    """The value, if it is known; else a ValueError lists what is."""
     if value not in known:
         raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(known)}")
     return value
+
+
+def nearest(name, known):
+    """ "; did you mean 'x'?" if a mistyped name resembles a known one, else an empty text."""
+    by_lower = {str(one).lower(): str(one) for one in known}
+    found = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""

@@ -5,6 +5,7 @@ from itertools import pairwise
 from math import isfinite
 from numbers import Real
 
+from shardlab._arguments import nearest
 from shardlab._svg import (
     PALETTE,
     WIDTH,
@@ -12,9 +13,9 @@ from shardlab._svg import (
     escape,
     figure,
     haloed,
+    hatching,
     ink,
     listed,
-    nearest,
     number_text,
     rect,
     row,
@@ -197,12 +198,7 @@ def _waits(label):
 def _box(left, top, width, height, label, colour):
     if not _waits(label):
         return rect(left, top, width, height, colour[label])
-    starts = range(4, int(width + height), 9)
-    path = "".join(f"M{start} 0l-{height} {height}" for start in starts)
-    return (
-        f'<svg x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}">'
-        f'<path d="{path}" stroke="currentColor"/></svg>{rect(left, top, width, height)}'
-    )
+    return hatching(left, top, width, height, "currentColor", 1) + rect(left, top, width, height)
 
 
 def _legend(labels, colour):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from difflib import get_close_matches
 from html import escape
 
 # Okabe and Ito's eight colours, which colour-blind readers can tell apart. Device i has colour i modulo 8.
@@ -77,24 +76,25 @@ def rect(x, y, width, height, fill="none", more=""):
     )
 
 
+def _clipped(x, y, width, height, parts):
+    """Parts with the origin at (x, y), cut off at the edges: an inner svg does it, and so needs no id."""
+    return f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}">{parts}</svg>'
+
+
 def stripes(x, y, width, height, colours, stripe=7):
-    """Diagonal stripes, each colour every k-th; an inner svg clips them and so needs no id."""
+    """Diagonal stripes, each colour every k-th."""
     paths = []
     for i, colour in enumerate(colours):
         starts = range(i * stripe, int(width + height + stripe), stripe * len(colours))
         path = "".join(f"M{start + 3} -1l-{height + 2:g} {height + 2:g}" for start in starts)
         paths.append(f'<path d="{path}" stroke="{colour}" stroke-width="{stripe / 2**0.5 + 0.3:.1f}"/>')
-    return f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}">{"".join(paths)}</svg>'
+    return _clipped(x, y, width, height, "".join(paths))
 
 
-def hatching(x, y, width, height, spacing=9):
-    """White diagonal lines over a tile: its values are partial sums."""
-    starts = range(spacing // 2, int(width + height), spacing)
-    path = "".join(f"M{start} 0l-{height:g} {height:g}" for start in starts)
-    return (
-        f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}">'
-        f'<path d="{path}" stroke="#fff" stroke-width="2.5"/></svg>'
-    )
+def hatching(x, y, width, height, colour="#fff", thickness=2.5):
+    """Diagonal lines over a tile: white ones say that its values are partial sums."""
+    path = "".join(f"M{start} 0l-{height:g} {height:g}" for start in range(4, int(width + height), 9))
+    return _clipped(x, y, width, height, f'<path d="{path}" stroke="{colour}" stroke-width="{thickness:g}"/>')
 
 
 def haloed(x, y, words, size, on_page=False):
@@ -152,13 +152,6 @@ def number_text(value):
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     shown = f"{value:,.{digits}f}"
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
-
-
-def nearest(name, known):
-    """ " Did you mean 'x'?" if a mistyped name resembles a known one, else an empty string."""
-    by_lower = {str(one).lower(): str(one) for one in known}
-    found = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
 
 
 def listed(sentences, most=16, noun="devices"):

@@ -14,12 +14,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from html import escape
 from itertools import combinations, pairwise, product
 
 import jax
 from jax.sharding import NamedSharding
 
+from shardlab._tables import aligned, html_table
 from shardlab.hlo import CALLS, Program, UnreadableProgram, array_types, type_bytes
 
 __all__ = ["Collective", "Collectives", "collectives", "find", "read_program"]
@@ -125,24 +125,14 @@ class Collectives(Mapping):
     def __repr__(self):
         if not self.moves:
             return "no communication"
-        rows = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, f"bytes sent by each device in total (ring model): {_known(self.bytes)}"])
+        total = f"bytes sent by each device in total (ring model): {_known(self.bytes)}"
+        return f"{aligned([_COLUMNS, *self._rows()])}\n{total}"
 
     def _repr_html_(self):
         if not self.moves:
             return "<p>no communication</p>"
-        head = "".join(f"<th>{h}</th>" for h in _COLUMNS)
-        body = "".join(
-            f"<tr><td>{escape(kind)}</td><td>{escape(who)}</td><td><code>{escape(what)}</code></td>"
-            f"<td>{times}</td><td>{sent}</td></tr>"
-            for kind, who, what, times, sent in self._rows()
-        )
-        return (
-            f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-            f"<p>Bytes sent by each device in total (ring model): {_known(self.bytes)}.</p>"
-        )
+        total = f"<p>Bytes sent by each device in total (ring model): {_known(self.bytes)}.</p>"
+        return html_table(_COLUMNS, self._rows(), code=_COLUMNS.index("each device")) + total
 
 
 def _known(number):

@@ -21,6 +21,7 @@ from textwrap import wrap
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from shardlab._arguments import nearest
 from shardlab._charts import bars, timeline
 from shardlab._svg import (
     PALETTE,
@@ -34,7 +35,6 @@ from shardlab._svg import (
     haloed,
     ink,
     listed,
-    nearest,
     rect,
     row,
     side_by_side,
@@ -43,7 +43,7 @@ from shardlab._svg import (
     text_width,
 )
 from shardlab.follow import Flow
-from shardlab.layout import MeshLayout, describe, index_text
+from shardlab.layout import MeshLayout, axes_text, describe, index_text
 
 __all__ = ["PALETTE", "Picture", "bars", "draw", "draw_matmul", "draw_shard_map", "timeline"]
 
@@ -146,7 +146,7 @@ def draw_matmul(A, B, C, dims="MJN", partial=None):
         caption = f"{_name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(array.short)}"
         figures.append(figure(parts, width, height, title, _describe_shards(array), caption, narrow=150, growth=1.2))
     formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
-    held = f" Each device holds partial sums of C over {_over(arrays[2].partial)}." if arrays[2].partial else ""
+    held = f" Each device holds partial sums of C over {axes_text(arrays[2].partial)}." if arrays[2].partial else ""
     words = f"{formula}. The contracting dimension is {inner}.{held}"
     html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
     blocks = ["\n".join([array.type, *_text_slabs(array), array.short]) for array in arrays]
@@ -244,7 +244,7 @@ class _Array:
         named = self.dims or ("",) * len(self.layout.shape)
         found = []
         for size, axes, dim in zip(self.layout.shape, spec, named, strict=True):
-            over = _over(axes)
+            over = axes_text(axes)
             words = f"{dim}={size}" + (f"@{over}" if axes else "") if dim else over
             found.append((words, bool(axes)))
         return (("", False), ("", False), *found)[-2:]
@@ -312,10 +312,6 @@ def _check_drawable(layout, what):
 
 def _sharding(thing):
     return getattr(thing, "sharding", None)
-
-
-def _over(axes):
-    return axes[0] if len(axes) == 1 else f"({','.join(axes)})" if axes else ""
 
 
 def _devices(layout):
@@ -423,13 +419,13 @@ def _heading(array, replicas, slabs):
     words = []
     if slabs > 1:
         over = tuple(axis for axes in (spec or ())[:-2] for axis in axes)
-        words.append(f"slabs over {_over(over)} →" if over else "slabs →")
+        words.append(f"slabs over {axes_text(over)} →" if over else "slabs →")
     if replicas > 1:
         kept = tuple(axis for axis in spare if axis not in array.partial)
         arrow = "↓" if slabs > 1 else "→"
         for what, axes in (("partial sums", array.partial), ("replicas", kept)):
             if axes or (what == "replicas" and not spare):
-                words.append(f"{what} over {_over(axes)} {arrow}" if axes else f"{what} {arrow}")
+                words.append(f"{what} over {axes_text(axes)} {arrow}" if axes else f"{what} {arrow}")
     return ", ".join(words)
 
 

@@ -12,9 +12,10 @@ from html import escape
 from jax.sharding import NamedSharding
 
 from shardlab import cost, hardware, models
-from shardlab._svg import ink
+from shardlab._svg import figure, ink, rect, row
+from shardlab._tables import aligned, html_table
 from shardlab.draw import PALETTE, Picture, draw
-from shardlab.layout import _itemsize, _short, describe, index_text
+from shardlab.layout import describe, index_text, itemsize, short_dtype
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
 
@@ -68,7 +69,7 @@ def data():
     )  # fmt: skip
     return {
         "palette": [[colour, ink(colour)] for colour in PALETTE],
-        "dtypes": {name: [_itemsize(name), _short(name)] for name in DTYPES},
+        "dtypes": {name: [itemsize(name), short_dtype(name)] for name in DTYPES},
         "bytes": {name: [cost.BYTES[name], dtype] for name, dtype in PRECISIONS.items()},
         "chips": {
             name: {
@@ -141,19 +142,8 @@ def _spec_address(spec, ndim):
     return ",".join(".".join(axes) or "-" for axes in [*dims, *[()] * (ndim - len(dims))])
 
 
-def _table(head, rows):
-    """Rows of text as HTML and as text."""
-    cells = "".join(f"<th>{escape(words)}</th>" for words in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-    html = f'<table class="dataframe"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
-    return html, "\n".join(line.rstrip() for line in lines)
-
-
 def _picture(drawn, head, rows):
-    html, text = _table(head, rows)
-    return Picture(drawn.html + html, f"{drawn.text}\n\n{text}")
+    return Picture(drawn.html + html_table(head, rows), f"{drawn.text}\n\n{aligned([head, *rows])}")
 
 
 # --- The calculators ---------------------------------------------------------------------------------------------
@@ -278,11 +268,8 @@ def _bar(held, has, percent):
     total, left, shapes = sum(held.values()), 0.0, []
     scale = 300 / max(total, has)
     for colour, size in zip(PALETTE, held.values(), strict=False):
-        width = size * scale
-        shapes.append(
-            f'<rect x="{left:.1f}" y="16" width="{width:.1f}" height="34" fill="{colour}" stroke="currentColor"/>'
-        )
-        left += width
+        shapes.append(rect(round(left, 1), 16, round(size * scale, 1), 34, colour))
+        left += size * scale
     reserve = has * (1 - percent / 100) * scale
     shapes.append(f'<path d="M{reserve:.1f} 10v46" stroke="currentColor" stroke-width="2" stroke-dasharray="4 3"/>')
     shapes.append(f'<path d="M{has * scale:.1f} 10v46" stroke="currentColor" stroke-width="3"/>')
@@ -290,9 +277,4 @@ def _bar(held, has, percent):
         f"{total / 1e9:.1f} GB on each chip; the solid line marks its {has / 1e9:.1f} GB, the dashed line the reserve"
     )
     words = "; ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.items())
-    svg = (
-        '<svg role="img" width="302" height="58" viewBox="-1 -1 302 58" style="width:100%;max-width:30rem;height:auto">'
-        f"<title>{title}</title><desc>{words}.</desc>{''.join(shapes)}</svg>"
-    )
-    caption = f'<figcaption style="font-size:.85em;text-align:left;color:inherit">{title}</figcaption>'
-    return f'<div class="shardlab"><figure style="margin:0 0 .5rem">{svg}{caption}</figure></div>'
+    return row(figure(shapes, 300, 56, title, f"{words}.", title))

@@ -97,7 +97,7 @@ class Layout:
     @property
     def itemsize(self):
         """Bytes in one element."""
-        return _itemsize(self.dtype)
+        return itemsize(self.dtype)
 
     @property
     def nbytes(self):
@@ -126,10 +126,8 @@ class Layout:
     def type(self):
         """The array's type with its layout: `f32[16, 32@x]` has 32 columns, sharded over mesh axis x."""
         spec = self.spec or ((),) * len(self.shape)
-        dims = (
-            f"{size}@{_axes_text(axes)}" if axes else f"{size}" for size, axes in zip(self.shape, spec, strict=True)
-        )
-        return f"{_short(self.dtype)}[{', '.join(dims)}]"
+        dims = (f"{size}@{axes_text(axes)}" if axes else f"{size}" for size, axes in zip(self.shape, spec, strict=True))
+        return f"{short_dtype(self.dtype)}[{', '.join(dims)}]"
 
     def __str__(self):
         """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"."""
@@ -261,7 +259,7 @@ def _named(sharding, shape, dtype, uneven):
         parts = math.prod(sizes[axis] for axis in axes)
         if size % parts and not uneven:
             raise ValueError(
-                f"mesh axis {_axes_text(axes)} has {parts} devices but dimension {dim} of shape {shape} "
+                f"mesh axis {axes_text(axes)} has {parts} devices but dimension {dim} of shape {shape} "
                 f"has size {size}; use a multiple of {parts}, or leave this dimension unsharded"
             )
         step = -(-size // parts)
@@ -324,8 +322,9 @@ def _row_major(place, axes):
     return position
 
 
-def _axes_text(axes):
-    return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
+def axes_text(axes):
+    """Mesh axes as they stand in a type: "x", or "(x,y)"; "" for none."""
+    return axes[0] if len(axes) == 1 else f"({','.join(axes)})" if axes else ""
 
 
 # Typed PRNG keys are no NumPy dtype: threefry keys are two 32-bit words, the others four.
@@ -336,11 +335,13 @@ def _dtype_name(dtype):
     return str(dtype) if str(dtype) in _KEY_BYTES else jax.numpy.dtype(dtype).name
 
 
-def _itemsize(dtype):
+def itemsize(dtype):
+    """Bytes of an element, by the name of its type: 2 for "bfloat16", 8 for the key type "key<fry>"."""
     return _KEY_BYTES.get(dtype) or jax.numpy.dtype(dtype).itemsize
 
 
-def _short(dtype):
+def short_dtype(dtype):
+    """The name of an element's type as JAX prints it in types: "bf16" for "bfloat16"."""
     for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
         if dtype.startswith(long):
             return dtype.replace(long, short, 1)

@@ -18,6 +18,7 @@ from itertools import product
 import numpy as np
 
 from shardlab import cost, hardware, models
+from shardlab._tables import aligned
 from shardlab.cost import AXES, PARTS
 
 __all__ = ["Choice", "Plan", "Verdict", "plan", "pod_name", "verify"]
@@ -93,9 +94,7 @@ class Plan:
             )
             for choice in self.choices[:most]
         ]
-        widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
-        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-        return "\n".join(line.rstrip() for line in lines)
+        return aligned([head, *rows], ">")
 
     def plot(self, file, most=10):
         """Draw the time of each part of a step, for the first choices, as bars into an image file."""

@@ -35,6 +35,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardlab import comms
+from shardlab._tables import aligned, html_table
 from shardlab.flops import MatmulFlops
 from shardlab.hardware import COMPILED_GPUS, COMPILED_TPUS
 from shardlab.hlo import Program
@@ -184,21 +185,19 @@ class PodProgram:
 
     def __repr__(self):
         lines = [f"{label:8} {text}" for label, text in self._head()]
-        rows = [_COLUMNS, *self._rows()]
-        if len(rows) > 1:
-            widths = [max(len(row[i]) for row in rows) for i in range(5)]
-            lines += ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if self.traffic:
+            lines.append(aligned([_COLUMNS, *self._rows()]))
             lines.append(f"sent by each device in total (ring model): {_amount(self.sent())}")
         return "\n".join(lines)
 
     def _repr_html_(self):
         head = "".join(f"<tr><th>{label}</th><td>{escape(text)}</td></tr>" for label, text in self._head())
         text = f'<table class="dataframe"><tbody>{head}</tbody></table>'
-        rows = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows()]
-        if rows:
-            columns = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-            text += f'<table class="dataframe"><thead><tr>{columns}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-            text += f"<p>Sent by each device in total (ring model): {_amount(self.sent())}.</p>"
+        if self.traffic:
+            text += (
+                html_table(_COLUMNS, self._rows())
+                + f"<p>Sent by each device in total (ring model): {_amount(self.sent())}.</p>"
+            )
         return text
 
 

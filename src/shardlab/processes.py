@@ -16,12 +16,9 @@ Slurm, MPI or SSH. What they print is shown in order, with the process index in 
 """
 
 import argparse
-import ast
 import asyncio
 import atexit
 import contextlib
-import faulthandler
-import linecache
 import os
 import re
 import shutil
@@ -34,6 +31,8 @@ import time
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
+
+from shardlab import _engine
 
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
@@ -179,7 +178,7 @@ class Processes:
 
     def __getitem__(self, name):
         """The value of a variable, or of any expression, in each process: a list in the order of process indices."""
-        return self._do(time.monotonic() + 60, _value, name, grace=5)
+        return self._do(time.monotonic() + 60, _engine.value, name, grace=5)
 
     def run(self, code, only=None, *, limit=60, grace=5):
         """Run code in every process, or in some, at the same time, and wait until all have ended.
@@ -204,7 +203,7 @@ class Processes:
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.n:
             raise ValueError(f"only={list(only)!r}, but the processes are 0 to {self.n - 1}")
         self.failure = None
-        calls = self._call(chosen, _run, code)
+        calls = self._call(chosen, _engine.run, code)
         try:
             self._wait(calls, time.monotonic() + limit, grace)
         except KeyboardInterrupt:
@@ -289,16 +288,18 @@ class Processes:
     def _prepare(self, end):
         """Order the engines by process index, and set up their reports."""
         self._ids = list(self._client.ids)
-        order = sorted(zip(self._ids, self._do(end, _hello), strict=True), key=lambda pair: pair[1])
+        order = sorted(zip(self._ids, self._do(end, _engine.hello), strict=True), key=lambda pair: pair[1])
         self._ids = [i for i, _ in order]
         self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
         watch = (os.getpid(), self._controller_pid()) if self._local else None
-        self._do(end, _prepare, str(self._folder.resolve()), watch, self._settings)
+        self._do(end, _engine.prepare, str(self._folder.resolve()), watch, self._settings)
         alone = len(set(self.hosts)) == 1
-        (self.coordinator,) = self._do(end, _coordinator_address, "localhost" if alone else self.hosts[0], only=[0])
+        (self.coordinator,) = self._do(
+            end, _engine.coordinator_address, "localhost" if alone else self.hosts[0], only=[0]
+        )
 
     def _join(self, end):
-        self._do(end, _join, self.coordinator, self.n, self._settings["initialize"])
+        self._do(end, _engine.join, self.coordinator, self.n, self._settings["initialize"])
 
     def _controller_pid(self):
         return getattr(self._cluster.controller, "pid", -1)
@@ -310,7 +311,7 @@ class Processes:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
 
     def _do(self, end, function, *args, only=None, grace=1):
-        """Call a function of this module in processes, each with its index as first argument; returns the results."""
+        """Call a function of `shardlab._engine` in processes, each with its index first; returns the values."""
         calls = self._call(range(self.n) if only is None else only, function, *args)
         self._wait(calls, end, grace)
         self._judge(calls, "")
@@ -447,9 +448,8 @@ def _last_words(log):
     """The last error that C++ wrote before it ended the process, without times and source lines."""
     errors = re.findall(r"^[EF]\d{4} \S+ +\d+ \S+\] (.*)", log, flags=re.M)
     words = errors[-1].split(" Error: ")[0].strip() if errors else ""
-    return re.sub(
-        r"; see the other task logs.*?absl::Status: ", ": ", words
-    )  # advice on logs that we have already read
+    # Without the advice to look at logs that we have already read.
+    return re.sub(r"; see the other task logs.*?absl::Status: ", ": ", words)
 
 
 def _report(outcomes, code, stopped):
@@ -577,121 +577,3 @@ def _show(outcomes):
     for picture, who in pictures.values():
         print(_who(who))
         display(picture, raw=True)
-
-
-# What runs in the processes
-
-_me = {}
-
-
-def _hello(_):
-    """The position of this engine: by its rank, if a launcher gave it one, else by host and process id."""
-    ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-    rank = next((int(os.environ[name]) for name in ranks if name in os.environ), 0)
-    return {"value": (rank, socket.gethostname(), os.getpid())}
-
-
-def _prepare(process, folder, watch, settings):
-    Path(folder).mkdir(exist_ok=True)
-    _me.update(folder=Path(folder), process=process)
-    # Output of C++ code is of use only if this process dies.
-    log = os.open(_me["folder"] / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    _me["where"] = open(_me["folder"] / f"{process}.where", "w")  # noqa: SIM115
-    faulthandler.register(signal.SIGUSR1, file=_me["where"], all_threads=True)
-    if watch:
-        threading.Thread(target=_watch, args=watch, daemon=True).start()
-    os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "true" if settings["preemption"] else "false"
-    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # plt.show() gives a picture
-    os.environ.update(settings["environment"])
-    import jax
-
-    from shardlab.devices import configure
-
-    if hasattr(jax.config, "jax_enable_preemption_service"):  # JAX 0.7 has no such setting, and always listens
-        jax.config.update("jax_enable_preemption_service", settings["preemption"])
-    if settings["devices"] is not None:
-        configure(settings["devices"])
-    return {"value": None}
-
-
-def _watch(parent, controller):
-    """End this process, and the controller, if the notebook that started both has ended."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    with contextlib.suppress(OSError):
-        os.killpg(controller, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _coordinator_address(_, host):
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return {"value": f"{host}:{free.getsockname()[1]}"}
-
-
-def _join(process, coordinator, n, options):
-    import jax
-
-    jax.distributed.initialize(coordinator, n, process, **options)
-    return {"value": len(jax.devices())}
-
-
-def _value(_, expression):
-    from IPython import get_ipython
-
-    return {"value": eval(expression, get_ipython().user_ns)}
-
-
-def _run(_, code):
-    """Run a cell, and return its output and how it ended."""
-    from IPython import get_ipython
-    from IPython.utils.capture import capture_output
-
-    shell, begin, result = get_ipython(), time.monotonic(), {}
-    file = _me["folder"] / f"{_me['process']}.text"
-    # The file of the last cell stays open: a thread may still be writing.
-    text = open(file, "w", buffering=1)  # noqa: SIM115
-    _me["texts"] = [*_me.get("texts", ())[-1:], text]
-    quiet = contextlib.redirect_stdout(text), contextlib.redirect_stderr(text)
-    with capture_output(stdout=False, stderr=False) as shown, quiet[0], quiet[1]:
-        try:
-            _execute(code, shell.user_ns)
-        except BaseException as error:
-            result = {"error": _error_text(error), "line": _line(error)}
-    text.flush()
-    pictures = []
-    for output in shown.outputs:
-        if set(output.data) == {"text/plain"}:
-            print(output.data["text/plain"], file=text)
-        else:
-            pictures.append(output.data)
-    text.flush()
-    return {"text": file.read_text(), "pictures": pictures, "seconds": time.monotonic() - begin, **result}
-
-
-def _execute(code, names):
-    from IPython.display import display
-
-    linecache.cache["<cell>"] = len(code), None, code.splitlines(keepends=True), "<cell>"
-    body = ast.parse(code, "<cell>").body
-    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-    exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
-    if last and (value := eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)) is not None:
-        display(value)
-
-
-def _error_text(error):
-    first = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _line(error):
-    """The line of the cell from which an exception came: the last one in its traceback."""
-    line, trace = getattr(error, "lineno", 0) if isinstance(error, SyntaxError) else 0, error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == "<cell>":
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return line or 0
