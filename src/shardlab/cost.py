@@ -609,7 +609,7 @@ def step_cost(
     total = np.asarray(parallelism.chips, float)
     if chips is not None and np.any(total != chips):
         wrong = first(total, total != chips)
-        raise ValueError(f"the axes of this parallelism have {wrong:g} chips, their product, but chips={chips}")
+        raise ValueError(f"the axes of this mesh have {wrong:g} chips, their product, but chips={chips}")
     if np.any(total % parallelism.slices):
         wrong = first(total, total % parallelism.slices != 0)
         raise ValueError(f"{wrong:g} chips cannot be spread evenly over {parallelism.slices} slices")

@@ -11,7 +11,7 @@ function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, re
   const wrong = (words) => ({ error: { words } });
   if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
   const total = data * fsdp * tensor;
-  if (total !== chips) return wrong(`the axes of this layout have ${total} chips, their product, but chips=${chips}`);
+  if (total !== chips) return wrong(`the axes of this mesh have ${total} chips, their product, but chips=${chips}`);
   if (heads % tensor || (kv % tensor && tensor % kv)) {
     return wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads evenly; use a divisor of ` +
       `${heads} that divides ${kv} or is a multiple of it`);
