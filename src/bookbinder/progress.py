@@ -23,9 +23,6 @@ class Progress:
     def cell(self, name, number, total):
         """Cell `number` of `total` of a chapter starts; 0 while its kernel starts."""
 
-    def started(self, name):
-        """A chapter starts in a process that does not report its cells."""
-
     def finished(self, result):
         """A chapter has ended."""
         self.say(f"{result.name}: {result.status} in {result.seconds:.1f} s")
@@ -54,10 +51,6 @@ class Lines(Progress):
             elif now - self._spoke.setdefault(name, began) >= self._every:
                 self._spoke[name] = now
                 self.say(f"{name}: cell {number} of {total}, {now - began:.0f} s")
-
-    def started(self, name):
-        with self._lock:
-            self.say(f"{name}: running")
 
     def finished(self, result):
         with self._lock:
@@ -96,7 +89,7 @@ class Live(Progress):
         with self._lock:
             for name, (began, number, total) in self._running.items():
                 seconds = f"{time.monotonic() - began:.0f} s"
-                where = f"cell {number} of {total}" if number else "starting" if total else "running"
+                where = f"cell {number} of {total}" if number else "starting"
                 table.add_row(name, ProgressBar(total, max(0, number - 1), width=24), where, seconds)
             table.add_row(f"{self._done} of {self._count} chapters done")
         return table
@@ -105,9 +98,6 @@ class Live(Progress):
         with self._lock:
             began = self._running[name][0] if name in self._running else time.monotonic()
             self._running[name] = (began, number, total)
-
-    def started(self, name):
-        self.cell(name, 0, None)
 
     def finished(self, result):
         with self._lock:
