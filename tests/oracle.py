@@ -10,7 +10,7 @@ import jax
 
 try:
     from jaxlib import _hlo as xla
-except ImportError:  # before jaxlib 0.8
+except ImportError:  # an older jaxlib
     from jaxlib.xla_client import _xla as xla
 
 from shardlab import hlo
@@ -27,36 +27,28 @@ class Instruction:
     root: bool
 
 
-def bare(shape):
-    """XLA's shape as types without layouts: ("f32[4,4]", "s32[]") of a tuple of two."""
-    if shape.is_tuple():
-        return tuple(kind for part in shape.tuple_shapes() for kind in bare(part))
-    return (str(shape).partition("{")[0],)
-
-
 def theirs(text):
     """{computation: {instruction: `Instruction`}} as XLA reads a program, and the name of the entry."""
     # It aborts the process at the schedule of a program for TPUs; the order of the lines says the same.
     module = xla.hlo_module_from_text(text.replace(", is_scheduled=true", ""))
-    # Printed again with little but names, kinds, operands and calls, a program can be read line by line.
+    # Printed again with little but names, types, kinds, operands and calls, a program can be read line by line.
     plain = xla.HloPrintOptions.short_parsable()
-    for unneeded in ("result_shape", "metadata", "backend_config", "program_shape"):
-        setattr(plain, f"print_{unneeded}", False)
-    types = {(c.name, i.name): bare(i.shape) for c in module.computations() for i in c.instructions()}
+    for unneeded in ("print_metadata", "print_backend_config", "print_program_shape", "include_layout_in_shapes"):
+        setattr(plain, unneeded, False)
+    plain.print_result_shape, plain.print_operand_shape = True, False
     found, entry = {}, None
     for line in module.to_string(plain).splitlines():
         if head := re.fullmatch(r"(ENTRY )?(\S+) \{", line):
             entry, computation = head[2] if head[1] else entry, head[2]
             found[computation] = {}
-        elif made := re.fullmatch(r"  (ROOT )?(\S+) = ([\w-]+)\((.*?)\)((?:, .*)?)", line):
-            name, kind = made[2], made[3]
-            operands = () if kind in ("parameter", "constant") else tuple(filter(None, made[4].split(", ")))
-            calls = re.findall(r", (?:body|condition|to_apply|calls)=(\S+?)(?=,|$)", made[5])
-            several = re.search(r", (?:branch_computations|called_computations)=\{(.*?)\}", made[5])
+        elif made := re.fullmatch(r"  (ROOT )?(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)((?:, .*)?)", line):
+            root, name, types, kind, inside, attributes = made.groups(default="")
+            operands = () if kind in ("parameter", "constant") else tuple(filter(None, inside.split(", ")))
+            calls = re.findall(r", (?:body|condition|to_apply|calls)=(\S+?)(?=,|$)", attributes)
+            several = re.search(r", (?:branch_computations|called_computations)=\{(.*?)\}", attributes)
             calls += several[1].split(", ") if several else []
-            found[computation][name] = Instruction(
-                kind, types[computation, name], operands, frozenset(calls), bool(made[1])
-            )
+            types = tuple(re.findall(r"\w+\[.*?\]", types))
+            found[computation][name] = Instruction(kind, types, operands, frozenset(calls), bool(root))
     return found, entry
 
 
