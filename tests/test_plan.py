@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -19,6 +20,7 @@ from shardlab.training import training_step
 
 TINY = Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
 LLAMA = "llama-3-70b"
+PLANNED = Path(__file__).with_name("planned")
 
 
 def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
@@ -162,9 +164,17 @@ def test_the_command_says_what_is_wrong_or_does_not_fit():
 
 @needs_libtpu
 def test_the_best_three_are_what_the_compiler_of_the_chips_says():
-    made = plan("llama-3-70b", "v5p", 512, 128 * 4096)
-    verdicts = list(verify(made, 3, cache=False, fresh=True))
+    """Compiling one takes a minute of a processor, so what the compiler said is kept: one in the recording of the
+    chapter, the others in the folder `planned`, each under a digest of the program's text and of all versions.
+
+    With another program or another compiler this test compiles again, and fails once: commit what it then leaves there.
+    """
+    made = plan(LLAMA, "v5p", 512, 128 * 4096)
+    before = set(PLANNED.iterdir())
+    verdicts = list(verify(made, 3, cache=PLANNED))
     assert [verdict.choice for verdict in verdicts] == list(made.choices[:3])
     for verdict in verdicts:
-        assert verdict.program.fits and verdict.program.devices == 512 and verdict.program.source == "compiled"
+        assert verdict.program.fits and verdict.program.devices == 512
         assert 0.9 < verdict.ratios["sent"] < 1.1 and 0.8 < verdict.ratios["memory"] < 1.15, str(verdict)
+    new = set(PLANNED.iterdir()) - before
+    assert not new, f"compiled anew: {sorted(new)}; delete the older files and commit these"
