@@ -703,7 +703,6 @@ class DecodeCost:
       tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
       cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
       fits: whether the total is no more than the chip's HBM.
-      batch: sequences, as given.
     """
 
     parameter_seconds: float
@@ -713,7 +712,6 @@ class DecodeCost:
     cache_bytes: float
     total_bytes: float
     fits: bool
-    batch: float
 
     @property
     def seconds(self):
@@ -727,11 +725,6 @@ class DecodeCost:
         parts = self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.tensor_seconds
         names = np.array(["parameters", "cache", "compute", "tensor"])
         return names[np.stack(np.broadcast_arrays(*parts)).argmax(0)]
-
-    @property
-    def tokens_per_second(self):
-        """Tokens per second of all sequences together."""
-        return self.batch / self.seconds
 
 
 def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf16", dtype="bf16", torus_axes=1):
@@ -777,5 +770,4 @@ def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf
         cache_bytes=cached,
         total_bytes=total,
         fits=total <= chip.hbm_bytes,
-        batch=batch,
     )

@@ -43,7 +43,7 @@ from shardlab._svg import (
     text_width,
 )
 from shardlab.follow import Flow
-from shardlab.layout import MeshLayout, axes_text, describe, index_text
+from shardlab.layout import MeshLayout, axes_text, counted, describe, index_text
 
 __all__ = ["PALETTE", "Picture", "bars", "draw", "draw_matmul", "draw_shard_map", "timeline"]
 
@@ -142,7 +142,7 @@ def draw_matmul(A, B, C, dims="MJN", partial=None):
         parts, width, height, middle = _sheet(array, across, margin, marked=inner)
         if sign:
             parts.append(text(10, middle + 8, sign, size=24))
-        title = f"{array.name}: {array.type} on {_devices(array.layout)}"
+        title = f"{array.name}: {array.type} on {counted(len(array.layout.shards), 'device')}"
         caption = f"{_name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(array.short)}"
         figures.append(figure(parts, width, height, title, _describe_shards(array), caption, narrow=150, growth=1.2))
     formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
@@ -314,10 +314,6 @@ def _sharding(thing):
     return getattr(thing, "sharding", None)
 
 
-def _devices(layout):
-    return f"{len(layout.shards):,} device{'s' * (len(layout.shards) > 1)}"
-
-
 @dataclass(frozen=True)
 class _Block:
     """One tile: its device, and its extent down and to the right in elements."""
@@ -402,7 +398,7 @@ def _array_panel(array):
             width = max(width, left - _GAP)
             top += height + _GAP
 
-    title = f"{_prefix(array.name)}{array.type} on {_devices(layout)}"
+    title = f"{_prefix(array.name)}{array.type} on {counted(len(layout.shards), 'device')}"
     of_replica = f" of replica 1 of {layout.replicas:,}" if layout.replicas > 1 else ""
     left_out = f" Drawn: the first and the last tiles{of_replica}." if len(layout.shards) > _DRAWN_IN_FULL else ""
     summary = f"{array.summary}.{left_out}"
@@ -707,7 +703,7 @@ def _shard_map_picture(arguments, results, devices, body, words):
     say(joins)
     top += 6
     whole(results)
-    title = f"shard_map of {body} on {n} device{'s' * (n > 1)}"
+    title = f"shard_map of {body} on {counted(n, 'device')}"
     description = f"{in_text} {split} {runs} {out_text} {joins} " + " ".join(
         f"{array.name} {array.type}: {_describe_shards(array)}" for array in (*arguments, *results)
     )
@@ -816,7 +812,7 @@ def _frame_figure(name, flow, number):
             changed = content not in before if len(before) != len(held) else before[slot] != content
             parts.append(_slot(flow, content, left, 30 + slot * (height + 3), across, height, changed and content))
     width, tall = n * (across + gap) - gap, 30 + slots * (height + 3)
-    title = f"{_prefix(name)}{frame.title}, {n} device{'s' * (n > 1)}"
+    title = f"{_prefix(name)}{frame.title}, {counted(n, 'device')}"
     caption = f"{_name_html(name)}{escape(frame.title)}"
     description = listed(
         f"device {device} holds {_held_text(flow, held)}"

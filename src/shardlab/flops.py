@@ -60,8 +60,7 @@ class MatmulFlops:
         if instruction.kind == "custom-call":
             target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
             return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
-        each = [(self.of(callee), repeat) for callee, repeat in instruction.calls()]
-        return _total(flops if flops == 0 else _product(flops, repeat) for flops, repeat in each)
+        return _total(_repeated(self.of(callee), repeat) for callee, repeat in instruction.calls())
 
 
 def _total(counts):
@@ -69,8 +68,8 @@ def _total(counts):
     return None if None in counts else sum(counts)
 
 
-def _product(flops, repeat):
-    return None if None in (flops, repeat) else flops * repeat
+def _repeated(flops, times):
+    return 0 if flops == 0 else None if None in (flops, times) else flops * times
 
 
 def _channels(made):

@@ -135,8 +135,8 @@ class Layout:
         each = "" if len(self.shards) == 1 else " each" if len(set(held)) == 1 else " at most"
         replicas = f" × {self.replicas:,} replicas" if self.replicas > 1 else ""
         return (
-            f"{self.type}: local shape {self.shard_shape}, {_count(self.distinct_shards, 'shard')}{replicas} "
-            f"on {_count(len(self.shards), 'device')}, {_count(max(held), 'byte')}{each}"
+            f"{self.type}: local shape {self.shard_shape}, {counted(self.distinct_shards, 'shard')}{replicas} "
+            f"on {counted(len(self.shards), 'device')}, {counted(max(held), 'byte')}{each}"
         )
 
 
@@ -311,7 +311,8 @@ def _other(sharding, shape, dtype):
     return Layout(shape, dtype, None, None, tuple(shards))
 
 
-def _count(number, noun):
+def counted(number, noun):
+    """A number of things in words: "1 device", "4,096 devices"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
