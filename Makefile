@@ -14,7 +14,7 @@ help:
 	@echo "make links                      check every external link of the chapters"
 	@echo "make audit                      look up known vulnerabilities of every locked package"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
-	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS='arrays --runs 5')"
+	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS=--collect.numberOfRuns=5)"
 	@echo "make lint                       check style, spelling and unused code"
 	@echo "make lock                       renew requirements.txt from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
@@ -54,9 +54,15 @@ audit: setup
 benchmark: setup
 	@$(python) scripts/benchmark.py $(ARGS)
 
-lighthouse: setup
+lighthouse: book
 	@scripts/system.sh
-	@$(python) scripts/lighthouse.py $(ARGS)
+	@mkdir -p _build/lighthouse
+	@cd _build/lighthouse && { cmp -s ../../scripts/lighthouse/package-lock.json node_modules/locked || \
+	  { cp ../../scripts/lighthouse/*.json . && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error && \
+	    cp package-lock.json node_modules/locked; }; }
+	@cd _build/lighthouse && \
+	  CHROME_PATH=$$(command -v chromium || command -v chromium-browser || command -v google-chrome) \
+	  node_modules/.bin/lhci autorun --config=../../scripts/lighthouse/lighthouserc.json $(ARGS)
 
 lint: setup
 	@$(python) -m ruff check

@@ -49,7 +49,7 @@ def tiny(tmp_path):
 
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "faults", "lighthouse", "matrix", "notebooks", "pages", "setup", "site", "slurm")
+SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "setup", "site", "slurm")
 
 
 def pytest_addoption(parser):

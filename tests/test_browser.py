@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import missing
+from host import serving
 from playwright.sync_api import expect
 from waiting import PATIENCE, SOON, wait_until
 
 from bookbinder import address
 from bookbinder.book import load
-from bookbinder.host import serving
 
 ROOT = Path(__file__).parent.parent
 BOOK = load(ROOT)

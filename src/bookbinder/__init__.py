@@ -14,7 +14,6 @@
 - `bookbinder.publish`: push the notebooks as the branch from which Colab opens them
 - `bookbinder.serve`: serve the site while someone writes, and rebuild it on every save
 - `bookbinder.address`: the links to the repository, the site and the notebooks
-- `bookbinder.host`: serve the site as a static web host does, for tests
 - `bookbinder.matrix`: run the chapters on every JAX that readers have: a table of chapters by versions
 - `bookbinder.environments`: those versions, and an environment for each
 - `bookbinder.progress`: report which chapters are running, as a live table or as plain lines

@@ -1,4 +1,4 @@
-"""Serve a built site on localhost as static hosts on the web do, for browser tests and `make lighthouse`.
+"""Serve a built site on localhost as static hosts on the web do, for the tests in a browser.
 
 It compresses with gzip, sends the cache lifetime of GitHub Pages, and answers with the site's own 404.html for what is
 missing. (`make serve` is for writing: it adds a script to each page, and compresses nothing.)
