@@ -1,5 +1,7 @@
 # Targets set up .venv first, if need be. PYTHON=/path/to/python chooses the interpreter.
 python := .venv/bin/python
+# The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
+parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup book check test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
 
@@ -26,11 +28,11 @@ book: setup
 	@$(python) -m bookbinder build
 
 check: lint
-	@$(python) -m pytest --quick --numprocesses auto --dist loadfile $(ARGS)
+	@$(python) -m pytest --quick $(parallel) $(ARGS)
 
 test: setup
 	@scripts/system.sh
-	@$(python) -m pytest --numprocesses auto --dist loadfile $(ARGS) # a file's costly fixtures are made once
+	@$(python) -m pytest $(parallel) $(ARGS)
 
 chapter: setup
 	@test -n "$(FILE)" || { echo "which chapter? For example: make chapter FILE=book/arrays.md" >&2; exit 2; }

@@ -51,6 +51,9 @@ def tiny(tmp_path):
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
 SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "setup", "site", "slurm")
 
+# The longest files begin first, so that at the end no process waits for another's last file.
+LONGEST = ("colab", "slurm", "matrix", "browser", "workflows", "faults", "bookbinder", "pods", "authors", "processes")
+
 
 def pytest_addoption(parser):
     text = "what `make check` runs: no tests that need the book; of exercises only those of changed chapters, here"
@@ -68,6 +71,8 @@ def changed_chapters():
 
 
 def pytest_collection_modifyitems(config, items):
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     if config.option.quick:
         slow, changed = {f"test_{name}.py" for name in SLOW}, tuple(f"[{name}-" for name in changed_chapters())
         chosen = [
