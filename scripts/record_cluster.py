@@ -32,7 +32,8 @@ def main():
         record(cluster, slurm, "train.txt", "two-nodes.sbatch", *run)
         print("lost-node.txt: running", flush=True)
         story = r"start \d|processes,|step \d+ loss|resumes|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
-        done, _, state = lose_a_node(cluster)
+        job, _, state = lose_a_node(cluster)
+        done = cluster.wait(job)
         lines = [line[:100] for line in done.output.splitlines() if re.search(story, line)]
         lines = [line for line in lines if line.startswith(("0:", "job", "srun", "slurm")) or "Gloo" in line]
         command = f"sbatch two-nodes.sbatch train.py …, selected lines; the first start ended as {state}"

@@ -12,13 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from slurm_cluster import Cluster, missing, on_cpus
+from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
@@ -68,7 +69,7 @@ def alone(*arguments, devices=8):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=FOLDER, env=clean | on_cpus(devices), capture_output=True, text=True, timeout=120
+        command, cwd=FOLDER, env=clean | on_cpus(devices), capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -102,7 +103,7 @@ def ssh(tmp_path):
 
 def end(run):
     """Wait for a program to end without an error; returns what it said, without gloo's words in between."""
-    output, _ = run.communicate(timeout=120)
+    output, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, output
     return re.findall(r"\d+ process(?:es)?, .*|process \d+ of .*|step \d+ .*|resumes .*|done, .*|SIGTERM: .*", output)
 
@@ -119,7 +120,7 @@ def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # which keeps writes apart
     with reader, writer:
         command = [sys.executable, "-u", "hello.py"]
-        subprocess.run(command, cwd=FOLDER, env=os.environ | on_cpus(2), stdout=writer, check=True, timeout=120)
+        subprocess.run(command, cwd=FOLDER, env=os.environ | on_cpus(2), stdout=writer, check=True, timeout=PATIENCE)
         assert re.fullmatch(rb"process 0 of 1 .* sum 0\n", reader.recv(4096))
 
 
@@ -131,11 +132,10 @@ def test_ssh_trains_one_model_in_one_folder(ssh, tmp_path):
 
 def test_ssh_ends_all_processes_if_one_fails(ssh, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text("import os, sys, time\nos.environ['PROCESS_ID'] == '1' and sys.exit(3)\ntime.sleep(60)\n")
-    begin = time.monotonic()
+    program.write_text("import os, sys, time\nos.environ['PROCESS_ID'] == '1' and sys.exit(3)\ntime.sleep(3600)\n")
     run = ssh(program)
-    run.communicate(timeout=30)
-    assert run.returncode == 1 and time.monotonic() - begin < 20
+    run.communicate(timeout=PATIENCE)
+    assert run.returncode == 1
 
 
 def test_sigterm_to_one_process_stops_training_at_one_saved_step(ssh, tmp_path):
@@ -190,6 +190,43 @@ def test_a_process_makes_only_the_examples_of_its_own_devices():
 def test_hello_names_the_platform_and_the_kind_of_device():
     (line,) = alone("hello.py", devices=4)
     assert "process 0 of 1" in line and "4 of 4 devices (platform cpu, kind cpu)" in line
+
+
+def lose_a_node(cluster):
+    """Train on two nodes, lose one after a checkpoint, and bring it back.
+
+    Slurm starts the job again about a minute later: see cred_expire in slurm_cluster.py.
+
+    Returns the job, what its first start printed, and the state in which that start ended."""
+    run = cluster.folder / "lost"
+    what = "train.py", "--folder", run, "--steps", 12, "--every", 2, "--pause", 0.5
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
+    told = partial(cluster.told, job)
+    wait_until(lambda: any((run / step).exists() for step in "46"), told)
+    cluster.kill("node2")
+    # Ten seconds until Slurm misses the node, twenty until JAX does.
+    wait_until(lambda: cluster.show(job)["JobState"] not in ("RUNNING", "COMPLETING"), told)
+    wait_until(lambda: "node2" in cluster.output(job), told)
+    first_run = cluster.output(job)
+    cluster.start_node("node2")
+    cluster.wait_for_nodes()
+    first_state = cluster.show(job)["JobState"]
+    if first_state == "FAILED":  # its processes had ended before Slurm missed the node: Slurm leaves it at that
+        cluster.run("scontrol", "requeue", job)
+    return job, first_run, first_state
+
+
+@pytest.fixture(scope="module")
+def lost(cluster):
+    """A job that has lost a node, and what it printed until then; it starts again while other tests run."""
+    job, first_run, _ = lose_a_node(cluster)
+    return job, first_run
+
+
+def test_a_lost_node_ends_the_job(lost):
+    _, first_run = lost
+    assert "Node failure on node2" in first_run or "heartbeat timeout" in first_run
+    assert "step 12 loss" not in first_run
 
 
 def test_one_node_one_process_sees_four_devices(cluster):
@@ -262,49 +299,12 @@ def test_training_on_two_nodes_equals_training_on_one_and_resumes_there(cluster,
     same(said(job.output)[-3:], one[-3:])
 
 
-def lose_a_node(cluster):
-    """Train on two nodes, lose one after a checkpoint, bring it back.
-
-    Returns the job, what its first start printed, and the state in which that start ended."""
-    run = cluster.folder / "lost"
-    what = "train.py", "--folder", run, "--steps", 12, "--every", 2, "--pause", 0.5
-    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
-    wait_until(lambda: any((run / step).exists() for step in "46"), 120, cluster, job)
-    cluster.kill("node2")
-    # Ten seconds until Slurm misses the node, twenty until JAX does.
-    wait_until(lambda: cluster.show(job)["JobState"] not in ("RUNNING", "COMPLETING"), 120, cluster, job)
-    wait_until(lambda: "node2" in cluster.output(job), 30, cluster, job)
-    first_run = cluster.output(job)
-
-    # Slurm starts a lost job again when its credentials have expired: after 120 s, or 70 s as we have set it. It tries
-    # once more to end the first start 60 s after it could not, and must not find the second one then.
-    cluster.start_node("node2")
-    cluster.wait_for_nodes()
-    first_state = cluster.show(job)["JobState"]
-    if first_state == "FAILED":  # its processes had ended before Slurm missed the node: Slurm leaves it at that
-        cluster.run("scontrol", "requeue", job)
-    return cluster.wait(job), first_run, first_state
-
-
-def test_a_lost_node_ends_the_job_in_bounded_time_and_the_requeued_job_resumes(cluster):
-    done, first_run, _ = lose_a_node(cluster)
-    assert "Node failure on node2" in first_run or "heartbeat timeout" in first_run
-    assert "step 12 loss" not in first_run
-    assert done.state == "COMPLETED", done.output
-    again = done.output.split("start 1")[1]
-    assert int(re.search(r"resumes after step (\d+)", again)[1]) >= 4
-    assert "step 12 loss" in again and "step 3 loss" not in again
-    shown = "\n".join(recorded("lost-node.txt"))
-    for words in ("start 0", "step 4 loss", "Node failure on node2", "start 1", "resumes after step", "step 12 loss"):
-        assert words in shown and words in done.output
-
-
 def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
     """As `#SBATCH --signal=TERM@120` sends it: to all tasks, not to the batch script."""
     run = cluster.folder / "told"
     what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps"
     job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, 1000)
-    wait_until(lambda: "step 3 loss" in cluster.output(job), 60, cluster, job)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), partial(cluster.told, job))
     cluster.run("scancel", "--signal=TERM", job)
     done = cluster.wait(job)
     assert done.state == "COMPLETED", done.output
@@ -326,7 +326,7 @@ def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapt
     script = cluster.folder / "again.sbatch"
     script.write_text("\n".join([*lines[:-1], block]))
     job = cluster.submit(script, program)
-    wait_until(lambda: cluster.show(job)["Restarts"] == "1", 30, cluster, job)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1", partial(cluster.told, job))
     assert cluster.show(job)["JobState"] in ("PENDING", "COMPLETING", "REQUEUED")
     cluster.run("scancel", job)
 
@@ -339,16 +339,9 @@ def test_a_job_array_is_several_jobs_with_a_number_each(cluster):
     settings = {"VENV": sys.prefix} | on_cpus(1)
     job = cluster.run("sbatch", "--parsable", "--array=0-1", output, script, program, **settings).strip()
     files = [cluster.folder / f"array-{number}.out" for number in (0, 1)]
-    wait_until(lambda: all(f.exists() and "number" in f.read_text() for f in files), 60, cluster, job)
+    wait_until(lambda: all(f.exists() and "number" in f.read_text() for f in files), partial(cluster.told, job))
     first, second = (f.read_text().splitlines() for f in files)
     assert [first[-1], second[-1]] == ["number 0 1", "number 1 1"] and first[0] != second[0]  # two numbers of jobs
-
-
-def wait_until(true, seconds, cluster, job):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"{cluster.show(job)}\n{cluster.output(job)}\n{cluster.log()}"
-        time.sleep(0.1)
 
 
 def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(cluster):
@@ -376,21 +369,33 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
 
 def test_ipyparallel_starts_engines_through_slurm(cluster):
     """shardlab.processes with one argument changed: eight processes, at most four on a node in this partition."""
-    program = """
+    program = f"""
 from shardlab.processes import start
-with start(8, cluster="slurm", limit=120) as group:
+with start(8, cluster="slurm", limit={PATIENCE}) as group:
     group.run("import jax, socket")
     print(group)
     print(group["jax.process_index(), jax.process_count(), jax.device_count(), socket.gethostname()"])
 """
     settings = cluster.environment | {"SLURM_EXPORT_ENV": "ALL", "SBATCH_PARTITION": "four"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=cluster.folder, env=settings, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=cluster.folder, env=settings, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, f"{done.stderr}\n{cluster.log()}"
     who, seen = done.stdout.splitlines()
     assert who == "8 processes on 2 hosts"
     assert eval(seen) == [(i, 8, 8, f"node{1 + i // 4}") for i in range(8)]
-    wait_until(lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), 20, cluster, "1")
+    wait_until(lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), cluster.log)
+
+
+def test_a_job_that_lost_a_node_resumes_when_slurm_starts_it_again(cluster, lost):
+    job, _ = lost
+    done = cluster.wait(job)
+    assert done.state == "COMPLETED", done.output
+    again = done.output.split("start 1")[1]
+    assert int(re.search(r"resumes after step (\d+)", again)[1]) >= 4
+    assert "step 12 loss" in again and "step 3 loss" not in again
+    shown = "\n".join(recorded("lost-node.txt"))
+    for words in ("start 0", "step 4 loss", "Node failure on node2", "start 1", "resumes after step", "step 12 loss"):
+        assert words in shown and words in done.output
 
 
 def test_the_numbers_in_costs_are_those_of_the_recording():
