@@ -67,10 +67,11 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
     before, here = rf"^{{doc}}`{after or 'explorer'}`$", rf"^{{doc}}`padding`\n: {title}\.$"
     between = text[re.search(before, text, re.MULTILINE).end() : re.search(here, text, re.MULTILINE).start()]
     assert "{doc}" not in between, between
-    rules = ["tests/test_book.py", "-k", "padding or labels or every_exercise", "-p", "no:cacheprovider", "-q"]
-    status, said = run(sources, sys.executable, "-m", "pytest", *rules)
-    assert status == 0 and int(re.search(r"(\d+) passed", said)[1]) >= 10, said
-    if not after:
+    if after:  # what the rules and the build look at is the same in both places, so each runs once
+        rules = ["tests/test_book.py", "-k", "padding or labels or every_exercise", "-p", "no:cacheprovider", "-q"]
+        status, said = run(sources, sys.executable, "-m", "pytest", *rules)
+        assert status == 0 and int(re.search(r"(\d+) passed", said)[1]) >= 10, said
+    else:
         status, said = run(sources, sys.executable, "-m", "bookbinder", "chapter", "book/padding.md")
         assert status == 0 and re.search(r"^padding +\d+ +ran", said, re.MULTILINE), said
 
