@@ -1,6 +1,5 @@
 """What authors use: a new chapter, chapters as notebooks in editors, pre-commit, the development container, forms."""
 
-import ast
 import json
 import os
 import re
@@ -230,16 +229,6 @@ def test_what_a_guide_names_is_there(name):
 
 def test_the_readme_fits_on_one_screen():
     assert len(GUIDES["README.md"].splitlines()) <= 40
-
-
-@pytest.mark.parametrize("package", ["shardlab", "bookbinder"])
-def test_a_package_lists_its_modules(package):
-    """CONTRIBUTING.md leads there, and each module says more."""
-    modules = {file.stem for file in (ROOT / "src" / package).glob("[!_]*.py")}
-    about = ast.get_docstring(ast.parse((ROOT / "src" / package / "__init__.py").read_text("utf-8")))
-    assert set(re.findall(rf"`{package}\.(\w+)`", about)) == modules
-    for module in modules:
-        assert ast.get_docstring(ast.parse((ROOT / "src" / package / f"{module}.py").read_text("utf-8")))
 
 
 # --- The development container, and forms -----------------------------------------------------------------

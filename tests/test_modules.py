@@ -1,6 +1,7 @@
 """What holds for every module of src/: it says its one job, and leaves to the others what is private to them."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,11 @@ def test_what_is_a_modules_own_is_no_others():
 def test_a_module_says_its_one_job_in_its_first_line(file):
     said = ast.get_docstring(ast.parse(file.read_text())).splitlines()
     assert len(said[0]) > 20 and said[0].endswith(".") and (len(said) == 1 or not said[1]), said[0]
+
+
+@pytest.mark.parametrize("package", ["shardlab", "bookbinder"])
+def test_a_package_lists_its_modules(package):
+    """CONTRIBUTING.md sends people there."""
+    modules = {file.stem for file in (SOURCES / package).glob("[!_]*.py")}
+    about = ast.get_docstring(ast.parse((SOURCES / package / "__init__.py").read_text()))
+    assert set(re.findall(rf"`{package}\.(\w+)`", about)) == modules
