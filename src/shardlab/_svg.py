@@ -77,7 +77,7 @@ def rect(x, y, width, height, fill="none", more=""):
 
 
 def _clipped(x, y, width, height, parts):
-    """Parts with the origin at (x, y), cut off at the edges: an inner svg does it, and so needs no id."""
+    """Parts with the origin at (x, y), clipped at the edges: an inner svg does it, and so needs no id."""
     return f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}">{parts}</svg>'
 
 
