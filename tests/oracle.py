@@ -1,9 +1,12 @@
 """XLA's own parser of compiled programs, against which ours is compared: names, kinds, types, operands and calls.
 
-The parser is a private part of jaxlib, so only tests use it.
+The parser is a private part of jaxlib, so only tests use it. `python oracle.py SCRIPT ARGUMENTS...` runs a script and
+compares every program whose text the script asks for.
 """
 
 import re
+import runpy
+import sys
 from dataclasses import dataclass
 
 import jax
@@ -89,3 +92,9 @@ def watch():
         return text
 
     jax.stages.Compiled.as_text = compared
+
+
+if __name__ == "__main__":
+    watch()
+    sys.argv = sys.argv[1:]
+    runpy.run_path(sys.argv[0], run_name="__main__")
