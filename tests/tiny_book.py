@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 
 import psutil
+from waiting import PATIENCE
 
 FRONT = """\
 ---
@@ -85,7 +86,7 @@ class TinyBook:
     def build(self, *arguments, **environment):
         """Run the builder to its end; returns its exit status, standard output and standard error."""
         process = self.start(*arguments, **environment)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
 
     def site(self):
