@@ -60,6 +60,13 @@ def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help=text)
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than there are processors, since tests also wait: for jobs, kills and pages."""
+    from bookbinder.runs import at_once
+
+    return at_once()
+
+
 def changed_chapters():
     """The names of chapters that differ from the main branch: here, or in commits that it has not."""
     git = ["git", "-c", "safe.directory=*"]
