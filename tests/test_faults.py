@@ -22,6 +22,7 @@ import pytest
 from conftest import missing
 from jupyter_cache import get_cache
 from tiny_book import FRONT, TinyBook, chapter, statuses
+from waiting import PATIENCE, SOON
 
 from bookbinder import disk, execute, runs, site
 from bookbinder.book import BookError, load
@@ -35,7 +36,7 @@ def steady(files):
     return {name: re.sub(b"|".join(VARIES), b"", content) for name, content in files.items()}
 
 
-def ended(tiny, seconds=10):
+def ended(tiny, seconds=SOON):
     """Whether all that a book's commands have started comes to its end."""
     deadline = time.monotonic() + seconds
     while tiny.processes() and time.monotonic() < deadline:
@@ -57,7 +58,7 @@ FAULTS = {
     "is_no_python": ("x = = 1", ONE + "SyntaxError: invalid syntax"),
     "hangs": (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)",
-        ONE + r"CellTimeoutError: this cell ran for longer than 15 s \(timeout: in _config\.yml\)",
+        ONE + r"CellTimeoutError: this cell ran for longer than 30 s \(timeout: in _config\.yml\)",
     ),
     "ends_the_process": ("import os\nos._exit(0)", DIED),
     "exits": ("exit()", ONE + "SystemExit: this cell ends the kernel with exit or quit; remove that"),
@@ -84,7 +85,7 @@ FAULTS = {
 def faulty(tmp_path_factory):
     """A book with a chapter for each fault; returns the book, the results by chapter, and sources before and after."""
     tiny = TinyBook(tmp_path_factory.mktemp("book"))
-    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 20", "timeout: 15"))
+    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 20", "timeout: 30"))
     for name, (code, _) in FAULTS.items():
         tiny.write(f"book/{name}.md", chapter(name, "print('fine')", code, "print('never')"))
     names = ["one", "two", *FAULTS]
@@ -396,15 +397,13 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
     assert tiny.build()[0] == 0
     good = tiny.site()
     ready = tiny.root / "ready"
-    tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(15)"))
+    tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)"))
     process = tiny.start_until(ready)
     assert tiny.processes()
-    began = time.monotonic()
     process.send_signal(number)
     time.sleep(0.1)  # two at the same moment could come in either order
     process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
-    out, err = process.communicate(timeout=20)
-    assert time.monotonic() - began < 10
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number and f"stopped ({number.name}); the site is unchanged" in err
     assert "Traceback" not in err and "Exception" not in err, err
     assert not tiny.processes() and tiny.site() == good
@@ -418,7 +417,7 @@ def test_a_kill_that_cannot_be_caught(tiny):
         import os, time
         os.system("setsid sleep 600 >/dev/null 2>&1 &")
         open({str(ready)!r}, 'w').close()
-        time.sleep(15)
+        time.sleep(600)
         """
     tiny.write("book/one.md", chapter("One", code))
     process = tiny.start_until(ready)
@@ -456,7 +455,7 @@ def test_kills_at_ten_random_moments(tiny):
         process.kill()
         process.communicate()
         assert steady(tiny.site()) in good, f"killed {moment:.2f} s after its start"
-    assert ended(tiny, 30), tiny.processes()
+    assert ended(tiny), tiny.processes()
     become(0, "last")
     status, _, err = tiny.build()
     assert status == 0 and steady(tiny.site()) == good[0], err
