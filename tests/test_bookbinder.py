@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tiny_book import FRONT, chapter, statuses
+from waiting import PATIENCE
 
 from bookbinder import execute, progress, run_notebook, runs, site
 from bookbinder.book import load
@@ -375,18 +376,18 @@ def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
         port = free.getsockname()[1]
     server, page = tiny.start("serve", "--port", str(port)), browser.new_page()
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not listens(port):
             assert server.poll() is None and time.monotonic() < deadline, server.communicate()
             time.sleep(0.1)
         page.goto(f"http://127.0.0.1:{port}/one.html", wait_until="networkidle")
         assert "one 2" in page.locator("article").inner_text()
         tiny.write("book/one.md", chapter("One", "print('one', 2 + 2)"))
-        page.get_by_text("one 4").wait_for(timeout=60_000)
+        page.get_by_text("one 4").wait_for(timeout=1000 * PATIENCE)
     finally:
         page.close()
         server.terminate()
-        said = server.communicate(timeout=20)
+        said = server.communicate(timeout=PATIENCE)
     assert not tiny.processes() and "Traceback" not in said[1], said
 
 

@@ -85,7 +85,7 @@ FAULTS = {
 def faulty(tmp_path_factory):
     """A book with a chapter for each fault; returns the book, the results by chapter, and sources before and after."""
     tiny = TinyBook(tmp_path_factory.mktemp("book"))
-    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 20", "timeout: 30"))
+    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 120", "timeout: 30"))
     for name, (code, _) in FAULTS.items():
         tiny.write(f"book/{name}.md", chapter(name, "print('fine')", code, "print('never')"))
     names = ["one", "two", *FAULTS]

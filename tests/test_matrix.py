@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import tomllib
 import zipfile
 from pathlib import Path
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from test_colab import git
 from tiny_book import TinyBook, chapter, statuses
+from waiting import PATIENCE, wait_until
 
 from bookbinder import environments, matrix, runs
 from bookbinder.book import BookError, load
@@ -63,15 +63,8 @@ def start(tiny, *arguments, columns=("here", "there")):
 def command(tiny, *arguments, **options):
     """Run the command to its end: exit status, standard output, standard error."""
     process = start(tiny, *arguments, **options)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
-
-
-def wait_for(what, seconds=15):
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def processes_with(mark):
@@ -243,24 +236,24 @@ def test_an_environment_without_what_runs_notebooks_is_a_failure(tiny, tmp_path)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     ready, go = tiny.root / "ready", tiny.root / "go"
-    child = f"import time  # child of {tiny.root}\ntime.sleep(60)"
+    child = f"import time  # child of {tiny.root}\ntime.sleep(600)"
     wait = f"""
         import os, subprocess, sys, time
         if not os.path.exists({str(go)!r}):
             subprocess.Popen([sys.executable, "-c", {child!r}], start_new_session=True)
             open({str(ready)!r}, "w").close()
-            time.sleep(60)
+            time.sleep(600)
     """
     tiny.write("book/one.md", chapter("One", "1", "2"))  # has more cells, so it is the first
     tiny.write("book/two.md", chapter("Two", wait))
     process = start(tiny, "--jobs", "1", columns=("here",))
-    wait_for(ready.exists)
+    wait_until(ready.exists)
     assert len(processes_with(str(tiny.root))) >= 3  # the command, the kernel, what its cell has started
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     if number == signal.SIGKILL:
         assert process.returncode == -number
-        wait_for(lambda: not processes_with(str(tiny.root)))
+        wait_until(lambda: not processes_with(str(tiny.root)))
     else:
         assert process.returncode == 128 + number and out == ""
         assert err.splitlines()[-1] == f"stopped ({number.name}); finished runs will be reused", err
@@ -479,7 +472,7 @@ class Notebook:
 
     def run(self, *options, **environment):
         process = self.start(*options, **environment)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE)
         report = json.loads(out.splitlines()[-1])
         assert process.returncode == (0 if report["ok"] else 1), err
         return report
@@ -533,7 +526,7 @@ def test_the_kernel_is_the_python_that_runs_the_script_whatever_the_user_has(tmp
 
 
 def test_whatever_the_cells_have_started_is_ended(tmp_path):
-    program = f"import time  # {tmp_path}\ntime.sleep(60)"
+    program = f"import time  # {tmp_path}\ntime.sleep(600)"
     detached = f"import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        exec({program!r})"
     cell = f"""
         import subprocess, sys
@@ -545,11 +538,11 @@ def test_whatever_the_cells_have_started_is_ended(tmp_path):
     assert not processes_with(str(tmp_path))
     for number in (signal.SIGTERM, signal.SIGINT):
         (tmp_path / "ready").unlink()
-        process = Notebook(tmp_path, cell, "import time\ntime.sleep(60)").start()
-        wait_for((tmp_path / "ready").exists)
+        process = Notebook(tmp_path, cell, "import time\ntime.sleep(600)").start()
+        wait_until((tmp_path / "ready").exists)
         assert len(processes_with(str(tmp_path))) >= 3
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 128 + number and '"ok"' not in out and "Traceback" not in err, err
         assert not processes_with(str(tmp_path))
 

@@ -588,7 +588,7 @@ def marked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("marked")
     for name in ("package.json", "package-lock.json"):
         (folder / name).write_text((ROOT / "tests" / "marked" / name).read_text())
-    subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True, timeout=120)
+    subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True)
     (folder / "render.js").write_text(RENDER)
 
     def render(texts):

@@ -45,7 +45,7 @@ class TinyBook:
             only_build_toc_files: true
             repository: {url: https://github.com/tiny/here, branch: main}
             html: {use_repository_button: true}
-            execute: {execute_notebooks: cache, timeout: 20}
+            execute: {execute_notebooks: cache, timeout: 120}
             sphinx: {recursive_update: true, extra_extensions: [bookbinder.extension]}
             """,
         )
