@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from bookbinder import disk, environments, execute, runs
-from bookbinder.progress import Progress
+from bookbinder.progress import Progress, aligned
 from bookbinder.stopping import stoppable
 
 
@@ -144,8 +144,7 @@ def table(matrix):
     chapters = dict.fromkeys(one.chapter for one in matrix.outcomes)
     cells = {(one.chapter, one.column): _cell(one) for one in matrix.outcomes}
     rows += [[chapter, *(cells[chapter, column.name] for column in matrix.columns)] for chapter in chapters]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = aligned(rows, "<" * len(rows[0]))
     below = [f"{one.column}: {one.failure}" for one in matrix.outcomes if one.failure]
     below += [column.error or column.note for column in matrix.columns if column.error or column.note]
     below += [

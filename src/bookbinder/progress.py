@@ -119,8 +119,11 @@ def table(results):
         rows.append(
             (result.name, str(result.cells) if ran else "", result.status, f"{result.seconds:.1f}" if ran else "")
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return "\n".join(
-        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:<{widths[2]}}  {row[3]:>{widths[3]}}".rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned(rows, "<><>"))
+
+
+def aligned(rows, sides):
+    """Rows of texts as lines whose columns are aligned: `sides` has < (left) or > (right) for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ([f"{text:{side}{w}}" for text, side, w in zip(row, sides, widths, strict=True)] for row in rows)
+    return ["  ".join(line).rstrip() for line in lines]
