@@ -12,7 +12,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import textwrap
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +29,7 @@ from waiting import PATIENCE, SOON
 
 from bookbinder import disk, execute, runs, site
 from bookbinder.book import BookError, load
+from bookbinder.stopping import Stop
 
 # What two builds of the same sources may differ in, and nothing else.
 VARIES = (rb"from a run on \d{4}-\d\d-\d\d",)  # the day on which a chapter ran, at its foot
@@ -244,6 +248,36 @@ def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
         tiny.write(f"book/data/{name}.txt", "second")
         assert statuses(tiny.build()[1]) == {"index": "no code", "one": status, "two": "reused"}
     assert "alone second" in tiny.page("one")
+
+
+def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
+    """As a build and the tests of Colab's notebooks do."""
+    stop, running, most, lock = Stop(), 0, 0, threading.Lock()
+
+    def work(_):
+        nonlocal running, most
+        with disk.one_of(2, tmp_path, stop):
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.3)
+            with lock:
+                running -= 1
+
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(work, range(5)))
+    assert most == 2
+    with disk.one_of(1, tmp_path, stop):
+        program = f"""
+            from pathlib import Path
+            from bookbinder import disk, stopping
+            stop = stopping.Stop()
+            stop.signal = "SIGTERM"  # as soon as it has to wait
+            with disk.one_of(1, Path({str(tmp_path)!r}), stop):
+                print("in")
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+    assert "Stopped: SIGTERM" in done.stderr and not done.stdout
 
 
 # --- The disk ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import hashlib
 import re
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 try:
     import fcntl
@@ -44,6 +44,25 @@ def alone(folder, progress, stop, what="build"):
                 time.sleep(0.2)
                 stop.check()
         yield lock.fileno()
+
+
+@contextmanager
+def one_of(count, folder, stop):
+    """Allow `count` blocks at a time for a folder, in whatever processes; others wait."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        slots = [stack.enter_context(open(folder / f".slot{n}", "a")) for n in range(count)]
+        while not any(map(_locked, slots)):
+            time.sleep(0.2)
+            stop.check()
+        yield
+
+
+def _locked(file):
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def write(path, text):

@@ -147,7 +147,9 @@ def _fill(folder, made):
                 for cell in notebook.cells:
                     cell.outputs = _as_a_terminal_shows(cell.outputs)
                 uri = str(chapter.root / chapter.path)
-                bundle = CacheBundleIn(notebook, uri, data={"version": report.version})
+                bundle = CacheBundleIn(
+                    notebook, uri, data={"version": report.version, "execution_seconds": report.seconds}
+                )
                 cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
         finally:
             cache.db.dispose()

@@ -188,7 +188,7 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
 
     Args:
       runs: the `Run`s.
-      jobs: how many at once; by default `at_once()`.
+      jobs: how many at once, of all processes that run chapters of this book; by default `at_once()`.
       fresh: whether to run again what has a valid report.
       progress: a `bookbinder.progress.Progress`, which is told of cells.
       stop: a `bookbinder.stopping.Stop`.
@@ -209,9 +209,14 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
             last = next((kept for kept in map(_read, _earlier(one)) if kept), {})
             waiting.append((last.get("seconds", one.cells), number, one))
     waiting.sort(key=lambda item: -item[0])
-    processes = set()
-    with progress.watching(len(waiting)), ThreadPoolExecutor(jobs or at_once()) as pool:
-        jobs_of = {pool.submit(_run, one, progress, stop, processes): (number, one) for _, number, one in waiting}
+    processes, jobs = set(), jobs or at_once()
+
+    def slot_and_run(one):
+        with disk.one_of(jobs, one.place.parent.parent, stop):  # others may run chapters too, such as tests
+            return _run(one, progress, stop, processes)
+
+    with progress.watching(len(waiting)), ThreadPoolExecutor(jobs) as pool:
+        jobs_of = {pool.submit(slot_and_run, one): (number, one) for _, number, one in waiting}
         left = set(jobs_of)
         while left:
             done, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
