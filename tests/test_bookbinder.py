@@ -17,7 +17,7 @@ from pathlib import Path
 from tiny_book import FRONT, chapter, statuses
 from waiting import PATIENCE
 
-from bookbinder import execute, progress, run_notebook, runs, site
+from bookbinder import execute, progress, runs, site
 from bookbinder.book import load
 
 
@@ -334,7 +334,7 @@ def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch
     assert keys() == before
     found = json.loads(runs.environment())
     assert f"jax-{__import__('jax').__version__}" in found["packages"] and found["python"] == sys.version
-    monkeypatch.setattr(run_notebook, "environment", lambda: found | {"packages": ["jax-0.0.1"]})
+    monkeypatch.setattr(runs, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]}))
     assert keys()[0] != before[0] and keys()[1] != before[1]
 
 

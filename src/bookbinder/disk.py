@@ -32,15 +32,9 @@ def alone(folder, progress, stop, what="build"):
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as lock:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not waiting:
-                    progress.say(f"waiting for another {what} of this book to end")
-                waiting = True
+        if not _locked(lock):
+            progress.say(f"waiting for another {what} of this book to end")
+            while not _locked(lock):
                 time.sleep(0.2)
                 stop.check()
         yield lock.fileno()

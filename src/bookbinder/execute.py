@@ -70,14 +70,13 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
     progress = progress or Progress()
     programs = [chapter for chapter in chapters if chapter.runs]
     wanted = [runs.of_chapter(book, chapter) for chapter in programs]
-    if before and not all(map(runs.known, wanted)):
-        before()
     saved, at = _sources(book), dict(zip((one.place for one in wanted), programs, strict=True))
     reports = runs.run(
         wanted,
         jobs=jobs,
         progress=progress,
         stop=stop,
+        before=before,
         finished=lambda one, report: progress.finished(_result(at[one.place], report)),
     )
     for name, when in sorted(_sources(book).items()):

@@ -121,15 +121,11 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     )
 
 
+@cache
 def environment(python=sys.executable):
     """A Python and its installed packages, as JSON: what is there, not what the lock says."""
     if python == sys.executable:
         return json.dumps(run_notebook.environment())
-    return _environment_of(python)
-
-
-@cache
-def _environment_of(python):
     return subprocess.check_output([python, RUNNER, "--environment"], text=True)
 
 
@@ -183,7 +179,7 @@ def at_once(quotas=Path("/sys/fs/cgroup")):
     return max(1, min(processors + 1, memory // MEMORY))  # each waits now and then
 
 
-def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
+def run(runs, *, jobs=None, fresh=False, progress, stop, before=None, finished=None):
     """Run those notebooks that have no valid report, the longest first. One that fails does not stop the others.
 
     Args:
@@ -192,6 +188,7 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
       fresh: whether to run again what has a valid report.
       progress: a `bookbinder.progress.Progress`, which is told of cells.
       stop: a `bookbinder.stopping.Stop`.
+      before: called once before notebooks run, if any must run.
       finished: called with a run and its `Report` as soon as it is there.
 
     Returns:
@@ -208,6 +205,8 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, finished=None):
         else:
             last = next((kept for kept in map(_read, _earlier(one)) if kept), {})
             waiting.append((last.get("seconds", one.cells), number, one))
+    if waiting and before:
+        before()
     waiting.sort(key=lambda item: -item[0])
     processes, jobs = set(), jobs or at_once()
 
