@@ -10,9 +10,7 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
-from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,11 +37,9 @@ def setup(app):
     app.connect("doctree-read", _make_ids_unique)
     app.connect("doctree-read", _note_definitions)
     app.connect("doctree-resolved", _link_terms)
-    app.connect("html-page-context", _link_notebook, priority=600)  # when the theme has made its buttons
-    app.connect("html-page-context", _load_what_the_page_asks_for)
-    app.connect("html-collect-pages", _not_found)
     app.connect("build-finished", _name_dependencies)
-    app.connect("build-finished", _make_light, priority=900)  # when the theme has written its files
+    app.connect("build-finished", _note_shown)
+    pages.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(disk.folder_digest(Path(__file__).parent, "*.py")[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
@@ -56,8 +52,8 @@ def _name_the_repository(app, config):
     """
     config.html_math_renderer = "mathml"
     config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
-    config.html_theme_options["repository_url"] = _address(config).repository
-    ours = {"repository": f"<{_address(config).repository}>", "versions": _versions()}
+    app.bookbinder_address = where = _address(config)
+    ours = {"repository": f"<{where.repository}>", "versions": _versions()}
     config.myst_substitutions = {**config.myst_substitutions, **ours}
 
 
@@ -146,62 +142,10 @@ def _what_others_change(app, env):
     return [] if file.exists() and file.read_text() == app.bookbinder_shown else env.found_docs
 
 
-def _link_notebook(app, pagename, templatename, context, doctree):
-    """The buttons and the line below a chapter's title lead to its notebook."""
-    name = pagename.removeprefix(f"{books.FOLDER}/")
-    if name not in getattr(app.env, "bookbinder_notebooks", ()):
-        return
-    where = _address(app.config)
-    colab, download = where.colab(name), where.notebook(name)
-    buttons = context["header_buttons"]
-    open_it = {"label": "launch-colab", "icon": "fas fa-rocket", "text": "", "url": colab}
-    buttons.insert(0, {"type": "link", "tooltip": "Run this chapter in Colab", **open_it})
-    save_it = {"label": "download-notebook-button", "icon": "fas fa-code", "text": ".ipynb", "url": download}
-    for group in buttons:
-        if group.get("label") == "download-buttons":
-            group["buttons"].insert(0, {"type": "link", "tooltip": "Download the notebook", **save_it})
-    links = f'<a href="{escape(colab)}">Open in Colab</a> <a href="{escape(download)}">Download the notebook</a>'
-    context["body"] = context["body"].replace("</h1>", f'</h1>\n<p class="run-it">{links}</p>', 1)
-
-
-def _load_what_the_page_asks_for(app, pagename, templatename, context, doctree):
-    """Add scripts and styles of book/static that an element of this page names: data-load="some/a.css some/b.js"."""
-    for names in dict.fromkeys(re.findall(r'data-load="([^"]*)"', context.get("body", ""))):
-        for name in names.split():
-            if name.endswith(".css"):
-                app.add_css_file(name)
-            else:
-                app.add_js_file(name)
-
-
-def _not_found(app):
-    """The page that hosts show for an address that does not exist."""
-    words = (
-        "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        '<a href="index.html">The home page</a> lists all chapters, and the search covers the whole book.</p>'
-        "</section>"
-    )
-    yield "404", {"title": "There is no such page", "body": words}, "page.html"
-
-
-def _make_light(app, exception):
-    """Reduce what the theme sends with each page."""
-    if exception is not None or app.builder.format != "html":
-        return
-    chapters = getattr(app.env, "bookbinder_chapters", {})
-    about = pages.About(app.config.html_title or app.config.project, _address(app.config).site, chapters)
-    pages.finish(Path(app.outdir), about, app.env.found_docs)
-    _forget_lost_words(Path(app.outdir) / "searchindex.js")
-    (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
-
-
-def _forget_lost_words(file):
-    """Remove words from the search index that are on no page any more."""
-    before, _, index = file.read_text("utf-8").partition("(")
-    index = json.loads(index.removesuffix(")"))
-    for words in ("terms", "titleterms"):
-        index[words] = {word: places for word, places in index[words].items() if places != []}
-    file.write_text(f"{before}({json.dumps(index, separators=(',', ':'))})", "utf-8")
+def _note_shown(app, exception):
+    """Remember what pages show of each other, for the next build."""
+    if exception is None and app.builder.format == "html":
+        (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
 
 
 def _inline_math(translator, node):

@@ -1,56 +1,34 @@
-"""Make the theme's pages light: reduce what a page sends, and make it accessible to every reader.
+"""What stands on a page besides its text: the data of the theme in `theme/`, and folds, checks and colours of code.
 
-The theme gives each page 2.4 MB of scripts, styles and icon fonts. Here all styles become one file, with only those
-rules that a page of this book can use. Scripts load after the page is shown, and only on pages that need them. Icons
-are drawn in the page; menus, hints and solutions open without a script. `finish` is called once, when Sphinx is done,
-so plain `jupyter-book build .` makes the same pages as `make book`.
+Sphinx asks here for each page what its head says, where it leads, and which part of the book it belongs to. The
+templates in `theme/` lay that out; no page is touched after Sphinx has written it.
 """
 
+import ast
 import base64
 import hashlib
-import json
+import html
 import re
 import struct
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from types import SimpleNamespace
+from urllib.parse import quote, urlencode
 
-from lxml import etree, html
+from docutils import nodes
 
-from bookbinder import styles
+from bookbinder import disk
+from bookbinder.book import FOLDER
 
-# Scripts of the theme and its extensions that are not needed: icons are drawn, menus and hints are <details>.
-DROPPED = {"fontawesome.js", "bootstrap.js", "togglebutton.js", "sphinx-thebe.js"}
-DROPPED_STYLES = ("togglebutton.css", "sphinx-thebe.css")
-# These are needed only on pages where this is found; all others are for every page.
-ONLY_WITH = {
-    "clipboard.min.js": "//div[contains(@class, 'highlight')]/pre",
-    "copybutton.js": "//div[contains(@class, 'highlight')]/pre",
-    "design-tabs.js": "//*[contains(@class, 'sd-tab-set')]",
-    "steps.js": "//*[@data-steps]",
-    "doctools.js": "//*[@id='search-results']",
-    "sphinx_highlight.js": "//*[@id='search-results']",
-    "searchtools.js": "//*[@id='search-results']",
-    "language_data.js": "//*[@id='search-results']",
-    "searchindex.js": "//*[@id='search-results']",
-}
-# Before anything is painted: what the reader chose, or what the system prefers.
-MODE = """{
-const root = document.documentElement;
-let mode = "auto";
-try { mode = localStorage.getItem("mode") || mode; } catch {}
-const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-root.dataset.mode = mode;
-root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
-}"""
-POLICY = "Content-Security-Policy"
-# What site.js itself loads on a page that was opened from the search.
-BY_SCRIPT = ("doctools.js", "sphinx_highlight.js")
-BELOW = ("_static", "_images", "_downloads", "_sources")  # the folders of files that pages ask for
-WORDS_A_MINUTE = 200
-KEPT = "pages.json"  # beside the pages: saves the next build from reading them all
+NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
+THEME = Path(__file__).parent / "theme"
 CARD = "card.png"  # the picture that other sites show with a link to the book; in book/static
+WORDS_A_MINUTE = 200
+MOST = 160  # characters of a description
+# Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
+MODE = """try { const mode = localStorage.getItem("mode"); if (mode) document.documentElement.dataset.theme = mode; } catch {}"""
+_OF_OTHERS = ("sphinx_book_theme", "pydata_sphinx_theme", "sphinx_thebe", "sphinx_togglebutton", "sphinx_copybutton")
 
 
 @dataclass(frozen=True)
@@ -68,445 +46,234 @@ class Chapter:
     versions: str = ""
 
 
-@dataclass(frozen=True)
-class About:
-    """What pages say about the book.
-
-    Attributes:
-      title: of the book.
-      site: its address, with a slash at its end.
-      chapters: `Chapter` by the name of its page.
-    """
-
-    title: str
-    site: str
-    chapters: dict
+class fold(nodes.Element):  # noqa: N801  (docutils names classes of nodes so)
+    """`<details>`: what is shown when the reader presses its first child, a `fold_title`."""
 
 
-def finish(folder, about, documents):
-    """Make light the pages in a folder that are not light yet, and add a site map for search engines.
-
-    Args:
-      folder: where Sphinx has written HTML.
-      about: `About`.
-      documents: the names of the pages that Sphinx knows; other pages from an earlier build are deleted.
-    """
-    kept = _kept(folder.parent / KEPT)
-    files = [file for file in sorted(folder.rglob("*.html")) if "_static" not in file.parts]
-    pages = [_Page(file, folder, kept.get(str(file))) for file in files]
-    pages = [page for page in pages if page.light or page.tree.find("body") is not None]  # not the way to one alone
-    for page in pages:
-        if page.light and page.document not in documents:
-            page.file.unlink()
-    pages = [page for page in pages if page.file.exists()]
-    new = [page for page in pages if not page.light]
-    if not new:
-        return
-    icons, sheets = _icons(folder / "_static"), _sheets(pages)
-    for page in new:
-        _remove(page.tree)
-        _draw(page.tree, icons)
-        _menus(page.tree)
-        _unfolding(page.tree)
-        _roles(page.tree)
-        _images(page)
-        if page.name in about.chapters:
-            _chapter(page.tree, about.chapters[page.name])
-        _scripts(page.tree)
-        _head(page, about)
-    version = f"?v={_join(sheets, pages, folder / '_static' / 'site.css')}"
-    for page in pages:
-        changed = page.use(version)
-        if not page.light:
-            if page.name == "404":
-                _stand_alone(page.tree, about, folder / "_static" / "site.css")
-            _first_in_head(page.tree, etree.Element("meta", {"http-equiv": POLICY, "content": _policy(page.tree)}))
-        if changed or not page.light:
-            page.write()
-    _tidy(pages, folder)
-    (folder.parent / KEPT).write_text(json.dumps({str(page.file): page.to_keep(version) for page in pages}), "utf-8")
-    addresses = [about.site + page.address for page in pages if page.name in about.chapters]
-    (folder / "sitemap.xml").write_text(_sitemap(addresses), "utf-8")
+class fold_title(nodes.TextElement):  # noqa: N801
+    """`<summary>`."""
 
 
-class _Page:
-    """A page.
+def setup(app):
+    """Called by the extension, which gives Sphinx a `bookbinder_address` and its environment `bookbinder_chapters`."""
+    app.add_html_theme(NAME, str(THEME))
+    app.add_node(fold, html=_tags("details"))
+    app.add_node(fold_title, html=_tags("summary"))
+    app.connect("config-inited", _leave_the_stock_theme, priority=900)
+    app.connect("builder-inited", _our_files_only, priority=900)
+    app.connect("doctree-resolved", _fold, priority=900)
+    app.connect("doctree-resolved", _code, priority=901)
+    app.connect("doctree-resolved", _images, priority=902)
+    app.connect("html-collect-pages", _not_found)
+    app.connect("html-page-context", _describe, priority=900)
+    app.connect("build-finished", _site_map)
 
-    Attributes:
-      name: the chapter's name; `document` is Sphinx's name for it.
-      address: relative to the site's.
-      static: the path from the page to the static files.
-      light: whether it was made light before.
-      sheets: the addresses of its style sheets, which become one.
-    """
 
-    def __init__(self, file, folder, kept):
-        self.file = file
-        self._kept = kept if kept and kept["stamp"] == self._stamp() else None
-        place = file.relative_to(folder)
-        self.name, self.document = place.stem, place.with_suffix("").as_posix()
-        self.address = place.as_posix().removesuffix("index.html")
-        self.static = "../" * (len(place.parts) - 1) + "_static/"
-        if self._kept:
-            self.light, self.sheets = True, self._kept["sheets"]
-            return
-        self.light = bool(self.tree.xpath("//head/meta[@http-equiv=$policy]", policy=POLICY))
-        links = self.tree.xpath("//link[@rel='stylesheet']")
-        self.sheets = [link.get("href").partition("?")[0] for link in links]
-        for link in self.tree.xpath("//link[@data-of]"):
-            self.sheets = link.get("data-of").split()
+def _tags(name):
+    """How a node becomes an element of that name."""
 
-    @cached_property
-    def tree(self):
-        """The page, parsed."""
-        return html.document_fromstring(self.file.read_bytes(), parser=html.HTMLParser(encoding="utf-8"))
+    def enter(translator, node):
+        translator.body.append(translator.starttag(node, name, ""))
 
-    @cached_property
-    def needs(self):
-        """The elements it has and the files it loads once it is light, ready for JSON."""
-        if self._kept:
-            return self._kept["needs"]
-        return {
-            "tags": sorted({element.tag for element in self.tree.iter("*")}),
-            "names": sorted({name for value in set(self.tree.xpath("//@class | //@id")) for name in value.split()}),
-            "scripts": self.tree.xpath("//script/@src"),
-            "files": sorted({a.partition("#")[0] for a in self.tree.xpath("//@src | //link/@href | //a/@href")}),
-        }
+    return enter, lambda translator, node: translator.body.append(f"</{name}>\n")
 
-    def to_keep(self, version):
-        """What saves the next build from reading the page again, as long as it has not changed."""
-        return {"stamp": self._stamp(), "sheets": self.sheets, "version": version, "needs": self.needs}
 
-    def _stamp(self):
-        status = self.file.stat()
-        return f"{status.st_mtime_ns} {status.st_size} {_version()}"
+# --- What Jupyter Book sets up for its own theme -----------------------------------------------------------------
 
-    def use(self, version):
-        """Replace all style sheets by a version of the one; returns whether this changed the page."""
-        if self._kept and self._kept["version"] == version:
-            return False
-        sheet = f"{self.static}site.css{version}"
-        link = next(iter(self.tree.xpath("//link[@data-of]")), None)
-        if link is None:
-            link = etree.Element("link", {"rel": "stylesheet", "data-of": " ".join(self.sheets)})
-            _first_in_head(self.tree, link)
-        changed = link.get("href") != sheet
-        link.set("href", sheet)
-        return changed
 
-    def find(self, address):
-        """The file that an address on this page leads to; None if it leads elsewhere."""
-        return _file(self.file.parent, address)
+def _leave_the_stock_theme(app, config):
+    """Jupyter Book always loads its own theme and that theme's helpers; none of them has a part in our pages."""
+    config.html_theme_options = {}
+    for listeners in app.events.listeners.values():
+        listeners[:] = [one for one in listeners if one.handler.__module__.partition(".")[0] not in _OF_OTHERS]
 
-    def write(self):
-        """Write the page to its file."""
-        head, end, body = html.tostring(self.tree, encoding="unicode", doctype="<!DOCTYPE html>").partition("</head>")
-        self.file.write_text(re.sub(r"\n\s*\n", "\n", head) + end + body + "\n", "utf-8")
+
+def _our_files_only(app):
+    """Extensions add static files of their own, which our pages do not load."""
+    app.config.html_static_path = app.config._raw_config.get("html_static_path", [])
+
+
+# --- The text -------------------------------------------------------------------------------------------------
+
+
+def _fold(app, doctree, docname):
+    """Hints and solutions unfold without a script."""
+    for box in list(doctree.findall(lambda node: "dropdown" in getattr(node, "attributes", {}).get("classes", ()))):
+        first = box.children[0] if box.children and isinstance(box.children[0], nodes.title) else None
+        title = fold_title("", first.astext() if first else type(box).__name__.capitalize())
+        title["classes"].append("admonition-title")
+        kind = [box.tagname] if isinstance(box, nodes.Admonition) else []
+        made = fold("", title, *box.children[bool(first) :], classes=["admonition", *kind, *box["classes"]], ids=box["ids"])
+        box.replace_self(made)
+
+
+def _code(app, doctree, docname):
+    """Colour what runs in processes as the Python that it is, and set a cell's last assertions apart."""
+    for source in doctree.findall(nodes.literal_block):
+        if source.parent.get("nb_element") != "cell_code_source":
+            continue
+        text = source.astext()
+        if text.startswith("%%processes"):
+            source["language"] = "python"
+            continue
+        shown, checks = _split(text)
+        if checks and shown:
+            said = fold_title("", "checked", classes=["checked-title"])
+            rest = source.copy()
+            rest.rawsource, rest.children = checks, []
+            rest += nodes.Text(checks)
+            source.rawsource, source.children = shown, []
+            source += nodes.Text(shown)
+            source.parent.append(fold("", said, rest, classes=["checked"]))
+
+
+def _split(text):
+    """A cell's code, and the assertions at its end; "" for either that is not there."""
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:  # a magic
+        return text, ""
+    last = len(body)
+    while last and isinstance(body[last - 1], ast.Assert):
+        last -= 1
+    if last == len(body) or not last:
+        return text, ""
+    lines = text.split("\n")
+    end = body[last - 1].end_lineno
+    return "\n".join(lines[:end]), "\n".join(lines[end:]).strip("\n")
+
+
+def _images(app, doctree, docname):
+    """Give images their sizes, so that nothing jumps; those further down load when they are near."""
+    for number, image in enumerate(doctree.findall(nodes.image)):
+        file = Path(app.srcdir) / image["uri"]
+        if file.suffix == ".png" and file.is_file() and "width" not in image:
+            width, height = struct.unpack(">II", file.read_bytes()[16:24])
+            image["width"], image["height"] = str(width), str(height)
+        if number:
+            image["loading"] = "lazy"
+
+
+# --- The page around it -----------------------------------------------------------------------------------------
+
+
+def _not_found(app):
+    """The page that hosts show for an address that does not exist."""
+    words = (
+        "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
+        f'<a href="{app.bookbinder_address.site}">The home page</a> lists all chapters, and the search covers the '
+        "whole book.</p></section>"
+    )
+    yield "404", {"title": "There is no such page", "body": words}, "page.html"
+
+
+def _describe(app, pagename, templatename, context, doctree):
+    """Give the templates `page`: what the head says, and what stands around the text."""
+    where = app.bookbinder_address
+    name, body = pagename.removeprefix(f"{FOLDER}/"), context.get("body", "")
+    chapter = getattr(app.env, "bookbinder_chapters", {}).get(name) if doctree else None
+    title = html.unescape(re.sub("<.*?>", "", context.get("title") or {"genindex": "Index"}.get(name, "Search")))
+    address = where.site + ("" if pagename == app.config.root_doc else f"{pagename}.html")
+    page = SimpleNamespace(
+        title=html.escape(title),
+        description=html.escape(_first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
+        address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
+        part=_parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
+        edit=f"{where.repository}/edit/{where.branch}/{FOLDER}/{name}.md",
+        report=f"{where.repository}/issues/new?{urlencode({'template': 'wrong.yml', 'where': f'{name}: '}, quote_via=quote)}",
+    )  # fmt: skip
+    if page.alone:
+        page.style = _style()
+    else:
+        wanted = re.findall(r'data-load="([^"]*)"', body) + ["steps.js"] * ("data-steps=" in body)
+        page.loads = list(dict.fromkeys(file for files in wanted for file in files.split()))
+    if doctree and context.get("display_toc"):
+        page.sections = _without_title(context["toc"])
+    page.policy = _policy(page)
+    if chapter:
+        context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page, doctree)}", 1)
+    context["page"] = page
+
+
+def _head(app, where, name, page, doctree):
+    """What stands below a chapter's title: how long it is, what it runs on, and its notebook."""
+    facts = [f"{max(1, round(_words(doctree) / WORDS_A_MINUTE))} minutes to read", page.chapter.devices]
+    links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
+    if name in getattr(app.env, "bookbinder_notebooks", ()):
+        colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
+        links = f'<a class="button" href="{colab}">Open in Colab</a> <a href="{notebook}">Download the notebook</a> {links}'
+    return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span></p>'
+
+
+def _parts(env):
+    """For each page of a part, its part: `number` from 1 and `title`."""
+    found, number = {}, 0
+    site_map = getattr(env, "external_site_map", None)
+    for tree in site_map.root.subtrees if site_map else ():
+        number += 1
+        for item in tree.items:
+            found[str(item)] = SimpleNamespace(number=number, title=tree.caption or "")
+    return found
+
+
+def _first_words(doctree):
+    """The beginning of a page's first paragraph."""
+    first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
+    text = " ".join(first.astext().split()) if first else ""
+    return text if len(text) <= MOST else text[: MOST - 2].rsplit(" ", 1)[0] + " …"
+
+
+def _words(node):
+    """The number of words to read, without code, outputs and solutions."""
+    if isinstance(node, nodes.literal_block) or {"cell_output", "solution"} & set(node.get("classes", ())):
+        return 0
+    return sum(len(child.split()) if isinstance(child, nodes.Text) else _words(child) for child in node.children)
+
+
+def _without_title(toc):
+    """A page's table of contents, without the entry for the page itself."""
+    inner = re.search(r"<ul>\s*<li>.*?</a>(.*)</li>\s*</ul>", toc, re.DOTALL)
+    return inner[1].strip() if inner else ""
+
+
+@cache
+def _style():
+    return (THEME / "static" / "book.css").read_text("utf-8")
 
 
 @cache
 def _version():
-    """Of this code."""
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
-
-
-def _kept(file):
-    """What an earlier build kept of pages; {} if that is missing or damaged."""
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-@cache
-def _file(folder, address):
-    parts = urlsplit(address)
-    return None if parts.scheme or parts.netloc else (folder / unquote(parts.path)).resolve()
-
-
-def _classes(element):
-    return set((element.get("class") or "").split())
-
-
-def _with_class(page, *names):
-    """Elements that have all these classes."""
-    has = " and ".join(f"contains(concat(' ', normalize-space(@class), ' '), ' {name} ')" for name in names)
-    return page.xpath(f"//*[{has}]")
-
-
-# --- The body --------------------------------------------------------------------------------------------------
-
-
-def _remove(page):
-    """Remove what is empty, repeated, or useless without a script that we do not send."""
-    for element in [
-        *page.xpath("//*[@id='ethical-ad-placement' or @id='jb-print-docs-body' or @id='pst-back-to-top']"),
-        *page.xpath("//button[starts-with(@onclick, 'toggleFullScreen') or starts-with(@onclick, 'window.print')]"),
-        *page.xpath("//body//script[not(@src) and not(@type='application/json')]"),
-        *page.xpath("//noscript[style] | //span[contains(@class, 'search-button__kbd-shortcut')]"),
-        *page.xpath("//footer[contains(@class, 'bd-footer') and not(*)]"),
-    ]:
-        parent = element.getparent()
-        element.drop_tree()
-        if parent.tag == "li" and not len(parent):
-            parent.drop_tree()
-    for comment in page.xpath("//comment()"):
-        comment.drop_tree()
-    for header in page.xpath("//*[@id='pst-header']"):  # it has a second search and second buttons for the sidebars
-        header[:], header.text = [], None
-    page.find("body").set("data-default-mode", "auto")
-    for element in page.xpath("//*[@data-bs-toggle or @data-bs-placement or @data-bs-title]"):
-        for name in ("data-bs-toggle", "data-bs-placement", "data-bs-title"):
-            element.attrib.pop(name, None)
-
-
-def _roles(page):
-    """Give elements their roles and names, for readers who use a screen reader."""
-    for sidebar in page.xpath("//*[@id='pst-primary-sidebar']"):
-        sidebar.set("role", "complementary")
-        sidebar.set("aria-label", "Book")
-    for sidebar in page.xpath("//*[@id='pst-primary-sidebar' or @id='pst-secondary-sidebar']"):
-        form = etree.Element("form", {"method": "dialog", "class": "close-sidebar"})
-        etree.SubElement(form, "button", {"class": "btn"}).text = "Close"
-        sidebar.insert(0, form)  # seen on narrow screens only, where the theme makes a dialog of it
-    for listed in page.xpath("//*[@role='doc-biblioentry' or contains(@class, 'citation-list')]"):
-        listed.attrib.pop("role", None)
-    for corner in page.xpath("//th[not(normalize-space())]"):
-        corner.tag = "td"
-    for search in _with_class(page, "search-button-field"):
-        search.attrib.pop("aria-label", None)  # its text is its name
-
-
-def _icons(static):
-    """The theme's icons by name, from its own script: width, height and path."""
-    known, script = {}, (static / "scripts" / "fontawesome.js").read_text("utf-8")
-    form = r'[{,]"?([\w-]+)"?:\[(\d+),(\d+),\[([^\]]*)\],"[0-9a-f]+","([^"]+)"\]'
-    for icon in re.finditer(form, script):  # a name comes again in each style; the last is the solid one
-        for name in (icon[1], *re.findall(r'"([\w-]+)"', icon[4])):
-            known[name] = icon[2], icon[3], icon[5]
-    return known
-
-
-def _draw(page, icons):
-    """Draw icons in the page, where the theme has `<i class="fa-solid fa-bars">` for its script to replace."""
-    for element in page.xpath("//*[self::i or self::span][contains(@class, 'fa-')]"):
-        classes = (element.get("class") or "").split()
-        name = next(word[3:] for word in classes if word.startswith("fa-") and word not in ("fa-solid", "fa-lg"))
-        if name not in icons:
-            raise ValueError(f"the theme's script has no icon {name!r}")
-        width, height, path = icons[name]
-        kept = [word for word in classes if not word.startswith("fa")]
-        drawing = etree.Element("svg", {"class": " ".join(["icon", *kept]), "viewBox": f"0 0 {width} {height}"})
-        drawing.set("aria-hidden", "true")
-        if element.get("data-mode"):
-            drawing.set("data-mode", element.get("data-mode"))
-        etree.SubElement(drawing, "path", fill="currentColor", d=path)
-        drawing.tail = element.tail
-        element.getparent().replace(element, drawing)
-
-
-def _menus(page):
-    """Menus of the header, which open without a script: `<details>` instead of Bootstrap."""
-    for menu in page.xpath("//div[contains(@class, 'dropdown')][button[contains(@class, 'dropdown-toggle')]]"):
-        menu.tag = "details"
-        button = menu.find("button")
-        button.tag = "summary"
-        button.attrib.pop("type", None)
-        button.attrib.pop("aria-expanded", None)
-        button.set("title", button.get("aria-label", ""))
-
-
-def _unfolding(page):
-    """Hints and solutions: `<details>` instead of a script that hides them."""
-    for box in _with_class(page, "admonition", "dropdown"):
-        title = next(child for child in box if "admonition-title" in _classes(child))
-        title.tag = "summary"
-        etree.strip_tags(title, "a", "span")
-        box.tag = "details"
-        box.text = None
-    for summary in page.xpath("//details[contains(@class, 'hide')]/summary"):
-        summary.attrib.pop("aria-label", None)  # its text says more
-
-
-def _images(page):
-    """Give images their sizes, so that nothing jumps; those further down load when they are near."""
-    for number, image in enumerate(page.tree.xpath("//main//img")):
-        source = page.find(image.get("src", ""))
-        if source and source.suffix == ".png" and source.is_file() and not image.get("width"):
-            width, height = struct.unpack(">II", source.read_bytes()[16:24])
-            image.set("width", str(width))
-            image.set("height", str(height))
-        if number:
-            image.set("loading", "lazy")
-        image.set("decoding", "async")
-
-
-def _chapter(page, chapter):
-    """Say above a chapter how long it is and on how many devices it runs, and below it when and with what it ran."""
-    article = next(iter(page.xpath("//article")))
-    facts = [f"{max(1, round(_words(article) / WORDS_A_MINUTE))} minutes to read"] + [chapter.devices] * bool(
-        chapter.devices
-    )
-    line = next(iter(_with_class(article, "run-it")), None)
-    if line is not None:
-        etree.SubElement(line, "span").text = ", ".join(facts)
-    if chapter.executed:
-        foot = etree.SubElement(article, "p", {"class": "executed"})
-        foot.text = f"Every output on this page is from a run on {chapter.executed}, with {chapter.versions}."
-
-
-def _words(element):
-    """The number of words to read, without outputs and solutions."""
-    if not isinstance(element.tag, str) or {"cell_output", "solution"} & _classes(element):
-        return 0
-    return sum(len((text or "").split()) for text in (element.text, *(child.tail for child in element))) + sum(
-        map(_words, element)
-    )
-
-
-# --- The head --------------------------------------------------------------------------------------------------
-
-
-def _scripts(page):
-    """Keep the scripts that have something to do here; all wait until the page is shown."""
-    found, head = {}, page.find("head")
-    for script in page.xpath("//script"):
-        source = script.get("src")
-        name = Path(urlsplit(source or "").path).name
-        if source and name not in DROPPED and (name not in ONLY_WITH or page.xpath(ONLY_WITH[name])):
-            found.setdefault(source, script)
-        if source or script.get("type") != "application/json":
-            script.drop_tree()
-    for source, script in found.items():
-        attributes = {name: value for name, value in script.attrib.items() if name.startswith("data-")}
-        etree.SubElement(head, "script", src=source, defer="", **attributes)
-
-
-def _head(page, about):
-    tree, head = page.tree, page.tree.find("head")
-    for element in [
-        *head.xpath(".//link[@rel='stylesheet' or @rel='preload']"),
-        *head.xpath(".//meta[@name='viewport' or starts-with(@name, 'docsearch') or starts-with(@property, 'og:')]"),
-        *head.xpath(".//style"),
-    ]:
-        element.drop_tree()
-    heading = next(iter(tree.xpath("//article//h1")), None)
-    title = heading.text_content().strip().removesuffix("#") if heading is not None else about.title
-    first = next(iter(tree.xpath("//article//section/p[not(@class)]")), None)
-    text = " ".join(first.text_content().split()) if first is not None else about.title
-    text = text if len(text) <= 160 else text[:157].rsplit(" ", 1)[0] + " …"
-    address = about.site + page.address
-    metas = [
-        {"name": "viewport", "content": "width=device-width, initial-scale=1"},
-        {"name": "description", "content": text},
-        {"property": "og:title", "content": title},
-        {"property": "og:description", "content": text},
-        {"property": "og:site_name", "content": about.title},
-        {"property": "og:type", "content": "article" if page.name in about.chapters else "website"},
-        {"property": "og:url", "content": address},
-        {"property": "og:image", "content": f"{about.site}_static/{CARD}"},
-        {"name": "twitter:card", "content": "summary_large_image"},
-    ]
-    for attributes in metas:
-        etree.SubElement(head, "meta", **attributes)
-    etree.SubElement(head, "link", rel="canonical", href=address)
-    etree.SubElement(head, "link", rel="icon", type="image/svg+xml", href=f"{page.static}icon.svg")
-    mode = etree.Element("script")
-    mode.text = MODE
-    _first_in_head(tree, mode)
-
-
-def _stand_alone(page, about, sheet):
-    """Make the page independent of its address, because hosts show it at any address."""
-    for element in page.xpath("//script[@src] | //link[@rel='icon']"):
-        element.drop_tree()
-    for link in page.xpath("//link[@rel='stylesheet']"):
-        link.tag, link.text = "style", sheet.read_text("utf-8")
-        link.attrib.clear()
-    page.rewrite_links(
-        lambda link: link if link.startswith("#") else urljoin(about.site, link), resolve_base_href=False
-    )
+    """Of the theme's files, so that browsers load them anew when they have changed."""
+    return disk.folder_digest(THEME / "static")[:8]
 
 
 def _policy(page):
     """What a browser may load and run for this page: only the site's own. Drawings have styles as attributes."""
-    inline = {"script": "", "style": ""}
-    for element in page.xpath("//script[not(@src) and not(@type)] | //style"):
-        digest = hashlib.sha256(element.text.encode()).digest()
-        inline[element.tag] += f" 'sha256-{base64.b64encode(digest).decode()}'"
+
+    def allowed(text):
+        return f" 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" if text else ""
+
     return "; ".join(
         [
             "default-src 'none'",
-            f"script-src 'self'{inline['script']}",
-            f"style-src-elem 'self'{inline['style']}",
+            f"script-src 'self'{allowed(page.mode_script)}",
+            f"style-src-elem 'self'{allowed(page.style)}",
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data:",
-            "connect-src 'self'",  # the search shows an excerpt of each page
             "base-uri 'none'",
             "form-action 'self'",
         ]
     )
 
 
-def _first_in_head(page, element):
-    """Put an element at the beginning of the head, after what says how to read the page."""
-    head = page.find("head")
-    place = next((n for n, child in enumerate(head) if child.tag == "title"), 0)
-    head.insert(place + 1, element)
-
-
-# --- Styles, and files that no page loads any more ------------------------------------------------------------
-
-
-def _sheets(pages):
-    """The style sheets that pages ask for, in order."""
-    sheets = {}
-    for page in pages:
-        for address in page.sheets:
-            sheets.setdefault(page.find(address))
-    return [sheet for sheet in sheets if sheet.name not in DROPPED_STYLES]
-
-
-def _join(sheets, pages, file):
-    """Write one style sheet, with the rules that can apply, if it is not there; returns a digest of it."""
-    text = "".join(map(_with_imports, sheets))
-    names = {name for page in pages for name in page.needs["names"]}
-    tags = {tag for page in pages for tag in page.needs["tags"]}
-    scripts = {page.find(source) for page in pages for source in page.needs["scripts"]}
-    for script in sorted(scripts):
-        if script.name != "searchindex.js":  # all words of the book
-            words = script.read_text("utf-8")
-            names |= set(re.findall(r"[A-Za-z_][\w-]*", words))
-            tags |= set(re.findall(r"""["'`]([a-z][a-z0-9]*)["'`]""", words))
-    made_from = hashlib.sha256("\n".join([text, *sorted(tags), *sorted(names)]).encode()).hexdigest()[:8]
-    if not file.exists() or not file.read_text("utf-8").startswith(f"/*{made_from}*/"):
-        file.write_text(f"/*{made_from}*/{styles.reduce(text, tags, names)}", "utf-8")
-    return hashlib.sha256(file.read_bytes().partition(b"*/")[2]).hexdigest()[:8]
-
-
-def _with_imports(file):
-    """A style sheet, with those that it imports."""
-    text = file.read_text("utf-8")
-    found = re.compile(r'@import\s+(?:url\()?"([^"]+)"\)?;')
-    return "".join(_with_imports(file.parent / name) for name in found.findall(text)) + found.sub("", text) + "\n"
-
-
-def _tidy(pages, folder):
-    """Delete what no page loads, of the theme and of earlier versions of chapters."""
-    asked = {page.find(address) for page in pages for address in page.needs["files"]}
-    asked.add((folder / "_static" / "site.css").resolve())
-    asked |= {(folder / "_static" / name).resolve() for name in BY_SCRIPT}
-    below = [file for name in BELOW for file in (folder / name).rglob("*")]
-    for file in sorted(below, reverse=True):
-        if file.is_dir():
-            if not any(file.iterdir()):
-                file.rmdir()
-        elif file.resolve() not in asked and file.name != CARD:
-            file.unlink()
-
-
-def _sitemap(addresses):
+def _site_map(app, exception):
     """A list of all pages for search engines."""
-    inside = "".join(f"<url><loc>{address}</loc></url>" for address in addresses)
+    if exception is not None or app.builder.format != "html":
+        return
+    root, where = app.config.root_doc, app.bookbinder_address
+    places = "".join(
+        f"<url><loc>{where.site}{'' if name == root else f'{name}.html'}</loc></url>" for name in sorted(app.env.found_docs)
+    )
     head = '<?xml version="1.0" encoding="UTF-8"?>'
-    return f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{inside}</urlset>\n'
+    file = Path(app.outdir) / "sitemap.xml"
+    file.write_text(f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{places}</urlset>\n', "utf-8")

@@ -1,0 +1,84 @@
+// What pages do besides being read: the switch of light and dark, copying code, what one has read, and paper.
+// Everything else works without a script.
+{
+  const root = document.documentElement;
+  const keep = { get: (name) => { try { return localStorage.getItem(name); } catch { return null; } },
+    set: (name, value) => { try { if (value) localStorage.setItem(name, value); else localStorage.removeItem(name); } catch {} } };
+
+  // Light and dark: the system's choice, until the reader has one; chosen back to the system's, it is forgotten.
+  const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+  document.querySelector(".mode")?.addEventListener("click", () => {
+    const now = root.dataset.theme ?? (prefersDark.matches ? "dark" : "light");
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+    keep.set("mode", root.dataset.theme);
+  });
+
+  // A button on each piece of code. A cell's last assertions stand in a fold of their own, and are copied with it.
+  for (const code of document.querySelectorAll("article .cell_input, article section > [class*=highlight-]")) {
+    const box = code.querySelector(".highlight");
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
+    button.setAttribute("aria-label", "Copy this code");
+    button.addEventListener("click", async () => {
+      const text = [...code.querySelectorAll("pre")].map((pre) => pre.textContent.replace(/\n$/, "")).join("\n");
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+    box?.append(button);
+  }
+
+  // Chapters that were read to their end have a tick in the list, in this browser only.
+  const read = new Set((keep.get("read") ?? "").split(" ").filter(Boolean));
+  const name = (address) => new URL(address, location.href).pathname.split("/").pop().replace(".html", "") || "index";
+  const mark = () => {
+    for (const link of document.querySelectorAll("#chapters li a")) {
+      if (read.has(name(link.href))) link.dataset.read = "";
+    }
+  };
+  mark();
+  const end = document.querySelector(".end");
+  if (end) {
+    new IntersectionObserver((seen) => {
+      if (!seen.some((one) => one.isIntersecting) || scrollY === 0) return;
+      read.add(name(location.href));
+      keep.set("read", [...read].join(" "));
+      mark();
+    }).observe(end);
+  }
+
+  // Lists that cover the page on narrow screens close when something in them is chosen.
+  for (const list of document.querySelectorAll("nav[popover]")) {
+    list.addEventListener("click", (event) => { if (event.target.closest("a")) list.hidePopover(); });
+  }
+
+  // Which section one is in.
+  const links = new Map([...document.querySelectorAll("#sections > ul > li > a")].map((a) => [decodeURIComponent(a.hash.slice(1)), a]));
+  if (links.size) {
+    const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+    const show = () => {
+      const here = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3);
+      for (const [id, link] of links) {
+        if (id === here?.id) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+      }
+    };
+    addEventListener("scroll", () => requestAnimationFrame(show), { passive: true });
+    show();
+  }
+
+  // Paper shows what the page folds.
+  addEventListener("beforeprint", () => {
+    root.dataset.shown = root.dataset.theme ?? "";
+    root.dataset.theme = "light"; // paper is light
+    for (const box of document.querySelectorAll("article details:not([open])")) {
+      box.open = true;
+      box.dataset.printed = "";
+    }
+  });
+  addEventListener("afterprint", () => {
+    if (root.dataset.shown) root.dataset.theme = root.dataset.shown; else delete root.dataset.theme;
+    for (const box of document.querySelectorAll("details[data-printed]")) {
+      box.open = false;
+      delete box.dataset.printed;
+    }
+  });
+}
