@@ -258,7 +258,7 @@ def test_without_a_choice_a_page_is_dark_where_the_system_is(reader):
 @pytest.mark.parametrize("how", ["pointer", "keyboard"])
 def test_a_choice_of_light_or_dark_is_kept_over_reloads_and_pages(reader, how):
     page = reader("index", color_scheme="light", reduced_motion="reduce")
-    switch = page.locator(".theme-switch-button:visible")
+    switch = page.locator(".mode:visible")
     expect(switch).to_have_accessible_name(re.compile(r"color|colour|theme|dark", re.IGNORECASE))
     for dark in (True, False):
         choose(page, dark, (lambda: switch.click()) if how == "pointer" else (lambda: switch.press("Enter")))
@@ -277,81 +277,27 @@ def test_a_dark_page_is_dark_before_its_scripts_have_come(reader):
     assert page.evaluate(IS_DARK)
 
 
-# --- Search -----------------------------------------------------------------------------------------------
-
-
-def follow_a_result(page, chapter, word):
-    """From the results of a search to the chapter, where the word is."""
-    result = page.locator(f'#search-results a[href^="{chapter}.html"]').first
-    expect(result).to_be_visible()
-    result.click()
-    page.wait_for_url(f"**/{chapter}.html*")
-    expect(page.locator("article")).to_contain_text(word)
-
-
-def ask(page, word):
-    page.locator("#pst-search-dialog").get_by_role("searchbox").fill(word)
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/search.html?q=*")
-
-
-@pytest.mark.parametrize("where", ["host", "file"])
-@pytest.mark.parametrize("how", ["pointer", "keyboard"])
-def test_a_word_is_found_and_its_page_opened(reader, site, where, how):
-    page = reader("index")
-    if where == "file":
-        page.goto((site / "index.html").as_uri())
-    if how == "pointer":
-        page.locator(".search-button__button:visible").first.click()
-    else:
-        page.keyboard.press("Control+k")
-    ask(page, "stencil")
-    if where == "host":  # from a file nothing can be fetched
-        expect(page.locator("#search-results .context").first).to_contain_text("stencil", ignore_case=True)
-    follow_a_result(page, "collectives", "stencil")
-
-
-def test_search_opens_and_closes_on_a_narrow_screen(reader):
-    page = reader("arrays", **SCREENS["360px"])
-    button = page.locator(".search-button__button:visible").first
-    button.click()
-    box = page.locator("#pst-search-dialog").get_by_role("searchbox")
-    expect(box).to_be_focused()
-    page.keyboard.press("Escape")
-    expect(box).to_be_hidden()
-    button.click()
-    ask(page, "stencil")
-    follow_a_result(page, "collectives", "stencil")
-
-
-def test_a_word_that_is_nowhere_is_said_to_be_nowhere(reader):
-    page = reader("search")
-    page.locator("main").get_by_role("searchbox").fill("xylophone")
-    page.keyboard.press("Enter")
-    expect(page.locator("#search-results")).to_contain_text("did not match any documents")
-
-
 # --- Ways through the book --------------------------------------------------------------------------------
 
 
 def test_next_leads_from_the_first_page_to_the_last_and_previous_back(reader):
     page = reader(CHAPTERS[0])
-    expect(page.locator("a.left-prev")).to_have_count(0)
+    expect(page.locator("a.prev")).to_have_count(0)
     for before, name in pairwise(CHAPTERS):
-        page.locator("a.right-next").click()
+        page.locator("a.next").click()
         page.wait_for_url(f"**/{name}.html")
-        assert page.locator("a.left-prev").evaluate("link => link.href").endswith(f"/{before}.html")
-    expect(page.locator("a.right-next")).to_have_count(0)
-    page.locator("a.left-prev").click()
+        assert page.locator("a.prev").evaluate("link => link.href").endswith(f"/{before}.html")
+    expect(page.locator("a.next")).to_have_count(0)
+    page.locator("a.prev").click()
     page.wait_for_url(f"**/{CHAPTERS[-2]}.html")
 
 
 def test_the_sidebar_names_every_chapter_and_shows_where_one_is(reader):
     page = reader("arrays")
-    links = page.locator("#pst-primary-sidebar nav a")
+    links = page.locator("#chapters li a")
     found = [Path(link.split("#")[0]).stem for link in links.evaluate_all("links => links.map(link => link.href)")]
     assert found == CHAPTERS
-    here = page.locator("#pst-primary-sidebar nav a.current")
+    here = page.locator("#chapters li a.current")
     assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [SHORT_TITLES["arrays"]]
     links.nth(CHAPTERS.index("manual")).click()
     page.wait_for_url("**/manual.html")
@@ -371,8 +317,8 @@ def test_links_to_parts_of_this_page_bring_them_in_sight(reader, screen):
     number = page.locator("article h2").count()
     for at in (0, number // 2, number - 1):
         if screen == "360px":
-            page.locator(".secondary-toggle:visible").first.click()
-        links = page.locator(".bd-toc a:visible, #pst-secondary-sidebar-modal a:visible")
+            page.locator(".for-sections:visible").first.click()
+        links = page.locator("#sections > ul > li > a:visible")
         expect(links).to_have_count(number)
         links.nth(at).click()
         expect(links.first).to_be_visible(visible=screen == "1280px")  # what was opened for this is closed again
@@ -382,7 +328,7 @@ def test_links_to_parts_of_this_page_bring_them_in_sight(reader, screen):
 
 def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
     page = reader("arrays", **SCREENS["360px"])
-    button = page.locator(".primary-toggle:visible").first
+    button = page.locator(".for-chapters:visible").first
     expect(button).to_have_accessible_name(re.compile(r"navigation|chapters|contents|sidebar", re.IGNORECASE))
     link = page.get_by_role("link", name=SHORT_TITLES["manual"], exact=True).first
     expect(link).to_be_hidden()
@@ -405,21 +351,11 @@ def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
 def test_the_sidebar_of_a_narrow_screen_has_a_button_that_closes_it(reader):
     """Who has neither a keyboard nor a steady hand."""
     page = reader("arrays", **SCREENS["360px"])
-    page.locator(".primary-toggle:visible").first.click()
-    sidebar = page.locator("dialog[open]")
+    page.locator(".for-chapters:visible").first.click()
+    sidebar = page.locator("#chapters")
     expect(sidebar).to_be_visible()
     sidebar.get_by_role("button", name=re.compile("close", re.IGNORECASE)).click()
-    expect(sidebar).to_have_count(0)
-
-
-def test_the_sidebar_of_a_wide_screen_can_be_put_away(reader):
-    page = reader("arrays")
-    link = page.locator("#pst-primary-sidebar nav a").first
-    expect(link).to_be_in_viewport()
-    page.locator(".bd-header-article .primary-toggle").click()
-    expect(link).not_to_be_in_viewport()
-    page.locator(".bd-header-article .primary-toggle").click()
-    expect(link).to_be_in_viewport()
+    expect(sidebar).to_be_hidden()
 
 
 def test_the_first_key_leads_past_the_navigation(reader):
@@ -523,9 +459,9 @@ def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
     page = reader(name, permissions=["clipboard-read", "clipboard-write"])
     page.evaluate("document.querySelectorAll('article details').forEach((fold) => { fold.open = true; })")
     for number in (0, 3):
-        box = page.locator("article .cell_input").nth(number)
+        box = page.locator("article .cell").nth(number)
         box.scroll_into_view_if_needed()
-        button = box.locator("button.copybtn")
+        button = box.locator("button.copy")
         if how == "pointer":
             box.hover()
             expect(button).to_have_css("opacity", "1")
@@ -561,25 +497,8 @@ def test_buttons_for_colab_and_downloads_lead_there(reader):
 
     leads_to(page.get_by_role("link", name="Open in Colab"), colab)
     leads_to(page.get_by_role("link", name="Download the notebook"), notebook)
-    rocket = page.locator(".btn-launch-colab")
-    expect(rocket).to_have_accessible_name(re.compile("Colab"))
-    leads_to(rocket, colab)
-    menu = page.locator(".dropdown-download-buttons")
-    menu.locator(":scope > :is(button, summary)").click()
-    leads_to(menu.locator("a.btn-download-notebook-button"), notebook)
-
-
-def test_the_menu_of_downloads_opens_by_keyboard_and_holds_the_source(reader):
-    page = reader("collectives")
-    menu = page.locator(".dropdown-download-buttons")
-    source = menu.locator("a.btn-download-source-button")
-    expect(source).to_be_hidden()
-    menu.locator(":scope > :is(button, summary)").press("Enter")
-    expect(source).to_be_visible()
-    text = page.request.get(source.evaluate("link => link.href")).text()
-    assert text == BOOK.chapter("book/collectives.md").text
-    page.keyboard.press("Escape")
-    expect(source).to_be_hidden()
+    leads_to(page.get_by_role("link", name="Source"), WHERE.file("book/collectives.md", WHERE.branch))
+    leads_to(page.get_by_role("link", name="Edit this page"), WHERE.edit("book/collectives.md"))
 
 
 # --- Pictures in steps ------------------------------------------------------------------------------------
@@ -714,14 +633,14 @@ def test_without_javascript_a_chapter_can_be_read(reader, screen):
 
 def test_without_javascript_a_reader_gets_around(reader):
     page = reader("manual", java_script_enabled=False)
-    page.locator("a.right-next").click()
+    page.locator("a.next").click()
     page.wait_for_url("**/collectives.html")
-    page.locator("#pst-primary-sidebar nav a").first.click()
+    page.locator("#chapters li a").first.click()
     page.wait_for_url("**/index.html")
     page.set_viewport_size(SCREENS["360px"]["viewport"])
     page.locator("article").get_by_role("link", name="Arrays and meshes").first.click()
     page.wait_for_url("**/arrays.html")
-    page.locator("a.right-next").click()
+    page.locator("a.next").click()
     page.wait_for_url("**/auto.html")
     page.goto("search.html")
     says = re.compile("(activate|needs?|requires?) JavaScript")
@@ -734,12 +653,11 @@ def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_pre
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     expect(page.locator("h1:visible")).to_have_count(1)
     for what in (
-        "#pst-primary-sidebar",
-        "#pst-secondary-sidebar",
-        ".bd-header",
-        ".bd-header-article",
-        ".prev-next-footer",
-        "article .run-it",
+        ".top",
+        "#chapters",
+        "#sections",
+        ".around",
+        ".facts",
         "button",
         ".headerlink",
     ):
@@ -747,7 +665,7 @@ def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_pre
         assert not seen, f"on paper: {seen[:3]}"
     for fold in page.locator(FOLDS).all():
         expect(inside(fold)).to_be_visible()
-    expect(page.locator("article p:not(.run-it)").first).to_be_visible()
+    expect(page.locator("article p:not(.facts)").first).to_be_visible()
     for box in page.locator("[data-steps]").all():
         assert len(shown(box)) == int(box.get_attribute("data-steps"))
     hidden = page.locator("article pre").evaluate_all(

@@ -1,4 +1,4 @@
-"""What bookbinder makes of the theme's pages: light, and the same for everyone."""
+"""What bookbinder puts on pages besides their text, and what the theme makes of it."""
 
 import gzip
 import re
@@ -6,95 +6,57 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
-from lxml import etree, html
+from docutils import nodes
+from lxml import etree
 
-from bookbinder import pages, styles
+from bookbinder import pages
 
-# --- Styles ---------------------------------------------------------------------------------------------------
-
-USED = {"tags": {"html", "p", "a", "div"}, "names": {"box", "note", "top"}}
+# --- Code ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("given", "left"),
+    ("cell", "parts"),
     [
-        ("p { color: red }", "p{color:red}"),
-        ("table { color: red }", ""),
-        (".box, .other { color: red }", ".box{color:red}"),
-        ("p > .box  a{color:red}", "p>.box a{color:red}"),
-        ("#top{color:red} #bottom{color:red}", "#top{color:red}"),
-        ('.box:hover::before{content:".other"}', '.box:hover::before{content:".other"}'),
-        (".box:not(.other){color:red}", ".box:not(.other){color:red}"),
-        (":is(.other, .box) p{color:red}", ":is(.other, .box) p{color:red}"),
-        (":is(.other, table) p{color:red}", ""),
-        ('a[href^="x"]{color:red}', 'a[href^="x"]{color:red}'),
-        ("*{margin:0!important}", "*{margin:0!important}"),
-        ("@media print { .other{color:red} p{color:red} }", "@media print{p{color:red}}"),
-        ("@media print { .other{color:red} }", ""),
-        ("@font-face{font-family:x;src:url(x.woff2)}", ""),
-        ("@keyframes spin{to{rotate:1turn}}", "@keyframes spin{to{rotate:1turn}}"),
-        (":root{--a:1;--b:var(--c);--c:2}p{width:var(--b)}", ":root{--b:var(--c);--c:2}p{width:var(--b)}"),
-        (":root{--a:1}", ""),
-        ("/* nothing */ p{}", ""),
-        ('p{background:url("data:image/svg+xml,<a {}>")}', 'p{background:url("data:image/svg+xml,<a {}>")}'),
-        ("P{color:red}", "P{color:red}"),
+        ("x = 1\nprint(x)\nassert x == 1", ("x = 1\nprint(x)", "assert x == 1", "")),
+        ("x = 1\n\nassert x == 1  # yes\nassert (\n    x\n)", ("x = 1", "assert x == 1  # yes\nassert (\n    x\n)", "")),
+        ("x = 1\n# why\nassert x", ("x = 1", "# why\nassert x", "")),
+        ("x = 1\nassert x\n\ndraw(\n    x)", ("x = 1", "assert x", "draw(\n    x)")),
+        *[
+            (whole, (whole, "", ""))
+            for whole in (
+                "assert True\nx = 1",
+                "assert True",
+                "assert True\nx",
+                "x = 1; assert x",
+                "x = 1\nassert x; x",
+                "for x in y:\n    assert x",
+                "%%processes 2\nassert True",
+                "not python",
+                "",
+            )
+        ],
     ],
 )
-def test_rules_stay_if_something_can_match_them(given, left):
-    assert styles.reduce(given, **USED) == left
+def test_the_assertions_at_a_cells_end_are_set_apart(cell, parts):
+    assert pages.split(cell) == parts
 
 
-def test_what_is_no_css_is_named_with_its_line():
-    with pytest.raises(ValueError, match="line 2"):
-        styles.reduce("p{color:red}\n}", **USED)
+def test_a_cell_shows_its_output_and_then_that_it_was_checked(built):
+    """Nothing of a cell is lost, and its assertions stand below what it printed."""
+    folds = [fold for page in built.values() for fold in page.select("details.checked")]
+    assert len(folds) > 200
+    for fold in folds:
+        assert fold.parent["class"][0] == "cell" and fold.find_next_sibling() is None
+        assert fold.summary.get_text() == "checked" and fold.pre.get_text().lstrip().startswith(("assert", "#"))
 
 
-# --- Single changes -------------------------------------------------------------------------------------------
+def test_programs_for_processes_are_coloured_as_the_python_that_they_are(built):
+    (page,) = (page for file, page in built.items() if file.stem == "processes")
+    programs = [code for code in page.select(".cell_input pre") if code.get_text().startswith("%%processes")]
+    assert len(programs) > 5 and all(len(code.select("span[class]")) > 2 for code in programs)
 
 
-def tree(body):
-    return html.document_fromstring(f"<html><head><title>x</title></head><body>{body}</body></html>")
-
-
-def test_hints_unfold_without_a_script():
-    page = tree(
-        '<div class="dropdown admonition hint"><p class="admonition-title">Hint <a href="#x">2</a></p><p>h</p></div>'
-    )
-    pages._unfolding(page)
-    (box,) = page.xpath("//details")
-    assert [child.tag for child in box] == ["summary", "p"] and box[0].text_content() == "Hint 2"
-    assert not box[0].xpath(".//a")
-
-
-def test_icons_are_drawn_and_unknown_ones_refused():
-    page = tree('<button><i class="theme-switch fa-solid fa-sun fa-lg" data-mode="light"></i> x</button>')
-    pages._draw(page, {"sun": ("512", "256", "M0 0")})
-    (drawing,) = page.xpath("//svg")
-    assert drawing.get("viewbox", drawing.get("viewBox")) == "0 0 512 256" and drawing.tail == " x"
-    assert {"icon", "theme-switch"} <= set(drawing.get("class").split()) and drawing.get("data-mode") == "light"
-    with pytest.raises(ValueError, match="'moon'"):
-        pages._draw(tree('<i class="fas fa-moon"></i>'), {})
-
-
-def test_scripts_come_only_where_they_have_something_to_do():
-    scripts = "".join(
-        f'<script src="_static/{name}"></script>'
-        for name in ("site.js", "steps.js", "copybutton.js", "scripts/bootstrap.js", "scripts/fontawesome.js")
-    )
-    page = tree(f'<script>let x = 1;</script>{scripts}<div data-steps="2"></div>')
-    pages._scripts(page)
-    assert page.xpath("//script/@src") == ["_static/site.js", "_static/steps.js"]
-    assert all("defer" in script.attrib for script in page.xpath("//script"))
-
-
-def test_data_for_scripts_stays():
-    page = tree('<script type="application/json" id="data">{"a": 1}</script>')
-    pages._remove(page)
-    pages._scripts(page)
-    assert page.xpath("//script")[0].text == '{"a": 1}'
-
-
-# --- The site -------------------------------------------------------------------------------------------------
+# --- The site --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +74,17 @@ def weight(path):
     return len(gzip.compress(data)) if path.suffix in {".html", ".css", ".js", ".svg"} else len(data)
 
 
-def test_no_page_weighs_more_than_250_kib(built):
+def test_no_page_weighs_more_than_100_kib(built):
     """Everything that a page asks for, as a host with gzip sends it."""
     for file, page in built.items():
         asked = [tag["src"] for tag in page.select("script[src], img[src]")]
         asked += [tag["href"] for tag in page.select("link[rel=stylesheet], link[rel=icon]")]
         total = weight(file) + sum(weight(local(file, address)) for address in set(asked))
-        assert total <= 250 * 1024, f"{file.name}: {total / 1024:.0f} KiB"
+        assert total <= 100 * 1024, f"{file.name}: {total / 1024:.0f} KiB"
 
 
-def test_one_style_sheet_and_only_scripts_that_wait(built):
+def test_scripts_wait_and_only_the_choice_of_light_or_dark_stands_in_the_page(built):
     for file, page in built.items():
-        assert len(page.select("link[rel=stylesheet]")) + len(page.select("head > style")) == 1, file
         for script in page.select("script"):
             if script.get("type") == "application/json":
                 continue
@@ -132,18 +93,12 @@ def test_one_style_sheet_and_only_scripts_that_wait(built):
         assert not handlers, file
 
 
-def test_nothing_lies_about_that_no_page_asks_for(site, built):
-    asked = {local(file, tag["src"]) for file, page in built.items() for tag in page.select("[src]")}
-    asked |= {local(file, tag["href"]) for file, page in built.items() for tag in page.select("[href]")}
-    left = {file.name for file in (site / "_static").rglob("*") if file.is_file() and file.resolve() not in asked}
-    assert left <= {"card.png"}
-
-
-def test_icons_are_drawings(built):
-    for file, page in built.items():
-        assert not page.select("i[class*=fa-], span[class*=fa-]"), file
-        assert all(tag["aria-hidden"] == "true" and tag.path["d"] for tag in page.select("svg.icon")), file
-    assert "font-face" not in (next(iter(built)).parent / "_static" / "site.css").read_text()
+def test_nothing_of_the_stock_theme_is_published(site, built):
+    names = {file.name for file in (site / "_static").rglob("*") if file.is_file()}
+    assert {"book.css", "book.js", "steps.js", "icon.svg", "card.png"} <= names
+    of_others = re.compile(r"bootstrap|fontawesome|pydata|sphinx|jquery|doctools|copybutton|clipboard|thebe|toggle")
+    assert not [name for name in names if of_others.search(name)]
+    assert not [file for file, page in built.items() if page.select('[class*="bd-"], [id^="pst-"]')]
 
 
 def test_pages_say_what_they_are(built, book):
@@ -152,9 +107,10 @@ def test_pages_say_what_they_are(built, book):
         assert len(page.select("h1")) == 1, file
         assert page.html["lang"] == "en" and len(page.select("meta[name=viewport]")) == 1
         text = page.select_one("meta[name=description]")["content"]
-        assert 20 < len(text) <= 160, (file, text)
+        assert 20 < len(text) <= pages.MOST, (file, text)
         described.setdefault(text, []).append(file.stem)
         assert page.select_one("link[rel=canonical]")["href"].startswith("https://")
+        assert page.title.get_text().split(" · ")[-1] == book.config["title"]
     chapters = {chapter.name for chapter in book.chapters}
     assert all(len(chapters & set(names)) <= 1 for names in described.values()), described
 
@@ -164,22 +120,35 @@ def test_chapters_say_how_long_they_are_and_when_they_ran(site, book):
         if not chapter.runs:
             continue
         page = BeautifulSoup((site / f"{chapter.name}.html").read_text(), "html.parser")
-        facts = page.select_one(".run-it span").get_text()
+        facts = page.select_one(".facts span").get_text()
         assert re.fullmatch(r"\d+ minutes to read(, \d+ (emulated devices|processes))?", facts), facts
-        ran = page.select_one(".executed").get_text()
+        ran = page.select_one(".end").get_text()
         assert re.search(r"a run on \d{4}-\d\d-\d\d, with Python 3\.\d+\.\d+, jax \d", ran), ran
+
+
+def test_chapters_of_one_part_have_its_number(built, book):
+    parts = {file.stem: page.body.get("data-part") for file, page in built.items()}
+    assert parts["index"] is None and parts["arrays"] == "1"
+    assert len({parts[name] for name in ("auto", "explicit", "manual", "collectives")}) == 1
+    assert len(set(parts.values())) == 1 + 6
+
+
+def test_a_chapter_leads_to_the_form_for_mistakes_and_names_itself_there(built):
+    (page,) = (page for file, page in built.items() if file.stem == "auto")
+    (link,) = (link["href"] for link in page.select("article a") if "issues/new" in link["href"])
+    assert link.endswith("/issues/new?template=wrong.yml&where=auto%3A%20")
 
 
 def test_pictures_have_sizes_and_words(built):
     for file, page in built.items():
-        for image in page.select("main img"):
-            assert image["alt"].strip() and int(image["width"]) > 0 and int(image["height"]) > 0, (file, image)
         images = page.select("main img")
+        for image in images:
+            assert image["alt"].strip() and int(image["width"]) > 0 and int(image["height"]) > 0, (file, image)
         assert all(image["loading"] == "lazy" for image in images[1:]), file
 
 
 def test_hints_and_solutions_are_details(built):
-    assert not any(page.select("div.admonition.dropdown") for page in built.values())
+    assert not any(page.select("div.dropdown") for page in built.values())
     assert sum(len(page.select("details.admonition.dropdown > summary")) for page in built.values()) > 100
 
 
@@ -195,3 +164,9 @@ def test_an_address_that_is_none_has_a_page(site):
     assert page.select_one("head > style") and not page.select("script[src], link[rel=stylesheet], img")
     addresses = [tag["href"] for tag in page.select("[href]") if not tag["href"].startswith("#")]
     assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address
+
+
+def test_a_description_is_the_beginning_of_the_text():
+    paragraph = nodes.paragraph("", "", nodes.Text("word " * 50))
+    words = pages.first_words(nodes.section("", paragraph))
+    assert len(words) <= pages.MOST and words.endswith("word …") and pages.first_words(None) == ""

@@ -28,7 +28,7 @@ def pages(site):
 
 
 def article(page):
-    return page.select_one("article.bd-article")
+    return page.select_one("article")
 
 
 def tags(chapter, cell):
@@ -116,7 +116,7 @@ def test_plots_are_on_the_pages(pages):
     assert len(plotting) >= 4
     for name in plotting:
         drawn = sum(cell.source.count("plt.subplots(") for cell in BOOK.chapter(name).cells)
-        assert len(pages[name].select(".cell_output img")) == drawn, name
+        assert len(pages[name].select(".cell_output svg.plot")) == drawn, name
 
 
 SILENT = 0.15  # of a chapter's cells may show nothing

@@ -44,9 +44,11 @@ class TinyBook:
             title: Tiny
             only_build_toc_files: true
             repository: {url: https://github.com/tiny/here, branch: main}
-            html: {use_repository_button: true}
             execute: {execute_notebooks: cache, timeout: 120}
-            sphinx: {recursive_update: true, extra_extensions: [bookbinder.extension]}
+            sphinx:
+              recursive_update: true
+              extra_extensions: [bookbinder.extension]
+              config: {html_theme: bookbinder}
             """,
         )
         self.write(

@@ -44,6 +44,10 @@ class Address:
         """The page of a file in the repository."""
         return f"{self.repository}/blob/{version}/{path}"
 
+    def edit(self, path):
+        """The page on which a file in the repository is edited."""
+        return f"{self.repository}/edit/{self.branch}/{path}"
+
     def raw(self, path, version):
         """The content of a file in the repository, as images need it."""
         return f"{self.repository}/raw/{version}/{path}"

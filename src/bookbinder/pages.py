@@ -9,7 +9,6 @@ import base64
 import hashlib
 import html
 import re
-import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +27,12 @@ WORDS_A_MINUTE = 200
 MOST = 160  # characters of a description
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try { const mode = localStorage.getItem("mode"); if (mode) document.documentElement.dataset.theme = mode; } catch {}"""
+# Matplotlib's colours, and those of the page.
+COLOURS = {
+    "#000000": "currentColor", "#ffffff": "var(--ground)", "#1f77b4": "var(--device-0)", "#ff7f0e": "var(--device-1)",
+    "#2ca02c": "var(--device-2)", "#e377c2": "var(--device-3)", "#17becf": "var(--device-4)",
+    "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
+}  # fmt: skip
 _OF_OTHERS = ("sphinx_book_theme", "pydata_sphinx_theme", "sphinx_thebe", "sphinx_togglebutton", "sphinx_copybutton")
 
 
@@ -63,7 +68,7 @@ def setup(app):
     app.connect("builder-inited", _our_files_only, priority=900)
     app.connect("doctree-resolved", _fold, priority=900)
     app.connect("doctree-resolved", _code, priority=901)
-    app.connect("doctree-resolved", _images, priority=902)
+    app.connect("doctree-resolved", _plots, priority=902)
     app.connect("html-collect-pages", _not_found)
     app.connect("html-page-context", _describe, priority=900)
     app.connect("build-finished", _site_map)
@@ -73,7 +78,8 @@ def _tags(name):
     """How a node becomes an element of that name."""
 
     def enter(translator, node):
-        translator.body.append(translator.starttag(node, name, ""))
+        data = {name: value for name, value in node.attributes.items() if name.startswith("data-")}
+        translator.body.append(translator.starttag(node, name, "", **data))
 
     return enter, lambda translator, node: translator.body.append(f"</{name}>\n")
 
@@ -83,14 +89,15 @@ def _tags(name):
 
 def _leave_the_stock_theme(app, config):
     """Jupyter Book always loads its own theme and that theme's helpers; none of them has a part in our pages."""
-    config.html_theme_options = {}
+    config.html_theme_options, config.html_copy_source = {}, False
+    app.bookbinder_static = list(config.html_static_path)
     for listeners in app.events.listeners.values():
         listeners[:] = [one for one in listeners if one.handler.__module__.partition(".")[0] not in _OF_OTHERS]
 
 
 def _our_files_only(app):
     """Extensions add static files of their own, which our pages do not load."""
-    app.config.html_static_path = app.config._raw_config.get("html_static_path", [])
+    app.config.html_static_path = app.bookbinder_static
 
 
 # --- The text -------------------------------------------------------------------------------------------------
@@ -108,50 +115,88 @@ def _fold(app, doctree, docname):
 
 
 def _code(app, doctree, docname):
-    """Colour what runs in processes as the Python that it is, and set a cell's last assertions apart."""
-    for source in doctree.findall(nodes.literal_block):
+    """Colour what runs in processes as the Python that it is, and set a cell's last assertions apart, below its output."""
+    for source in list(doctree.findall(nodes.literal_block)):
         if source.parent.get("nb_element") != "cell_code_source":
             continue
-        text = source.astext()
+        text, cell = source.astext(), source.parent.parent
         if text.startswith("%%processes"):
             source["language"] = "python"
-            continue
-        shown, checks = _split(text)
-        if checks and shown:
-            said = fold_title("", "checked", classes=["checked-title"])
-            rest = source.copy()
-            rest.rawsource, rest.children = checks, []
-            rest += nodes.Text(checks)
-            source.rawsource, source.children = shown, []
-            source += nodes.Text(shown)
-            source.parent.append(fold("", said, rest, classes=["checked"]))
+        before, checks, after = split(text)
+        if checks and cell.get("nb_element") == "cell_code":  # and is not folded
+            shown = "\n".join(filter(None, [before, after]))
+            made = fold("", fold_title("", "checked"), _with_text(source, checks), classes=["checked"])
+            made["data-before"] = str(len(before.split("\n")))  # so many lines stand before it; see book.js
+            source.replace_self(_with_text(source, shown))
+            cell.append(made)
 
 
-def _split(text):
-    """A cell's code, and the assertions at its end; "" for either that is not there."""
+def _with_text(block, text):
+    """A copy of a block of code, with another text."""
+    copy = block.copy()
+    copy.rawsource = text
+    copy += nodes.Text(text)
+    return copy
+
+
+def split(text):
+    """The assertions at a cell's end, which may have one last expression behind them.
+
+    Returns:
+      The lines before them, the assertions, and the lines of the expression. If there are no assertions there, or if
+      nothing stands before them, the whole cell and two times "".
+    """
     try:
         body = ast.parse(text).body
     except SyntaxError:  # a magic
-        return text, ""
-    last = len(body)
-    while last and isinstance(body[last - 1], ast.Assert):
-        last -= 1
-    if last == len(body) or not last:
-        return text, ""
+        return text, "", ""
+    shown = len(body) > 1 and isinstance(body[-1], ast.Expr) and isinstance(body[-2], ast.Assert)
+    first = last = len(body) - shown  # of the assertions, and of what stands behind them
+    while first and isinstance(body[first - 1], ast.Assert):
+        first -= 1
+    if first == last or not first:
+        return text, "", ""
     lines = text.split("\n")
-    end = body[last - 1].end_lineno
-    return "\n".join(lines[:end]), "\n".join(lines[end:]).strip("\n")
+    begin, end = body[first - 1].end_lineno, body[last - 1].end_lineno
+    if begin >= body[first].lineno or (shown and end >= body[last].lineno):  # two statements in one line
+        return text, "", ""
+    return "\n".join(lines[:begin]), "\n".join(lines[begin:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
 
 
-def _images(app, doctree, docname):
-    """Give images their sizes, so that nothing jumps; those further down load when they are near."""
-    for number, image in enumerate(doctree.findall(nodes.image)):
+def _plots(app, doctree, docname):
+    """Put plots into the page, where they have its colours, light or dark."""
+    for number, image in enumerate(list(doctree.findall(nodes.image)), 1):
         file = Path(app.srcdir) / image["uri"]
-        if file.suffix == ".png" and file.is_file() and "width" not in image:
-            width, height = struct.unpack(">II", file.read_bytes()[16:24])
-            image["width"], image["height"] = str(width), str(height)
-        if number:
-            image["loading"] = "lazy"
+        if file.suffix == ".svg" and _is_inside(image, "cell_output"):
+            drawn = plot(file.read_text("utf-8"), image.get("alt", ""), f"plot-{number}-")
+            image.replace_self(nodes.raw("", drawn, format="html"))
+
+
+def _is_inside(node, name):
+    """Whether it stands in a box of that class."""
+    while node := node.parent:
+        if name in node.get("classes", ()):
+            return True
+    return False
+
+
+def plot(svg, alt, prefix):
+    """A plot of Matplotlib as a part of a page: in the page's own colours, with ids that no other plot has.
+
+    Args:
+      svg: the content of the file.
+      alt: what the plot shows, in words.
+      prefix: of the ids.
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
+    svg = re.sub("#[0-9a-f]{6}", lambda found: COLOURS.get(found[0], found[0]), svg)
+    head, words = 'class="plot" role="img" fill="currentColor" stroke-linejoin="round"', html.escape(alt)
+    svg = re.sub(r"^<svg([^>]*)>", rf"<svg {head}\1><title>A plot of the cell above</title><desc>{words}</desc>", svg)
+    return re.sub(r"\n\s*", "\n", svg)
 
 
 # --- The page around it -----------------------------------------------------------------------------------------
@@ -176,10 +221,10 @@ def _describe(app, pagename, templatename, context, doctree):
     address = where.site + ("" if pagename == app.config.root_doc else f"{pagename}.html")
     page = SimpleNamespace(
         title=html.escape(title),
-        description=html.escape(_first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
+        description=html.escape(first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
         part=_parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
-        edit=f"{where.repository}/edit/{where.branch}/{FOLDER}/{name}.md",
+        edit=where.edit(f"{FOLDER}/{name}.md"),
         report=f"{where.repository}/issues/new?{urlencode({'template': 'wrong.yml', 'where': f'{name}: '}, quote_via=quote)}",
     )  # fmt: skip
     if page.alone:
@@ -192,6 +237,7 @@ def _describe(app, pagename, templatename, context, doctree):
     page.policy = _policy(page)
     if chapter:
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page, doctree)}", 1)
+    context["body"] = re.sub(r"<th[^>]*>(<p></p>)?</th>", "<td></td>", context.get("body", ""))  # names nothing
     context["page"] = page
 
 
@@ -216,7 +262,7 @@ def _parts(env):
     return found
 
 
-def _first_words(doctree):
+def first_words(doctree):
     """The beginning of a page's first paragraph."""
     first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
     text = " ".join(first.astext().split()) if first else ""

@@ -111,6 +111,13 @@ def _watch(root, sources):
 
 """
 
+# Plots are SVG, with letters as letters, and the same in each run.
+KERNEL_CONFIG = """
+c.InlineBackend.figure_formats = ["svg"]
+c.InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "metadata": {"Date": None}}
+c.InlineBackend.rc = {"svg.fonttype": "none", "svg.hashsalt": "the same in each run"}
+"""
+
 # The line of a cell at which the last exception passed through the notebook, or that is no Python.
 LAST_LINE = """
 import sys, traceback
@@ -177,6 +184,9 @@ class Runner:
         spec.write_text(json.dumps({"argv": command, "display_name": "This Python", "language": "python"}))
         watch = f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r})\n" if options.root else ""
         (self.folder / "sitecustomize.py").write_text(NOTE_WARNINGS + watch)
+        profile = self.folder / "ipython" / "profile_default"
+        profile.mkdir(parents=True)
+        (profile / "ipython_kernel_config.py").write_text(KERNEL_CONFIG)
         manager = AsyncKernelManager(
             kernel_name="this-python",
             kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(spec.parent.parent)]),

@@ -99,7 +99,7 @@ def hatching(x, y, width, height, colour="#fff", thickness=2.5):
 
 def haloed(x, y, words, size, on_page=False):
     """Letters with a rim, legible on stripes: black on white, or in the page's colours where the page shows through."""
-    rim = 'style="stroke:var(--pst-color-background,Canvas)"' if on_page else 'stroke="#fff"'
+    rim = 'style="stroke:var(--ground,Canvas)"' if on_page else 'stroke="#fff"'
     return text(x, y, words, size=size, fill="currentColor" if on_page else "#000").replace(
         "<text ", f'<text paint-order="stroke" {rim} stroke-width="4" '
     )

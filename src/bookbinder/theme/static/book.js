@@ -13,14 +13,21 @@
     keep.set("mode", root.dataset.theme);
   });
 
-  // A button on each piece of code. A cell's last assertions stand in a fold of their own, and are copied with it.
-  for (const code of document.querySelectorAll("article .cell_input, article section > [class*=highlight-]")) {
-    const box = code.querySelector(".highlight");
+  // A cell's last assertions stand apart, and belong behind so many of its lines.
+  const sourceOf = (cell) => {
+    const lines = (of) => cell.querySelector(of)?.textContent.replace(/\n$/, "").split("\n") ?? [];
+    const checks = cell.querySelector("details.checked"), source = lines("pre:not(.checked pre, .cell_output pre)");
+    if (checks) source.splice(Number(checks.dataset.before), 0, ...lines(".checked pre"));
+    return source.join("\n");
+  };
+
+  // A button on each piece of code.
+  for (const code of document.querySelectorAll("article .cell, article section > [class*=highlight-]")) {
+    const box = code.querySelector(".highlight:not(.cell_output .highlight)");
     const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
     button.setAttribute("aria-label", "Copy this code");
     button.addEventListener("click", async () => {
-      const text = [...code.querySelectorAll("pre")].map((pre) => pre.textContent.replace(/\n$/, "")).join("\n");
-      await navigator.clipboard.writeText(text);
+      await navigator.clipboard.writeText(sourceOf(code));
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = "Copy"; }, 2000);
     });
