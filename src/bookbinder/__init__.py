@@ -9,7 +9,7 @@
 - `bookbinder.site`: turn the executed chapters into HTML, replacing the old site only when the new one is complete
 - `bookbinder.extension`: the Sphinx extension that does the same for plain `jupyter-book build .`
 - `bookbinder.terms`: link terms to the glossary, and tell the search where they are defined
-- `bookbinder.pages` and `bookbinder.styles`: reduce what the theme sends with each page
+- `bookbinder.pages`: what stands on a page besides its text; `bookbinder/theme` lays it out, with templates and styles
 - `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows
 - `bookbinder.publish`: push the notebooks as the branch from which Colab opens them
 - `bookbinder.serve`: serve the site while someone writes, and rebuild it on every save

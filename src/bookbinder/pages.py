@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from docutils import nodes
 
@@ -26,7 +26,10 @@ CARD = "card.png"  # the picture that other sites show with a link to the book; 
 WORDS_A_MINUTE = 200
 MOST = 160  # characters of a description
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
-MODE = """try { const mode = localStorage.getItem("mode"); if (mode) document.documentElement.dataset.theme = mode; } catch {}"""
+MODE = """try {
+const mode = localStorage.getItem("mode");
+if (mode) document.documentElement.dataset.theme = mode;
+} catch {}"""
 # Matplotlib's colours, and those of the page.
 COLOURS = {
     "#000000": "currentColor", "#ffffff": "var(--ground)", "#1f77b4": "var(--device-0)", "#ff7f0e": "var(--device-1)",
@@ -51,11 +54,11 @@ class Chapter:
     versions: str = ""
 
 
-class fold(nodes.Element):  # noqa: N801  (docutils names classes of nodes so)
+class fold(nodes.Element):
     """`<details>`: what is shown when the reader presses its first child, a `fold_title`."""
 
 
-class fold_title(nodes.TextElement):  # noqa: N801
+class fold_title(nodes.TextElement):
     """`<summary>`."""
 
 
@@ -68,7 +71,8 @@ def setup(app):
     app.connect("builder-inited", _our_files_only, priority=900)
     app.connect("doctree-resolved", _fold, priority=900)
     app.connect("doctree-resolved", _code, priority=901)
-    app.connect("doctree-resolved", _plots, priority=902)
+    app.connect("doctree-resolved", _tables, priority=902)
+    app.connect("doctree-resolved", _plots, priority=903)
     app.connect("html-collect-pages", _not_found)
     app.connect("html-page-context", _describe, priority=900)
     app.connect("build-finished", _site_map)
@@ -110,12 +114,14 @@ def _fold(app, doctree, docname):
         title = fold_title("", first.astext() if first else type(box).__name__.capitalize())
         title["classes"].append("admonition-title")
         kind = [box.tagname] if isinstance(box, nodes.Admonition) else []
-        made = fold("", title, *box.children[bool(first) :], classes=["admonition", *kind, *box["classes"]], ids=box["ids"])
+        made = fold(
+            "", title, *box.children[bool(first) :], classes=["admonition", *kind, *box["classes"]], ids=box["ids"]
+        )
         box.replace_self(made)
 
 
 def _code(app, doctree, docname):
-    """Colour what runs in processes as the Python that it is, and set a cell's last assertions apart, below its output."""
+    """Colour what runs in processes as Python, and set a cell's last assertions apart, below its output."""
     for source in list(doctree.findall(nodes.literal_block)):
         if source.parent.get("nb_element") != "cell_code_source":
             continue
@@ -161,6 +167,14 @@ def split(text):
     if begin >= body[first].lineno or (shown and end >= body[last].lineno):  # two statements in one line
         return text, "", ""
     return "\n".join(lines[:begin]), "\n".join(lines[begin:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
+
+
+def _tables(app, doctree, docname):
+    """A table that is wider than the screen scrolls in a box of its own."""
+    for table in list(doctree.findall(nodes.table)):
+        box = nodes.container(classes=["table", "wide"])
+        table.replace_self(box)
+        box += table
 
 
 def _plots(app, doctree, docname):
@@ -225,7 +239,7 @@ def _describe(app, pagename, templatename, context, doctree):
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
         part=_parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
         edit=where.edit(f"{FOLDER}/{name}.md"),
-        report=f"{where.repository}/issues/new?{urlencode({'template': 'wrong.yml', 'where': f'{name}: '}, quote_via=quote)}",
+        report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
     if page.alone:
         page.style = _style()
@@ -237,7 +251,10 @@ def _describe(app, pagename, templatename, context, doctree):
     page.policy = _policy(page)
     if chapter:
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page, doctree)}", 1)
-    context["body"] = re.sub(r"<th[^>]*>(<p></p>)?</th>", "<td></td>", context.get("body", ""))  # names nothing
+    # Heads of tables that name nothing, and names of buttons that hide what stands on them.
+    context["body"] = re.sub(r"<th[^>]*>(<p></p>)?</th>", "<td></td>", context.get("body", "")).replace(
+        ' aria-label="Toggle hidden content"', ""
+    )
     context["page"] = page
 
 
@@ -247,16 +264,15 @@ def _head(app, where, name, page, doctree):
     links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
     if name in getattr(app.env, "bookbinder_notebooks", ()):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
-        links = f'<a class="button" href="{colab}">Open in Colab</a> <a href="{notebook}">Download the notebook</a> {links}'
+        links = f'<a href="{notebook}">Download the notebook</a> {links}'
+        links = f'<a class="button" href="{colab}">Open in Colab</a> {links}'
     return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span></p>'
 
 
 def _parts(env):
     """For each page of a part, its part: `number` from 1 and `title`."""
-    found, number = {}, 0
-    site_map = getattr(env, "external_site_map", None)
-    for tree in site_map.root.subtrees if site_map else ():
-        number += 1
+    found, site_map = {}, getattr(env, "external_site_map", None)
+    for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
         for item in tree.items:
             found[str(item)] = SimpleNamespace(number=number, title=tree.caption or "")
     return found
@@ -317,9 +333,8 @@ def _site_map(app, exception):
     if exception is not None or app.builder.format != "html":
         return
     root, where = app.config.root_doc, app.bookbinder_address
-    places = "".join(
-        f"<url><loc>{where.site}{'' if name == root else f'{name}.html'}</loc></url>" for name in sorted(app.env.found_docs)
-    )
+    names = ["" if name == root else f"{name}.html" for name in sorted(app.env.found_docs)]
+    places = "".join(f"<url><loc>{where.site}{name}</loc></url>" for name in names)
     head = '<?xml version="1.0" encoding="UTF-8"?>'
     file = Path(app.outdir) / "sitemap.xml"
     file.write_text(f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{places}</urlset>\n', "utf-8")

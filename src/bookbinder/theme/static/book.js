@@ -34,6 +34,14 @@
     box?.append(button);
   }
 
+  // What scrolls sideways in its box can be reached by the keyboard.
+  const boxes = new ResizeObserver((seen) => {
+    for (const { target } of seen) {
+      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0; else target.removeAttribute("tabindex");
+    }
+  });
+  for (const box of document.querySelectorAll("article :is(pre, .table, div.math, .cell_output > *)")) boxes.observe(box);
+
   // Chapters that were read to their end have a tick in the list, in this browser only.
   const read = new Set((keep.get("read") ?? "").split(" ").filter(Boolean));
   const name = (address) => new URL(address, location.href).pathname.split("/").pop().replace(".html", "") || "index";
