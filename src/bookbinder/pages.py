@@ -36,6 +36,13 @@ COLOURS = {
     "#2ca02c": "var(--device-2)", "#e377c2": "var(--device-3)", "#17becf": "var(--device-4)",
     "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
 }  # fmt: skip
+# What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
+# what stands on them, and a role that is no more.
+CLEARER = [
+    (r"<th[^>]*>(<p></p>)?</th>", "<td></td>"),
+    (' aria-label="Toggle hidden content"', ""),
+    (' role="doc-biblioentry"', ""),
+]
 _OF_OTHERS = ("sphinx_book_theme", "pydata_sphinx_theme", "sphinx_thebe", "sphinx_togglebutton", "sphinx_copybutton")
 
 
@@ -220,7 +227,7 @@ def _not_found(app):
     """The page that hosts show for an address that does not exist."""
     words = (
         "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        f'<a href="{app.bookbinder_address.site}">The home page</a> lists all chapters, and the search covers the '
+        f'<a href="{app.bookbinder_address.page(app.config.root_doc)}">The home page</a> lists all chapters, and the search covers the '
         "whole book.</p></section>"
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
@@ -251,10 +258,8 @@ def _describe(app, pagename, templatename, context, doctree):
     page.policy = _policy(page)
     if chapter:
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page, doctree)}", 1)
-    # Heads of tables that name nothing, and names of buttons that hide what stands on them.
-    context["body"] = re.sub(r"<th[^>]*>(<p></p>)?</th>", "<td></td>", context.get("body", "")).replace(
-        ' aria-label="Toggle hidden content"', ""
-    )
+    for pattern, better in CLEARER:
+        context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["page"] = page
 
 
