@@ -37,11 +37,11 @@ COLOURS = {
     "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
 }  # fmt: skip
 # What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
-# what stands on them, and a role that is no more.
+# what stands on them, and roles that do not fit.
 CLEARER = [
     (r"<th[^>]*>(<p></p>)?</th>", "<td></td>"),
     (' aria-label="Toggle hidden content"', ""),
-    (' role="doc-biblioentry"', ""),
+    (' role="(doc-biblioentry|list)"', ""),
 ]
 _OF_OTHERS = ("sphinx_book_theme", "pydata_sphinx_theme", "sphinx_thebe", "sphinx_togglebutton", "sphinx_copybutton")
 
@@ -225,9 +225,10 @@ def plot(svg, alt, prefix):
 
 def _not_found(app):
     """The page that hosts show for an address that does not exist."""
+    home = app.bookbinder_address.page(app.config.root_doc)
     words = (
         "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        f'<a href="{app.bookbinder_address.page(app.config.root_doc)}">The home page</a> lists all chapters, and the search covers the '
+        f'<a href="{home}">The home page</a> lists all chapters, and the search covers the '
         "whole book.</p></section>"
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
