@@ -8,7 +8,8 @@
 - `bookbinder.disk`: locks, files and folders that are replaced at once, digests
 - `bookbinder.site`: turn the executed chapters into HTML, replacing the old site only when the new one is complete
 - `bookbinder.extension`: the Sphinx extension that does the same for plain `jupyter-book build .`
-- `bookbinder.terms`: link terms to the glossary, and tell the search where they are defined
+- `bookbinder.terms`: link terms to the glossary, and note where they are defined
+- `bookbinder.search`: the sections of all pages, for the search of the site
 - `bookbinder.pages`: what stands on a page besides its text; `bookbinder/theme` lays it out, with templates and styles
 - `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows
 - `bookbinder.publish`: push the notebooks as the branch from which Colab opens them

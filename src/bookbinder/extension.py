@@ -19,7 +19,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 
-from bookbinder import address, disk, execute, notebooks, pages, terms
+from bookbinder import address, disk, execute, notebooks, pages, search, terms
 from bookbinder import book as books
 from bookbinder.progress import Lines
 from bookbinder.stopping import Stopped
@@ -40,6 +40,7 @@ def setup(app):
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _note_shown)
     pages.setup(app)
+    search.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(disk.folder_digest(Path(__file__).parent, "*.py")[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
@@ -128,9 +129,10 @@ def _note_used(app, env):
 
 
 def _what_others_change(app, env):
-    """The pages to write again: all of them, if anything that one page shows of another has changed."""
+    """The pages to write again: all of them, if the theme or anything that one page shows of another has changed."""
     std, math, cited = env.get_domain("std"), env.get_domain("math"), env.domaindata.get("cite", {})
     shown = (
+        disk.folder_digest(pages.THEME),
         {name: title.astext() for name, title in env.titles.items()},
         env.toctree_includes, env.toc_secnumbers, env.toc_fignumbers,
         std.labels, std.anonlabels, math.equations, getattr(app.env, "bookbinder_glossary", ()),

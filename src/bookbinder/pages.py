@@ -245,7 +245,7 @@ def _describe(app, pagename, templatename, context, doctree):
         title=html.escape(title),
         description=html.escape(first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
-        part=_parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
+        part=parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
         edit=where.edit(f"{FOLDER}/{name}.md"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
@@ -275,8 +275,8 @@ def _head(app, where, name, page, doctree):
     return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span></p>'
 
 
-def _parts(env):
-    """For each page of a part, its part: `number` from 1 and `title`."""
+def parts(env):
+    """For each page of the table of contents, in order, its part: `number` from 1 and `title`."""
     found, site_map = {}, getattr(env, "external_site_map", None)
     for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
         for item in tree.items:

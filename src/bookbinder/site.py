@@ -284,6 +284,7 @@ def _config_for_folder(book, only):
         config["repository"]["path_to_book"] = FOLDER
     if only:
         sphinx = config.setdefault("sphinx", {}).setdefault("config", {})
+        sphinx.pop("search_aliases", None)  # sections of other chapters
         sphinx["suppress_warnings"] = [
             "myst.xref_missing",
             "ref",

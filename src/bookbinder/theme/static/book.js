@@ -1,4 +1,4 @@
-// What pages do besides being read: the switch of light and dark, copying code, what one has read, and paper.
+// What pages do besides being read: light and dark, the search, copying code, what one has read, and paper.
 // Everything else works without a script.
 {
   const root = document.documentElement;
@@ -12,6 +12,29 @@
     root.dataset.theme = now === "dark" ? "light" : "dark";
     keep.set("mode", root.dataset.theme);
   });
+
+  // The search is loaded when it is first used: by its link, with "/" or Ctrl+K, or on its own page.
+  const own = new URL(document.currentScript.src);
+  const load = (file) => new Promise((done, failed) => {
+    const src = new URL(file + own.search, own).href; // of the same version
+    document.head.append(Object.assign(document.createElement("script"), { src, onload: done, onerror: failed }));
+  });
+  let search;
+  const searching = () => (search ??= load("search.js").then(() => globalThis.bookSearch({ load, root: new URL("../", own) })));
+  const find = async (event) => {
+    event.preventDefault();
+    (await searching()).open();
+  };
+  document.querySelector("[data-search]")?.addEventListener("click", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.shiftKey) find(event); // with these it opens elsewhere
+  });
+  addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    const control = event.ctrlKey || event.metaKey;
+    if (control && !event.altKey && event.key.toLowerCase() === "k") find(event);
+    else if (event.key === "/" && !control && !event.altKey && !typing) find(event);
+  });
+  if (document.querySelector("[data-search-here]")) searching();
 
   // A cell's last assertions stand apart, and belong behind so many of its lines.
   const sourceOf = (cell) => {

@@ -1,0 +1,219 @@
+"""What the search of the site knows: a record for each section of each chapter.
+
+While Sphinx reads a page, its sections are noted in Sphinx's environment: heading, headings above, the terms that it
+defines, its text, and the names in its code, but no outputs, hints or solutions. All of them are then written to
+`_static/search-index.js`, a script, because a page that is opened from a folder may not fetch data.
+`theme/static/search.js` loads it when a reader first searches, and decides there what comes first.
+"""
+
+import difflib
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.errors import ExtensionError
+
+from bookbinder import pages
+from bookbinder.book import FOLDER
+from bookbinder.terms import bare
+
+FILE = "search-index.js"
+APPENDICES = "Appendices"  # the part of _toc.yml whose chapters come after all others in the search
+SETTING = "search_aliases"  # in _config.yml, below sphinx: config
+_SKIPPED = ("solution_node", "solution_enumerable_node", "math_block", "index", "raw", "image", "comment")
+_HIDDEN = {"dropdown", "cell_output"}  # hints and solutions, and what cells print
+_BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
+_NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
+_OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")
+
+
+@dataclass
+class Section:
+    """What can be found: a section, an exercise, or an entry of the glossary.
+
+    Attributes:
+      anchor: where it begins on its page.
+      heading: as plain text.
+      above: the headings of the sections that it is in, the page's title first.
+      kind: "section", "exercise" or "entry".
+      names: of the terms that it defines, with their other names and those of `search_aliases`.
+      text: its paragraphs, one per line, without those of the sections in it; code in it stands between backticks.
+      code: the names in its cells that look like parts of an API, such as "lax.psum" and "XLA_FLAGS".
+    """
+
+    anchor: str
+    heading: str
+    above: tuple[str, ...] = ()
+    kind: str = "section"
+    names: list[str] = field(default_factory=list)
+    text: str = ""
+    code: str = ""
+
+
+def setup(app):
+    """Called by the extension, after all that changes what a page says while it is read."""
+    app.add_config_value(SETTING, {}, "", types=[dict])
+    app.connect("builder-inited", _no_other_index)
+    app.connect("doctree-read", _note, priority=900)
+    app.connect("env-purge-doc", lambda app, env, name: _noted(env).pop(name, None))
+    app.connect("env-merge-info", lambda app, env, names, other: _noted(env).update(_noted(other)))
+    app.connect("env-updated", _write)
+
+
+def _noted(env):
+    """The sections of each page that has been read, by the page's name."""
+    if not hasattr(env, "bookbinder_sections"):
+        env.bookbinder_sections = {}
+    return env.bookbinder_sections
+
+
+def _no_other_index(app):
+    """Sphinx's own search and its index are not made; its page is ours (see the handler of html-collect-pages)."""
+    if app.builder.format == "html":
+        app.builder.search = False
+        app.connect("html-collect-pages", lambda app: [("search", {}, "search.html")])
+
+
+def _note(app, doctree):
+    _noted(app.env)[app.env.docname] = sections(doctree, lambda page: _title(app.env, page))
+
+
+def _title(env, page):
+    """The short title of a page, from the table of contents."""
+    site_map = getattr(env, "external_site_map", None)
+    item = site_map[page] if site_map and page in site_map else None
+    return getattr(item, "title", None) or (env.titles[page].astext() if page in env.titles else page)
+
+
+# --- From a page to its sections ----------------------------------------------------------------------------------
+
+
+def sections(doctree, title=lambda page: page):
+    """The sections of a page that has been read, in their order.
+
+    Args:
+      doctree: of the page, with its definitions marked (see `terms.note_definitions`).
+      title: gives the title of another page, by which a reference to it is replaced.
+    """
+    found = []
+    for section in doctree.children:
+        if isinstance(section, nodes.section):
+            _collect(section, (), found, title)
+    return found
+
+
+def _collect(node, above, found, title):
+    """Add what is at a node, and then what is in it that stands for itself."""
+    heading = node.children[0]
+    exercise = _is_exercise(node)  # whose own title comes last, after "Exercise"
+    words = _plain(heading.children[-1] if exercise else heading, title).replace("`", "")
+    made = Section(node["ids"][0], words, above, "exercise" if exercise else "section")
+    found.append(made)
+    lines, code, inner = [], {}, []
+
+    def walk(one, said=False):
+        """Look at a node, whose text has been noted if `said`."""
+        if isinstance(one, addnodes.index):
+            made.names += [name for _, name, place, *_ in one["entries"] if place.startswith("defines-")]
+        if one is heading or type(one).__name__ in _SKIPPED or _HIDDEN & set(one.get("classes", ())):
+            return
+        if isinstance(one, addnodes.glossary):
+            found.extend(_entries(one, title))
+        elif _is_exercise(one) or (isinstance(one, nodes.section) and made.kind == "section"):
+            inner.append(one)
+        elif isinstance(one, nodes.literal_block):
+            code.update(dict.fromkeys(filter(_OF_AN_API.search, _NAME.findall(one.astext()))))
+        else:
+            if isinstance(one, _BLOCKS) and not said:
+                lines.append(_plain(one, title))
+                said = True
+            for child in one.children:
+                if isinstance(child, nodes.Element):
+                    walk(child, said)
+
+    for child in node.children:
+        walk(child)
+    made.text, made.code = "\n".join(filter(None, lines)), " ".join(code)
+    for one in inner:
+        _collect(one, (*above, made.heading), found, title)
+
+
+def _is_exercise(node):
+    return type(node).__name__ in ("exercise_node", "exercise_enumerable_node")
+
+
+def _entries(glossary, title):
+    """A record for each entry of the glossary."""
+    for item in glossary.findall(nodes.definition_list_item):
+        first, *others = (term for term in item.children if isinstance(term, nodes.term))
+        names = [bare(_plain(term, title)) for term in (first, *others)]
+        text = "\n".join(_plain(one, title) for one in item.findall(nodes.paragraph))
+        yield Section(first["ids"][0], names[0], ("Glossary",), "entry", names[1:], text)
+
+
+def _plain(node, title):
+    """The text of a node in one line: code between backticks, references to pages by the pages' titles."""
+    if isinstance(node, nodes.Text):
+        return str(node)
+    if isinstance(node, nodes.literal):
+        return f"`{node.astext()}`"
+    if isinstance(node, nodes.math):
+        return re.sub(r"\\\w+|[{}]", "", node.astext())
+    if isinstance(node, addnodes.pending_xref) and not node.get("refexplicit"):
+        return {"doc": title, "term": str}.get(node["reftype"], lambda target: "")(node["reftarget"])
+    if isinstance(node, addnodes.index | nodes.raw):
+        return ""
+    between = " | " if isinstance(node, nodes.row) else ""
+    text = " ".join(between.join(_plain(child, title) for child in node.children).split())
+    return re.sub(r" (?=[.,;)])", "", text)  # where a reference to a paper was
+
+
+# --- From all pages to the file ------------------------------------------------------------------------------------
+
+
+def _write(app, env):
+    """Write what the pages of this site have; other builders, such as that which checks links, need none of it."""
+    if app.builder.format != "html":
+        return
+    noted, parts = _noted(env), pages.parts(env)
+    order = [name for name in (app.config.root_doc, *parts) if name in noted]
+    aliases = app.config[SETTING]
+    check(aliases, [f"{_short(page)}#{one.anchor}" for page in order for one in noted[page]])
+    chapters, found = [], []
+    for page in order:
+        part = parts.get(page)  # none for the home page
+        about = {"part": part.number, "appendix": part.title == APPENDICES} if part else {"part": 0}
+        chapters.append({"name": _short(page), "title": _title(env, page), **about})
+        for one in noted[page]:
+            names = [*one.names, *aliases.get(f"{_short(page)}#{one.anchor}", [])]
+            found.append({"page": len(chapters) - 1, **asdict(one), "names": names})
+    folder = Path(app.outdir) / "_static"
+    folder.mkdir(parents=True, exist_ok=True)
+    data = json.dumps({"chapters": chapters, "sections": found}, ensure_ascii=False, separators=(",", ":"))
+    (folder / FILE).write_text(f"globalThis.searchIndex = {data};\n", "utf-8")
+
+
+def _short(page):
+    return page.removeprefix(f"{FOLDER}/")
+
+
+def check(aliases, places):
+    """Reject a setting `search_aliases` that does not fit the book.
+
+    Args:
+      aliases: the setting, such as `{"training#donation": ["donate"]}`.
+      places: of all sections, such as `["training#donation", "training#summary"]`.
+
+    Raises:
+      ExtensionError: it names a section that is not there, or has something else than words.
+    """
+    for place, names in aliases.items():
+        if place not in places:
+            near = difflib.get_close_matches(place, places, 1, 0.3)
+            what = f"there is no section {place}" + (f"; did you mean {near[0]}?" if near else "")
+            raise ExtensionError(f"_config.yml: {SETTING}: {what}")
+        if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+            raise ExtensionError(f"_config.yml: {SETTING}: {place}: give a list of words, such as [zero-3, fsdp]")

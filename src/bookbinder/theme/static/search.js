@@ -1,0 +1,249 @@
+// The search: sections by their headings, by the terms that they define, by the names in them and by what they say.
+// book.js loads this file when a reader first searches, and this file the engine, MiniSearch, and the sections,
+// search-index.js, which search.py has written.
+globalThis.bookSearch = ({ load, root }) => {
+  const SHOWN = 20; // results
+  const LENGTH = 200; // characters of the sentence that is shown with one
+  const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
+  const PIECES = 0.2; // the same for the pieces of a word such as "all-reduce", where it is not there as a whole
+  const KINDS = { section: 1, entry: 0.4, exercise: 0.4 }; // what teaches comes before what defines or asks,
+  const APPENDIX = 0.4; // the parts before the appendices,
+  const CLOSING = 0.4; // and both before "Summary" and other headings that many chapters have
+  const HEADED = 30; // a section whose heading begins with what was typed,
+  const CALLED = 20; // or which defines that,
+  const BEGINS = 4; // or the same of one that begins so,
+  const PARTLY = 3; // or whose heading begins with one of the words
+  const LETTERS = /[\p{L}\p{N}]+(?:[._'’-]+[\p{L}\p{N}]+)*/gu;
+
+  // --- Words. "shard_map", "shardmap" and "shard map" are found by each other, and so are plurals and both spellings of
+  // "optimiser"; but the names "out_sharding" and "out_shardings" differ.
+
+  const spelt = (text) => text.replaceAll("z", "s");
+  const stem = (word) => spelt(word).replace(/(?<=ss|sh|ch|x)es$|(?<=..[^s])s$/, "");
+  const pieces = (word) => word.replace(/(\p{Ll})(\p{Lu})/gu, "$1-$2").toLowerCase().split(/[^\p{L}\p{N}]+/u);
+  const whole = (word) => (/[._]/.test(word) ? spelt : stem)(pieces(word).join(""));
+  const known = new Map();
+  const forms = (word) => { // of jax.lax.psum: the pieces, "laxpsum" and "jaxlaxpsum"
+    if (!known.has(word)) {
+      const parts = pieces(word);
+      const joined = parts.map((_, start) => parts.slice(start).join("")).slice(0, -1);
+      known.set(word, [...new Set([...parts.map(stem), ...joined.map(/[._]/.test(word) ? spelt : stem)])]);
+    }
+    return known.get(word);
+  };
+  const words = (text) => text.match(LETTERS) ?? [];
+  const plain = (text) => words(text).map(whole).join("");
+
+  // --- What is found, the best first.
+
+  const prepare = async () => {
+    await Promise.all([load("minisearch.js"), load("search-index.js")]);
+    const { chapters, sections } = globalThis.searchIndex;
+    const times = {};
+    for (const { heading } of sections) times[heading] = (times[heading] ?? 0) + 1;
+    const engine = new globalThis.MiniSearch({
+      fields: Object.keys(FIELDS),
+      tokenize: (text) => words(text).flatMap(forms),
+      processTerm: (term) => term,
+      searchOptions: { boost: FIELDS, tokenize: (term) => [term] },
+    });
+    for (const section of sections) {
+      section.chapter = chapters[section.page];
+      section.weight = KINDS[section.kind] * (section.chapter.appendix ? APPENDIX : 1)
+        * (times[section.heading] > 3 ? CLOSING : 1);
+      section.heads = section.kind === "section" ? section.heading.split(":")[0].split(/, | and /).map(plain) : [];
+      section.called = section.kind === "section" ? section.names.map(plain) : [];
+    }
+    const records = sections.map((section, id) => ({
+      id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
+      text: section.text, code: section.code, api: (section.text.match(/`[^`]+`/g) ?? []).join(" "),
+    }));
+    await engine.addAllAsync(records, { chunkSize: 40 }); // while the reader types on
+
+    const ofPieces = Object.fromEntries(Object.entries(FIELDS).map(([field, much]) => [field, much * PIECES]));
+    const find = (asked) => {
+      const typed = plain(asked);
+      const each = words(asked).map(whole);
+      const boostDocument = (id) => {
+        const { weight, heads, called } = sections[id];
+        if (heads.includes(typed)) return weight * HEADED;
+        if (called.includes(typed)) return weight * CALLED;
+        if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
+        return weight * (heads.some((name) => each.includes(name)) ? PARTLY : 1);
+      };
+      const queries = words(asked).map((word) => {
+        const parts = pieces(word).map(stem);
+        if (parts.length === 1) return whole(word);
+        return { combineWith: "OR", queries: [whole(word), { combineWith: "AND", queries: parts, boost: ofPieces, prefix: false }] };
+      });
+      const prefix = (term) => term.length > 2 || queries.length === 1; // "of" is no beginning of "often"
+      const near = { fuzzy: (term) => (term.length > 7 ? 2 : term.length > 4 ? 1 : false) };
+      const ways = [["AND", {}, ""], ["AND", near, "similar words"], ["OR", near, "some of these words"]];
+      for (const [combineWith, more, only] of ways) {
+        const found = queries.length ? engine.search({ combineWith, queries }, { prefix, boostDocument, ...more }) : [];
+        if (found.length) return { only, found: found.map((one) => ({ ...sections[one.id], typed, terms: new Set(one.terms) })) };
+      }
+      return { only: "", found: [] };
+    };
+
+    // Names that share the most pairs of letters with what was typed.
+    const names = [...new Set(sections.flatMap((section) => section.names))];
+    const pairs = (text) => new Set([...text.slice(1)].map((letter, before) => text[before] + letter));
+    const similar = (asked) => {
+      const typed = pairs(plain(asked));
+      const share = (name) => {
+        const own = pairs(plain(name));
+        return 2 * [...own].filter((pair) => typed.has(pair)).length / (own.size + typed.size);
+      };
+      return names.map((name) => [share(name), name]).filter(([much]) => much > 0.35).sort(([a], [b]) => b - a)
+        .slice(0, 3).map(([, name]) => name);
+    };
+    return { find, similar };
+  };
+  let prepared;
+  const ready = () => (prepared ??= prepare());
+
+  // --- How it is shown.
+
+  const make = (tag, more = {}, ...inside) => {
+    const { data, ...own } = more;
+    const element = Object.assign(document.createElement(tag), own);
+    for (const [name, value] of Object.entries(data ?? {})) element.setAttribute(name, value);
+    element.append(...inside);
+    return element;
+  };
+  const marked = (text, terms) => {
+    const parts = [];
+    let end = 0;
+    for (const word of text.matchAll(LETTERS)) {
+      if (!forms(word[0]).some((form) => terms.has(form))) continue;
+      parts.push(text.slice(end, word.index), make("mark", {}, word[0]));
+      end = word.index + word[0].length;
+    }
+    return [...parts, text.slice(end)];
+  };
+  const withCode = (text, terms) =>
+    text.split("`").flatMap((part, number) => (number % 2 ? [make("code", {}, ...marked(part, terms))] : marked(part, terms)));
+
+  // The sentence that has what was typed, or else most of the words that were found, or else the term that is meant.
+  const sentence = ({ text, typed, terms, called }) => {
+    const all = text.split(/\n|(?<=[^\n]{25}[.?!]) (?=[\p{Lu}`“])/u); // what is shorter begins the next
+    const has = (one) => new Set(words(one).flatMap(forms).filter((form) => terms.has(form))).size;
+    const much = all.map((one) => has(one) && has(one) + (plain(one).includes(typed) ? 100 : 0));
+    const most = Math.max(...much);
+    const meant = most ? [] : called.slice(0, called.indexOf(typed) + 1).reverse(); // a term stands before its other names
+    const defining = meant.map((name) => all.find((one) => plain(one).includes(name))).find(Boolean);
+    return shortened(defining ?? all[much.indexOf(most)], terms);
+  };
+  const shortened = (text, terms) => {
+    if (text.length <= LENGTH) return text;
+    const place = [...text.matchAll(LETTERS)].find((word) => forms(word[0]).some((form) => terms.has(form)))?.index ?? 0;
+    const start = place < LENGTH / 2 ? 0 : text.indexOf(" ", place - LENGTH / 3) + 1;
+    const piece = text.slice(start, start + LENGTH).replace(/ \S*$/, "");
+    const inCode = text.slice(0, start).split("`").length % 2 === 0;
+    return `${start ? "… " : ""}${inCode ? "`" : ""}${piece}${start + piece.length < text.length ? " …" : ""}`;
+  };
+  const result = (section) => {
+    const { chapter, kind, terms } = section;
+    const above = kind === "exercise" ? ["Exercise"] : section.above.slice(1).map((heading) => heading.split(":")[0]);
+    return make("li", chapter.part ? { data: { "data-part": chapter.part } } : {},
+      make("a", { href: new URL(`${chapter.name}.html#${section.anchor}`, root).href },
+        make("span", { className: "where" }, [chapter.title, ...above].join(" › ")), " ",
+        make("strong", {}, ...marked(section.heading, terms)), " ",
+        make("span", { className: "says" }, ...withCode(sentence(section), terms))));
+  };
+
+  /** A field with its results, in an element of the page or of a dialog. */
+  const fill = (box, { changed = () => {} } = {}) => {
+    const input = make("input", { type: "search", autocomplete: "off", spellcheck: false, placeholder: "A term, a name, words of an error",
+      data: { "aria-label": "Search the book", enterkeyhint: "go", autocapitalize: "none" } });
+    const form = make("form", { data: { role: "search" } }, input);
+    const status = make("p", { className: "status", data: { role: "status" } });
+    const list = make("ol", { data: { "aria-label": "Sections" } });
+    let later;
+    const say = (...words) => { // when the reader pauses, since each change is read aloud
+      clearTimeout(later);
+      later = setTimeout(() => status.replaceChildren(...words), 300);
+    };
+    const ask = (words) => make("button", { type: "button", className: "ask", textContent: words,
+      onclick: () => { input.value = words; input.focus(); show(); } });
+    const show = async () => {
+      const asked = input.value.trim();
+      changed(asked);
+      let engine;
+      try {
+        engine = await ready();
+      } catch {
+        prepared = undefined; // the next letter tries again
+        say("The search could not be loaded. Is the network there?");
+        return;
+      }
+      if (asked !== input.value.trim()) return; // typed on meanwhile
+      const { only, found } = engine.find(asked);
+      list.replaceChildren(...found.slice(0, SHOWN).map(result));
+      const count = found.length === 1 ? "1 section" : `${found.length} sections`;
+      if (found.length) {
+        const few = found.length > SHOWN ? `${count}, of which these are the best ${SHOWN}` : count;
+        say(only ? `No section has “${asked}”. Found with ${only}: ${few}.` : `${few}.`);
+      } else if (asked) {
+        const others = engine.similar(asked).flatMap((name) => [" ", ask(name)]);
+        const index = make("a", { href: new URL("genindex.html", root).href, textContent: "index" });
+        say(`Nothing found for “${asked}”. `, ...(others.length ? ["Did you mean", ...others, "? "] : []), "The ", index, " lists all terms.");
+      } else {
+        say("");
+      }
+    };
+    input.addEventListener("input", show);
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      await show();
+      list.querySelector("a")?.click();
+    });
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+      const stops = [input, ...list.querySelectorAll("a")];
+      const here = stops.indexOf(document.activeElement);
+      if (!step || here < 0) return;
+      event.preventDefault();
+      stops[Math.min(Math.max(here + step, 0), stops.length - 1)].focus();
+    });
+    box.append(form, status, list);
+    ready().catch(() => {});
+    return { input, form, show };
+  };
+
+  let dialog;
+  const inDialog = () => {
+    dialog = make("dialog", { className: "search", data: { "aria-label": "Search the book" } });
+    const { input, form } = fill(dialog);
+    form.append(make("button", { type: "button", className: "close", textContent: "Close", onclick: () => dialog.close() }));
+    dialog.addEventListener("click", (event) => {
+      if (event.target === dialog || event.target.closest("li a")) dialog.close();
+    });
+    dialog.addEventListener("keydown", (event) => { // which would first empty the field
+      if (event.key !== "Escape") return;
+      event.preventDefault();
+      dialog.close();
+    });
+    dialog.input = input;
+    document.body.append(dialog);
+  };
+  const here = document.querySelector("[data-search-here]");
+  if (here) {
+    const changed = (asked) => history.replaceState(null, "", asked ? `?q=${encodeURIComponent(asked)}` : location.pathname);
+    here.found = fill(here, { changed });
+    here.found.input.value = new URLSearchParams(location.search).get("q") ?? "";
+    if (here.found.input.value) here.found.show();
+  }
+
+  return {
+    /** Let the reader type: in the page of the search, or in a dialog above any other. */
+    open() {
+      if (!here && !dialog) inDialog();
+      if (dialog && !dialog.open) dialog.showModal();
+      const { input } = here ? here.found : dialog;
+      input.focus();
+      input.select();
+    },
+  };
+};
