@@ -49,7 +49,7 @@ def tiny(tmp_path):
 
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "setup", "site", "slurm")
+SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "search", "setup", "site", "slurm")
 
 # The longest files begin first, so that at the end no process waits for another's last file; but those that need the
 # built book come when Colab's notebooks have run, since both keep all processors busy.
@@ -110,6 +110,19 @@ def browser():
         browser = playwright.chromium.launch(executable_path=program)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def npm(tmp_path_factory):
+    """The folder of the packages that tests/browser/package-lock.json names."""
+    if not shutil.which("npm"):
+        missing("npm")
+    folder = tmp_path_factory.mktemp("npm")
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(ROOT / "tests" / "browser" / name, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--silent", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=folder, check=True, timeout=300)
+    return folder / "node_modules"
 
 
 @pytest.fixture(scope="session")

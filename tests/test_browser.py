@@ -5,17 +5,14 @@ breaks its own policy says so in the console, and a test here fails for every wo
 """
 
 import re
-import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
-from conftest import missing
 from host import serving
 from playwright.sync_api import expect
-from waiting import PATIENCE, SOON, wait_until
+from waiting import SOON, wait_until
 
 from bookbinder import address
 from bookbinder.book import load
@@ -172,16 +169,9 @@ def test_a_page_forbids_what_is_not_its_own(reader, site):
 
 
 @pytest.fixture(scope="module")
-def axe(tmp_path_factory):
-    """The source of axe-core, from npm."""
-    if not shutil.which("npm"):
-        missing("npm")
-    folder = tmp_path_factory.mktemp("axe")
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(ROOT / "tests" / "browser" / name, folder)
-    command = ["npm", "ci", "--ignore-scripts", "--silent", "--no-audit", "--no-fund"]
-    subprocess.run(command, cwd=folder, check=True, timeout=PATIENCE)
-    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text("utf-8")
+def axe(npm):
+    """The source of axe-core."""
+    return (npm / "axe-core" / "axe.min.js").read_text("utf-8")
 
 
 # A page has thousands of words of code in a dozen colours, which would take axe minutes. One of each colour in each
