@@ -14,24 +14,64 @@ from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tiny_book import FRONT, chapter, statuses
+import pytest
+from tiny_book import FRONT, TinyBook, chapter, statuses
 from waiting import PATIENCE
 
 from bookbinder import execute, progress, runs, site
 from bookbinder.book import load
 
 
-def test_a_progress_bar_is_shown_as_it_ended(tiny):
+@pytest.fixture(scope="module")
+def on_a_terminal(tmp_path_factory):
+    """A book that someone with settings of their own has built on a terminal; and what that showed."""
+    tiny = TinyBook(tmp_path_factory.mktemp("book"))
     bar = (
         "import time\nprint('a')\n"
-        "for i in range(4):\n    print(f'\\r{i} of 3', end='', flush=True)\n    time.sleep(0.3)\n"
+        "for i in range(4):\n    print(f'\\r{i} of 3', end='', flush=True)\n    time.sleep(0.4)\n"
         "print('\\r\\nb\\r')"
     )
-    tiny.write("book/one.md", chapter("One", bar))
-    status, _, err = tiny.build()
-    assert status == 0, err
-    page = (tiny.root / "_build" / "html" / "one.html").read_text()
-    assert "<pre>a\n3 of 3\nb\n</pre>" in re.sub(r"<span></span>", "", page)
+    tiny.write("book/one.md", chapter("One", "x = 1", bar))
+    tiny.write("book/two.md", chapter("Two", f"import os\nprint({{n: os.environ.get(n) for n in {tuple(SETTINGS)}}})"))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "bookbinder", "--root", str(tiny.root), "build"]
+    environment = os.environ | {name: value for name, (value, _) in SETTINGS.items()}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+            if not part:
+                break
+            shown += part
+    os.close(ours)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert process.returncode == 0, plain
+    return tiny, plain
+
+
+SETTINGS = {  # what whoever builds has, and what reaches the chapters
+    "JAX_PLATFORMS": ("tpu", "cpu"),
+    "XLA_FLAGS": ("--none", None),
+    "PYTHONDONTWRITEBYTECODE": ("1", None),
+    "MPLBACKEND": ("agg", "module://matplotlib_inline.backend_inline"),  # the kernel's own
+}
+
+
+def test_a_terminal_gets_a_live_table(on_a_terminal):
+    """The running chapter, its cell and its seconds are redrawn in place."""
+    assert re.search(r"one +\S* *cell 2 of 2 +\d+ s", on_a_terminal[1]) and "chapters done" in on_a_terminal[1]
+
+
+def test_a_progress_bar_is_shown_as_it_ended(on_a_terminal):
+    assert "<pre>a\n3 of 3\nb\n</pre>" in on_a_terminal[0].page("one").replace("<span></span>", "")
+
+
+def test_settings_of_whoever_builds_do_not_reach_the_chapters(on_a_terminal):
+    assert str({name: seen for name, (_, seen) in SETTINGS.items()}) in unescape(on_a_terminal[0].page("two"))
 
 
 def test_a_book_through_its_life(tiny):
@@ -101,15 +141,6 @@ def test_a_book_through_its_life(tiny):
     assert tiny.build()[0] == 0
     assert "one.html" not in tiny.site() and "A new title" not in tiny.page("two")
     assert not tiny.processes()
-
-
-def test_settings_of_whoever_builds_do_not_reach_the_chapters(tiny):
-    names = "JAX_PLATFORMS", "XLA_FLAGS", "MPLBACKEND"  # the last is the kernel's own
-    tiny.write("book/one.md", chapter("One", f"import os\nprint({{n: os.environ.get(n) for n in {names}}})"))
-    settings = {"JAX_PLATFORMS": "tpu", "XLA_FLAGS": "--none", "MPLBACKEND": "agg"}
-    status, _, err = tiny.build(**settings)
-    seen = "{'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': None, 'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}"
-    assert status == 0 and seen in unescape(tiny.page("one")), err
 
 
 def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
@@ -276,13 +307,6 @@ def test_a_page_is_written_anew_if_it_or_what_it_shows_of_others_has_changed(tin
     assert tiny.build()[0] == 0 and tiny.site() == bit_by_bit
 
 
-def test_in_ci_links_lead_to_the_repository_that_is_built(tiny):
-    assert tiny.build(GITHUB_REPOSITORY="somebody/fork")[0] == 0
-    assert "https://github.com/somebody/fork" in tiny.page("index") and "tiny/here" not in tiny.page("index")
-    assert tiny.build()[0] == 0
-    assert "https://github.com/tiny/here" in tiny.page("index") and "somebody" not in tiny.page("index")
-
-
 def test_lines_of_cells_with_options_and_repeated_code(tiny):
     text = (
         FRONT
@@ -346,28 +370,6 @@ def test_plain_lines_say_where_a_long_chapter_is(capsys):
     assert capsys.readouterr().err.splitlines() == [
         "arrays: running 3 cells", "arrays: cell 2 of 3, 0 s", "arrays: ran in 1.2 s",
     ]  # fmt: skip
-
-
-def test_a_terminal_gets_a_live_table(tiny):
-    """On a terminal the running chapter, its cell and its seconds are redrawn in place."""
-    tiny.write("book/one.md", chapter("One", "import time", "time.sleep(1.5)"))
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "bookbinder", "--root", str(tiny.root), "build"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # how Linux says that the other end is closed
-                break
-            if not part:
-                break
-            shown += part
-    os.close(ours)
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert process.returncode == 0, plain
-    assert re.search(r"one +\S* *cell 2 of 2 +\d+ s", plain) and "chapters done" in plain
 
 
 def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):

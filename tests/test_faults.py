@@ -85,6 +85,16 @@ FAULTS = {
 }
 
 
+LEAVES_RUNNING = """
+    import subprocess, threading, time
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    for detached in (False, True):
+        subprocess.Popen(['sleep', '600'], start_new_session=detached)
+    subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & exit'])  # an orphan
+    open({ready!r}, 'w').close()
+    """
+
+
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     """A book with a chapter for each fault; returns the book, the results by chapter, and sources before and after."""
@@ -92,7 +102,8 @@ def faulty(tmp_path_factory):
     tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 120", "timeout: 30"))
     for name, (code, _) in FAULTS.items():
         tiny.write(f"book/{name}.md", chapter(name, "print('fine')", code, "print('never')"))
-    names = ["one", "two", *FAULTS]
+    tiny.write("book/leaves.md", chapter("Leaves", LEAVES_RUNNING.format(ready=str(tiny.root / "ready"))))
+    names = ["one", "two", "leaves", *FAULTS]
     tiny.write(
         "_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n" + "".join(f"- file: book/{n}\n" for n in names)
     )
@@ -101,7 +112,9 @@ def faulty(tmp_path_factory):
         return {file: file.read_bytes() for folder in ("book", "src") for file in (tiny.root / folder).rglob("*.*")}
 
     before = sources()
-    results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TINY_BOOK", str(tiny.root))  # as the book's commands have it, to know what they have started
+        results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
     return tiny, {result.name: result for result in results}, before, sources()
 
 
@@ -116,6 +129,12 @@ def test_what_goes_wrong_in_one_chapter_harms_no_other_and_leaves_nothing(faulty
     tiny, results, before, after = faulty
     assert [results[name].status for name in ("index", "one", "two")] == ["no code", "ran", "ran"]
     assert before == after  # no cell has changed a source
+    assert ended(tiny), tiny.processes()
+
+
+def test_what_a_cell_leaves_running_is_ended(faulty):
+    tiny, results, *_ = faulty
+    assert results["leaves"].status == "ran" and (tiny.root / "ready").exists()
     assert ended(tiny), tiny.processes()
 
 
@@ -192,21 +211,6 @@ def test_as_many_chapters_run_at_once_as_processors_and_memory_allow(monkeypatch
     assert allowed(16, 64 << 30, memory_max="max\n", memory_current=f"{2 << 30}\n") == 17
 
 
-def test_what_a_cell_leaves_running_is_ended(tiny):
-    code = """
-        import subprocess, threading, time
-        threading.Thread(target=time.sleep, args=(600,)).start()
-        for detached in (False, True):
-            subprocess.Popen(['sleep', '600'], start_new_session=detached)
-        subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & exit'])  # an orphan
-        print('all started')
-        """
-    tiny.write("book/one.md", chapter("One", code))
-    status, _, err = tiny.build()
-    assert status == 0 and "all started" in tiny.page("one"), err
-    assert ended(tiny), tiny.processes()
-
-
 def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
     tiny.within = ["prlimit", f"--data={2 * 10**9}:"]  # of the builder; the cell lifts it for itself
     code = """
@@ -220,20 +224,17 @@ def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
     assert status == 1 and "book/one.md:14: TooMuchOutput" in err and "MemoryError" not in err, err
 
 
-def test_a_source_that_another_program_changes_is_named(tiny):
-    tiny.write("book/one.md", chapter("One", "import os\nos.system('echo More. >> two.md')"))
+def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
+    """And a new file among the sources, which fails no chapter."""
+    change = "import os\nos.system('echo More. >> two.md; touch notes.txt')"
+    tiny.write("book/one.md", chapter("One", change, "print('to the end')"))
     status, _, err = tiny.build()
-    assert status == 0 and "book/two.md changed while chapters ran; the next build will include it" in err.splitlines()
-    status, _, err = tiny.build()
-    assert status == 0 and "More." in tiny.page("two") and "changed while" not in err
-
-
-def test_a_new_file_among_the_sources_fails_no_chapter_and_is_named(tiny):
-    tiny.write("book/one.md", chapter("One", "import os\nos.system('touch notes.txt')", "print('to the end')"))
-    status, _, err = tiny.build()
-    assert status == 0 and "to the end" in tiny.page("one")
+    assert status == 0 and "to the end" in tiny.page("one"), err
+    assert "book/two.md changed while chapters ran; the next build will include it" in err.splitlines()
     named = "book/notes.txt appeared while chapters ran; the next build will include it; if a cell made it, have that "
     assert named + "write to a folder that tempfile makes" in err.splitlines()
+    status, _, err = tiny.build()
+    assert status == 0 and "More." in tiny.page("two") and "while chapters ran" not in err
 
 
 def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
@@ -244,10 +245,12 @@ def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
     for name in ("alone", "below", "other"):
         tiny.write(f"book/data/{name}.txt", "first")
     assert tiny.build()[0] == 0 and "alone first" in tiny.page("one")
+    book, cache = load(tiny.root), tiny.root / "_build" / site.CACHE
     for name, status in {"alone": "ran", "below": "ran", "other": "reused"}.items():
         tiny.write(f"book/data/{name}.txt", "second")
-        assert statuses(tiny.build()[1]) == {"index": "no code", "one": status, "two": "reused"}
-    assert "alone second" in tiny.page("one")
+        found = {result.name: result.status for result in execute.run(book, cache)}
+        assert found == {"index": "no code", "one": status, "two": "reused"}
+    assert tiny.build()[0] == 0 and "alone second" in tiny.page("one")
 
 
 def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
@@ -299,9 +302,10 @@ def build_folder_of_its_own(tiny):
     return holder
 
 
-@pytest.fixture
-def small_disk(tiny):
-    """A book, built on a small disk."""
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory):
+    """A book, built on a small disk; each test leaves it as good as it was."""
+    tiny = TinyBook(tmp_path_factory.mktemp("disk"))
     holder = build_folder_of_its_own(tiny)
     try:
         status, _, err = tiny.build()
@@ -319,7 +323,7 @@ def mount(tiny, *options):
 def assert_refused(tiny, place, reason):
     """A build that has something to run fails in one line, and the site stays."""
     good = tiny.site()
-    tiny.write("book/one.md", chapter("One", "print('refused')"))
+    tiny.write("book/one.md", chapter("One", f"print('refused', {time.time_ns()})"))  # what has not run before
     status, out, err = tiny.build()
     told = [f"{place}: {reason}; free some space or make it writable, and build again"]
     told.append("the pages were not made; the site is unchanged")
@@ -328,10 +332,11 @@ def assert_refused(tiny, place, reason):
     assert tiny.site() == good and not tiny.processes()
 
 
-def assert_good_again(tiny, text):
-    tiny.write("book/one.md", chapter("One", f"print({text!r})"))
+def assert_good_again(tiny):
+    """What was refused is done now."""
     status, _, err = tiny.build()
-    assert status == 0 and text in tiny.page("one") and not tiny.processes(), err
+    number = re.search(r"'refused', (\d+)", (tiny.root / "book/one.md").read_text())[1]
+    assert status == 0 and f"refused {number}" in tiny.page("one") and not tiny.processes(), err
 
 
 @pytest.mark.parametrize(
@@ -349,7 +354,7 @@ def test_a_full_disk(small_disk, left, place, reason):
         os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - left)
     assert_refused(tiny, place, reason)
     filler.unlink()
-    assert_good_again(tiny, "room again")
+    assert_good_again(tiny)
 
 
 def test_a_disk_that_may_not_be_written(small_disk):
@@ -357,7 +362,7 @@ def test_a_disk_that_may_not_be_written(small_disk):
     mount(small_disk, "-o", "remount,ro", folder)
     assert_refused(small_disk, "_build/.lock", "Read-only file system")
     mount(small_disk, "-o", "remount,rw", folder)
-    assert_good_again(small_disk, "writable again")
+    assert_good_again(small_disk)
 
 
 def test_a_cache_that_may_not_be_written(small_disk):
@@ -368,7 +373,7 @@ def test_a_cache_that_may_not_be_written(small_disk):
     assert (status, err) == (0, "")  # there is nothing to write
     assert_refused(small_disk, f"_build/{site.CACHE}", "attempt to write a readonly database")
     mount(small_disk, "-o", "remount,bind,rw", folder)
-    assert_good_again(small_disk, "writable again")
+    assert_good_again(small_disk)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # SQLite's, of a broken database
@@ -426,21 +431,22 @@ def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):
 # --- The end, at any moment ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny, number):
+def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny):
     assert tiny.build()[0] == 0
     good = tiny.site()
     ready = tiny.root / "ready"
     tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)"))
-    process = tiny.start_until(ready)
-    assert tiny.processes()
-    process.send_signal(number)
-    time.sleep(0.1)  # two at the same moment could come in either order
-    process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + number and f"stopped ({number.name}); the site is unchanged" in err
-    assert "Traceback" not in err and "Exception" not in err, err
-    assert not tiny.processes() and tiny.site() == good
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = tiny.start_until(ready)
+        assert tiny.processes()
+        process.send_signal(number)
+        time.sleep(0.1)  # two at the same moment could come in either order
+        process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
+        out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 128 + number and f"stopped ({number.name}); the site is unchanged" in err
+        assert "Traceback" not in err and "Exception" not in err, err
+        assert not tiny.processes() and tiny.site() == good
+        ready.unlink()
     tiny.write("book/one.md", chapter("One", "print('after')"))
     assert tiny.build()[0] == 0 and "after" in tiny.page("one")
 

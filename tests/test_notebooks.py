@@ -738,6 +738,9 @@ def test_a_fork_links_to_itself(tiny):
             "colab.research.google.com/github/Someone/fork/blob/notebooks/one.ipynb" in made and "tiny/here" not in made
         )
     assert "git+https://github.com/Someone/fork@" in text and "https://someone.github.io/fork/one.html" in text
+    assert "https://github.com/Someone/fork" in tiny.page("index") and "tiny/here" not in tiny.page("index")
+    assert tiny.build()[0] == 0
+    assert "https://github.com/tiny/here" in tiny.page("index") and "Someone" not in tiny.page("index")
 
 
 def test_plain_jupyter_book_links_to_the_notebooks_too(tiny):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from jax.sharding import AxisType
 from test_pods import needs_libtpu
@@ -76,23 +77,23 @@ def test_the_step_trains(tmp_path):
     mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
     small = replace(TINY, layers=2, d_model=64, d_ff=128, heads=4, kv_heads=2, head_dim=16, vocab=64)
     step, (state, tokens) = training_step(small, mesh, sequences=4, sequence=32)
-    keys = iter(jax.random.split(jax.random.key(0), 100))
+    random = np.random.default_rng(0)  # of NumPy, since JAX compiles what makes each array
 
-    def begin(leaf):
-        made = 0.1 * jax.random.normal(next(keys), leaf.shape)
-        return jax.device_put(made.astype(leaf.dtype), leaf.sharding)
+    def placed(like, value):
+        return jax.device_put(value.astype(like.dtype), like.sharding)
 
-    params = {name: begin(leaf) for name, leaf in state["params"].items()}
-    zeros = {name: jax.device_put(jax.numpy.zeros(leaf.shape), leaf.sharding) for name, leaf in state["first"].items()}
-    now = {"params": params, "first": zeros, "second": jax.tree.map(jax.numpy.copy, zeros)}
-    batch = jax.device_put(jax.random.randint(next(keys), (4, 32), 0, 64), tokens.sharding)
+    params = {name: placed(leaf, 0.1 * random.normal(size=leaf.shape)) for name, leaf in state["params"].items()}
+    first, second = (
+        {name: placed(leaf, np.zeros(leaf.shape)) for name, leaf in state[key].items()} for key in ("first", "second")
+    )
+    now, batch = {"params": params, "first": first, "second": second}, placed(tokens, random.integers(64, size=(4, 32)))
     run, seen = jax.jit(step), []
     for _ in range(2):
-        after = run(now, batch)
-        changed = jax.tree.map(lambda a, b: bool((a != b).any()), now["params"], after["params"])
+        after = jax.tree.map(np.asarray, made := run(now, batch))
+        changed = jax.tree.map(lambda a, b: (np.asarray(a) != b).any(), now["params"], after["params"])
         assert all(changed.values()), changed
-        seen.append(sum(float((m**2).sum()) for m in after["first"].values()))
-        now = after
+        seen.append(sum((m**2).sum() for m in after["first"].values()))
+        now = made
     assert seen[1] > seen[0] > 0  # the averaged gradient points the same way
 
 

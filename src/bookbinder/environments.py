@@ -101,8 +101,7 @@ def _make(environment, interpreter, place, progress, stop, lock):
     progress.say(f"{environment.name}: installing packages, with {interpreter}")
     shutil.rmtree(place, ignore_errors=True)
     constraints = ["--constraints", str(environment.constraints)] if environment.constraints else []
-    # Compiled now, since many kernels start at once later, and PYTHONDONTWRITEBYTECODE would make each compile all.
-    install = ["pip", "install", "--python", str(python), "--compile-bytecode"]
+    install = ["pip", "install", "--python", str(python)]  # the first kernels compile what they import: a quarter of it
     commands = [["venv", "--python", interpreter, str(place)]]
     if environment.index:
         commands += [[*install, "--no-deps", "--default-index", environment.index, *JAX]]

@@ -106,8 +106,10 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     if any(re.search(r"\bshardlab\b", cell.source) for cell in code):
         parts.append(disk.folder_digest(book.root / "src" / "shardlab"))
     # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
-    # for accelerators: on a machine that has some, or the libraries for them, pages would differ.
-    ours = {k: v for k, v in os.environ.items() if not re.match("JAX_|XLA_|MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH)$", k)}
+    # for accelerators: on a machine that has some, or the libraries for them, pages would differ. And each kernel would
+    # compile all of JAX again if the first must not keep what it compiles.
+    foreign = "JAX_|XLA_|MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$"
+    ours = {k: v for k, v in os.environ.items() if not re.match(foreign, k)}
     return Run(
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
