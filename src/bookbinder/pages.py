@@ -1,7 +1,7 @@
 """What stands on a page besides its text: the data of the theme in `theme/`, and folds, checks and colours of code.
 
 Sphinx asks here for each page what its head says, where it leads, and which part of the book it belongs to. The
-templates in `theme/` lay that out; no page is touched after Sphinx has written it.
+templates in `theme/` arrange that. No page is touched after Sphinx has written it.
 """
 
 import ast
