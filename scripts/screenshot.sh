@@ -1,6 +1,6 @@
 #!/bin/sh
 # Take the pictures that are kept in the repository. Needs Chromium, and the site built by `make book`.
-#   scripts/screenshot.sh [TOP]    book/static/page.png, which README.md shows, from TOP (7640) px down the page,
+#   scripts/screenshot.sh [TOP]    book/static/page.png, which README.md shows, from TOP (7770) px down the page,
 #                                  and book/static/card.png, which others show with a link, from scripts/card.svg
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,8 +19,8 @@ shoot book/static/card.png 1200,630 "file://$PWD/scripts/card.svg"
 import sys
 from PIL import Image
 top = int(sys.argv[1])
-for name, box in (('page', (240, top, 1040, top + 880)), ('card', (0, 0, 1200, 630))):
+for name, box in (('page', (292, top, 1092, top + 880)), ('card', (0, 0, 1200, 630))):
     file = f'book/static/{name}.png'
     picture = Image.open(file).convert('RGB').crop(box).quantize(224, dither=Image.Dither.NONE)
     picture.save(file, optimize=True)
-    print(file, picture.size)" "${1:-7640}"
+    print(file, picture.size)" "${1:-7770}"
