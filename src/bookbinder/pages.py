@@ -22,7 +22,7 @@ from bookbinder.book import FOLDER
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
-CARD = "card.png"  # the picture that other sites show with a link to the book; in book/static
+POLICY = "Content-Security-Policy"
 WORDS_A_MINUTE = 200
 MOST = 160  # characters of a description
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
@@ -82,6 +82,7 @@ def setup(app):
     app.connect("doctree-resolved", _plots, priority=903)
     app.connect("html-collect-pages", _not_found)
     app.connect("html-page-context", _describe, priority=900)
+    app.connect("build-finished", _forget)
     app.connect("build-finished", _site_map)
 
 
@@ -332,6 +333,20 @@ def _policy(page):
             "form-action 'self'",
         ]
     )
+
+
+def _forget(app, exception):
+    """Delete the pages of chapters, and the pictures, that the book no longer has."""
+    if exception is not None or app.builder.format != "html":
+        return
+    folder, chapters = Path(app.outdir), {*app.env.found_docs, "404", "genindex", "search"}
+    for page in folder.rglob("*.html"):
+        if page.relative_to(folder).with_suffix("").as_posix() not in chapters:
+            page.unlink()
+    shown = {name for documents, name in app.env.images.values()}
+    for picture in (folder / "_images").glob("*"):
+        if picture.name not in shown:
+            picture.unlink()
 
 
 def _site_map(app, exception):
