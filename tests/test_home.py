@@ -157,7 +157,9 @@ def test_the_first_screen_has_the_promise_the_buttons_and_the_picture(reader, sc
         found = page.locator(what)
         assert found.count() and not found.evaluate_all(INSIDE), what
     about = page.locator(".about").inner_text()
-    assert {"NumPy", "jax.jit", "no accelerator", "hours"} <= set(re.findall(r"NumPy|jax\.jit|no accelerator|hours", about))
+    assert {"NumPy", "jax.jit", "no accelerator", "hours"} <= set(
+        re.findall(r"NumPy|jax\.jit|no accelerator|hours", about)
+    )
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1024, 1440])
@@ -218,7 +220,9 @@ def test_what_cannot_be_compared_is_refused(arrays):
 
 
 def shown(page):
-    return page.locator("[data-specs] > figure").evaluate_all("all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])")
+    return page.locator("[data-specs] > figure").evaluate_all(
+        "all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])"
+    )
 
 
 def running(page):

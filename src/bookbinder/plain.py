@@ -595,7 +595,9 @@ class Plain:
                 for term, text in glossary(directive, self.chapter)
             ]
             return "\n".join(lines)
-        known = ", ".join((*BOXES, "container", *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary"))
+        known = ", ".join(
+            (*BOXES, "container", *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary")
+        )
         raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}, exercise, solution")
 
     def exercise(self, directive, line):

@@ -99,7 +99,8 @@ def _array(layout):
     """The array itself: the colours of a tile are those of the devices that store it."""
     x, y, width, height = _ARRAY
     across, down = (
-        f"{size}@{'·'.join(axes)}" if axes else f"{size}" for size, axes in zip(layout.shape[::-1], layout.spec[::-1], strict=True)
+        f"{size}@{'·'.join(axes)}" if axes else f"{size}"
+        for size, axes in zip(layout.shape[::-1], layout.spec[::-1], strict=True)
     )
     parts = [arrow_right(x, y - 11, width, across), arrow_down(x - 10, y, height, down)]
     for index, owners in layout.owners.items():
@@ -124,9 +125,9 @@ def _numbers(layout, each):
         text(left, 37, f"local shape {layout.shard_shape}", size=12, anchor="start"),
         text(left, 68, f"{each:,}", size=28, anchor="start", bold=True),
         text(left, 84, "bytes per device", size=12, anchor="start"),
-        text(left, 102, f"{layout.total_bytes:,}", size=12, anchor="start", bold=True).replace(
-            "</text>", '<tspan font-weight="400"> bytes in all</tspan></text>'
-        ).replace("<text ", '<text data-total="" ', 1),
+        text(left, 102, f"{layout.total_bytes:,}", size=12, anchor="start", bold=True)
+        .replace("</text>", '<tspan font-weight="400"> bytes in all</tspan></text>')
+        .replace("<text ", '<text data-total="" ', 1),
     ]
 
 
