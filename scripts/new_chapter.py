@@ -168,7 +168,7 @@ LISTS = {
     ),
     "book/index.md": (
         r"^- {{doc}}`[^`<]*<{after}>`.*\n(?:(?:  .*)?\n)*",
-        Template("- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n"),
+        Template("- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, `NamedSharding`\n\n"),
     ),
     "tests/wrong_answers.py": (r"^    \}},\n(?=\}}\n)", WRONG),
 }

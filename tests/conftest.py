@@ -49,7 +49,7 @@ def tiny(tmp_path):
 
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "setup", "site", "slurm")
+SLOW = ("bookbinder", "browser", "faults", "home", "matrix", "notebooks", "pages", "setup", "site", "slurm")
 
 # The longest files begin first, so that at the end no process waits for another's last file; but those that need the
 # built book come when Colab's notebooks have run, since both keep all processors busy.
