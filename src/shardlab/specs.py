@@ -85,7 +85,7 @@ def _picture(layout):
     height = _MESH[1] + layout.mesh.shape[0] * (_MESH[3] + _GAP) - _GAP
     copies = f"{counted(layout.distinct_shards, 'shard')} × {counted(layout.replicas, 'replica')}"
     if layout.replicas == 1:
-        copies = f"{counted(layout.distinct_shards, 'shard')}, none of them replicated"
+        copies = f"{counted(layout.distinct_shards, 'shard')}, no replicas"
     title = f"{spec}: {layout.type} on {counted(len(layout.shards), 'device')}"
     said = listed(f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards)
     words = f"Local shape {layout.shard_shape}, {each:,} bytes per device, {layout.total_bytes:,} bytes in all. {said}"
