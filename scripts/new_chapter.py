@@ -166,7 +166,10 @@ LISTS = {
         r"^      - file: book/{after}\n(?:        title: .*\n)?",
         Template("      - file: book/$name\n        title: $short\n"),
     ),
-    "book/index.md": (r"^{{doc}}`{after}`\n:(?:.+\n)+\n", Template("{doc}`$name`\n: $title.\n\n")),
+    "book/index.md": (
+        r"^- {{doc}}`[^`<]*<{after}>`.*\n(?:(?:  .*)?\n)*",
+        Template("- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, `NamedSharding`\n\n"),
+    ),
     "tests/wrong_answers.py": (r"^    \}},\n(?=\}}\n)", WRONG),
 }
 
@@ -212,8 +215,8 @@ def plan(root, name, title, after=None):
         found = re.search(place.format(after=re.escape(after)), texts[path], re.MULTILINE)
         if not found:
             raise Refused(f"--after {after!r}: {path} does not list that chapter; choose one that it lists")
-        short = json.dumps(title.partition(":")[0], ensure_ascii=False)  # what the navigation shows
-        new = line.substitute(name=name, title=title, short=short)
+        words = title.partition(":")[0]  # what the navigation shows
+        new = line.substitute(name=name, title=title, words=words, short=json.dumps(words, ensure_ascii=False))
         texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
     return texts | {f"book/{name}.md": CHAPTER.substitute(name=name, title=title)}
 

@@ -49,7 +49,7 @@ def tiny(tmp_path):
 
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "search", "setup", "site", "slurm")
+SLOW = ("bookbinder", "browser", "faults", "home", "matrix", "notebooks", "pages", "search", "setup", "site", "slurm")
 
 # The longest files begin first, so that at the end no process waits for another's last file. The chapters of Colab's
 # notebooks and of the book, which the browser's tests need built, run at the same time, so many as there are places.

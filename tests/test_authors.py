@@ -63,7 +63,8 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
     names = [chapter.name for chapter in load(sources).chapters]
     assert names[names.index("padding") - 1] == (after or "explorer")
     text = (sources / "book/index.md").read_text("utf-8")
-    before, here = rf"^{{doc}}`{after or 'explorer'}`$", rf"^{{doc}}`padding`\n: {title}\.$"
+    before = rf"^- {{doc}}`[^`]*<{after or 'explorer'}>`"
+    here = rf"^- {{doc}}`Padding <padding>` {{minutes}}`padding`\n\n  {title}\.$"
     between = text[re.search(before, text, re.MULTILINE).end() : re.search(here, text, re.MULTILINE).start()]
     assert "{doc}" not in between, between
     if after:  # what the rules and the build look at is the same in both places, so each runs once

@@ -24,6 +24,7 @@ import shardlab.models
 import shardlab.plan
 import shardlab.pods
 import shardlab.processes
+import shardlab.specs
 import shardlab.training
 from bookbinder.book import load
 
@@ -156,6 +157,7 @@ MODULES = [
     shardlab.plan,
     shardlab.pods,
     shardlab.processes,
+    shardlab.specs,
     shardlab.training,
 ]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
@@ -183,7 +185,7 @@ def test_modules_import_in_the_readme_order_without_jupyter():
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.explorer
 import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.layout, shardlab.models
-import shardlab.plan, shardlab.pods, shardlab.processes, shardlab.training
+import shardlab.plan, shardlab.pods, shardlab.processes, shardlab.specs, shardlab.training
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign &= set(sys.modules)
 assert not foreign, foreign

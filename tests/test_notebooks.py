@@ -108,6 +108,12 @@ CONVERTED = {
     "a section, named": ("{ref}`so <far-away>`", f"[so]({SITE}other.html#far-away)"),
     "an exercise": ("{ref}`other-before`", f"[Exercise 1]({SITE}other.html#other-before)"),
     "a figure": ("{numref}`other-picture`", f"[Two boxes side by side]({SITE}other.html#other-picture)"),
+    "a notebook in Colab": (
+        "{colab}`Open it <other>`",
+        "[Open it](https://colab.research.google.com/github/tiny/here/blob/notebooks/other.ipynb)",
+    ),
+    "a time": ("{minutes}`other` to read", "1 minute to read"),
+    "a container": (":::{container} cards\n- {doc}`other`\n:::", f"- [Other `one`]({SITE}other.html)"),
     "a term": ("a {term}`mesh`", f"a [mesh]({SITE}other.html#term-Mesh)"),
     "a link to a chapter": ("[](other.md) [x](other.md#y)", f"[Other `one`]({SITE}other.html) [x]({SITE}other.html#y)"),
     "a link to a label": ("[](#far-away)", f"[A far section]({SITE}other.html#far-away)"),

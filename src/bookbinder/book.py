@@ -8,6 +8,8 @@ from pathlib import Path
 import yaml
 
 FOLDER = "book"  # where the chapters are, below the root
+WORDS_A_MINUTE = 200  # that people read
+APPENDICES = "Appendices"  # the part of _toc.yml that teaches no new subject
 KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
@@ -89,6 +91,15 @@ class Chapter:
             if found:
                 return f"{found[2]} {'emulated devices' if found[1] == 'emulate' else 'processes'}"
         return ""
+
+    @cached_property
+    def minutes(self):
+        """The minutes that the text takes to read, without code, outputs and solutions; the exercises take longer."""
+        text = re.sub(r"\A---\n.*?^---$", "", self.text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(r"^```\{solution-start\}.*?^```\{solution-end\}$", "", text, flags=re.DOTALL | re.MULTILINE)
+        code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
+        text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
+        return max(1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE))
 
     @cached_property
     def notebook(self):
@@ -199,6 +210,7 @@ class Book:
     root: Path
     chapters: tuple[Chapter, ...]
     config: dict
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the caption of each, and the names of its chapters
 
     @property
     def build_folder(self):
@@ -215,6 +227,18 @@ class Book:
         for chapter in self.chapters:
             chapter.check()
 
+    def reading_time(self, names):
+        """How long chapters take to read, such as "45 minutes" or "2½ hours".
+
+        Args:
+          names: of the chapters, "arrays auto"; "all" for those of all parts but the appendices.
+
+        Raises KeyError for a name that is no chapter's.
+        """
+        minutes = {chapter.name: chapter.minutes for chapter in self.chapters}
+        taught = [name for caption, names in self.parts if caption != APPENDICES for name in names]
+        return in_words(sum(minutes[name] for name in (taught if names == "all" else names.split())))
+
     def chapter(self, path):
         """The chapter of a path as a user types it: book/arrays.md, arrays.md or arrays."""
         name = str(path).removeprefix(f"{self.root}/").removeprefix("./")
@@ -224,6 +248,14 @@ class Book:
                 return chapter
         known = ", ".join(chapter.path for chapter in self.chapters)
         raise BookError(path, None, f"no such chapter in _toc.yml; there are {known}")
+
+
+def in_words(minutes):
+    """A time as people say it: 45 is "45 minutes", and 100 is "1½ hours"."""
+    if minutes < 90:
+        return f"{minutes} minute{'s' * (minutes != 1)}"
+    halves = round(minutes / 30)
+    return f"{halves // 2}{'½' * (halves % 2)} hours"
 
 
 def load(root):
@@ -253,7 +285,7 @@ def load(root):
             )
         if not entry.startswith(f"{FOLDER}/"):
             raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
-        chapter = Chapter(root, entry.removeprefix(f"{FOLDER}/").removesuffix(".md"))
+        chapter = Chapter(root, _name(entry))
         if not (root / chapter.path).is_file():
             raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")
         chapters.append(chapter)
@@ -263,7 +295,12 @@ def load(root):
     if strays:
         message = "is not in _toc.yml, so no reader would find it; list it there or delete it"
         raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
-    return Book(root, tuple(chapters), config)
+    parts = tuple((part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees)
+    return Book(root, tuple(chapters), config, parts)
+
+
+def _name(entry):
+    return entry.removeprefix(f"{FOLDER}/").removesuffix(".md")
 
 
 def _read(root, name):

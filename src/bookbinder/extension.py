@@ -18,6 +18,7 @@ from pathlib import Path
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
+from sphinx.util.docutils import SphinxRole
 
 from bookbinder import address, disk, execute, notebooks, pages, search, terms
 from bookbinder import book as books
@@ -30,6 +31,8 @@ SHOWN = "shown"  # beside the pages: a digest of what they show of each other
 def setup(app):
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
+    app.add_role("colab", _Colab())
+    app.add_role("minutes", _Minutes())
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     app.connect("env-updated", _note_used)
@@ -77,12 +80,12 @@ def _execute(app, env, added, changed, removed):
     told = sys.stdin.read() if execute.CALLED in os.environ else None  # as soon as the chapters have run
     if told == "":
         os._exit(1)  # `make book` was killed; nothing has changed here
-    if env.mystnb_config.execution_mode != "cache":
-        return []
     source = Path(app.srcdir)
     root = source if (source / "_toc.yml").exists() else source.parent
     prefix = f"{books.FOLDER}/" if source == root else ""
-    book = books.load(root)
+    book = app.bookbinder_book = books.load(root)
+    if env.mystnb_config.execution_mode != "cache":
+        return []
     if told:
         facts = json.loads(told)
     else:
@@ -99,7 +102,8 @@ def _execute(app, env, added, changed, removed):
         facts = execute.facts(chapters, results)
     env.bookbinder_notebooks = {name for name, fact in facts.items() if fact["outputs"]}
     env.bookbinder_chapters = {
-        name: pages.Chapter(fact["devices"], fact["day"], _versions()) for name, fact in facts.items()
+        name: pages.Chapter(fact["devices"], fact["day"], _versions(), book.chapter(name).minutes)
+        for name, fact in facts.items()
     }
     # Sphinx itself compares times, and a file that was copied or restored may have its old time.
     now = {name: (fact["outputs"], fact["text"]) for name, fact in facts.items()}
@@ -112,6 +116,10 @@ def _execute(app, env, added, changed, removed):
     if glossary != getattr(env, "bookbinder_glossary", glossary):
         stale |= env.found_docs  # a term may stand in any chapter
     env.bookbinder_glossary = glossary
+    minutes = {chapter.name: chapter.minutes for chapter in book.chapters}
+    if minutes != getattr(env, "bookbinder_minutes", minutes):
+        stale.add(app.config.root_doc)  # which says them
+    env.bookbinder_minutes = minutes
     return sorted(stale & env.found_docs - added)
 
 
@@ -148,6 +156,25 @@ def _note_shown(app, exception):
     """Remember what pages show of each other, for the next build."""
     if exception is None and app.builder.format == "html":
         (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
+
+
+class _Minutes(SphinxRole):
+    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`."""
+
+    def run(self):
+        try:
+            words = self.env.app.bookbinder_book.reading_time(self.text)
+        except KeyError as error:
+            return [], [self.inliner.reporter.error(f"there is no chapter {error}", line=self.lineno)]
+        return [nodes.inline("", words, classes=["minutes"])], []
+
+
+class _Colab(SphinxRole):
+    """A link that opens a chapter's notebook: {colab}`its words <arrays>`."""
+
+    def run(self):
+        words, _, name = self.text.rstrip(">").rpartition("<")
+        return [nodes.reference("", words.strip(), refuri=self.env.app.bookbinder_address.colab(name))], []
 
 
 def _inline_math(translator, node):

@@ -18,12 +18,11 @@ from urllib.parse import quote
 from docutils import nodes
 
 from bookbinder import disk
-from bookbinder.book import FOLDER
+from bookbinder.book import FOLDER, in_words
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
 POLICY = "Content-Security-Policy"
-WORDS_A_MINUTE = 200
 MOST = 160  # characters of a description
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try {
@@ -54,11 +53,13 @@ class Chapter:
       devices: what it runs on, such as "8 emulated devices"; "" if its cells ask for none.
       executed: the day of its last run, such as "2026-11-21"; "" if it has no code.
       versions: of what it ran with.
+      minutes: to read it.
     """
 
     devices: str = ""
     executed: str = ""
     versions: str = ""
+    minutes: int = 1
 
 
 class fold(nodes.Element):
@@ -255,19 +256,19 @@ def _describe(app, pagename, templatename, context, doctree):
     else:
         wanted = re.findall(r'data-load="([^"]*)"', body) + ["steps.js"] * ("data-steps=" in body)
         page.loads = list(dict.fromkeys(file for files in wanted for file in files.split()))
-    if doctree and context.get("display_toc"):
+    if doctree and context.get("display_toc") and pagename != app.config.root_doc:
         page.sections = _without_title(context["toc"])
     page.policy = _policy(page)
-    if chapter:
-        context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page, doctree)}", 1)
+    if chapter and pagename != app.config.root_doc:  # the home page says it of the whole book
+        context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page)}", 1)
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["page"] = page
 
 
-def _head(app, where, name, page, doctree):
+def _head(app, where, name, page):
     """What stands below a chapter's title: how long it is, what it runs on, and its notebook."""
-    facts = [f"{max(1, round(_words(doctree) / WORDS_A_MINUTE))} minutes to read", page.chapter.devices]
+    facts = [f"{in_words(page.chapter.minutes)} to read", page.chapter.devices]
     links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
     if name in getattr(app.env, "bookbinder_notebooks", ()):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
@@ -290,13 +291,6 @@ def first_words(doctree):
     first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
     text = " ".join(first.astext().split()) if first else ""
     return text if len(text) <= MOST else text[: MOST - 2].rsplit(" ", 1)[0] + " …"
-
-
-def _words(node):
-    """The number of words to read, without code, outputs and solutions."""
-    if isinstance(node, nodes.literal_block) or {"cell_output", "solution"} & set(node.get("classes", ())):
-        return 0
-    return sum(len(child.split()) if isinstance(child, nodes.Text) else _words(child) for child in node.children)
 
 
 def _without_title(toc):

@@ -31,6 +31,7 @@ CODE = ("code", "code-block", "sourcecode")
 TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # inline HTML that Colab shows too
 OPTIONS = {  # the known options of each directive; others are errors, so that nothing is lost silently
     **dict.fromkeys(BOXES, ("class", "name", "open")),
+    "container": ("name",),
     **dict.fromkeys(CODE, ("caption", "linenos", "lineno-start", "emphasize-lines", "name", "class")),
     **dict.fromkeys(("figure", "image"), ("alt", "name", "width", "height", "align", "scale", "class", "figclass")),
     "exercise": ("label", "class"),
@@ -165,7 +166,7 @@ def _collect(found, chapter, parser, source, base, counts):
             label = None
 
 
-_HOLD_TEXT = (*BOXES, "tab-set", "tab-item", "exercise", "solution", "figure", "table")
+_HOLD_TEXT = (*BOXES, "container", "tab-set", "tab-item", "exercise", "solution", "figure", "table")
 
 
 def glossary(directive, chapter):
@@ -465,6 +466,13 @@ class Plain:
                 raise self.error(line, f"the glossary has no {target!r}")
             found = self.targets.terms[target.lower()]
             return f"[{text or target}]({self.address.page(found.chapter, found.anchor)})"
+        if name == "colab":
+            return f"[{text}]({self.address.colab(self._chapter(target, line))})"
+        if name == "minutes":
+            try:
+                return self.book.reading_time(content)
+            except KeyError as error:
+                raise self.error(line, f"there is no chapter {error}") from None
         if name == "download":
             return f"[{text or target}]({self._file(target, line)})"
         if name in ("cite", "cite:t", "cite:p"):
@@ -475,7 +483,7 @@ class Plain:
             return f"``{content}``" if "`" in content else f"`{content}`"
         if name in ("sub", "sup", "kbd"):
             return f"<{name}>{html.escape(content)}</{name}>"
-        known = "doc, ref, numref, eq, term, download, cite, cite:t, cite:p, math, code, sub, sup, kbd"
+        known = "doc, ref, numref, eq, term, colab, minutes, download, cite, cite:t, cite:p, math, code, sub, sup, kbd"
         raise self.error(line, f"notebooks do not know the role {{{name}}}; there are {known}")
 
     def _cite(self, keys, textual, line):
@@ -561,6 +569,8 @@ class Plain:
             number, title = self.exercise(directive, line)
             body = self.text(directive.body, directive.line)
             return box(f"Solution of exercise {number}", body, True) if name == "solution" else f"{title}\n\n{body}"
+        if name == "container":  # a class for the page's style
+            return self.text(directive.body, directive.line)
         if name in CODE:
             return self._captioned(options.get("caption", ""), fence(directive.body, argument), line)
         if name == "literalinclude":
@@ -585,7 +595,9 @@ class Plain:
                 for term, text in glossary(directive, self.chapter)
             ]
             return "\n".join(lines)
-        known = ", ".join((*BOXES, *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary"))
+        known = ", ".join(
+            (*BOXES, "container", *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary")
+        )
         raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}, exercise, solution")
 
     def exercise(self, directive, line):

@@ -107,7 +107,7 @@ def _takes_links(text):
     """Whether it is running text: no heading, code, link or output."""
     above, inside = text.parent, False
     while above is not None:
-        if isinstance(above, _NO_LINKS) or {"cell", "cell_output"} & set(above.get("classes", ())):
+        if isinstance(above, (*_NO_LINKS, nodes.container)):  # such as a cell, or a card
             return False
         inside = inside or isinstance(above, nodes.paragraph)
         above = above.parent

@@ -5,6 +5,7 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.devices`: give this process several (emulated) devices
 - `shardlab.layout`: describe in plain data which device stores which shard of an array
 - `shardlab.draw`: draw arrays, meshes, products, `shard_map`, memory and timelines, with every device numbered
+- `shardlab.specs`: compare one array in several layouts: the slice and the bytes of every device
 - `shardlab.follow`: follow chunks of data through the program of a device
 - `shardlab.hlo`: read the text of a compiled program: its instructions, their types, and how often they run
 - `shardlab.comms`: list the collectives of a compiled program, and their bytes

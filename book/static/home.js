@@ -1,0 +1,113 @@
+// One array in several layouts (shardlab.specs): the reader chooses a spec, and the tiles move to their devices. Without
+// this script all pictures stand below each other; book.css hides the later ones until it has run.
+{
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  const FLIGHT = 700, BETWEEN = 70, REST = 700; // ms: of a tile, from tile to tile, and after the last one
+
+  function specs(box) {
+    const figures = [...box.querySelectorAll("figure")];
+    let playing = null, moving = [];
+
+    const bar = document.createElement("div");
+    bar.className = "specs-bar";
+    const group = document.createElement("div");
+    group.setAttribute("role", "radiogroup");
+    group.setAttribute("aria-label", "How the matrix is sharded");
+    const choices = figures.map((figure, number) => {
+      const label = document.createElement("label");
+      const radio = Object.assign(document.createElement("input"), { type: "radio", name: "specs", value: number });
+      radio.addEventListener("change", () => { stop(); show(number, true); say(); });
+      label.append(radio, figure.dataset.spec);
+      group.append(label);
+      return radio;
+    });
+    const play = Object.assign(document.createElement("button"), { type: "button" });
+  play.append(document.createElement("span"));
+    play.addEventListener("click", () => { if (playing) { stop(); say(); } else start(); });
+    const spoken = document.createElement("span"); // for ears
+    spoken.setAttribute("role", "status");
+    spoken.className = "steps-spoken";
+    bar.append(group, play, spoken);
+
+    function say() {
+      const svg = figures[choices.findIndex((radio) => radio.checked)].querySelector("svg");
+      spoken.textContent = ["title", "desc"].map((tag) => svg.querySelector(`:scope > ${tag}`).textContent).join(". ");
+    }
+
+    // All that has begun to move is where it belongs.
+    function settle() {
+      for (const one of moving) one.cancel();
+      moving = [];
+      for (const text of box.querySelectorAll("[data-final]")) {
+        text.textContent = text.dataset.final;
+        delete text.dataset.final;
+      }
+    }
+    function write(text, words) {
+      text.dataset.final ??= text.textContent;
+      text.textContent = words;
+    }
+
+    function show(number, move) {
+      settle();
+      choices[number].checked = true;
+      figures.forEach((figure, i) => { figure.hidden = i !== number; });
+      play.hidden = calm.matches;
+      play.firstChild.textContent = playing ? "Pause" : "Play";
+    play.toggleAttribute("data-playing", Boolean(playing));
+      if (move && !calm.matches) fly(figures[number]);
+    }
+
+    // Each tile starts as the slice of the array that it is; when it has arrived its bytes are counted.
+    function fly(figure) {
+      const labels = figure.querySelectorAll("[data-bytes]"), bars = figure.querySelectorAll("[data-bar]");
+      const total = figure.querySelector("[data-total]").firstChild, all = total.data;
+      let sum = 0;
+      total.data = "0";
+      moving.push({ cancel: () => { total.data = all; } });
+      figure.querySelectorAll("[data-from]").forEach((tile, i) => {
+        const [x, y, width] = tile.dataset.from.split(" ").map(Number);
+        const scale = width / tile.width.baseVal.value;
+        const from = `translate(${x - scale * tile.x.baseVal.value}px, ${y - scale * tile.y.baseVal.value}px) scale(${scale})`;
+        const timing = { duration: FLIGHT, delay: 250 + i * BETWEEN, easing: "cubic-bezier(.4, 0, .2, 1)", fill: "backwards" };
+        const flight = tile.animate([{ transform: from, opacity: 0 }, { opacity: 0.9, offset: 0.02 }, { opacity: 0.9, offset: 0.9 }, { transform: "none" }], timing);
+        const mark = bars[i].animate([{ opacity: 0 }, { opacity: 0, offset: 0.99 }, { opacity: 1 }], timing);
+        write(labels[i], "0 B");
+        flight.onfinish = () => {
+          labels[i].textContent = labels[i].dataset.final;
+          sum += Number(labels[i].dataset.bytes);
+          total.data = sum.toLocaleString("en");
+        };
+        moving.push(flight, mark);
+      });
+    }
+
+    function stop() {
+      clearTimeout(playing);
+      playing = null;
+      show(choices.findIndex((radio) => radio.checked), false);
+    }
+    function start(number = 0) {
+      playing = setTimeout(() => {
+        if (number + 1 < figures.length) start(number + 1); else stop();
+      }, 250 + FLIGHT + BETWEEN * 8 + REST);
+      show(number, true);
+    }
+
+    calm.addEventListener("change", stop);
+    box.prepend(bar);
+    box.dataset.ready = "";
+    if (calm.matches) show(figures.length - 1, false); else start();
+  }
+
+  for (const box of document.querySelectorAll("[data-specs]")) {
+    try {
+      specs(box);
+    } catch (error) { // then as without this script
+      box.querySelectorAll("figure").forEach((figure) => { figure.hidden = false; });
+      box.querySelector(".specs-bar")?.remove();
+      box.dataset.ready = "";
+      console.error(error);
+    }
+  }
+}
