@@ -51,9 +51,10 @@ def tiny(tmp_path):
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
 SLOW = ("bookbinder", "browser", "faults", "matrix", "notebooks", "pages", "setup", "site", "slurm")
 
-# The longest files begin first, so that at the end no process waits for another's last file; but those that need the
-# built book come when Colab's notebooks have run, since both keep all processors busy.
-LONGEST = ("colab", "slurm", "workflows", "matrix", "faults", "bookbinder", "browser", "pods", "authors", "processes")
+# The longest files begin first, so that at the end no process waits for another's last file. The chapters of Colab's
+# notebooks and of the book, which the browser's tests need built, run at the same time, so many as there are places.
+LONGEST = ("colab", "slurm", "workflows", "browser", "faults", "bookbinder", "matrix", "site", "notebooks", "pods",
+           "processes", "explorer", "authors", "pages", "plan")  # fmt: skip
 
 
 def pytest_addoption(parser):
@@ -62,10 +63,10 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers():
-    """One more than there are processors, since tests also wait: for jobs, kills and pages."""
+    """Two more than there are processors, as memory allows: two wait for chapters, or for jobs, kills and pages."""
     from bookbinder.runs import at_once
 
-    return at_once()
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else at_once() + 1  # None: what that says
 
 
 def changed_chapters():

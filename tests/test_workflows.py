@@ -309,7 +309,7 @@ class Runner:
         ours |= {"GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
         ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": context["github.ref"]}
         # Of `make check`, a few tests that are quick: the whole would run this one again.
-        ours |= {"PYTEST_ADDOPTS": "tests/test_terms.py"}
+        ours |= {"PYTEST_ADDOPTS": "tests/test_terms.py", "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
         if job == "audit":  # so that it ends everywhere as it ends here
             ours["ARGS"] = "--osv-url http://127.0.0.1:9/"
         for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH"):
