@@ -15,6 +15,7 @@ from pathlib import Path
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.errors import ExtensionError
+from sphinx.util import docname_join
 
 from bookbinder import pages
 from bookbinder.book import FOLDER
@@ -78,7 +79,9 @@ def _no_other_index(app):
 
 
 def _note(app, doctree):
-    _noted(app.env)[app.env.docname] = sections(doctree, lambda page: _title(app.env, page))
+    """Note a page's sections. The titles of other pages are put in when all have been read: they may change."""
+    here = app.env.docname
+    _noted(app.env)[here] = sections(doctree, lambda page: f"\0{docname_join(here, page)}\0")
 
 
 def _title(env, page):
@@ -193,6 +196,7 @@ def _write(app, env):
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
     data = json.dumps({"chapters": chapters, "sections": found}, ensure_ascii=False, separators=(",", ":"))
+    data = re.sub(r"\\u0000(.*?)\\u0000", lambda page: json.dumps(_title(env, page[1]), ensure_ascii=False)[1:-1], data)
     (folder / FILE).write_text(f"globalThis.searchIndex = {data};\n", "utf-8")
 
 
