@@ -22,7 +22,7 @@
       return radio;
     });
     const play = Object.assign(document.createElement("button"), { type: "button" });
-  play.append(document.createElement("span"));
+    play.append(document.createElement("span"));
     play.addEventListener("click", () => { if (playing) { stop(); say(); } else start(); });
     const spoken = document.createElement("span"); // for ears
     spoken.setAttribute("role", "status");
@@ -54,7 +54,7 @@
       figures.forEach((figure, i) => { figure.hidden = i !== number; });
       play.hidden = calm.matches;
       play.firstChild.textContent = playing ? "Pause" : "Play";
-    play.toggleAttribute("data-playing", Boolean(playing));
+      play.toggleAttribute("data-playing", Boolean(playing));
       if (move && !calm.matches) fly(figures[number]);
     }
 
