@@ -101,7 +101,7 @@ def test_outputs_are_on_the_pages(pages):
         text = article(pages[chapter.name]).get_text()
         assert "Traceback (most recent call last)" not in text
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(chapter.cells)
-        pictures = r"^(draw|draw_\w+|bars|timeline|explorer\.\w+)\("
+        pictures = r"^(draw|draw_\w+|bars|timeline|compare_specs|explorer\.\w+)\("
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         assert len(article(pages[chapter.name]).select(".cell_output div.shardlab")) == drawn
