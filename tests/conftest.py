@@ -132,3 +132,12 @@ def site():
     run = subprocess.run([sys.executable, "-m", "bookbinder", "build"], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
     return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="module")
+def home(site):
+    """The address of the served site, with a slash at its end: compressed and below "/book/", as GitHub Pages would."""
+    from host import serving
+
+    with serving(site, below="/book/") as address:
+        yield address

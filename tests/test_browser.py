@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host import serving
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
@@ -40,13 +39,6 @@ def none(found):
     """Fail with a line for each thing that was found."""
     found = list(found)
     assert not found, "\n".join(["", *found])
-
-
-@pytest.fixture(scope="module")
-def home(site):
-    """The address of the served site, with a slash at its end."""
-    with serving(site, below="/book/") as address:
-        yield address
 
 
 @pytest.fixture

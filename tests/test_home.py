@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from host import serving
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from playwright.sync_api import expect
@@ -36,12 +35,6 @@ def page(site):
     return BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser")
 
 
-@pytest.fixture(scope="module")
-def home(site):
-    with serving(site, below="/book/") as place:
-        yield f"{place}index.html"
-
-
 @pytest.fixture
 def reader(browser, home):
     """Open the home page: `reader(DESK)`, with Playwright's options for who reads."""
@@ -52,7 +45,7 @@ def reader(browser, home):
         page = contexts[-1].new_page()
         page.set_default_timeout(SOON * 1000)
         page.on("pageerror", lambda error: pytest.fail(str(error)))
-        page.goto(home)
+        page.goto(f"{home}index.html")
         return page
 
     yield open_page

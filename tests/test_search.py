@@ -10,7 +10,6 @@ import yaml
 from bs4 import BeautifulSoup
 from docutils import nodes
 from docutils.core import publish_doctree
-from host import serving
 from playwright.sync_api import expect
 from sphinx.errors import ExtensionError
 from waiting import SOON
@@ -28,13 +27,6 @@ def index_of(site):
     """What the search of a built site knows."""
     text = (site / "_static" / "search-index.js").read_text("utf-8")
     return json.loads(text.removeprefix("globalThis.searchIndex = ").rstrip(";\n"))
-
-
-@pytest.fixture(scope="module")
-def home(site):
-    """The address of the served site."""
-    with serving(site, below="/book/") as address:
-        yield address
 
 
 @pytest.fixture

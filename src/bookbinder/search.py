@@ -18,11 +18,10 @@ from sphinx.errors import ExtensionError
 from sphinx.util import docname_join
 
 from bookbinder import pages
-from bookbinder.book import FOLDER
+from bookbinder.book import APPENDICES, FOLDER
 from bookbinder.terms import bare
 
 FILE = "search-index.js"
-APPENDICES = "Appendices"  # the part of _toc.yml whose chapters come after all others in the search
 SETTING = "search_aliases"  # in _config.yml, below sphinx: config
 _SKIPPED = ("solution_node", "solution_enumerable_node", "math_block", "index", "raw", "image", "comment")
 _HIDDEN = {"dropdown", "cell_output"}  # hints and solutions, and what cells print
