@@ -380,6 +380,7 @@ def test_a_missing_page_leads_back_to_the_book(reader, home):
     assert answer.status == 404
     assert "text/html" in answer.headers["content-type"], "there is no 404.html"
     expect(page.locator("h1")).to_be_visible()
+    assert page.locator("main").bounding_box()["width"] > 600  # not the column of the chapters' list, which is not here
     assert page.locator("article").get_by_role("link").first.get_attribute("href") == WHERE.page("index")
     leads_to = page.locator("a[href]").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     relative = [where for where in leads_to if not where.startswith(("https://", "#"))]
