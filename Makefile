@@ -3,10 +3,11 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book check test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf check test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
+	@echo "make pdf                        bind the book into one PDF with bookmarks, _build/book.pdf"
 	@echo "make check                      check style, rules and shardlab, and the exercises of changed chapters"
 	@echo "make test                       run every test (ARGS='tests/test_book.py -k arrays')"
 	@echo "make chapter FILE=book/x.md     run one chapter and make its page"
@@ -26,6 +27,10 @@ setup:
 
 book: setup
 	@$(python) -m bookbinder build
+
+pdf: book
+	@scripts/system.sh
+	@$(python) scripts/pdf.py $(ARGS)
 
 check: lint
 	@$(python) -m pytest --quick $(parallel) $(ARGS)

@@ -17,7 +17,7 @@ import subprocess
 import symtable
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +142,7 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
     def compiled(label, key, program):
         print(f"{program.name} on {program.pod}: fits={program.fits}, {program.seconds:.0f} s", file=sys.stderr)
         program = replace(program, source="compiled")
-        hear({"label": label, "key": key, "program": asdict(program)})
+        hear({"label": label, "key": key, "program": program.to_json()})
 
     pods.listener, pods.RECORDINGS = compiled, recordings
     compile_one = pods.Pod.compile

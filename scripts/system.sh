@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what tests need besides Python packages: Slurm for the cluster chapter, npm for a renderer of Markdown and for
-# axe, and Chromium for the pages. Called by `make test` and `make lighthouse`.
+# axe, and Chromium for the pages. Called by `make test`, `make pdf` and `make lighthouse`.
 # As root on Debian it installs what is missing. Elsewhere it prints in one line what is missing; the tests that need it
 # are skipped, or fail in CI.
 set -eu

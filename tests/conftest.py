@@ -49,7 +49,11 @@ def tiny(tmp_path):
 
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "faults", "home", "matrix", "notebooks", "pages", "search", "setup", "site", "slurm")
+SLOW = ("bookbinder", "browser", "faults", "home", "matrix", "notebooks", "pages", "pdf", "questions", "search",
+        "setup", "site", "slurm")  # fmt: skip
+
+# Tests of one chapter that run or compile it whole, and how their names go on with its name.
+OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}
 
 # The longest files begin first, so that at the end no process waits for another's last file. The chapters of Colab's
 # notebooks and of the book, which the browser's tests need built, run at the same time, so many as there are places.
@@ -58,8 +62,11 @@ LONGEST = ("colab", "slurm", "workflows", "browser", "faults", "bookbinder", "ma
 
 
 def pytest_addoption(parser):
-    text = "what `make check` runs: no tests that need the book; of exercises only those of changed chapters, here"
+    text = (
+        "what `make check` runs: no tests that need the book, or a runner's steps; chapters only if they have changed"
+    )
     parser.addoption("--quick", action="store_true", help=text)
+    parser.addoption("--again", action="store_true", help="run every notebook twice in one kernel, unchanged ones too")
 
 
 def pytest_xdist_auto_num_workers():
@@ -79,17 +86,20 @@ def changed_chapters():
     return re.findall(r"^book/(\w+)\.md$", names, re.MULTILINE)
 
 
+def is_quick(item, changed):
+    """Whether `make check` runs a test."""
+    for where, name in OF_A_CHAPTER.items():
+        if where in (item.path.name, item.originalname):
+            return item.name.startswith(tuple(item.originalname + name.format(chapter) for chapter in changed))
+    return item.path.name not in {f"test_{name}.py" for name in SLOW} and "runner" not in item.fixturenames
+
+
 def pytest_collection_modifyitems(config, items):
     order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
     if config.option.quick:
-        slow, changed = {f"test_{name}.py" for name in SLOW}, tuple(f"[{name}-" for name in changed_chapters())
-        chosen = [
-            item
-            for item in items
-            if item.path.name not in slow
-            and (item.path.name != "test_colab.py" or any(name in item.name for name in changed))
-        ]
+        changed = changed_chapters()
+        chosen = [item for item in items if is_quick(item, changed)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
 

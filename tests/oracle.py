@@ -56,16 +56,21 @@ def theirs(text):
 
 
 def ours(text):
-    """The same, as shardlab reads it."""
+    """The same, as shardlab reads it. XLA gives a name to each element of a tuple that dumped text writes as %x#1."""
     program = hlo.Program(text)
     found = {}
     for computation in program:
         found[computation.name] = {}
-        for made in map(computation.__getitem__, computation.lines):
+        names = list(computation.lines)
+        for name in names:
+            made = computation[name]
             operands = () if made.kind in ("parameter", "constant") else made.names
-            calls = frozenset(callee.name for callee, _ in made.calls())
+            names += [one for one in operands if "#" in one and one not in names]
+            operands = tuple(one.replace("#", "_") for one in operands)
+            calls = frozenset(callee.name for callee, _, _ in made.calls())
             types, is_root = hlo.array_types(made.result), made.name == computation.root
-            found[computation.name][made.name] = Instruction(made.kind, types, operands, calls, is_root)
+            one = Instruction(made.kind, types, operands, calls, is_root)
+            found[computation.name][made.name.replace("#", "_")] = one
     return found, program.entry.name
 
 

@@ -20,11 +20,14 @@ import shardlab.follow
 import shardlab.hardware
 import shardlab.hlo
 import shardlab.layout
+import shardlab.lifetimes
 import shardlab.models
 import shardlab.plan
 import shardlab.pods
 import shardlab.processes
+import shardlab.pytest_plugin
 import shardlab.specs
+import shardlab.testing
 import shardlab.training
 from bookbinder.book import load
 
@@ -153,11 +156,14 @@ MODULES = [
     shardlab.hardware,
     shardlab.hlo,
     shardlab.layout,
+    shardlab.lifetimes,
     shardlab.models,
     shardlab.plan,
     shardlab.pods,
     shardlab.processes,
+    shardlab.pytest_plugin,
     shardlab.specs,
+    shardlab.testing,
     shardlab.training,
 ]
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
@@ -184,9 +190,11 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.explorer
-import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.layout, shardlab.models
-import shardlab.plan, shardlab.pods, shardlab.processes, shardlab.specs, shardlab.training
+import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.layout, shardlab.lifetimes
+import shardlab.models, shardlab.plan, shardlab.pods, shardlab.processes, shardlab.specs, shardlab.testing
+import shardlab.training
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
+foreign |= {"pytest"}  # except in its plugin
 foreign &= set(sys.modules)
 assert not foreign, foreign
 """

@@ -4,9 +4,15 @@ Chromium is the system's own. The site is served compressed and below "/book/", 
 breaks its own policy says so in the console, and a test here fails for every word there.
 """
 
+import json
 import re
+import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -132,6 +138,35 @@ def test_nothing_moves_while_a_page_loads(visit):
     none(visit.page.evaluate("window.shifts"))
 
 
+@pytest.fixture
+def slow_home(site):
+    """An address whose pages come in piece by piece, over most of a second, as over a slow line."""
+
+    class Slowly(SimpleHTTPRequestHandler):
+        def copyfile(self, source, out):
+            for piece in iter(lambda: source.read(8192), b""):
+                out.write(piece)
+                out.flush()
+                if self.path.endswith(".html"):
+                    time.sleep(0.04)
+
+        def log_message(self, *words):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Slowly, directory=site)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("screen", ["1280px", "360px"])
+@pytest.mark.parametrize("name", ["index", "arrays"])
+def test_nothing_moves_while_a_page_comes_in_slowly(browser, slow_home, name, screen):
+    slow = Visit(browser, slow_home, name, screen)
+    none(slow.page.evaluate("window.shifts"))
+    slow.context.close()
+
+
 def test_a_page_is_never_wider_than_its_screen(visit):
     none(visit.page.evaluate(TOO_WIDE))
 
@@ -196,6 +231,19 @@ def test_axe_finds_no_barrier(visit, axe, scheme):
     if not page.evaluate("'axe' in window"):
         page.evaluate(ONE_OF_EACH)
         page.evaluate(axe)
+    none(page.evaluate(RUN_AXE, COLOURS if scheme == "dark" else None))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("address", ["fit?fsdp=4&tensor=4~fsdp=16&tensor=1", "matmul?c=x,-~c=-,-", "layout?shape=9,16"])
+def test_axe_finds_no_barrier_in_what_the_explorer_makes(reader, axe, address, scheme):
+    """Two states side by side, and a refusal."""
+    page = reader("explorer", color_scheme=scheme)
+    page.goto(f"explorer.html#{address}")
+    shown = page.locator(f"[data-explorer={address.partition('?')[0]}] .explorer-words").inner_text()
+    assert shown.startswith("Compared" if "~" in address else "JAX refuses")
+    page.evaluate(ONE_OF_EACH)
+    page.evaluate(axe)
     none(page.evaluate(RUN_AXE, COLOURS if scheme == "dark" else None))
 
 
@@ -306,6 +354,42 @@ def test_links_to_parts_of_this_page_bring_them_in_sight(reader, screen):
         expect(links.first).to_be_visible(visible=screen == "1280px")  # what was opened for this is closed again
         heading = page.locator("article h2").nth(at)
         page.wait_for_function(f"e => ({IN_SIGHT})(e)", arg=heading.element_handle())
+
+
+NARROW_COLUMNS = """() => [...document.querySelectorAll("article .table td, article .table th")].filter((cell) => {
+    const style = getComputedStyle(cell), digit = document.createElement("span");
+    digit.textContent = "0";
+    cell.append(digit);
+    const room = cell.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+    const characters = room / digit.getBoundingClientRect().width;
+    digit.remove();
+    return cell.innerText.trim().length >= 12 && characters < 11.5;
+}).map((cell) => cell.innerText)"""
+
+
+@pytest.mark.parametrize("name", ["auto", "from_old_jax", "status"])
+def test_no_column_of_text_is_narrower_than_twelve_characters(reader, name):
+    page = reader(name, viewport={"width": 390, "height": 800})
+    assert page.locator("article .table td").count() > 10
+    none(page.evaluate(NARROW_COLUMNS))
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_remarks_stand_beside_the_text_where_there_is_room(reader, width):
+    page = reader("auto", viewport={"width": width, "height": 900})
+    remark, text = page.locator("aside.margin").first, page.locator("aside.margin + p").first
+    left, end = remark.bounding_box()["x"], text.bounding_box()["x"] + text.bounding_box()["width"]
+    assert (left > end) == (width == 1440)
+    none(page.evaluate(TOO_WIDE))
+
+
+def test_a_mistake_is_reported_with_the_section_where_one_is(reader):
+    page = reader("collectives", **SCREENS["1280px"])
+    heading = page.locator("article h2").nth(3)
+    page.locator("#sections > ul > li > a").nth(3).click()
+    said = quote(f'collectives: "{heading.evaluate("e => e.firstChild.textContent")}"', safe="")[:40]
+    link = page.get_by_role("link", name="Report a mistake in this section")
+    expect(link).to_have_attribute("href", re.compile(rf"issues/new\?template=wrong\.yml&where={re.escape(said)}"))
 
 
 def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
@@ -458,6 +542,16 @@ def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
         assert copied.strip() == BOOK.chapter(f"book/{name}.md").cells[number].source.strip()
 
 
+def test_the_copy_button_copies_an_example_without_prompts_and_results(reader):
+    page = reader("reference", permissions=["clipboard-read", "clipboard-write"])
+    box = page.locator("article .highlight-python", has_text="error.message").first
+    box.scroll_into_view_if_needed()
+    box.hover()
+    box.locator("button.copy").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == "with raises(ZeroDivisionError) as error:\n    1 / 0\n\nerror.message"
+
+
 def test_buttons_for_colab_and_downloads_lead_there(reader):
     page = reader("collectives")
     page.context.route(re.compile("^https:"), lambda route: route.fulfill(body="there", content_type="text/plain"))
@@ -494,11 +588,17 @@ def steps(reader):
     def open_steps(**options):
         page = reader("collectives", **options)
         box = page.locator("[data-steps]").first
-        expect(box.get_by_role("status")).to_have_count(1)
+        expect(box.locator(".steps-bar")).to_have_count(1)
+        unfold(box)
         box.scroll_into_view_if_needed()
         return page, box, int(box.get_attribute("data-steps"))
 
     return open_steps
+
+
+def unfold(box):
+    """Open the answer that a picture may be."""
+    box.evaluate("e => { const fold = e.closest('details'); if (fold) fold.open = true; }")
 
 
 def shown(box):
@@ -587,6 +687,248 @@ def test_who_wants_less_motion_steps_by_hand(steps):
     assert shown(box) == [1]
     page.emulate_media(reduced_motion="no-preference")
     expect(box.get_by_role("button", name="Play")).to_be_visible()
+
+
+def flow(box):
+    """What the picture was drawn from; of several flows the first."""
+    return json.loads(box.get_attribute("data-flow"))[0]
+
+
+def test_the_slider_goes_to_a_step(steps):
+    page, box, count = steps()
+    slider = box.get_by_role("slider", name="Step")
+    slider.focus()
+    for key, number in [("ArrowRight", 1), ("End", count - 1), ("ArrowLeft", count - 2), ("Home", 0)]:
+        page.keyboard.press(key)
+        assert shown(box) == [number]
+        expect(slider).to_have_attribute("aria-valuetext", flow(box)["frames"][number]["title"])
+    slider.click()  # in its middle
+    assert shown(box) == [(count - 1) // 2]
+    box.get_by_role("button", name="Next").click()
+    expect(slider).to_have_value(str((count - 1) // 2 + 1))
+    box.get_by_role("button", name="All").click()
+    expect(slider).to_be_disabled()
+
+
+# Press Next, stop all motion at its beginning and its end, and say where what moves is, and its slots.
+FLIGHT = """([box, sends]) => {
+  const at = (e) => {
+    const { x, y, width, height } = e.getBoundingClientRect();
+    return [x + width / 2, y + height / 2].map(Math.round);
+  };
+  [...box.querySelectorAll("button")].find((b) => b.textContent === "Next").click();
+  const svg = [...box.querySelectorAll("figure")].find((f) => !f.hidden).querySelector("svg");
+  const moving = svg.getAnimations({ subtree: true }), cells = [...svg.querySelectorAll("[data-slot]")];
+  const many = cells.length / svg.querySelectorAll("circle").length;
+  const flying = [...(svg.querySelector("[data-flight]")?.children ?? [])].slice(sends.length);
+  const found = [0, 699.9].map((time) => {
+    for (const one of moving) { one.pause(); one.currentTime = time; }
+    return flying.map(at);
+  });
+  const slots = sends.map(([d, s, e, t]) => [at(cells[d * many + s]), at(cells[e * many + t])]);
+  for (const one of moving) one.finish();
+  return { found, slots, moving: moving.length };
+}"""
+
+
+@pytest.mark.parametrize("view", ["row", "ring"])
+def test_what_was_sent_moves_from_where_it_was_to_where_it_arrives(steps, view):
+    page, box, count = steps()
+    if view == "ring":
+        box.get_by_role("button", name="Devices on a ring").click()
+    for frame in flow(box)["frames"][1:]:
+        sends = frame["sends"]
+        moved = page.evaluate(FLIGHT, [box.element_handle(), sends])
+        assert len(sends) == len(moved["found"][0]) > 0
+        for end in (0, 1):
+            for place, slot in zip(moved["found"][end], moved["slots"], strict=True):
+                assert place == pytest.approx(slot[end], abs=2)
+        expect(box.locator("[data-flight]")).to_have_count(0)
+
+
+def test_nothing_moves_for_who_wants_less_motion_nor_backwards(steps):
+    page, box, count = steps(reduced_motion="reduce")
+    frames = flow(box)["frames"]
+    assert page.evaluate(FLIGHT, [box.element_handle(), frames[1]["sends"]])["moving"] == 0
+    page.emulate_media(reduced_motion="no-preference")
+    assert page.evaluate(FLIGHT, [box.element_handle(), frames[2]["sends"]])["moving"] > 0
+    moving = "e => { e.click(); return e.closest('[data-steps]').getAnimations({ subtree: true }).length }"
+    assert box.get_by_role("button", name="Back", exact=True).evaluate(moving) == 0
+
+
+LABELS = "e => [...e.querySelectorAll('[data-slot]')].map(s => s.querySelector('text')?.textContent ?? '')"
+
+
+def test_the_devices_stand_on_a_ring_and_hold_the_same(steps):
+    page, box, count = steps()
+    frames = flow(box)["frames"]
+    box.get_by_role("button", name="Devices on a ring").press("Enter")
+    ring = box.locator(".steps-ring svg")
+    for number in range(count):
+        expect(ring).to_be_visible()
+        assert ring.evaluate(LABELS) == box.locator("figure").nth(number).locator("svg").first.evaluate(LABELS)
+        expect(ring.locator("[data-sent]")).to_have_count(len({(a, b) for a, _, b, _ in frames[number]["sends"]}))
+        expect(ring).to_have_accessible_name(words(box, number).split(". ")[0])
+        if number < count - 1:
+            box.get_by_role("button", name="Next").click()
+    middles = ring.locator("circle").evaluate_all("all => all.map(c => [c.cx.baseVal.value, c.cy.baseVal.value])")
+    assert len(middles) == 4 and len({round(x) for x, _ in middles}) == len({round(y) for _, y in middles}) == 3
+    box.get_by_role("button", name="Devices in a row").click()
+    assert shown(box) == [count - 1]
+    box.get_by_role("button", name="Devices on a ring").click()
+    box.get_by_role("button", name="All").click()
+    assert shown(box) == list(range(count))
+
+
+def test_the_lines_of_code_of_a_step_are_lit(reader):
+    page = reader("collectives")
+    boxes = page.locator("[data-steps]:not([data-bytes])")
+    lit = "[...CSS.highlights.get('lit')].map(String)"
+    assert boxes.count() > 4 and page.evaluate(lit) == []
+    for box in boxes.all():
+        unfold(box)
+        next_one = box.get_by_role("button", name="Next")
+        for frame in flow(box)["frames"][1:]:
+            next_one.click()
+            assert page.evaluate(lit) == [text for _, text in frame["lines"]] != []
+        # They are in the nearest code above the picture that has them.
+        above = "([box]) => [...CSS.highlights.get('lit')].every(r => box.compareDocumentPosition(r.endContainer) & 2)"
+        assert page.evaluate(above, [box.element_handle()])
+        box.get_by_role("button", name="All").click()
+        assert page.evaluate(lit) == []
+
+
+def test_an_all_reduce_on_the_number_of_devices_that_one_chooses(reader):
+    page = reader("collectives")
+    box = page.locator("[data-bytes]")
+    counter, slider = box.locator("[data-counter]"), box.get_by_role("slider", name="Step")
+    devices, array = box.get_by_role("combobox", name="Devices"), box.get_by_role("spinbutton", name="Array, bytes")
+    assert devices.locator("option").all_inner_texts() == [str(n) for n in range(2, 9)]
+    for n in (2, 5, 8):
+        devices.select_option(str(n))
+        array.fill("1000000")
+        expect(box.locator(".steps-ring circle")).to_have_count(n)
+        expect(counter).to_contain_text(f"has sent 0 of {2 * (n - 1)} blocks")
+        slider.focus()
+        for step in range(1, 2 * (n - 1) + 1):
+            page.keyboard.press("ArrowRight")
+            expect(counter).to_contain_text(f"sent {step} of {2 * (n - 1)} blocks of {1e6 / n:,.0f} bytes: ")
+            expect(counter).to_contain_text(f"bytes: {step * 1e6 / n:,.0f} bytes.")
+            expect(box.locator(".steps-ring [data-sent]")).to_have_count(n)
+        total = f"{2e6 * (n - 1) / n:,.0f}"
+        expect(counter).to_contain_text(f"In all it sends {total} bytes; 2 × ({n} - 1) / {n} × 1,000,000 is {total}.")
+        names = box.locator(".steps-ring").evaluate(LABELS)
+        assert names == [f"Σ{'abcdefgh'[chunk]}" for _ in range(n) for chunk in range(n)]
+        expect(box.get_by_role("status")).to_contain_text(f"step {2 * (n - 1)}, {n} devices. Device 0 sent Σ")
+    array.fill("0")
+    expect(counter).to_contain_text("at least 1")
+    expect(box.locator("figure:visible")).to_have_count(1)
+    still = reader("collectives", java_script_enabled=False).locator("[data-bytes]")
+    expect(still.locator("[data-counter]")).to_contain_text("Each of 4 devices sends 6 blocks of 1,024 bytes")
+
+
+# --- Pictures of arrays -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arrays(reader):
+    """The first row of several pictures in the chapter on arrays."""
+
+    def open_row(**options):
+        page = reader("arrays", **options)
+        row = page.locator(".shardlab:has(figure + figure [data-says])").first
+        expect(row.locator("[tabindex]").first).to_be_attached()
+        unfold(row)
+        row.scroll_into_view_if_needed()
+        return page, row
+
+    return open_row
+
+
+MARKED = """e => {
+  const found = { on: new Set(), off: new Set(), plain: new Set() };
+  for (const tile of e.querySelectorAll("[data-device]")) found[tile.dataset.mark ?? "plain"].add(tile.dataset.device);
+  return Object.fromEntries(Object.entries(found).map(([mark, devices]) => [mark, [...devices].sort()]));
+}"""
+EIGHT = [str(device) for device in range(8)]
+
+
+def is_marked(row, device):
+    """Whether all tiles of that device stand out, in all pictures of the row, and a line says what it holds."""
+    line, others = row.locator(".tile-says"), [one for one in EIGHT if one != device]
+    if device is None:
+        expect(line).to_have_count(0)
+        return row.evaluate(MARKED) == {"on": [], "off": [], "plain": EIGHT}
+    expect(line).to_have_text(re.compile(rf"^device {device}, at x=\d, y=\d: rows \d+:\d+, columns \d+:\d+ \(P\("))
+    return row.evaluate(MARKED) == {"on": [device], "off": others, "plain": []}
+
+
+def test_a_device_that_one_points_at_is_marked_in_all_pictures_of_the_row(arrays):
+    page, row = arrays()
+    assert row.locator("figure").count() > 1 and is_marked(row, None)
+    below = page.locator("h2").nth(2).bounding_box()
+    for device in ("5", "0"):
+        row.locator(f'[data-device="{device}"]').first.hover()
+        assert is_marked(row, device)
+        marked = row.locator('[data-mark="on"]')
+        assert marked.count() == row.locator(f'[data-device="{device}"]').count() >= 2
+        for tile in marked.all():
+            assert tile.locator("rect").first.evaluate("e => parseFloat(getComputedStyle(e).strokeWidth)") > 2
+    # The other picture's tile says its own slice, and nothing on the page has moved.
+    other = row.locator("figure").nth(1).locator('[data-device="0"]')
+    other.hover()
+    expect(row.locator(".tile-says")).to_have_text(other.get_attribute("data-says"))
+    assert page.locator("h2").nth(2).bounding_box() == below
+    page.locator("h2").first.hover()
+    assert is_marked(row, None)
+
+
+def test_the_arrow_keys_lead_from_device_to_device_and_each_picture_is_one_stop(arrays):
+    page, row = arrays()
+    first = row.locator("figure").first
+    assert [row.locator("figure").nth(i).locator('[tabindex="0"]').count() for i in (0, 1)] == [1, 1]
+    first.locator('[tabindex="0"]').focus()
+    place = page.evaluate("scrollY")
+    where = first.locator("[data-device]").evaluate_all(
+        "all => all.map(e => { const r = e.getBoundingClientRect(); return [r.x, r.y, e.dataset.device] })"
+    )
+    rows = sorted({y for _, y, _ in where})
+    grid = [[device for _, device in sorted((x, device) for x, y, device in where if y == at)] for at in rows]
+    assert len(grid) > 1 and len(grid[0]) > 1
+    for key, device in [
+        ("ArrowRight", grid[0][1]),
+        ("ArrowDown", grid[1][1]),
+        ("ArrowLeft", grid[1][0]),
+        ("ArrowLeft", grid[1][0]),
+        ("ArrowUp", grid[0][0]),
+        ("End", where[-1][2]),
+        ("Home", where[0][2]),
+    ]:
+        page.keyboard.press(key)
+        assert is_marked(row, device)
+        tile = first.locator('[tabindex="0"]')
+        expect(tile).to_be_focused()
+        expect(tile).to_have_attribute("aria-label", row.locator(".tile-says").inner_text())
+    assert page.evaluate("scrollY") == place and page.url.endswith("/arrays.html")
+    page.keyboard.press("Tab")
+    expect(row.locator("figure").nth(1).locator('[tabindex="0"]')).to_be_focused()
+    page.keyboard.press("Escape")
+    assert is_marked(row, None)
+
+
+def test_a_tapped_device_stays_marked_until_one_taps_elsewhere(arrays):
+    page, row = arrays(has_touch=True, viewport={"width": 390, "height": 844})
+    row.locator('[data-device="6"]').first.tap()
+    assert is_marked(row, "6")
+    row.locator("figcaption").first.tap()
+    assert is_marked(row, None)
+
+
+def test_without_javascript_each_tile_has_a_tip(reader):
+    page = reader("arrays", java_script_enabled=False)
+    for tile in page.locator("[data-says]:has(> title)").all()[:8]:
+        assert re.match(r"device \d+: \[", tile.locator("title").text_content())
+    assert page.locator("[data-says] > title").count() > 50 and page.locator(".tile-says").count() == 0
 
 
 # --- Without JavaScript, and on paper ---------------------------------------------------------------------

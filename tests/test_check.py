@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
 from shardlab.check import Exercise, NotSolved, WrongAnswer, check, raises
+from shardlab.processes import start
 
 A = np.arange(64.0, dtype=np.float32).reshape(4, 16)
 TILES = NamedSharding(MESH, P("x", "y"))
@@ -229,3 +230,223 @@ def test_raises_does_not_show_where_a_lambda_is(capsys):
         raise TypeError("true_fun is <lambda> at /tmp/a folder/ipykernel_1/2.py:3 but step at /x.py:1, at the end")
     assert error.message == "true_fun is <lambda> but step, at the end"
     assert "ipykernel" not in capsys.readouterr().out
+
+
+# --- One program, judged as a whole ---------------------------------------------------------------------------
+
+
+def test_layout_and_limits_are_those_of_one_compiled_program(capsys):
+    rows = put(A, P("x", "y"))
+    replicated = NamedSharding(MESH, P())
+    asked = {"value": A, "args": (rows,), "layout": replicated}
+    moved = lambda a: jax.device_put(a, replicated)  # noqa: E731  # which jax.jit ignores
+    check(moved, Exercise(**asked), strict=True)
+    with pytest.raises(WrongAnswer, match=r"layout: expected f32\[4, 16\] on 8 devices, got f32\[4@x, 16@y\]"):
+        check(moved, Exercise(**asked, communication={}, max_bytes=0))
+    with pytest.raises(
+        WrongAnswer, match=r"\nin the program that jax\.jit compiles, where jax\.device_put changes no layout"
+    ):
+        check(moved, Exercise(**asked, communication={}))
+    check(lambda a: jax.lax.with_sharding_constraint(a, replicated), Exercise(**asked, max_bytes=224), strict=True)
+    calls = []
+    check(lambda a: calls.append(1) or a + 1, Exercise(value=A + 1, args=(rows,), communication={}), strict=True)
+    assert calls == [1]
+
+
+def test_what_cannot_be_compiled_as_a_whole_is_a_wrong_answer_only_where_there_are_limits():
+    rows = put(A, P("x"))
+    limited, free = Exercise(value=A, args=(rows,), communication={}), Exercise(value=A, args=(rows,))
+    for answer in (np.asarray, lambda a: a if a.sum() > 0 else -a, lambda a: a[a > -1].reshape(a.shape)):
+        check(answer, free, strict=True)
+        with pytest.raises(WrongAnswer, match=r"runs, but jax\.jit cannot compile it as a whole: \w+Error: "):
+            check(answer, limited)
+    with pytest.raises(WrongAnswer, match="expected an array, got str"):
+        check(lambda a: "text", limited)
+    check(lambda a: (a, 3, 0.5), Exercise(value=(A, 3, 0.5), args=(rows,), communication={}), strict=True)
+    with pytest.raises(NotSolved):
+        check(lambda a: (a, ...), Exercise(value=(A, A), args=(rows,), communication={}), strict=True)
+    with pytest.raises(ZeroDivisionError):
+        check(lambda a: 1 / 0, limited)
+
+
+def test_answers_that_are_jitted_already_keep_their_options(capsys):
+    rows = put(A, P("x"))
+    powers = jax.jit(lambda a, n: sum(a**i for i in range(n)), static_argnums=1)
+    check(powers, Exercise(value=1 + A + A**2, args=(rows, 3), communication={}), strict=True)
+    printing = jax.jit(lambda a: print("traced") or a * 2)
+    check(printing, Exercise(value=2 * A, args=(rows,), max_bytes=0), strict=True)
+    assert capsys.readouterr().out.count("traced") == 1
+    spread = jax.jit(lambda a: a, out_shardings=NamedSharding(MESH, P()))
+    check(spread, Exercise(value=A, args=(rows,), layout=P(), communication={"all-gather": 1}), strict=True)
+
+
+def test_an_answer_may_donate_what_it_gets():
+    rows, key, host = put(A, P("x")), jax.random.key(3), np.ones(3)
+    for limits in ({}, {"communication": {}}):
+        exercise = Exercise(reference=lambda a, k, h: a + 1, args=(rows, key, host), layout=P("x"), **limits)
+        for _ in range(2):
+            check(jax.jit(lambda a, k, h: a + 1, donate_argnums=(0, 1)), exercise, strict=True)
+    assert jax.random.bits(key) and not rows.is_deleted() and rows.sum() == A.sum()
+
+
+def test_the_current_mesh_changes_nothing_of_the_arguments():
+    seen, args = [], (jnp.ones(8), jax.random.key(3), put(A, P("x")))  # two of them on one device, uncommitted
+    with jax.set_mesh(MESH):
+        exercise = Exercise(reference=lambda *args: seen.append(args) or 1.0, args=args)
+        check(jax.jit(lambda a, k, b: 1.0), exercise, strict=True)
+    for given in seen:
+        assert [one.sharding for one in given] == [one.sharding for one in args]
+        assert [one.committed for one in given] == [False, False, True]
+
+
+def test_no_flops_are_zero():
+    rows = put(A, P("x"))
+    assert "flops" not in jax.jit(lambda a: a).lower(rows).compile().cost_analysis()
+    check(lambda a: a, Exercise(value=A, args=(rows,), max_flops=0), strict=True)
+
+
+def test_arrays_are_too_large_by_their_elements_not_by_the_spelling_of_their_type():
+    rows = put(A, P("y"))
+
+    def whole(a, *shape):
+        return jnp.cumsum(jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P())).reshape(shape))[-1]
+
+    for shape in ((4, 16), (16, 4), (64,), (1, 4, 16)):
+        with pytest.raises(WrongAnswer, match=r"no device may hold f32\[8,8\] or as many elements in another shape"):
+            check(lambda a, shape=shape: whole(a, *shape), Exercise(args=(rows,), never=("f32[8,8]",)))
+        check(lambda a, shape=shape: whole(a, *shape), Exercise(args=(rows,), never=("s32[8,8]",)), strict=True)
+    check(lambda a: whole(a, 64), Exercise(args=(rows,), never=("f32[65]",)), strict=True)
+
+
+# --- A second input -------------------------------------------------------------------------------------------
+
+
+def sgd(params, batch):
+    return {"W": params["W"] - 0.1 * batch, "b": params["b"] - 0.1 * batch.sum(0)}
+
+
+START = {"W": jnp.zeros((4, 16)), "b": jnp.zeros(16)}
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_flops": 1e6}])
+def test_an_answer_that_is_right_for_one_input_only_is_wrong(limits, capsys):
+    batch = put(A, P("x"))
+    exercise = Exercise(reference=sgd, args=(START, batch), **limits)
+    check(sgd, exercise, strict=True)
+    check(jax.jit(sgd, donate_argnums=0), exercise, strict=True)
+    assert capsys.readouterr().out.startswith("Right: the values agree on two inputs")
+    known = sgd(START, A)
+    for wrong in (
+        lambda *_: known,
+        lambda params, batch: {"W": -0.1 * batch, "b": -0.1 * batch.sum(0)},  # drops the old weights, which are 0
+    ):
+        with pytest.raises(WrongAnswer, match=r"with a second, random input: values\['W'\]: 64 of 64 differ"):
+            check(wrong, exercise)
+    with pytest.raises(ValueError, match="a value or a reference"):
+        check(sgd, Exercise(value=A, reference=sgd, args=(START, batch)))
+    with pytest.raises(ValueError, match="give Exercise args"):
+        check(sgd, Exercise(reference=sgd))
+
+
+def test_the_second_input_is_like_the_first():
+    seen = []
+    args = (
+        put(A, P("x", "y")), 0.001 * jnp.ones(1000), jnp.arange(5), np.array([True, False] * 8), jax.random.key(7),
+        jnp.bfloat16(3) * jnp.ones(4, "bfloat16"), {"n": 3, "word": "text", "none": None}, -1j * jnp.ones(3),
+        jnp.zeros((0, 2)), jnp.asarray(2.0), -A,
+    )  # fmt: skip
+    check(lambda *args: 1.0, Exercise(reference=lambda *args: seen.append(args) or 1.0, args=args), strict=True)
+    first, second = seen
+    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert type(one) is type(other)
+        if hasattr(one, "dtype"):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            is_key = one.dtype == args[4].dtype
+            same = jax.random.key_data(one) == jax.random.key_data(other) if is_key else one == other
+            assert not same.size or not same.all() or getattr(one, "weak_type", False)
+        else:
+            assert one == other
+        if isinstance(one, jax.Array):
+            assert one.sharding == other.sharding and one.committed == other.committed
+    tiles, small, whole, *_, negative = second
+    assert (np.asarray(tiles) > 0).all() and 0.0005 < np.asarray(small).std() < 0.001 and (negative > 0).any()
+    assert set(whole.tolist()) <= set(range(5))
+
+
+# --- dtypes, memories, processes ------------------------------------------------------------------------------
+
+
+def test_dtypes_are_compared_where_the_wanted_value_has_one():
+    wanted = Exercise(value=jnp.arange(4.0))
+    for right in (jnp.arange(4.0), np.arange(4.0), np.arange(4, dtype=np.float32)):
+        check(right, wanted, strict=True)
+    for name, wrong in {"int32": jnp.arange(4), "bfloat16": jnp.bfloat16([0, 1, 2, 3]), "int": np.arange(4)}.items():
+        with pytest.raises(WrongAnswer, match=f"values: expected dtype float32, got {name}"):
+            check(wrong, wanted)
+        check(wrong, Exercise(value=np.arange(4.0)), strict=True)  # NumPy's dtypes say nothing of JAX's
+        check(wrong, Exercise(value=np.arange(4.0), dtype=jnp.asarray(wrong).dtype), strict=True)
+    check(jnp.bfloat16(2), Exercise(value=jnp.asarray(2.0)), strict=True)  # 2.0 is a Python number
+    check(3.0, Exercise(value=jnp.float32(3)), strict=True)
+    with pytest.raises(WrongAnswer, match=r"values\['w'\]: expected dtype bfloat16, got float32"):
+        check({"w": jnp.ones(3)}, Exercise(value={"w": np.ones(3)}, dtype="bfloat16"))
+
+
+def test_the_kind_of_memory_is_part_of_a_layout():
+    there = NamedSharding(MESH, P("x"), memory_kind="pinned_host")
+    here = NamedSharding(MESH, P("x"))
+    on_device, on_host = "the memory 'device', but it is in 'pinned_host'", "the memory 'pinned_host'"
+    for have, want, says in [(there, here, on_device), (here, there, on_host)]:
+        check(jax.device_put(A, have), Exercise(value=A, layout=have), strict=True)
+        with pytest.raises(WrongAnswer, match=says):
+            check(jax.device_put(A, have), Exercise(value=A, layout=want))
+    with pytest.raises(WrongAnswer, match="but it is in 'pinned_host'"):
+        check(jax.device_put(A, there), Exercise(layout=P("x")))
+
+
+def test_a_numpy_answer_is_a_wrong_answer_wherever_a_layout_is_asked():
+    with pytest.raises(WrongAnswer, match=r"values: expected P.*x.*, got"):
+        check(np.ones(3), Exercise(value=P("x")))
+    with pytest.raises(WrongAnswer, match=r"expected a jax\.Array, got an array of shape"):
+        check(A, Exercise(layout=P("x")))
+    with pytest.raises(WrongAnswer, match=r"expected a jax\.Array, got an array of shape"):
+        check(lambda a: np.asarray(a), Exercise(args=(put(A, P("x")),), layout=P("x")))
+    with pytest.raises(WrongAnswer, match="expected the structure"):
+        check(A, Exercise(layout={"w": P("x")}))
+
+
+PROCESSES = """
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from shardlab.check import Exercise, WrongAnswer, check
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+rows, A = NamedSharding(mesh, P("d")), np.arange(8.0, dtype=np.float32)
+def whole(values):
+    return jax.make_array_from_callback((8,), rows, lambda index: values[index])
+def verdict(*args):
+    try:
+        return check(*args, strict=True)
+    except (WrongAnswer, ValueError) as error:
+        return type(error).__name__, str(error)
+wrong = A.copy()
+wrong[6] = 9
+verdicts = [
+    verdict(whole(A), Exercise(value=A, layout=rows, max_held=16)),
+    verdict(whole(wrong), Exercise(value=A)),
+    verdict(whole(A), Exercise(value=A[:4])),
+    verdict(whole(A), Exercise(value=whole(A))),
+    verdict(lambda a: 2 * a, Exercise(value=2 * A, args=(whole(A),), communication={})),
+    verdict(lambda a: a, Exercise(reference=lambda a: A, args=(whole(A),))),
+]
+"""
+
+
+def test_arrays_of_several_processes_are_compared_by_the_shards_of_each():
+    with start(2, devices=2) as group:
+        outcomes = group.run(PROCESSES)
+        first, second = group["verdicts"]
+    right, differs, shape, value, doubled, drawn = second
+    assert right is doubled is None and all("Right: the values agree" in outcome.text for outcome in outcomes)
+    said = "values: in the shard of device 3, 1 of 2 differ, the first at [0]: expected 6.0, got 9.0"
+    assert differs == ("WrongAnswer", said) and first[1] is None
+    assert shape == ("WrongAnswer", "values: expected shape (4,), got (8,)")
+    assert value[0] == drawn[0] == "ValueError" and "NumPy array" in value[1] and "give Exercise a value" in drawn[1]

@@ -6,10 +6,12 @@ before XLA), never from the parser itself.
 
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -18,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh
 from tpu_programs import PLACES, PROGRAMS, recordings
 
-from shardlab.comms import collectives, read_program
+from shardlab.comms import collectives, compile_for, read_program
 from shardlab.hlo import UnreadableProgram
 
 A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
@@ -82,8 +84,8 @@ def test_groups_are_named_by_the_axes_that_the_program_names(order, count, sizes
         manual(lambda a: lax.psum(a, axes), P("abc"[0]), P("abc"[0]), mesh), jnp.ones((12, 5)), mesh=mesh
     )
     n = math.prod(mesh.shape[axis] for axis in axes)
-    if n == 1:  # along an axis of size 1 nothing needs to be sent; what the compiler leaves there costs nothing
-        assert found.bytes == 0
+    if n == 1:  # along an axis of size 1 nothing is sent, whether or not the compiler leaves an operation there
+        assert found == {} and found.bytes == 0
         return
     (move,) = found.moves
     assert set(move.axes) == {axis for axis in axes if mesh.shape[axis] > 1}
@@ -128,6 +130,160 @@ def test_what_only_the_run_decides_is_unknown():
         return lax.cond(a.sum() > 0, lambda c: lax.psum(c, "x"), lambda c: 2 * c, a)
 
     assert collectives(manual(perhaps, P("x", "y"), P(None, "y")), A) == {"all-reduce": None}
+
+
+def test_a_branch_runs_at_most_once_and_one_branch_of_them_runs():
+    def perhaps(a):
+        return lax.cond(a.sum() > 0, lambda c: lax.psum(c, "x"), lambda c: 2 * c, a)
+
+    found = collectives(manual(perhaps, P("x", "y"), P(None, "y")), A)
+    assert found.at_least == {"all-reduce": 0} and found.at_most == {"all-reduce": 1}
+    assert (found.bytes_at_least, found.bytes, found.bytes_at_most) == (0, None, 64)  # 2 · 1/2 · 64 bytes along x
+    (move,) = found.moves
+    assert (move.at_least, move.times, move.at_most) == (0, None, 1)
+    assert "at most 1 " in repr(found) and "at most 64" in found._repr_html_()
+
+    def either(a):
+        many = lambda c: lax.psum(jnp.sin(lax.psum(c, "x")), "y")  # noqa: E731
+        return lax.switch(a.sum().astype(int), [many, lambda c: lax.psum(c, "x"), lambda c: lax.psum(c, "y")], a)
+
+    found = collectives(manual(either, P("x", "y"), P("x", "y")), A)
+    assert found == {"all-reduce": None} and found.at_least == {"all-reduce": 1}
+    assert found.at_most == {"all-reduce": 2}  # although there are four of them
+    assert (found.bytes_at_least, found.bytes_at_most) == (64, 64 + 96) and "64 to 160" in repr(found)
+
+    def one_each(a):
+        return lax.cond(a.sum() > 0, lambda c: lax.psum(c, "x"), lambda c: lax.psum(2 * c, "x"), a)
+
+    always = collectives(manual(one_each, P("x", "y"), P(None, "y")), A)
+    assert always == {"all-reduce": 1} and always.bytes == 64
+
+
+def test_bounds_in_loops():
+    def turn(c):
+        return lax.cond(c.sum() > 0, lambda c: lax.ppermute(c, "y", ring(4)), lambda c: 2 * c, c)
+
+    found = collectives(manual(lambda a: lax.fori_loop(0, 5, lambda i, c: turn(c), a), P("x", "y"), P("x", "y")), A)
+    assert found.at_most == {"collective-permute": 5} and found.bytes_at_most == 5 * 64
+
+    def until(a):
+        return lax.while_loop(lambda c: lax.psum(c.sum(), "y") < 100, lambda c: lax.pmax(c, "x") + 1, a)
+
+    moves = collectives(manual(until, P("x", "y"), P("x", "y")), A).moves
+    bounds = {move.axes: (move.at_least, move.at_most) for move in moves}
+    assert bounds == {("y",): (1, None), ("x",): (0, None)}  # the condition runs at least once, the body perhaps never
+
+
+BODIES = st.recursive(
+    st.just("sum"),
+    lambda inside: st.one_of(
+        st.tuples(st.just("if"), st.lists(st.lists(inside, max_size=2), min_size=1, max_size=3)),
+        st.tuples(st.integers(0, 3), st.lists(inside, max_size=2)),
+    ),
+    max_leaves=8,
+)
+
+
+def written(parts, name, made):
+    """A computation with sums, conditionals and loops, as text in `made`."""
+    lines = [f"  %p{name} = f32[4] parameter(0)"]
+    for part in parts:
+        here = f"{name}.{len(lines)}"
+        if part == "sum":
+            lines.append(f"  %r{here} = f32[4] all-reduce(%p{name}), replica_groups={{}}, to_apply=%add")
+            continue
+        bodies = part[1] if part[0] == "if" else [part[1]]
+        called = [f"b{here}.{i}" for i in range(len(bodies))]
+        for body, one in zip(bodies, called, strict=True):
+            written(body, one, made)
+        if part[0] == "if":
+            branches = ", ".join(f"%{one}" for one in called)
+            lines.append(f"  %r{here} = f32[4] conditional(%p{name}), branch_computations={{{branches}}}")
+        else:
+            written([], f"c{here}", made)
+            known = f'backend_config={{"known_trip_count":{{"n":"{part[0]}"}}}}'
+            lines.append(f"  %r{here} = f32[4] while(%p{name}), condition=%c{here}, body=%{called[0]}, {known}")
+    made.append(f"%{name} (p: f32[4]) -> f32[4] {{\n" + "\n".join(lines) + "\n}\n\n")
+    return lines
+
+
+def possible(parts):
+    """Every number of sums that a run may make, by trying every choice of every conditional."""
+    counts = {0}
+    for part in parts:
+        once, turns = {1}, 1
+        if part != "sum":
+            once = set().union(*map(possible, part[1])) if part[0] == "if" else possible(part[1])
+            turns = 1 if part[0] == "if" else part[0]
+        for _ in range(turns):
+            counts = {a + b for a in counts for b in once}
+    return counts
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(BODIES, min_size=1, max_size=3))
+def test_bounds_are_those_of_all_choices(parts):
+    made = []
+    found = read_program(program("\n".join(written(parts, "main", made)), "".join(made[:-1])))
+    counts = possible(parts)
+    assert found.at_least.get("all-reduce", 0) == min(counts)
+    assert found.at_most.get("all-reduce", 0) == max(counts)
+    assert (found.bytes_at_least, found.bytes_at_most) == (28 * min(counts), 28 * max(counts))  # 2 · 7/8 · 16 bytes
+    assert found.get("all-reduce", 0) == (min(counts) if len(counts) == 1 else None)
+    for move in found.moves:
+        assert move.at_least == (0 if move.branches else move.at_most)
+
+
+def test_alone_nobody_communicates():
+    mesh = make_mesh((8, 1))
+    for axis in ("b", ("b",)):
+        assert collectives(manual(lambda a, axis=axis: lax.psum(a, axis), P("a"), P("a"), mesh), A) == {}
+    body = "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, to_apply=%add"
+    spelled = ("{{0},{1},{2},{3},{4},{5},{6},{7}}", "[8,1]<=[8]", "mesh['d'=8] {}", "mesh['d'=8,'e'=1] {'e'}")
+    for groups in spelled:
+        assert read_program(program(body.replace("replica_groups={}", f"replica_groups={groups}"))) == {}
+    assert read_program(program(body)).moves[0].groups == (tuple(range(8)),)
+    replicated = program(body).replace("num_partitions=8", "replica_count=8")  # as pmap of JAX 0.7
+    assert read_program(replicated).moves[0].groups == (tuple(range(8)),)
+
+
+def test_quoted_text_is_no_group():
+    groups = "{{0,1,2,3},{4,5,6,7}}"
+    fake = r'metadata={op_name="jit(f)/\"x\", replica_groups={{0,1},{2,3}} replica_groups=[4,2]<=[8]" source_line=3}'
+    mine = f'frontend_attributes={{note="replica_groups={{}}"}}, replica_groups={groups}, to_apply=%add, {fake}'
+    body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), {mine}"
+    (move,) = read_program(program(body), MESH).moves
+    assert move.axes == ("y",)
+    (move,) = read_program(program(body.replace(groups, "mesh['x'=2,'y'=4] {'x'}")), MESH).moves
+    assert move.axes == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("groups", "within"),
+    [([[0, 1], [2, 3]], ("y",)), ([[0, 2], [1, 3]], ("y",)), ([[0, 1, 2, 3]], ("y",))],
+)
+def test_along_a_part_of_an_axis(groups, within):
+    f = manual(lambda a: lax.all_to_all(a, "y", 0, 0, axis_index_groups=groups, tiled=True), P("y"), P("y"))
+    found = collectives(f, jax.ShapeDtypeStruct((32, 16), jnp.float32))
+    (move,) = found.moves
+    assert found == {"all-to-all": 1} and move.within == within
+    assert move.axes == (within if len(groups) == 1 else None)
+    words = "along y" if len(groups) == 1 else f"within y: groups {groups}"[:-1]
+    assert words in repr(found) and words in found._repr_html_()
+    assert found.moves[0].bytes == 8 * 16 * 4 * (len(groups[0]) - 1) // len(groups[0])
+
+
+def test_the_fewest_axes_within_which_groups_stay():
+    def within(groups, mesh=MESH):
+        body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={groups}, to_apply=%add"
+        (move,) = read_program(program(body), mesh).moves
+        return move.axes, move.within
+
+    assert within("{{0,1,4,5},{2,3,6,7}}") == (None, ("x", "y"))
+    assert within("{{0,1},{2,3},{4,5},{6,7}}", make_mesh((2, 2, 2))) == (("c",), ("c",))
+    assert within("{{0,3},{1,2},{4,7},{5,6}}", make_mesh((2, 2, 2))) == (None, ("b", "c"))
+    assert within("{{0,8}}") == (None, None)  # device 8 is not on this mesh
+    assert within("{{0,1,4,5},{2,3,6,7}}", None) == (None, None)
 
 
 def lowered_count(lowered, kind):
@@ -177,6 +333,95 @@ def test_explicit_meshes_and_compiled_programs():
     assert collectives(lambda a: a.sum(0), a) == {"all-reduce": 1}
     compiled = jax.jit(lambda a: a.sum(0)).lower(a).compile()
     assert collectives(compiled) == {"all-reduce": 1} and collectives(compiled).moves[0].axes == ("x",)
+
+
+def total(a):
+    return lax.psum(a.sum(), "y")
+
+
+def test_every_form_of_a_program():
+    jitted = jax.jit(lambda a: jnp.sin(jax.shard_map(total, mesh=MESH, in_specs=P("y"), out_specs=P())(a)))
+    lowered = jitted.lower(A)
+    compiled = lowered.compile()
+    for f, args in ((jitted, (A,)), (lowered, ()), (compiled, ()), (compiled.as_text(), ()), (jitted.trace(A), ())):
+        found = collectives(f, *args)
+        assert found == {"all-reduce": 1} and found.bytes == 6
+        if not isinstance(f, str):
+            assert found.moves[0].axes == ("y",)
+    assert collectives(compiled.as_text(), mesh=MESH).moves[0].axes == ("y",)
+    for f in (lowered, compiled, compiled.as_text()):
+        with pytest.raises(TypeError, match="takes no others; pass it alone"):
+            collectives(f, A)
+    with pytest.raises(TypeError, match=r"not ArrayImpl; wrap what you compute: collectives\(lambda"):
+        collectives(jnp.ones(3))
+    with pytest.raises(UnreadableProgram, match=r"StableHLO.*pass what compiled\.as_text"):
+        collectives(lowered.as_text())
+    with pytest.raises(TypeError, match="a text cannot be compiled"):
+        compile_for(compiled.as_text())
+
+
+class Stage:
+    """As Equinox and Flax wrap JAX's stages: the real one is an attribute, and not every method is passed on."""
+
+    def __init__(self, **kept):
+        self.__dict__.update(kept)
+
+
+def test_what_other_libraries_jit():
+    class Wrapped:
+        def lower(self, *args):
+            return Stage(lowered=jax.jit(lambda a: a.sum(0)).lower(*args))
+
+    a = put((8, 16), P("x"))
+    lowered = Wrapped().lower(a)
+    for f, args in ((Wrapped(), (a,)), (lowered, ()), (Stage(compiled=lowered.lowered.compile()), ())):
+        found = collectives(f, *args)
+        assert found == {"all-reduce": 1} and found.moves[0].axes == ("x",)
+
+    @nnx.jit
+    def forward(model, a):
+        return model(a).sum(0)
+
+    class Model(nnx.Linear):
+        @nnx.jit
+        def method(self, a):
+            return self(a).sum(0)
+
+    model = Model(16, 4, rngs=nnx.Rngs(0))
+    for f, args in ((forward, (model, a)), (partial(forward, model), (a,)), (model.method, (a,))):
+        found = collectives(f, *args)
+        assert found == {"all-reduce": 1} and found.moves[0].axes == ("x",)
+
+
+def test_a_mesh_inside_the_program_names_the_axes():
+    other = make_mesh((4, 2), ("rows", "columns"))
+
+    def inner(a):
+        summed = jax.shard_map(lambda a: lax.psum(a, "rows"), mesh=other, in_specs=P("rows"), out_specs=P())
+        return summed(a)
+
+    whole = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(make_mesh((8,), "d"), P("d")))
+    for a in (A, jnp.ones((8, 16)), whole):
+        found = collectives(inner, a)
+        assert [move.axes for move in found.moves if move.kind == "all-reduce"] == [("rows",)], found
+
+    # Results on the mesh of the argument: only the program itself tells the other mesh.
+    def outer(a):
+        return a + inner(a).sum()
+
+    found = collectives(jax.jit(outer, out_shardings=whole.sharding), whole)
+    assert ("rows",) in [move.axes for move in found.moves], found
+
+
+def test_a_text_that_names_its_mesh():
+    body = "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, to_apply=%add"
+    names = {"mesh['d'=8] {'d'}": ("d",), "mesh['axis_0'=8] {'axis_0'}": None, "{{0,1,2,3,4,5,6,7}}": None}
+    for groups, axes in names.items():
+        text = program(body.replace("replica_groups={}", f"replica_groups={groups}"))
+        assert read_program(text).moves[0].axes == collectives(text).moves[0].axes == axes
+        assert read_program(text, MESH).moves[0].axes == ("x", "y")
+    quoted = body + ", metadata={op_name=\"replica_groups=mesh['d'=8] {'d'}\"}"
+    assert read_program(program(quoted)).moves[0].axes is None
 
 
 def program(body, computations="", partitions=8):
@@ -250,6 +495,9 @@ def test_collectives_in_called_computations_and_in_async_wrappers():
         ("mesh['a'=8] {'a':(2)4}", ("y",), (4, 5, 6, 7)),
         ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("y",), (0, 1, 2, 3)),
         ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("x",), (0, 4)),
+        ("mesh['a'=2,'b'=4], device_ids=(0,1,4,5,2,3,6,7) {'b'}", None, (0, 1, 4, 5)),
+        ("mesh['a'=2,'b'=4], device_ids=(0,4,1,5,2,6,3,7) {'a'}", None, (0, 2)),
+        ("mesh['a'=4,'b'=2], device_ids=(0,4,1,5,2,6,3,7) {'b'}", ("x",), (0, 4)),
         ("{}", ("x", "y"), tuple(range(8))),
     ],
 )
@@ -297,7 +545,8 @@ def agree(found, known):
     if known.kinds is not None:
         assert found == known.kinds
     if known.least is None:
-        assert found.bytes is None and "unknown" in repr(found)
+        bound = "unknown" if found.bytes_at_most is None else f"at most {found.bytes_at_most:,}"
+        assert found.bytes is None and bound in repr(found)
     else:
         assert known.least <= found.bytes <= known.most
     if known.axes is not None:

@@ -14,8 +14,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh, shardings
 
-from shardlab.draw import PALETTE, bars, draw, draw_matmul, draw_shard_map, timeline
+from shardlab.comms import collectives
+from shardlab.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
 from shardlab.layout import describe
+from shardlab.pods import Pod
 
 
 def svgs(picture):
@@ -94,6 +96,55 @@ def test_title_description_and_caption_come_from_the_data():
     assert "local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each." in picture.html
     assert "id=" not in picture.html  # the same picture may stand twice on a page
     assert picture._repr_html_() == picture.html and repr(picture) == picture.text
+
+
+def said(picture):
+    """{device: what a page says of its tiles} for each drawing."""
+    found = []
+    for svg in svgs(picture):
+        tiles = [group for group in svg.iter("g") if group.get("data-says")]
+        found.append({int(tile.get("data-device")): tile.get("data-says") for tile in tiles})
+        assert all(tile.find("text").text == tile.get("data-device") for tile in tiles)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(shardings(even=True).filter(lambda case: 0 not in case[1]))
+def test_each_tile_says_what_its_device_holds_and_why(case):
+    """Held against JAX's own index map."""
+    sharding, shape = case
+    (words,) = said(draw(describe(sharding, shape)))
+    mesh, spec = sharding.mesh, [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    assert len(words) == mesh.size
+    for device, index in sharding.devices_indices_map(shape).items():
+        at = dict(zip(mesh.axis_names, map(int, np.argwhere(mesh.devices == device)[0]), strict=True))
+        place = ", ".join(f"{axis}={value}" for axis, value in at.items())
+        assert words[device.id].startswith(f"device {device.id}, at {place}: ")
+        for size, part, axes in zip(shape, index, spec, strict=True):
+            start, stop, _ = part.indices(size)
+            assert f" {start}:{stop}" in words[device.id]
+            if axes:
+                axes = (axes,) if isinstance(axes, str) else axes
+                blocks = np.prod([mesh.shape[axis] for axis in axes])
+                block = start * blocks // size
+                assert f"→ block {block} of {blocks}" in words[device.id]
+        assert (len(words[device.id].split("→")) > 1) == any(spec)
+
+
+def test_what_a_tile_says_in_full():
+    assert said(draw(describe(NamedSharding(MESH, P("x", "y")), (8, 16))))[0][5] == (
+        'device 5, at x=1, y=1: rows 4:8, columns 4:8 (P("x", "y"): rows over x → block 1 of 2, '
+        "columns over y → block 1 of 4)"
+    )
+    assert said(draw(describe(NamedSharding(MESH, P()), (4, 16))))[0][0] == (
+        "device 0, at x=0, y=0: rows 0:4, columns 0:16 (P(None, None): not sharded), one of 8 replicas"
+    )
+    partial = draw(C=describe(NamedSharding(MESH, P("x")), (4, 16)), partial={"C": "y"}, dims={"C": "MN"})
+    assert said(partial)[0][6] == (
+        'device 6, at x=1, y=2: M 2:4, N 0:16 (P("x", None): M over x → block 1 of 2), one of 4 partial sums'
+    )
+    assert said(draw(MESH))[0][7] == "device 7, at x=1, y=3"
+    assert said(draw(jnp.ones(3))) == [{0: "device 0: elements 0:3"}]
 
 
 def test_names_are_escaped():
@@ -327,6 +378,48 @@ def test_a_product_is_drawn_in_one_row_with_its_contracting_dimension(case):
         assert f"local shape {describe(array).shard_shape}" in picture.html
 
 
+# For each product: what is gathered before it, what is added up after it, and the bytes of a ring in total.
+SENT = {
+    "rows": (LINE, P("d"), P(), P("d"), [], "", 0),
+    "inner": (LINE, P(None, "d"), P("d"), P(), [], "all-reduce", 2 * 7 / 8 * 16 * 24 * 4),
+    "scattered": (LINE, P(None, "d"), P("d"), P("d"), [], "reduce-scatter", None),
+    "both outer": (LINE, P("d"), P(None, "d"), P(None, "d"), ["A"], "", 7 / 8 * 16 * 32 * 4),
+    "two axes": (MESH, P(None, "x"), P("y"), P(), ["A", "B"], "", (1 / 2 * 16 * 32 + 3 / 4 * 32 * 24) * 4),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_the_collectives_of_a_product_are_arrows_from_what_was_to_what_is(case):
+    mesh, *specs, gathered, adds, sent_bytes = SENT[case]
+    a, b, c = (struct(s, spec, mesh) for s, spec in zip([(16, 32), (32, 24), (16, 24)], specs, strict=True))
+    if case == "scattered":  # XLA's compiler for CPUs makes none of its own
+        product = jax.shard_map(
+            lambda a, b: jax.lax.psum_scatter(a @ b, "d", tiled=True),
+            mesh=mesh,
+            in_specs=(*specs[:2],),
+            out_specs=specs[2],
+        )
+    else:
+        product = jax.jit(jnp.matmul, out_shardings=c.sharding)
+    sent = collectives(product, a, b)
+    assert sent_bytes is None or sent.bytes == sent_bytes
+    picture = draw_matmul(a, b, c, sends=sent)
+    for name, array, svg in zip("ABC", (a, b, c), svgs(picture), strict=True):
+        steps = [text.text for text in svg.iter("text") if text.get("font-weight") and "-" in text.text]
+        changed = name in gathered or (name == "C" and adds)
+        assert len(steps) == bool(changed)
+        if changed:
+            move = next(m for m in sent.moves if f"{m.kind} {m.axes[0]}" == steps[0])
+            assert f"{move.bytes:,} bytes each" in words_of(svg)
+            # What was sharded stands above what is replicated: each device is drawn in both.
+            assert sorted(device for device, *_ in tiles(svg)) == sorted(2 * list(range(8)))
+            assert f"local shape {describe(array).shard_shape}" in (words_of(svg) if name in gathered else picture.html)
+        assert (name == "C" and bool(adds)) == bool(hatched(svg))
+        assert_words_stay_inside(svg)
+    assert ("Nothing is sent." in picture.text) == (not sent)
+    assert picture.text.count("each device sends") == len(sent.moves)
+
+
 def test_products_that_do_not_fit_are_refused():
     a, b, c = struct((16, 32), P("x")), struct((32, 24), P()), struct((16, 24), P("x"))
     with pytest.raises(ValueError, match=r"A of shape .16, 32. has 32 columns but B of shape .16, 24. has 16 rows"):
@@ -462,6 +555,42 @@ def test_a_timeline_is_to_scale_and_hatches_what_waits():
     assert timeline({"a": [("x", 5, 5)]}, unit="").text  # a moment
 
 
+SKIPPED = {
+    "process 0": [("compute", 0, 1), ("all-reduce", 1, 3), ("compute", 3, 4), ("waits for the sum", 4, 20)],
+    "process 1": [("compute", 0, 2), ("all-reduce", 2, 3), ("compute", 3, 5)],
+    "process 2": [("compute", 0, 3), ("compute", 4, 6), ("waits for the sum", 6, 20)],
+}
+
+
+def test_the_same_collective_is_joined_from_lane_to_lane_and_a_missing_one_crossed():
+    """Lane 1 is not at the second collective, and lane 2 is at one only."""
+    picture = timeline(SKIPPED, meets=("all-reduce", "waits for the sum"))
+    (svg,) = svgs(picture)
+    assert_words_stay_inside(svg)
+    words, said = words_of(svg), svg.find("desc").text
+    assert {"1", "2", "does not reach 2"} <= set(words) and "does not reach 1" not in words
+    assert "Collective 1: process 0 at 1 s, process 1 at 2 s, process 2 at 6 s; every lane arrives." in said
+    assert "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive." in said and said.endswith(".")
+    assert picture.text.splitlines()[-1] == "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive."
+    # Each line leaves a lane where that lane arrives. Where one is missing, the line is dashed.
+    lines = [path for path in svg.iter("path") if "L" in path.get("d")]
+    assert [bool(path.get("stroke-dasharray")) for path in lines] == [False, False, True, True]
+    from_first = [float(re.match(r"M([\d.]+)", path.get("d"))[1]) for path in lines][::2]
+    first_lane = [float(group.find("rect").get("x")) for group in svg.iter("g")][:4]
+    assert from_first == [first_lane[1], first_lane[3]]
+    assert timeline({"a": [("x", 0, 1)], "b": [("x", 0, 1)]}, meets="x").text.endswith("every lane arrives.")
+
+
+def test_many_lanes_have_their_names_beside_them():
+    many = {f"layer {i}": [("gather", i, i + 1), ("waits", i + 1, 20 - i)] for i in range(8)}
+    (svg,) = svgs(timeline(many, unit="steps"))
+    assert_words_stay_inside(svg)
+    at = {text.text: float(text.get("y")) for text in svg.iter("text") if text.text.startswith("layer")}
+    tops = [float(group.find("rect").get("y")) for group in svg.iter("g")][::2]
+    assert all(top < y < top + 20 for top, y in zip(tops, at.values(), strict=True))
+    assert float(svg.get("height")) < 8 * 20 + 60
+
+
 @pytest.mark.parametrize(
     ("lanes", "error", "words"),
     [
@@ -480,9 +609,131 @@ def test_timelines_that_mean_nothing_are_refused(lanes, error, words):
         timeline(lanes)
 
 
+def test_a_collective_that_no_lane_has_is_refused():
+    with pytest.raises(ValueError, match=r"meets= names 'all-redcue', but the labels are .*did you mean 'all-reduce'"):
+        timeline(LANES, meets="all-redcue")
+
+
 def test_pictures_are_small_and_have_no_ids():
     for picture in (bars(MEMORY), timeline(LANES), draw(struct((8, 8), P())), draw(A=struct((8, 8), P("x", "y")))):
         assert len(gzip.compress(picture.html.encode())) < 1500 and " id=" not in picture.html
         (svg,) = svgs(picture)
         assert svg.get("role") == "img" and len(svg.find("title").text) > 10 and len(svg.find("desc").text) > 10
         assert float(svg.get("width")) <= 330
+
+
+# --- The links of a torus ----------------------------------------------------------------------------------------
+
+# Of each slice and mesh: the links along each mesh axis, those along none, and those that wrap around.
+TORUSES = {
+    "rows and columns": ("v5e:4x4", (4, 4), 12, 12, 0, 0),
+    "one axis": ("v5e:4x4", (16, 1), 24, 0, 0, 0),
+    "halves": ("v5e:4x4", (8, 2), 12, 8, 4, 0),
+    "rings of 16": ("v6e:16x16", (16, 16), 256, 256, 0, 32),
+    "a cube": ("v5p:4x4x4", (16, 4), 128, 64, 0, 48),
+    "no cube": ("v5p:2x2x4", (4, 4), 4 * 4, 3 * 4, 0, 0),  # model along z, where 4 chips are in a line
+}
+
+
+@pytest.mark.parametrize("case", TORUSES)
+def test_each_link_of_a_torus_has_the_colour_of_its_mesh_axis(case):
+    name, shape, data, model, neither, wraps = TORUSES[case]
+    pod, mesh = Pod(name), AbstractMesh(shape, ("data", "model"))
+    picture = draw_torus(pod, mesh)
+    (svg,) = svgs(picture)
+    links = [path for path in svg.iter("path") if path.get("class")]
+    between = sum(int(n) for n in re.findall(r"the (\d+) along z", picture.text))
+    assert len(links) + between == data + model + neither
+    drawn = [path.get("stroke") for path in links]
+    assert drawn.count("currentColor") == neither
+    if not between:
+        assert drawn.count(PALETTE[0]) == data and drawn.count(PALETTE[1]) == model
+    arcs = [path for path in links if path.get("class") == "wrap"]
+    assert all("C" in path.get("d") for path in arcs)
+    assert (f"{wraps} wrap around" if wraps else "none wraps around") in picture.text
+    # Each chip is drawn once, and says where it is and what its position in the mesh is.
+    tips = [re.findall(r"\(([\d, ]+)\)", group.find("title").text) for group in svg.iter("g")]
+    said = {tuple(map(int, place.split(","))): tuple(map(int, position.split(","))) for place, position in tips}
+    assert said == dict(zip(pod.places(mesh), np.ndindex(shape), strict=True)) and len(tips) == len(said)
+    assert picture.text.splitlines()[-1] in svg.find("desc").text
+    assert_words_stay_inside(svg)
+
+
+def test_a_torus_that_cannot_be_drawn_is_refused():
+    for name, shape, words in (
+        ("tpu7x:2x2x1", (4, 2), "chips that are one device each"),
+        ("v5p:8x8x8", (64, 8), "at most 256 chips, but v5p:8x8x8 has 512"),
+        ("h100:1x8", (1, 8), "no torus"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            draw_torus(Pod(name), AbstractMesh(shape, ("data", "model")))
+
+
+# --- The backward pass of shard_map ------------------------------------------------------------------------------
+
+
+def vary(value):
+    return jax.lax.pcast(value, "d", to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(value, "d")
+
+
+# Of each operation: the specs of its argument and result, and its transpose.
+TRANSPOSES = {
+    "cast to varying": (vary, P(), P("d"), "psum"),
+    "psum": (lambda v: jax.lax.psum(v, "d"), P("d"), P(), "cast to varying"),
+    "all_gather": (lambda v: jax.lax.all_gather(v, "d", tiled=True), P("d"), P("d"), "psum_scatter"),
+    "psum_scatter": (lambda v: jax.lax.psum_scatter(v, "d", tiled=True), P("d"), P("d"), "all_gather"),
+    "ppermute": (lambda v: jax.lax.ppermute(v, "d", [(0, 1), (1, 2)]), P("d"), P("d"), "ppermute"),
+    "all_to_all": (lambda v: jax.lax.all_to_all(v, "d", 0, 0, tiled=True), P("d"), P("d"), "all_to_all"),
+}
+SENDING = {"psum": "all-reduce", "all_gather": "all-gather", "psum_scatter": "reduce-scatter",
+           "ppermute": "collective-permute", "all_to_all": "all-to-all"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSPOSES)
+def test_each_collective_is_drawn_with_its_transpose(name):
+    f, spec, out, transpose = TRANSPOSES[name]
+    v = jax.ShapeDtypeStruct((128,), jnp.float32)
+    line = draw_backward(f, spec, out, v, mesh=LINE).text.splitlines()[1]
+    assert line.endswith(f"forward {name} d, backward {transpose} d.")
+
+    # The compiled program of both passes sends just these.
+    def both_passes(v):
+        result, pull_back = jax.vjp(f, v)
+        return pull_back(result)[0]
+
+    sent = collectives(jax.shard_map(both_passes, mesh=LINE, in_specs=spec, out_specs=spec), np.ones(128, "float32"))
+    assert set(sent) == {SENDING[one] for one in (name, transpose) if one in SENDING}
+
+
+def mean_loss(W, x):
+    return jax.lax.pmean(jnp.tanh(x @ W).mean(), "d")
+
+
+def gathered_loss(W, x):
+    return mean_loss(jax.lax.all_gather(W, "d", tiled=True), x)
+
+
+@pytest.mark.parametrize(
+    ("body", "spec", "forward", "backward"),
+    [(mean_loss, P(), "cast to varying d", "psum d"), (gathered_loss, P("d"), "all_gather d", "psum_scatter d")],
+)
+def test_the_spec_of_an_argument_decides_how_its_gradient_comes_back(body, spec, forward, backward):
+    W, x = jax.ShapeDtypeStruct((16, 4), jnp.float32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    picture = draw_backward(body, (spec, P("d")), P(), W, x, mesh=LINE)
+    (svg,) = svgs(picture)
+    words = words_of(svg)
+    assert_words_stay_inside(svg)
+    down, up = ([word[2:] for word in words if word.startswith(arrow)] for arrow in "↓↑")
+    assert down == [forward, "as it is", "psum d"] and up == [backward, "as it is", "cast to varying d"]
+    assert {"W: P()" if spec == P() else 'W: P("d")', body.__name__} <= set(words)
+    assert f"f32[{16 // (8 if spec == P('d') else 1)},4]" in " ".join(words)
+    # Arrows that send are solid: each label has a line and a head, in the order of the labels.
+    lines = [path for path in svg.iter("path") if path.get("stroke-width") == "3"][::2]
+    labels = [word[2:] for word in words if word[0] in "↓↑"]
+    assert [path.get("stroke-dasharray") is None for path in lines] == [label.split()[0] in SENDING for label in labels]
+    assert svg.find("desc").text.count("forward") == 3
+
+
+def test_numbers_without_a_cotangent_are_refused():
+    with pytest.raises(TypeError, match="one of type int32 has no cotangent"):
+        draw_backward(lambda v: v, P("d"), P("d"), jnp.arange(8), mesh=LINE)

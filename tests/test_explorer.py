@@ -1,5 +1,6 @@
 """The explorer's JavaScript, run in a browser, compared with JAX, shardlab and compiled programs in every case."""
 
+import gzip
 import random
 import re
 import subprocess
@@ -19,11 +20,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from shardlab import cost, explorer
+from shardlab._arguments import nearest
 from shardlab.comms import collectives
 from shardlab.draw import draw
 from shardlab.hardware import CHIPS
 from shardlab.layout import describe, same_layout
 from shardlab.models import MODELS, Model
+from shardlab.plan import plan as planned
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "book" / "static" / "explorer"
@@ -39,19 +42,28 @@ def spec_of(spec):
     return P(*(None if not axes else axes[0] if len(axes) == 1 else tuple(axes) for axes in spec))
 
 
-@pytest.fixture(scope="module")
-def bare(browser, tmp_path_factory):
-    """What the chapter's cells emit, with the page's scripts and nothing else, opened from a file."""
+def calculators():
+    """What the chapter's cells make."""
     mesh, line = mesh_of([("x", 2), ("y", 4)]), mesh_of([("x", 8)])
-    made = (
+    return (
         explorer.layout(NamedSharding(mesh, P("x", "y")), (8, 16)),
         explorer.matmul(line, (8192, 8192, 28_672), P(None, "x"), P("x", None), P(), "v5p"),
         explorer.fit("llama-3-8b", "v5e", cost.Parallelism(1, 16, 1), 2**18),
     )
+
+
+def write_page(file, *parts):
+    """A page of what cells emit, with the scripts and nothing else."""
     scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in explorer.SCRIPTS)
-    file = tmp_path_factory.mktemp("bare") / "bare.html"
-    body = "".join(part._repr_html_() for part in made)
+    body = "".join(part._repr_html_() for part in parts)
     file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}{scripts}")
+
+
+@pytest.fixture(scope="module")
+def bare(browser, tmp_path_factory):
+    """All calculators on a page by themselves, opened from a file."""
+    file = tmp_path_factory.mktemp("bare") / "bare.html"
+    write_page(file, *calculators())
     page = browser.new_page()
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -436,7 +448,7 @@ def fit_cases():
     cases = []
     sizes = {name: {key: getattr(m, key) for key in explorer.data()["models"][name]} for name, m in MODELS.items()}
     for chip, remat in product(CHIPS, cost.REMAT):
-        for _ in range(30):
+        for _ in range(60):
             if chance.random() < 0.6:
                 model = chance.choice(list(sizes.values()))
             else:
@@ -451,13 +463,12 @@ def fit_cases():
             data, fsdp, tensor = (2 ** chance.randrange(6) * chance.choice((1, 1, 1, 3)) for _ in range(3))
             tensor = tensor if chance.random() < 0.4 else min(tensor, 4)
             data, fsdp = (1 if chance.random() < 0.25 else n for n in (data, fsdp))
-            chips = data * fsdp * tensor + (chance.random() < 0.03)
             batch, sequence = (
                 2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
                 chance.choice((512, 4096, 32_768)),
             )
             cases.append(
-                {"model": model, "chip": chip, "chips": chips, "batch": batch, "sequence": sequence, "data": data,
+                {"model": model, "chip": chip, "batch": batch, "sequence": sequence, "data": data,
                  "fsdp": fsdp, "tensor": tensor, "remat": remat, "reserve": explorer.RESERVES[len(cases) % 5]}
             )  # fmt: skip
     return cases
@@ -470,7 +481,7 @@ def test_steps_take_what_shardlab_cost_says(bare):
         try:
             model = Model(**case["model"])
             step = cost.step_cost(
-                model, case["chip"], parallelism, case["batch"], case["sequence"], case["chips"], case["remat"]
+                model, case["chip"], parallelism, case["batch"], case["sequence"], remat=case["remat"]
             )
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}, case
@@ -499,7 +510,7 @@ def test_steps_take_what_shardlab_cost_says(bare):
         assert (answer["fits"], answer["bound"]) == (bool(fits), str(step.bound)), case
         kinds["fits without a reserve only"] += bool(step.fits and not fits)
         kinds.update([answer["bound"], answer["fits"]])
-    assert len(cases) > 900 and min(kinds.values()) >= 8 and len(kinds) == 11, kinds
+    assert len(cases) > 1900 and min(kinds.values()) >= 8 and len(kinds) == 10, kinds
 
 
 # --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
@@ -548,7 +559,7 @@ def control(page, label, part="layout"):
 def test_scripts_and_styles_are_small_and_nothing_is_inline():
     files = list(STATIC.iterdir())
     assert sorted(file.name for file in files) == sorted([*explorer.SCRIPTS, "explorer.css"])
-    assert sum(file.stat().st_size for file in files) <= 44 * 1024
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 24 * 1024
     text = "".join(file.read_text() for file in files)
     assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
 
@@ -566,18 +577,45 @@ def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(bro
     page.close()
 
 
+# Where cells show a calculator besides the explorer's own page.
+EMBEDDED = {"arrays": ["layout"], "costs": ["matmul", "fit"], "explorer": ["layout", "matmul", "fit"]}
+
+
+def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
+    found = {
+        chapter.name: re.findall(r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE)
+        for chapter in book.chapters
+    }
+    assert {name: parts for name, parts in found.items() if parts} == EMBEDDED
+
+
+@pytest.mark.parametrize("place", range(3), ids=["layout", "matmul", "fit"])
+def test_each_calculator_works_on_a_page_by_itself(browser, tmp_path, place):
+    part = calculators()[place]
+    write_page(tmp_path / "one.html", part)
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto((tmp_path / "one.html").as_uri() + "#section")  # of the chapter: not for the explorer
+    before = words(page, part.name)
+    slider(page, {"layout": "Dimension 0, size", "matmul": "Size of J", "fit": "Chips"}[part.name], part.name).focus()
+    page.keyboard.press("ArrowRight")
+    after = words(page, part.name)
+    assert before != after and f"#{part.name}?" in page.url and not errors
+    page.goto((tmp_path / "one.html").as_uri() + "#nothing?a=b")
+    page.reload()
+    assert words(page, part.name).startswith("The address is ignored: there is no calculator “nothing” on this page")
+    page.close()
+
+
 def test_the_page_starts_with_what_its_cells_say(visit):
     plain, page = visit(java_script_enabled=False), visit()
     for part in ("layout", "matmul", "fit"):
         static = BeautifulSoup(plain.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
         static.template.extract()
         live = BeautifulSoup(page.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
-        if part != "fit":
-            assert [shapes(svg) for svg in static.select("svg")] == [shapes(svg) for svg in live.select("svg")]
-        else:
-            before, after = (soup.select("rect") for soup in (static, live))
-            widths = [[float(rect["width"]) for rect in rects] for rects in (before, after)]
-            assert widths[0] == pytest.approx(widths[1], abs=0.06)
+        before, after = (soup.select("figure > svg") for soup in (static, live))
+        assert before and [shapes(svg) for svg in before] == [shapes(svg) for svg in after]
+        assert [svg.parent.figcaption.get_text() for svg in before] == [s.parent.figcaption.get_text() for s in after]
         assert static.table and plain.locator(f"[data-explorer={part}] svg").first.is_visible()
     assert plain.locator("[data-explorer] form").count() == 0
     assert "4.57 ms" in words(page, "matmul") and "does not fit" in words(page, "fit")
@@ -589,14 +627,17 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
     page = visit()
     control(page, "Axes").focus()
     seen = []
-    for _ in range(18):
-        seen.append(page.evaluate("document.activeElement.name || document.activeElement.tagName"))
+    for _ in range(26):
+        seen.append(
+            page.evaluate("(({ name, dataset, tagName }) => name || dataset.of || tagName)(document.activeElement)")
+        )
         page.keyboard.press("Tab")
-    assert seen[:11] == [
-        "axes", "name0", "size0", "name1", "size1", "dims", "dtype", "dim0", "axes0", "dim1", "axes1",
+    assert seen[:18] == [  # a number, and then its slider
+        "axes", "devices", "devices", "name0", "size0", "size0", "name1", "size1", "size1", "SELECT",
+        "dims", "dtype", "dim0", "dim0", "axes0", "dim1", "dim1", "axes1",
     ]  # fmt: skip
-    assert seen[seen.index("link") :][:3] == ["link", "code", "again"]
-    control(page, "Dimension 0 is sharded over").focus()
+    assert seen[seen.index("pin") :][:4] == ["pin", "link", "code", "again"]
+    control(page, "Dimension 0, axes").focus()
     page.keyboard.press("ArrowDown")  # from x to y: now twice
     assert "duplicate entries for `y`" in words(page) and 'P("y", "y")' in words(page)
     page.keyboard.press("ArrowUp")
@@ -622,16 +663,18 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
     live = page.locator(".explorer-words").evaluate_all("all => all.map((p) => p.getAttribute('aria-live'))")
     assert live == ["polite"] * 3
     assert page.locator("[data-explorer] :is(input, select)").evaluate_all(
-        "all => all.every((c) => c.labels.length === 1)"
+        "all => all.every((c) => c.labels.length === (c.type === 'range' ? 0 : 1))"
     )
+    sliders = page.locator("[data-explorer] input[type=range]").evaluate_all("all => all.map((c) => c.ariaLabel)")
+    assert len(sliders) > 15 and all(name.endswith(", doubled or halved") for name in sliders)
 
 
 def test_the_address_holds_the_state_and_history_goes_back(visit):
     page = visit()
-    control(page, "Dimension 0 is sharded over").select_option("x.y")
+    control(page, "Dimension 0, axes").select_option("x.y")
     assert page.url.endswith("#layout?mesh=x:2,y:4&shape=8,16&spec=x.y,y&dtype=float32")
-    control(page, "Dimension 1 is sharded over").select_option("-")
-    control(page, "C: I sharded over", "matmul").select_option("x")
+    control(page, "Dimension 1, axes").select_option("-")
+    control(page, "I of C", "matmul").select_option("x")
     assert "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
     assert "reduce-scatter" in words(page, "matmul")
     control(page, "Model", "fit").select_option("own")
@@ -693,7 +736,7 @@ def test_links_are_copied_and_told(visit):
     page.get_by_role("button", name="Copy link").nth(2).click()
     said = page.locator("[data-explorer=fit] [role=status]")
     said.filter(has_text="ink").wait_for()
-    assert "#fit?model=llama-3-8b&chip=v5e&chips=16" in page.url
+    assert "#fit?model=llama-3-8b&chip=v5e&batch=262144" in page.url and "chips=" not in page.url
     if said.inner_text() == "Link copied":
         assert page.evaluate("navigator.clipboard.readText()") == page.url
     else:
@@ -714,7 +757,8 @@ def test_what_is_rematerialised_is_named(visit):
         "none": "nothing", "matmuls": "attention scores", "mlp": "attention", "block": "whole layers"
     }  # fmt: skip
     remat.select_option("attention scores")
-    assert page.url.endswith("remat=matmuls&reserve=10") and "8,030,261,248 parameters" in words(page, "fit")
+    assert page.url.endswith("remat=matmuls&reserve=10")
+    assert page.get_by_text("The model has 8,030,261,248 parameters.").is_visible()
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -725,3 +769,348 @@ def test_it_fits_narrow_screens(visit, width):
         "all => all.map((c) => c.getBoundingClientRect()).map((b) => [b.left, b.right, b.height])"
     )
     assert all(0 <= left < right <= width and height >= 24 for left, right, height in boxes) and len(boxes) > 40
+
+
+# --- Chips follow from the mesh, and a mesh from the chips ---------------------------------------------------------
+
+
+def offered(page, part):
+    """The meshes to choose from, as the page writes them."""
+    return control(page, "Possible meshes", part).locator("option").all_inner_texts()
+
+
+def shown_mesh(page, part, names):
+    return [int(control(page, name, part).input_value()) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("model", "chip", "chips", "tokens"),
+    [("llama-3-8b", "v5e", 16, 2**18), ("llama-3-8b", "v5e", 16, 2**17), ("llama-3-70b", "v5p", 512, 2**20)],
+)
+def test_chips_offer_the_meshes_of_the_planner_and_take_the_first(visit, model, chip, chips, tokens):
+    made = planned(model, chip, chips, tokens)
+    page = visit(f"#fit?model={model}&chip={chip}&batch={tokens}&chips={chips}")
+    found = {
+        text.partition(":")[0]: (text.endswith(", fits"), text.partition(": ")[2].split(" GB")[0])
+        for text in offered(page, "fit")
+    }
+    expected = {f"{c.data} × {c.fsdp} × {c.tensor}": (c.fits, c.total_bytes / 1e9) for c in made.choices}
+    assert {mesh: fits for mesh, (fits, _) in found.items()} == {mesh: fits for mesh, (fits, _) in expected.items()}
+    for mesh, (_, size) in found.items():
+        assert float(size) == pytest.approx(expected[mesh][1], rel=0.01)
+    first = made.choices[0]
+    data, fsdp, tensor = shown_mesh(page, "fit", cost.AXES)
+    taken = next(c for c in made.choices if (c.data, c.fsdp, c.tensor) == (data, fsdp, tensor))
+    assert (taken.fits, taken.seconds) == (first.fits, pytest.approx(first.seconds))
+    assert f"Of {len(made.choices)} meshes of {chips} chips, {len(made.fitting)} fit." in words(page, "fit")
+
+
+def test_chips_follow_from_the_mesh(visit):
+    page = visit()
+    for axis, size in (("data", 3), ("fsdp", 5), ("tensor", 2)):
+        control(page, axis, "fit").fill(str(size))
+        data, fsdp, tensor = shown_mesh(page, "fit", cost.AXES)
+        assert int(control(page, "Chips", "fit").input_value()) == data * fsdp * tensor
+        assert "product" not in words(page, "fit") and "A chip must hold" in words(page, "fit")
+    control(page, "Chips", "fit").fill("64")
+    assert prod(shown_mesh(page, "fit", cost.AXES)) == 64
+    control(page, "Possible meshes", "fit").select_option("8x4x2")
+    assert shown_mesh(page, "fit", cost.AXES) == [8, 4, 2] and "data=8&fsdp=4&tensor=2" in page.url
+    control(page, "Chips", "fit").fill("")
+    assert words(page, "fit") == "Chips: a whole number from 1 to 1,000,000."
+    assert shown_mesh(page, "fit", cost.AXES) == [8, 4, 2]
+    page = visit("#fit?chips=3&data=2&fsdp=4&tensor=1")  # the mesh decides
+    assert control(page, "Chips", "fit").input_value() == "8"
+    assert "“Chips” cannot be “0”, only a whole number from 1 to 1,000,000" in words(visit("#fit?chips=0"), "fit")
+
+
+@pytest.mark.parametrize("part", ["layout", "matmul"])
+def test_devices_follow_from_the_mesh_and_every_mesh_of_so_many_is_offered(visit, part):
+    page = visit()
+    control(page, "Axes", part).select_option("2")
+    for devices in (1, 12, 64):
+        control(page, "Devices", part).fill(str(devices))
+        pairs = {f"{n} × {devices // n}" for n in range(1, devices + 1) if devices % n == 0}
+        assert {text.partition(":")[0] for text in offered(page, part)} == pairs
+        sizes = shown_mesh(page, part, ["Axis 1, devices", "Axis 2, devices"])
+        assert prod(sizes) == devices and max(sizes) / min(sizes) <= 2  # the most even one
+    control(page, "Possible meshes", part).select_option("16x4")
+    assert shown_mesh(page, part, ["Axis 1, devices", "Axis 2, devices", "Devices"]) == [16, 4, 64]
+    control(page, "Axis 1, devices", part).fill("3")
+    assert control(page, "Devices", part).input_value() == "12"
+    control(page, "Axes", part).select_option("1")
+    assert control(page, "Devices", part).input_value() == "3"
+
+
+def test_meshes_that_jax_refuses_are_marked(visit):
+    page = visit("#layout?devices=12&shape=8,16&spec=x,y")
+    sharding = {text: re.findall(r"\d+", text) for text in offered(page, "layout")}
+    assert len(sharding) == 6
+    for text, (rows, columns) in sharding.items():
+        assert text.endswith(": JAX refuses this") == bool(8 % int(rows) or 16 % int(columns)), text
+
+
+# --- Sliders -----------------------------------------------------------------------------------------------------
+
+
+def slider(page, label, part):
+    return page.locator(f"[data-explorer={part}]").get_by_role("slider", name=f"{label}, doubled or halved", exact=True)
+
+
+def test_sliders_double_and_halve_by_keyboard_and_pointer(visit):
+    page = visit()
+    batch = slider(page, "Tokens in a batch", "fit")
+    batch.focus()
+    page.keyboard.press("ArrowLeft")
+    assert control(page, "Tokens in a batch", "fit").input_value() == "131072" and "batch=131072" in page.url
+    page.keyboard.press("End")
+    assert control(page, "Tokens in a batch", "fit").input_value() == str(2**24)
+    assert batch.get_attribute("aria-valuetext") == str(2**24)
+    control(page, "Dimension 0, size").fill("24")
+    assert slider(page, "Dimension 0, size", "layout").get_attribute("aria-valuetext") == "24"
+    columns = slider(page, "Dimension 1, size", "layout")
+    columns.click(position={"x": columns.bounding_box()["width"] - 3, "y": 16})  # at its end
+    assert control(page, "Dimension 1, size").input_value() == "1024" and "(12, 256)" in words(page)
+    slider(page, "Chips", "fit").focus()
+    page.keyboard.press("ArrowRight")
+    assert prod(shown_mesh(page, "fit", cost.AXES)) == 32
+
+
+def test_no_slider_leads_to_a_mesh_that_is_too_large(visit):
+    page = visit("#layout?shape=64,64")
+    for label in ("Axis 1, devices", "Axis 2, devices", "Devices"):
+        slider(page, label, "layout").focus()
+        page.keyboard.press("End")
+        assert control(page, "Devices").input_value() == "64" and "64 devices" in words(page), label
+    assert shown_mesh(page, "layout", ["Axis 1, devices", "Axis 2, devices"]) == [16, 4]
+
+
+# --- What stays in sight -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["layout", "matmul", "fit"])
+def test_the_result_stays_in_sight_beside_or_below_the_controls(visit, part):
+    page = visit(viewport={"width": 1440, "height": 900})
+    form, said = page.locator(f"[data-explorer={part}] form"), page.locator(f"[data-explorer={part}] .explorer-words")
+    page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
+
+    def boxes(below):
+        script = "([box, below]) => scrollBy(0, document.querySelector(box).getBoundingClientRect().top - below)"
+        page.evaluate(script, [f"[data-explorer={part}]", below])
+        return form.bounding_box(), said.bounding_box()
+
+    controls, result = boxes(100)
+    assert result["x"] > controls["x"] + controls["width"] and abs(result["y"] - controls["y"]) < 20
+    whole = page.locator(f"[data-explorer={part}] .explorer-both").bounding_box()["height"]
+    assert controls["height"] < 620 and whole > controls["height"]
+    controls, _ = boxes(-(whole - controls["height"] - 80) / 2)  # where they would be out of sight
+    assert 50 <= controls["y"] < 80
+
+    page.set_viewport_size({"width": 390, "height": 844})
+    controls, result = boxes(60)
+    gap = result["y"] - controls["y"] - controls["height"]
+    assert 0 <= gap < 20 and controls["height"] < 560, (controls, result)
+    assert result["y"] + 120 < 844  # its first lines show while one changes the controls
+
+
+# --- The memory of a chip as a bar -------------------------------------------------------------------------------
+
+
+def bar_of(svg):
+    """Widths of the parts, where the chip's memory ends, and where the bar ends, in px of the drawing."""
+    rects = [[float(rect[name]) for name in ("x", "width")] for rect in svg.find_all("rect")]
+    lines = [path["d"] for path in svg.find_all("path", recursive=False) if path.get("stroke-width") == "4"]
+    return [width for _, width in rects[:7]], float(re.match(r"M([\d.]+)", lines[0])[1]), sum(rects[6])
+
+
+def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
+    cases = fit_cases()[::7]
+    answers = solve(bare, "fit", cases)
+    drawn = bare.evaluate(
+        """cases => cases.map((given) => {
+            if (explorer.fit(given).error) return null;
+            const text = Object.fromEntries(Object.entries(given).map(([name, value]) => [name, `${value}`]));
+            const model = Object.fromEntries(Object.entries(given.model).map(([name, value]) =>
+                [name, typeof value === "boolean" ? (value ? "yes" : "no") : `${value}`]));
+            return explorer.parts.fit.show({ ...text, ...model, model: "own" }).draw().outerHTML;
+        })""",
+        cases,
+    )
+    kinds = Counter()
+    for case, answer, html in zip(cases, answers, drawn, strict=True):
+        if html is None:
+            continue
+        model = Model(**case["model"])
+        axes = cost.Parallelism(case["data"], case["fsdp"], case["tensor"])
+        memory = cost.training_memory(model, axes, case["batch"], case["remat"])
+        figure = BeautifulSoup(html, "html.parser").figure
+        widths, end, last = bar_of(figure.svg)
+        has, total = CHIPS[case["chip"]].hbm_bytes, float(memory.total_bytes)
+        scale = 312 / max(has, total)
+        assert sum(widths) == pytest.approx(total * scale, abs=0.4) and end == pytest.approx(has * scale, abs=0.06)
+        assert last == pytest.approx(total * scale, abs=0.2)
+        over = figure.svg.find_all("path", style=re.compile("--bad"))
+        assert len(over) == len(figure.svg.find_all("svg")) == (total > has)
+        legend = [key.get_text() for key in figure.select(".explorer-key")]
+        assert [text.split()[0] for text in legend] == list("1234567")
+        assert sum(float(text.split()[-2]) for text in legend) == pytest.approx(total / 1e9, abs=0.05)
+        kinds[bool(over)] += 1
+        assert answer["total_bytes"] == pytest.approx(total)
+    assert min(kinds.values()) > 15 and len(kinds) == 2
+
+
+# --- Two states side by side -------------------------------------------------------------------------------------
+
+
+def compared(page, part):
+    """The table of both states: {quantity: [pinned, now, difference]}."""
+    rows = page.locator(f"[data-explorer={part}] [aria-label='Pinned and now'] tbody tr")
+    return {row[0]: row[1:] for row in (text.replace("\xa0", " ").split("\t") for text in rows.all_inner_texts())}
+
+
+def quantity(text):
+    number, unit = text.replace("−", "-").replace(",", "").split(" ", 1)
+    unit = unit.split(" (")[0]
+    units = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "%": 0.01}
+    return float(number) * units[unit]
+
+
+def test_two_steps_are_compared_in_numbers(visit):
+    page = visit()
+    page.locator("[data-explorer=fit]").get_by_role("button", name="Pin to compare").click()
+    assert {row[2] for row in compared(page, "fit").values()} == {"same"}
+    control(page, "Chips", "fit").fill("64")
+    control(page, "Possible meshes", "fit").select_option("4x16x1")
+    control(page, "Chip", "fit").select_option("v5p")
+    rows = compared(page, "fit")
+    model, before, after = MODELS["llama-3-8b"], cost.Parallelism(1, 16, 1), cost.Parallelism(4, 16, 1)
+    a, b = cost.step_cost(model, "v5e", before, 2**18), cost.step_cost(model, "v5p", after, 2**18)
+    expected = {
+        "activations": (a.memory.activation_bytes, b.memory.activation_bytes), "a step": (a.seconds, b.seconds),
+        "all on a chip": (a.memory.total_bytes, b.memory.total_bytes), "MFU": (a.mfu, b.mfu),
+        "without overlap": (a.serial_seconds, b.serial_seconds),
+    }  # fmt: skip
+    for name, (old, new) in expected.items():
+        pinned, now, by = rows[name]
+        assert [quantity(pinned), quantity(now)] == pytest.approx([float(old), float(new)], rel=0.006), name
+        if by != "same":
+            assert quantity(by.lstrip("+")) == pytest.approx(float(new - old), rel=0.006), name
+            assert float(re.search(r"× ([\d.]+)\)", by)[1]) == pytest.approx(float(new / old), rel=0.006), name
+    assert rows["chips"] == ["16", "64", "+48 (× 4)"] and rows["parameters"][2] == "same"
+    assert rows["activations"][2].endswith("(× 0.25)") and "all on a chip: −" in words(page, "fit")
+    # Both bars have the same scale.
+    bars = [BeautifulSoup(html, "html.parser") for html in page.locator("[data-explorer=fit] figure").evaluate_all(
+        "all => all.map((figure) => figure.outerHTML)")]  # fmt: skip
+    (first, end_first, _), (second, end_second, _) = (bar_of(bar.svg) for bar in bars)
+    assert end_first / end_second == pytest.approx(CHIPS["v5e"].hbm_bytes / CHIPS["v5p"].hbm_bytes, rel=0.01)
+    assert second[3] / first[3] == pytest.approx(0.25, rel=0.02)
+
+
+def test_what_is_pinned_is_in_the_address_and_in_the_history(visit):
+    page = visit()
+    control(page, "Dimension 0, axes").select_option("x.y")
+    control(page, "Dimension 1, axes").select_option("-")
+    pin = page.locator("[data-explorer=layout]").get_by_role("button", name="Pin to compare")
+    pin.focus()
+    page.keyboard.press("Enter")
+    control(page, "Dimension 0, axes").select_option("y.x")
+    assert page.url.endswith(
+        "#layout?mesh=x:2,y:4&shape=8,16&spec=y.x,-&dtype=float32~mesh=x:2,y:4&shape=8,16&spec=x.y,-&dtype=float32"
+    )
+    mesh = mesh_of([("x", 2), ("y", 4)])
+    held = [
+        {shard.device: shard.index for shard in describe(NamedSharding(mesh, P(axes)), (8, 16)).shards}
+        for axes in (("x", "y"), ("y", "x"))
+    ]
+    moved = sum(held[0][device] != held[1][device] for device in held[0])
+    shared = visit(page.url[page.url.index("#") :])
+    for one in (page, shared):
+        assert compared(one, "layout")["devices that hold another shard"][2] == f"{moved} of 8"
+        assert (
+            f"Compared with the pinned state: bytes on a device: same; devices that hold another shard: {moved} of 8. "
+            in words(one)
+        )
+        sides = one.locator("[data-explorer=layout] .explorer-side").all_inner_texts()
+        assert sides == ['Pinned P(("x", "y"), None)', 'Now P(("y", "x"), None)']
+        assert one.locator("[data-explorer=layout] figure").count() == 2
+    control(page, "Dimension 0, size").fill("9")  # refused: nothing to compare, but what is pinned stays so
+    assert "JAX refuses this" in words(page) and not compared(page, "layout")
+    control(page, "Dimension 0, size").fill("16")
+    assert compared(page, "layout")["bytes on a device"] == ["64 bytes", "128 bytes", "+64 bytes (× 2)"]
+    page.get_by_role("button", name="Unpin").click()
+    assert not compared(page, "layout") and "~" not in page.url
+    page.go_back()
+    assert compared(page, "layout") and "~" in page.url
+    wrong = visit("#layout?spec=x,y~shape=9,16&spec=x,y")
+    assert words(wrong).startswith("The address is ignored: what it pins is not possible.")
+    assert not compared(wrong, "layout")
+
+
+def test_products_are_compared_too(visit):
+    page = visit("#matmul?c=x,-~c=-,-", viewport={"width": 1024, "height": 768})
+    rows = compared(page, "matmul")
+    reduced, scattered = (
+        cost.collective_seconds(kind, 2 * 8192 * 28_672, 8, "v5p") for kind in ("all-reduce", "reduce-scatter")
+    )
+    assert [quantity(text) for text in rows["communication"][:2]] == pytest.approx([reduced, scattered], rel=0.006)
+    assert rows["communication"][2].endswith("(× 0.5)") and rows["product"][2] == "same"
+    sent = [cost.collective_bytes(kind, 2 * 8192 * 28_672, 8) for kind in ("all-reduce", "reduce-scatter")]
+    assert [quantity(text) for text in rows["sent by a device"][:2]] == pytest.approx(sent, rel=0.006)
+    assert page.locator("[data-explorer=matmul] figure").count() == 6
+    sides = page.locator("[data-explorer=matmul] .explorer-side").all_inner_texts()
+    assert sides == ["Pinned v5p, x 8: communication-bound", "Now v5p, x 8: communication-bound"]
+    table = page.get_by_role("region", name="Pinned and now")
+    assert table.evaluate("(box) => box.scrollWidth <= box.clientWidth")
+
+
+# --- Names that were mistyped ------------------------------------------------------------------------------------
+
+
+def test_the_nearest_name_is_that_of_shardlab(bare):
+    chance = random.Random(11)
+    lists = [list(CHIPS), list(MODELS), list(explorer.DTYPES), list(explorer.PRECISIONS), ["data", "model", "expert"]]
+    cases = []
+    for known in lists:
+        for _ in range(120):
+            name = list(chance.choice(known))
+            for _ in range(chance.choice((1, 1, 2, 4))):
+                place = chance.randrange(len(name) + 1)
+                name[place : place + chance.choice((0, 1, 1))] = chance.choice(("", "x", "3", "-", "A", "l"))
+            cases.append(("".join(name), known))
+    found = bare.evaluate("cases => cases.map(([name, known]) => explorer.nearest(name, known))", cases)
+    for (name, known), one in zip(cases, found, strict=True):
+        assert nearest(name, known) == (f"; did you mean {one!r}?" if one else ""), (name, known)
+    assert 20 < found.count("") < 400
+
+
+@pytest.mark.parametrize(
+    ("address", "part", "meant"),
+    [
+        ("#layout?mesh=data:2,model:4&spec=dta,-", "layout", "data"),
+        ("#layout?dtype=bfloat", "layout", "bfloat16"),
+        ("#matmul?chip=v5", "matmul", "v5p"),
+        ("#matmul?dtype=bf32", "matmul", "bf16"),
+        ("#fit?model=lama-3-8b", "fit", "llama-3-8b"),
+        ("#fit?chip=h100", "fit", "H100"),
+        ("#fit?fspd=8", "fit", "fsdp"),
+        ("#layuot?spec=x", "layout", "layout"),
+    ],
+)
+def test_mistyped_names_in_an_address_get_the_nearest_one(visit, address, part, meant):
+    said = words(visit(address), part)
+    assert said.startswith("The address is ignored: ") and f"did you mean “{meant}”?" in said
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [
+        (lambda mesh: explorer.layout(NamedSharding(mesh, P("x")), (8, 8), "bfloat"), "bfloat16"),
+        (lambda mesh: explorer.matmul(mesh, (8, 8, 8), P(), P(), P(), "V5P"), "v5p"),
+        (lambda mesh: explorer.matmul(mesh, (8, 8, 8), P(), P(), P(), "v5p", "bf61"), "bf16"),
+        (lambda mesh: explorer.fit("lama-3-8b", "v5p", cost.Parallelism(), 4096), "llama-3-8b"),
+        (lambda mesh: explorer.fit("llama-3-8b", "h100", cost.Parallelism(), 4096), "H100"),
+    ],
+)
+def test_mistyped_names_in_a_cell_get_the_nearest_one(make, meant):
+    with pytest.raises(ValueError, match=f"did you mean {meant!r}"):
+        make(mesh_of([("x", 8)]))

@@ -1,6 +1,8 @@
 """shardlab.follow, and how draw shows it: held against collectives done on sets, by hand."""
 
+import json
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -12,7 +14,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from test_layout import make_mesh
 
-from shardlab.draw import PALETTE, draw
+from shardlab.draw import PALETTE, draw, draw_all_reduce
 from shardlab.follow import Flow, Frame, follow
 
 
@@ -66,6 +68,8 @@ def test_permutes_move_what_the_pairs_say(data):
     flow = follow(lambda x: lax.ppermute(x, "d", pairs), line(n))
     arrived = {target: source for source, target in pairs}
     assert flow.frames[1].slots == tuple(((((arrived[i], 0, 1),) if i in arrived else ()),) for i in range(n))
+    moved = {((source, 0), (target, 0)) for source, target in pairs if source != target}
+    assert set(flow.frames[1].sends) == moved and flow.frames[0].sends == ()
 
 
 def around(x, steps):
@@ -79,6 +83,60 @@ def test_steps_are_frames():
     assert [frame.title for frame in flow.frames] == ["start", *(f"step {k}" for k in range(1, 6))]
     for k, frame in enumerate(flow.frames):
         assert frame.slots == tuple(((((i - k) % 4, 0, 1),),) for i in range(4))
+
+
+def ring_pairs(n):
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
+def ring_all_reduce(held, steps):
+    """As the book's: first a block is passed on and added to, then its sum is passed on."""
+    n, i = len(held), lax.axis_index("d")
+    for s in range(steps):
+        out, into = (i - 1 - s) % n, (i - 2 - s) % n
+        arrived = lax.ppermute(held[out], "d", ring_pairs(n))
+        if s >= n - 1:
+            held = held.at[into].set(arrived)
+            continue
+        held = held.at[out].set(0).at[into].add(arrived)
+    return held
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_in_a_ring_each_device_sends_one_block_to_the_next_in_each_step(n):
+    flow = follow(ring_all_reduce, line(n), chunks=n, steps=2 * (n - 1))
+    assert flow.frames[-1].slots == (tuple(total(n, chunk) for chunk in range(n)),) * n
+    for s, frame in enumerate(flow.frames[1:]):
+        slot = {i: (i - 1 - s) % n for i in range(n)}
+        assert set(frame.sends) == {((i, slot[i]), ((i + 1) % n, slot[i])) for i in range(n)}
+
+
+def test_the_lines_that_sent_and_that_used_it_are_known():
+    flow = follow(ring_all_reduce, line(3), chunks=3, steps=4)
+    source = Path(__file__).read_text("utf-8").split("\n")
+    assert flow.frames[0].lines == ()
+    for frame, used in zip(flow.frames[1:], ["add"] * 2 + ["set"] * 2, strict=True):
+        assert all(source[number - 1].strip() == words for number, words in frame.lines)
+        sending, using = [words for _, words in frame.lines]
+        assert sending == 'arrived = lax.ppermute(held[out], "d", ring_pairs(n))' and f"{used}(arrived)" in using
+
+
+def swap_along_y(x):
+    return lax.ppermute(x, "y", [(0, 1), (1, 0)])
+
+
+def in_a_loop(x, steps):
+    return lax.fori_loop(0, steps, lambda _, x: lax.ppermute(x, "d", ring_pairs(4)), x)
+
+
+def test_sends_along_one_of_two_axes_in_loops_and_what_is_sent_to_many():
+    swapped = follow(swap_along_y, make_mesh((2, 2), "xy")).frames[1]
+    assert set(swapped.sends) == {((a, 0), (b, 0)) for a, b in [(0, 1), (1, 0), (2, 3), (3, 2)]}
+    (looped,) = {frame.sends for frame in follow(in_a_loop, line(4), steps=3).frames[1:]}
+    assert set(looped) == {((i, 0), ((i + 1) % 4, 0)) for i in range(4)}
+    # What a built-in collective sends is not known, and what stays is not sent.
+    for program in (lambda x: lax.psum(x, "d"), lambda x: x, lambda x: x + x):
+        assert follow(program, line(4)).frames[1].sends == ()
 
 
 def test_a_mesh_of_two_axes_an_explicit_one_and_devices_in_another_order():
@@ -155,6 +213,8 @@ def slots(svg):
     """(name, fill or None if striped, stripes' colours, bold) of every slot with something in it."""
     found = []
     for group in svg.iter("g"):
+        if group.get("data-slot") is None:  # an arrow
+            continue
         stripes = [path.get("stroke") for path in group.iter("path")]
         ground, outline = group.findall("rect")
         found.append(
@@ -223,6 +283,112 @@ def test_only_pictures_in_steps_ask_for_the_stepper():
     outer = ElementTree.fromstring(draw(follow(around, line(4), steps=3)).html)
     (box,) = outer.findall("div")
     assert box.get("data-steps") == "4" and [child.tag for child in box] == ["figure"] * 4
+
+
+def arrows(svg):
+    """(from, to, what) for every arrow above the devices: by the device nearest to each of its ends."""
+    heads = [float(circle.get("cx")) for circle in svg.iter("circle")]
+
+    def device(x):
+        return min(range(len(heads)), key=lambda i: abs(heads[i] - x))
+
+    found = []
+    for group in svg.iter("g"):
+        if group.get("data-sent") is None:
+            continue
+        path = group.find("path").get("d")
+        left, right = (float(x) for x in re.match(r"M([\d.]+) [\d.]+V[-\d.]+H([\d.]+)V", path).groups())
+        sent = [(float(chip.find("rect").get("x")), chip) for chip in group.findall("g")]
+        labels = [chip.find("text").text if chip.find("text") is not None else None for _, chip in sorted(sent)]
+        to_right, to_left = "m-3 -4l3 4l3 -4" in path, path.count("l3 4l3 -4") > ("m-3 -4l3 4l3 -4" in path)
+        found += [(device(left), device(right), labels[0])] * to_right
+        found += [(device(right), device(left), labels[-1])] * to_left
+    return found
+
+
+def exchange(held, steps):
+    n, i = len(held), lax.axis_index("d")
+    for s in range(1, steps + 1):
+        arrived = lax.ppermute(held[i ^ s], "d", [(j, j ^ s) for j in range(n)])
+        held = held.at[i ^ s].set(arrived)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("program", "n", "chunks", "steps"), [(ring_all_reduce, 4, 4, 2), (exchange, 4, 4, 3), (around, 4, 1, 2)]
+)
+def test_arrows_show_which_device_sent_what_to_which(program, n, chunks, steps):
+    flow = follow(program, line(n), chunks=chunks, steps=steps)
+    drawn = svgs(draw(flow))
+    assert len({svg.get("height") for svg in drawn}) == 1  # nothing jumps from frame to frame
+    for svg, frame, before in zip(drawn[1:], flow.frames[1:], flow.frames, strict=False):
+        sent = [(a, b, flow.name(before.slots[a][slot])) for (a, slot), (b, _) in frame.sends]
+        shown = arrows(svg)
+        assert sorted(arrow[:2] for arrow in shown) == sorted(arrow[:2] for arrow in sent) and shown
+        assert all(label is None or (a, b, label) in sent for a, b, label in shown)
+        for a, b, what in sent:
+            assert re.search(rf"evice {a} sent (the chunk of )?{re.escape(what)} to device {b}", svg.find("desc").text)
+    assert arrows(drawn[0]) == []
+
+
+def test_arrows_of_one_frame_do_not_run_over_each_other():
+    def far(x, steps):
+        return lax.ppermute(x, "d", [(i, i ^ 4) for i in range(8)]) if steps == 2 else x
+
+    for svg in svgs(draw(follow(far, line(8), steps=2)))[1:]:
+        spans = [
+            tuple(map(float, re.match(r"M([\d.]+) [\d.]+V([-\d.]+)H([\d.]+)", group.find("path").get("d")).groups()))
+            for group in svg.iter("g")
+            if group.get("data-sent") is not None
+        ]
+        for i, (left, height, right) in enumerate(spans):
+            assert height > 0
+            for other_left, other_height, other_right in spans[:i]:
+                assert height != other_height or right <= other_left or other_right <= left
+
+
+def test_a_page_gets_the_data_of_the_frames():
+    flow = follow(ring_all_reduce, line(4), chunks=4, steps=6)
+    box = ElementTree.fromstring(draw(flow).html).find("div")
+    (data,) = json.loads(box.get("data-flow"))
+    assert [device for device, _, _ in data["devices"]] == [0, 1, 2, 3]
+    for made, frame in zip(data["frames"], flow.frames, strict=True):
+        assert made["title"] == frame.title and made["lines"] == [list(one) for one in frame.lines]
+        assert [tuple(one) for one in made["sends"]] == [(*source, *target) for source, target in frame.sends]
+        for held, expected in zip(made["slots"], frame.slots, strict=True):
+            for number, content in zip(held, expected, strict=True):
+                name, owners = data["blocks"][number]
+                assert name == (flow.name(content) if content else "")
+                assert owners == list(dict.fromkeys(owner for owner, *_ in content))
+
+
+def all_reduces(*sizes):
+    return [follow(ring_all_reduce, line(n), chunks=n, steps=2 * (n - 1)) for n in sizes]
+
+
+def test_an_all_reduce_on_several_numbers_of_devices_counts_its_bytes():
+    picture = draw_all_reduce(all_reduces(4, 2, 3), 4096)
+    box = ElementTree.fromstring(picture.html)
+    assert box.get("data-bytes") == "4096" and box.get("data-steps") == "7"
+    assert [len(flow["devices"]) for flow in json.loads(box.get("data-flow"))] == [4, 2, 3]
+    words = "Each of 4 devices sends 6 blocks of 1,024 bytes: 6,144 bytes, which is 2 × (4 - 1) / 4 × 4,096."
+    assert box.find("p").text == words and picture.text.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("flows", "nbytes", "error", "words"),
+    [
+        (lambda: ["no flow"], 8, TypeError, "not str"),
+        (lambda: all_reduces(2), 8, ValueError, "different numbers"),
+        (lambda: all_reduces(2, 2, 3), 8, ValueError, "different numbers"),
+        (lambda: all_reduces(2, 3), 0.5, ValueError, "nbytes"),
+        (lambda: [follow(around, line(4), chunks=4, steps=6)], 8, ValueError, "all-reduce on 4 devices has 4 blocks"),
+        (lambda: [follow(lambda x: lax.psum(x, "d"), line(2), chunks=2)], 8, ValueError, "this flow does not"),
+    ],
+)
+def test_what_is_no_ring_all_reduce_is_refused(flows, nbytes, error, words):
+    with pytest.raises(error, match=words):
+        draw_all_reduce(flows(), nbytes)
 
 
 def test_flows_in_text_and_with_names():

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab.layout import describe, index_text, same_layout
+from shardlab import explorer
+from shardlab.draw import draw
+from shardlab.layout import bytes_text, describe, index_text, same_layout
+from shardlab.specs import compare_specs
 
 
 def make_mesh(sizes, names="abcdef"):
@@ -176,7 +179,15 @@ def test_errors_name_the_values_and_the_next_step(spec, shape, says):
     ("thing", "says"),
     [
         (np.ones(3), "a NumPy array is stored on no device"),
-        ([1, 2], "not list"),
+        ([1, 2], "not list$"),
+        (3.5, "not float$"),
+        ({"W": jnp.ones(3), "b": [jnp.ones(2)]}, r"not dict of 2 arrays; .* jax.tree.map\(describe, ...\)"),
+        (P("x", ("y", "z")), r"describe\(NamedSharding\(mesh, P.*\('x', \('y', 'z'\)\)\), shape\)"),
+        (P("x", unreduced={"y"}), r"unreduced=\{'y'\}.*\), shape\)"),
+        (
+            jax.ShapeDtypeStruct((4, 8), jnp.bfloat16),
+            r"ShapeDtypeStruct\(\(4, 8\), bfloat16\) has no sharding; make it with",
+        ),
         (NamedSharding(MESH, P("x")), "needs the shape"),
     ],
 )
@@ -185,9 +196,88 @@ def test_other_things_are_refused_by_name(thing, says):
         describe(thing)
 
 
-def test_partial_sums_are_no_slices():
-    with pytest.raises(ValueError, match="partial sums, not slices"):
-        describe(NamedSharding(make_mesh_of(AxisType.Explicit), P("y", unreduced={"x"})), (8,))
+def test_partial_sums_are_said():
+    sharding = NamedSharding(make_mesh_of(AxisType.Explicit), P("y", unreduced={"x"}))
+    layout = describe(sharding, (8,))
+    assert str(layout) == "f32[8@y]{U:x}: local shape (2,), 4 shards × 2 partial sums on 8 devices, 8 bytes each"
+    assert (layout.unreduced, layout.partial_sums, layout.replicas, layout.distinct_shards) == (("x",), 2, 1, 4)
+    assert layout.total_bytes == 2 * layout.nbytes
+    three = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Explicit,) * 3)
+    some = describe(NamedSharding(three, P("c", unreduced={"a"})), (8,))
+    assert (some.distinct_shards, some.partial_sums, some.replicas) == (2, 2, 2)
+    assert "2 shards × 2 partial sums × 2 replicas on 8 devices" in str(some)
+    promised = jax.ShapeDtypeStruct((8,), jnp.float32, sharding=sharding)
+    assert same_layout(promised, sharding) and not same_layout(promised, P("y"))
+    with pytest.raises(ValueError, match=r"the explorer shows slices, not the partial sums of f32\[8@y\]"):
+        explorer.layout(sharding, (8,))
+    product = P(None, None, unreduced={"x"})
+    with jax.set_mesh(sharding.mesh):
+        a, b = jax.device_put(jnp.ones((4, 8)), P(None, "x")), jax.device_put(jnp.ones((8, 4)), P("x"))
+        c = jax.jit(lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=product))(a, b)
+    assert describe(c).type == "f32[4, 4]{U:x}" and describe(c).replicas == 4
+    with pytest.raises(ValueError, match=r"compare_specs\(\) draws slices, not the partial sums of f32\[4, 4\]{U:x}"):
+        compare_specs(c)
+
+
+def test_reduced_arrays_are_slices():
+    """Only their gradient is unreduced."""
+    mesh = make_mesh_of(AxisType.Explicit)
+    assert describe(NamedSharding(mesh, P("y", reduced={"x"})), (8,)) == describe(NamedSharding(mesh, P("y")), (8,))
+
+
+def test_other_memory_is_said():
+    sharding = NamedSharding(MESH, P("x"), memory_kind="pinned_host")
+    on_host = jax.device_put(jnp.ones((4, 16)), sharding)
+    plain = jax.device_put(jnp.ones((4, 16)), NamedSharding(MESH, P("x")))
+    says = "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"
+    assert str(describe(on_host)) == says + ", in pinned_host memory" and str(describe(plain)) == says
+    assert describe(on_host).memory == "pinned_host" and describe(plain).memory is None
+    assert describe(jax.device_put(1, SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host"))).memory
+    abstract = AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    for kind, memory in (("pinned_host", "pinned_host"), ("device", None), (None, None)):
+        assert describe(NamedSharding(abstract, P("x"), memory_kind=kind), (4,)).memory == memory
+    assert not same_layout(on_host, plain) and not same_layout(plain, sharding)
+    assert same_layout(on_host, P("x")) and same_layout(on_host, sharding)  # a spec says nothing about memory
+    assert "in pinned_host memory" in draw(on_host).text
+
+
+@pytest.mark.parametrize("name", ["int4", "uint4", "int8", "bool", "float8_e4m3fn", "bfloat16", "complex64"])
+def test_elements_have_the_bytes_that_the_compiler_counts(name):
+    sharding = NamedSharding(make_mesh((4,)), P("a"))
+    dtype = jnp.dtype(name)
+    compiled = jax.jit(lambda a: a).lower(jax.ShapeDtypeStruct((8, 16), dtype, sharding=sharding)).compile()
+    layout = describe(sharding, (8, 16), name)
+    assert layout.bytes_per_device[0] == compiled.memory_analysis().argument_size_in_bytes
+    assert layout.itemsize == {"int4": 0.5, "uint4": 0.5}.get(name, dtype.itemsize)
+    assert layout.nbytes == 128 * layout.itemsize and type(layout.nbytes) is int
+    assert describe(sharding, (12,), "int4").bytes_per_device[0] == 2  # three elements of half a byte
+
+
+def test_inside_a_program():
+    mesh = make_mesh_of(AxisType.Explicit)
+    seen = []
+
+    def look(a):
+        seen.append(describe(a))
+        assert same_layout(a, P("x")) and not same_layout(a, P("y"))
+        return a
+
+    with jax.set_mesh(mesh):
+        a = jax.device_put(jnp.ones((4, 8)), P("x"))
+        jax.jit(look)(a)
+        jax.grad(lambda a: look(a).sum())(a)
+    assert [layout.type for layout in seen] == ["f32[4@x, 8]"] * 2 and seen[0] == describe(a)
+
+    assert describe(jax.typeof(a)) == describe(a)
+    automatic = jax.device_put(jnp.ones((4, 8)), NamedSharding(MESH, P("x")))
+    says = r"float32\[4,8\] inside jax.jit .* describe the result outside, .* or use a mesh with explicit axes"
+    for f in (describe, lambda a: same_layout(a, P("x"))):
+        with pytest.raises(TypeError, match=says):
+            jax.jit(f)(automatic)
+    with pytest.raises(TypeError, match=r"the type float32\[4,8\] says no sharding, .* describe the array itself"):
+        describe(jax.typeof(automatic))
+    with pytest.raises(TypeError, match=r"inside shard_map, where float32\[2,8\].* describe the array that is passed"):
+        jax.shard_map(describe, mesh=MESH, in_specs=P("x"), out_specs=P("x"))(automatic)
 
 
 def make_mesh_of(kind):
@@ -207,3 +297,20 @@ def test_same_layout_compares_what_shardings_do():
     assert not same_layout(rows, NamedSharding(backwards, P("x")))
     with pytest.raises(TypeError, match="needs a mesh to be read on"):
         same_layout(jnp.ones(4), P("x"))
+    with pytest.raises(TypeError, match=r"compares arrays and shardings, not a mesh of shape \(2, 4\)"):
+        same_layout(rows, MESH)
+    with pytest.raises(TypeError, match="has no sharding"):
+        same_layout(rows, jax.ShapeDtypeStruct((4, 8), jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "an unknown number of bytes"), (896, "896 bytes"), (9_999, "9,999 bytes"), (393_216, "393 kB"),
+     (999_700, "1 MB"), (2_774_023, "2.77 MB"), (1.5e9, "1.5 GB"), (2.5e12, "2.5 TB")],
+)  # fmt: skip
+def test_bytes_have_three_digits_or_all(count, text):
+    assert bytes_text(count) == text
+
+
+def test_bytes_can_be_exact_for_longer():
+    assert bytes_text(393_216, exact=1_000_000) == "393,216 bytes"

@@ -509,6 +509,18 @@ def test_what_goes_wrong_is_said_with_its_place(tmp_path, cell, place, says):
     assert f"{report['error']}: {report['message']}".startswith(says)
 
 
+def test_a_warning_of_a_library_does_not_say_where_that_is_installed(tmp_path):
+    cell = """
+        import concurrent.futures.thread as library, warnings
+
+        warnings.warn_explicit("beware", RuntimeWarning, library.__file__, 47)
+    """
+    report = Notebook(tmp_path, cell).run("--outputs")
+    (output,) = nbformat.reads(report["notebook"], as_version=4).cells[1].outputs
+    first, line = output.text.splitlines()
+    assert first == "concurrent/futures/thread.py:47: RuntimeWarning: beware" and line.strip()
+
+
 def test_the_kernel_is_the_python_that_runs_the_script_whatever_the_user_has(tmp_path):
     spec = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
     spec.parent.mkdir(parents=True)

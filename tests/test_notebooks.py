@@ -171,7 +171,10 @@ CONVERTED = {
     "a heading of two lines": ("Two\nlines\n---", "## Two lines"),
     "a glossary": ("```{glossary}\nA\nB\n  both\n```", "- **A**\n- **B**: both"),
     "a pipe in a list-table": ("```{list-table}\n* - a \\| b\n```", "|  |\n| --- |\n| a \\| b |"),
-    "a substitution": ("{{ greeting }} {{ repository }}", "hello <https://github.com/tiny/here>"),
+    "a substitution": (
+        "{{ greeting }} {{ repository }} {{ pdf }}",
+        "hello <https://github.com/tiny/here> <https://tiny.github.io/here/book.pdf>",
+    ),
     "a substitution alone in a list": ("- {{ greeting }}\n- b", "- hello\n- b"),
     "an image": ("![Two boxes](pic.svg)", "![Two boxes](https://github.com/tiny/here/raw/main/book/pic.svg)"),
     "an image as a block": (

@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 from docutils import nodes
 
-from bookbinder import pages
+from bookbinder import address, pages
 
 # --- Code ------------------------------------------------------------------------------------------------------
 
@@ -154,8 +154,10 @@ def test_hints_and_solutions_are_details(built):
 
 def test_the_map_for_search_engines_has_every_chapter(site, book):
     listed = [element.text for element in ElementTree.parse(site / "sitemap.xml").getroot().findall(".//{*}loc")]
-    names = {address.rpartition("/")[2].removesuffix(".html") or "index" for address in listed}
+    names = {one.rpartition("/")[2].removesuffix(".html") or "index" for one in listed}
     assert names == {chapter.name for chapter in book.chapters} and len(names) == len(listed)
+    (place,) = re.findall(r"^Sitemap: (https://.*)$", (site / "robots.txt").read_text("utf-8"), re.MULTILINE)
+    assert place == f"{address.of(book.config).site}sitemap.xml"
 
 
 def test_an_address_that_is_none_has_a_page(site):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import oracle
 import pytest
 from jax import lax
@@ -155,6 +156,36 @@ def test_chips_that_are_none(name):
         Pod(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    {
+        "v5e:3x3": "2x2, 2x4, 4x2, 4x4", "v6e:1x7": "1x6, 1x8", "v5p:5x2x3": "4x2x3, 6x2x3",
+        "v5e:15x16": "14x16, 16x16", "tpu7x:3x1x1": "2x1x1, 4x1x1",
+    }.items(),
+)  # fmt: skip
+def test_slices_that_do_not_exist_are_refused_at_once(name, near):
+    with pytest.raises(ValueError, match=f"there is no {name}: .*; the nearest are {near}$"):
+        Pod(name)
+    assert all(Pod(f"{name.split(':')[0]}:{shape}").size for shape in near.split(", "))
+    assert Pod("h100:3x5").size == 15
+
+
+@needs_libtpu
+@pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e", "tpu7x"])
+def test_our_rule_of_slices_is_that_of_libtpu(chip):
+    for shape in product((1, 2, 3, 4, 5), repeat=2):
+        name = f"{chip}:{'x'.join(map(str, shape))}{'x3' if chip in ('v5p', 'tpu7x') else ''}"
+        try:
+            described = bool(pods._devices_of(name, POD.compiler))
+        except ValueError:
+            described = False
+        try:
+            ours = bool(Pod(name))
+        except ValueError:
+            ours = False
+        assert ours == described, name
+
+
 def test_sizes():
     assert [Pod(n).size for n in ("v5e:4x4", "v6e:16x16", "v5p:16x16x16", "tpu7x:4x4x4", "h100:8x8")] == [
         16, 256, 4096, 128, 64,
@@ -170,6 +201,26 @@ def test_meshes_that_do_not_fit_say_which_do(no_compiler):
     with pytest.raises(ValueError, match=r"needs 1 names"):
         pod.mesh((16,), ("x", "y"))
     assert pod.mesh((8, 2), ("x", "y"), split=True).shape == {"x": 8, "y": 2}
+    with pytest.raises(ValueError, match="two axes of the mesh are called 'x'"):
+        pod.mesh((4, 4), ("x", "x"))
+
+
+def test_the_types_of_axes_can_be_chosen(no_compiler):
+    auto, explicit, mixed = AxisType.Auto, AxisType.Explicit, (AxisType.Explicit, AxisType.Auto)
+    for given, types in {None: (auto, auto), explicit: (explicit, explicit), mixed: mixed}.items():
+        assert Pod("v5e:2x4").mesh((2, 4), ("x", "y"), axis_types=given).axis_types == types
+    for wrong in ((explicit,), "Explicit", (explicit, "Auto")):
+        with pytest.raises(ValueError, match=r"axis_types needs one jax\.sharding\.AxisType"):
+            Pod("v5e:2x4").mesh((2, 4), ("x", "y"), axis_types=wrong)
+
+
+@needs_libtpu
+def test_a_program_with_explicit_axes():
+    mesh = POD.mesh((2, 4), ("x", "y"), axis_types=AxisType.Explicit)
+    a, b = arg(mesh, (64, 128), "x", None), arg(mesh, (128, 64), None, "y")
+    types = []
+    program = POD.compile(lambda a, b: types.append(jax.typeof(a @ b)) or a @ b, a, b)
+    assert program.sent() == 0 and types[0].sharding.spec == P("x", "y")
 
 
 @needs_libtpu
@@ -193,8 +244,6 @@ def test_our_rule_of_the_torus_is_that_of_jax(name):
 def test_the_number_of_devices_is_that_of_libtpu():
     for name in ("v5e:4x4", "v6e:4x8", "v5p:4x4x4", "tpu7x:2x2x4"):
         assert len(Pod(name)._devices) == Pod(name).size
-    with pytest.raises(ValueError, match="there is no v5e:3x5"):
-        Pod("v5e:3x5").mesh((15,), ("x",))
 
 
 # --- Compiling ------------------------------------------------------------------------------------------------
@@ -215,6 +264,68 @@ def test_a_product_on_eight_chips_that_are_not_there():
     assert program.sent() in (2 * 3 / 4 * 512 * 512 * size for size in (2, 4))  # added up as bf16 or as f32
     assert program.sent("x") == 0
     assert "all-reduce" in repr(program) and "<table" in program._repr_html_()
+
+
+@needs_libtpu
+def test_arguments_may_be_arrays_and_have_names():
+    a, b = arg(grid(), (64, 128), "x", None, dtype="float32"), jnp.ones((128, 32))
+
+    def scaled(a, b, scale=1.0, *, bias=0.0):
+        return (a @ b) * scale + bias
+
+    wanted = POD.compile(scaled, a, jax.ShapeDtypeStruct(b.shape, b.dtype), cache=False)
+    assert wanted.flops == 2 * 64 * 128 * 32 / 2
+    for weights in (b, np.ones((128, 32)), np.ones((128, 32), np.float32)):
+        for more in ({}, {"scale": 2.0}, {"bias": np.ones(32)}, {"bias": jnp.ones((64, 32)), "donate_argnums": 0}):
+            program = POD.compile(scaled, a, weights, cache=False, **more)
+            assert program.flops == wanted.flops and program.source == "compiled"
+    assert POD.compile(scaled, b=b, a=a, cache=False).flops == wanted.flops
+    assert POD.compile(lambda a, how: a if how == "same" else -a, a, "same", static_argnums=1).sent() == 0
+    with pytest.raises(ValueError, match=r"placed on 8 devices of another mesh; pod\.like"):
+        POD.compile(scaled, a, jax.device_put(b, NamedSharding(MESH, P("x"))))
+    with pytest.raises(TypeError, match="scael"):
+        POD.compile(scaled, a, b, scael=2)
+
+
+@needs_libtpu
+def test_the_text_of_a_program_is_there_where_it_was_compiled(own_cache):
+    a = arg(grid(), (64, 128), "x", "y")
+    first, again, fresh = (POD.compile(jnp.sum, a, fresh=fresh) for fresh in (False, False, True))
+    assert Program(first.text).entry and comms.read_program(first.text, grid())["all-reduce"] == 1
+    assert again.text is None and first.text not in repr(first)
+    assert "all-reduce" not in "".join(file.read_text() for file in own_cache.iterdir()).replace('"all-reduce"', "")
+    assert fresh.text == first.text
+    assert all(pods._from_json(entry["program"]).text is None for entry in pods._recordings())
+
+
+@needs_libtpu
+def test_small_programs_have_their_bytes_printed():
+    program = POD.compile(jnp.sin, arg(grid(), (8, 8), "x", dtype="float32"))
+    assert "0.000" not in repr(program) and f"arguments {program.argument_bytes:,} bytes" in repr(program)
+
+
+MESHES = [
+    ("v5e:2x4", (2, 4)), ("v5e:2x4", (8, 1)), ("v5e:4x4", (4, 4)), ("v5e:4x4", (16, 1)), ("v5e:4x4", (8, 2)),
+    ("v6e:16x16", (16, 16)), ("v5p:4x4x4", (16, 4)), ("v5p:8x8x8", (64, 8)), ("tpu7x:2x2x1", (4, 2)),
+]  # fmt: skip
+
+
+@needs_libtpu
+@pytest.mark.parametrize(("name", "shape"), MESHES)
+def test_places_without_a_compiler_are_those_of_the_compilers_description(name, shape):
+    pod, split = Pod(name), (name, shape) == ("v5e:4x4", (8, 2))
+    mesh = pod.mesh(shape, ("x", "y"), split=split)
+    places = pod.places(mesh)
+    assert places == pod.places(AbstractMesh(shape, ("x", "y")))
+    assert places == [tuple(device.coords[: len(pod.shape)]) for device in mesh.devices.flat]
+    assert len(set(places)) == len(places) // (2 if name.startswith("tpu7x") else 1)
+
+
+def test_only_a_torus_has_places():
+    with pytest.raises(ValueError, match="h100:1x8 has no torus"):
+        Pod("h100:1x8").places(AbstractMesh((8,), ("x",)))
+    with pytest.raises(ValueError, match="the mesh has 8 devices, but v5e:4x4 has 16"):
+        Pod("v5e:4x4").places(AbstractMesh((8,), ("x",)))
 
 
 @needs_libtpu
@@ -280,7 +391,7 @@ def test_what_was_compiled_is_not_compiled_again(own_cache, tmp_path):
     first = POD.compile(jnp.sin, a)
     again = Pod("v5e:2x4").compile(jnp.sin, arg(grid(Pod("v5e:2x4")), (64, 128), "x", "y"), name="other")
     assert first.source == "compiled" and again.source == "cache"
-    same = {"source": "", "name": ""}
+    same = {"source": "", "name": "", "text": None}
     assert asdict(again) | same == asdict(first) | same and again.name == "other"
     for other in (
         lambda: POD.compile(jnp.cos, a),
@@ -433,13 +544,6 @@ def test_arguments_on_a_pod_are_like_those_on_an_emulated_mesh(no_compiler):
         Pod("v5e:4x4").like(a)
     with pytest.raises(ValueError, match="must name one mesh"):
         Pod("v5e:2x4").like(jax.ShapeDtypeStruct((3,), "int32"))
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(None, "unknown"), (896, "896 bytes"), (2_774_023, "2.774 MB"), (1.5e9, "1.500 GB")]
-)
-def test_small_amounts_are_exact(count, text):
-    assert pods._amount(count) == text
 
 
 def test_gpus_have_no_torus(no_compiler):

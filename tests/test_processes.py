@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jupyter_client
 import nbclient
@@ -105,8 +106,10 @@ def test_an_error_of_all_or_before_anybody_waits_leaves_the_group_usable(group):
     assert [outcome.text for outcome in failure.value.outcomes] == ["hi\n"] * 3
     with pytest.raises(ProcessFailure, match="SyntaxError"):
         group.run("x = = 1")
-    with pytest.raises(ProcessFailure, match="NameError"):
-        group["nothing_of_that_name"]
+    with pytest.raises(
+        ProcessFailure, match=r"^\[0-2\] raised NameError: there is no name 'mech'; there are mesh, me,"
+    ):
+        group["mech.size"]
     with pytest.raises(ProcessFailure, match="SystemExit"):
         group.run("raise SystemExit(3)")
     assert group["float(g.sum())"] == [3.0] * 3
@@ -167,10 +170,65 @@ def test_bad_numbers_are_refused_before_anything_starts(bad):
         start(**bad)
 
 
-def test_a_launcher_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="no launcher called 'sulrm'"):
-        start(2, cluster="sulrm")
-    assert Processes.current is None
+def test_a_launcher_that_nobody_knows_is_refused_before_the_running_group_stops(group):
+    for name, says in {"sulrm": "; did you mean 'slurm'?", "qqq": "; use one such as local, slurm, mpi or ssh"}.items():
+        with pytest.raises(ValueError) as refused:
+            start(2, cluster=name)
+        assert str(refused.value) == f"ipyparallel has no launcher called {name!r}{says}"
+    assert Processes.current is group and group["me"] == [0, 1, 2]
+
+
+def test_without_cells_there_are_no_names():
+    with start(1, join=False) as one, pytest.raises(ProcessFailure, match="no name 'nope'; no cell has made any"):
+        one["nope"]
+
+
+CHILDREN = """
+import os, subprocess
+wait = ["sleep", "3600"]
+same, other = subprocess.Popen(wait), subprocess.Popen(wait, start_new_session=True)
+said = subprocess.run(["sh", "-c", "sleep 3600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True).stdout
+forked = os.fork() or os.execvp("sleep", wait)
+children = [same.pid, other.pid, int(said), forked]
+"""
+
+
+def test_what_the_processes_started_ends_with_them():
+    group = start(1, join=False)
+    group.run(CHILDREN)
+    (children,) = group["children"]
+    assert all(map(psutil.pid_exists, children))
+    group.stop()
+    wait_until_gone(children)
+    group = start(1, join=False)
+    group.run(CHILDREN)
+    ((same, _, orphan, forked),) = group["children"]
+    with pytest.raises(ProcessFailure, match="died"):
+        group.run("os._exit(1)")
+    wait_until_gone([same, orphan, forked])
+
+
+LATE = """
+import threading, time, sys
+go = threading.Event()
+def speak():
+    go.wait()
+    time.sleep(0.2)
+    print("late")
+    print("and wrong", file=sys.stderr)
+    said.set()
+said = threading.Event()
+threading.Thread(target=speak).start()
+print("now")
+"""
+
+
+def test_what_a_thread_prints_between_cells_comes_with_the_next_one(group):
+    assert [outcome.text for outcome in group.run(LATE)] == ["now\n"] * 3
+    assert [outcome.text for outcome in group.run("go.set()")] == [""] * 3
+    assert group["said.wait(60)"] == [True] * 3
+    assert [outcome.text for outcome in group.run("print('next')")] == ["late\nand wrong\nnext\n"] * 3
+    assert [outcome.text for outcome in group.run("print('ä last')")] == ["ä last\n"] * 3
 
 
 def test_what_cannot_start_in_time_is_given_up_and_cleared_away():
@@ -297,16 +355,19 @@ def test_nothing_is_left_when_the_notebook_is_killed():
     try:
         client.execute(
             "from shardlab.processes import start\ngroup = start(2)\n"
-            "print(*group.pids, group._controller_pid(), flush=True)"
+            'group.run(\'import subprocess; child = subprocess.Popen(["sleep", "3600"]).pid\')\n'
+            "print(*group.pids, group._controller_pid(), *group['child'], group._folder, flush=True)"
         )
         pids = []
         while not pids:
             message = client.get_iopub_msg(timeout=PATIENCE)
             if message["msg_type"] == "stream" and message["content"]["name"] == "stdout":
-                pids = [int(pid) for pid in message["content"]["text"].split()]
-        assert len(pids) == 3 and all(map(psutil.pid_exists, pids))
+                *pids, folder = message["content"]["text"].split()
+                pids = list(map(int, pids))
+        assert len(pids) == 5 and Path(folder).exists() and all(map(psutil.pid_exists, pids))
         os.kill(manager.provisioner.pid, signal.SIGKILL)
         wait_until_gone(pids)
+        assert not Path(folder).exists()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

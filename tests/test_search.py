@@ -115,11 +115,11 @@ def first(browser, home):
     page = browser.new_page()
     page.goto(f"{home}index.html")
     page.keyboard.press("/")
-    page.locator("dialog.search input").fill("a")
+    page.locator("dialog.search input[type=search]").fill("a")
     expect(page.locator(LINKS)).not_to_have_count(0)
 
     def ask(words):
-        page.locator("dialog.search input").fill(words)
+        page.locator("dialog.search input[type=search]").fill(words)
         page.evaluate("new Promise((done) => setTimeout(done))")  # the results follow in the same moment
         return page.locator(LINKS).first.get_attribute("href").rsplit("/", 1)[-1].replace(".html", "")
 
@@ -283,12 +283,12 @@ def test_nothing_is_loaded_before_the_first_use_and_then_only_three_files(reader
     before = len(page.asked)
     assert not set(page.asked) & set(LOADED)
     page.keyboard.press("/")
-    page.locator(f"{DIALOG} input").fill("mesh")
+    page.locator(f"{DIALOG} input[type=search]").fill("mesh")
     expect(page.locator(LINKS).first).to_be_visible()
     assert sorted(set(page.asked[before:]) - {"icon.svg"}) == sorted(LOADED)
     page.keyboard.press("Escape")
     page.keyboard.press("Control+k")
-    expect(page.locator(f"{DIALOG} input")).to_be_focused()
+    expect(page.locator(f"{DIALOG} input[type=search]")).to_be_focused()
     assert all(page.asked.count(name) == 1 for name in LOADED) and not page.wrong
 
 
@@ -362,6 +362,21 @@ def test_a_slash_that_is_typed_somewhere_stays_there(reader):
     expect(page.locator(DIALOG)).to_have_count(0)
 
 
+def test_the_key_that_opens_the_search_can_be_turned_off(reader):
+    page = reader()
+    page.keyboard.press("/")
+    page.get_by_label("Open with /").uncheck()
+    page.keyboard.press("Escape")
+    page.reload()
+    page.keyboard.press("/")
+    expect(page.locator(DIALOG)).to_have_count(0)
+    page.keyboard.press("Control+k")
+    page.get_by_label("Open with /").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(page.locator(f"{DIALOG} input[type=search]")).to_be_focused()
+
+
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
@@ -378,7 +393,7 @@ def test_a_slash_that_is_typed_somewhere_stays_there(reader):
 def test_how_many_were_found_is_said_once_one_pauses(reader, typed, said):
     page = reader("search.html")
     page.get_by_role("searchbox").fill("donation")
-    status = page.get_by_role("status")
+    status = page.locator(".search .status")
     expect(status).to_have_text(re.compile("sections"))
     page.get_by_role("searchbox").fill(typed)
     expect(status).to_have_text(re.compile(said))
@@ -390,7 +405,7 @@ def test_a_suggestion_is_searched_for_and_the_index_is_a_way_out(reader):
     expect(page.get_by_role("searchbox")).to_have_value("shard_map")
     expect(page.locator("[data-search-here] li strong").first).to_contain_text("shard_map")
     page.get_by_role("searchbox").fill("xylophone")
-    page.get_by_role("status").get_by_role("link", name="index").click()
+    page.locator(".search .status").get_by_role("link", name="index").click()
     page.wait_for_url("**/genindex.html")
 
 
@@ -410,7 +425,7 @@ def test_the_page_of_the_search_has_the_same_list_and_an_address_for_it(reader, 
 def test_what_is_typed_is_shown_as_text(reader):
     page = reader("search.html")
     page.get_by_role("searchbox").fill("<img src=x onerror=alert(1)>")
-    expect(page.get_by_role("status")).to_contain_text("<img src=x onerror=alert(1)>")
+    expect(page.locator(".search .status")).to_contain_text("<img src=x onerror=alert(1)>")
     assert not page.wrong
 
 
@@ -419,7 +434,7 @@ def test_without_the_network_the_search_says_so_and_tries_again(reader):
     page.route("**/search-index.js*", lambda route: route.abort())
     page.keyboard.press("/")
     page.get_by_role("searchbox").fill("mesh")
-    expect(page.get_by_role("status")).to_contain_text("could not be loaded")
+    expect(page.locator(".search .status")).to_contain_text("could not be loaded")
     page.unroute("**/search-index.js*")
     page.get_by_role("searchbox").fill("meshes")
     expect(page.locator(LINKS).first).to_be_visible()
@@ -450,11 +465,11 @@ def test_axe_finds_no_barrier_and_nothing_moves(reader, npm, scheme, viewport, w
         page.keyboard.press("/")
         page.get_by_role("searchbox").fill("shard_map")
     expect(page.locator(".search li a").first).to_be_visible()
-    expect(page.get_by_role("status")).to_contain_text("sections")
+    expect(page.locator(".search .status")).to_contain_text("sections")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert page.evaluate("window.shifts") == 0
     page.evaluate((npm / "axe-core" / "axe.min.js").read_text("utf-8"))
     assert page.evaluate(RUN_AXE) == []
     page.get_by_role("searchbox").fill("shrdmaq")
-    expect(page.get_by_role("status")).to_contain_text("Did you mean")
+    expect(page.locator(".search .status")).to_contain_text("Did you mean")
     assert page.evaluate(RUN_AXE) == []

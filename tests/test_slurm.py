@@ -394,8 +394,11 @@ def test_a_job_that_lost_a_node_resumes_when_slurm_starts_it_again(cluster, lost
     assert int(re.search(r"resumes after step (\d+)", again)[1]) >= 4
     assert "step 12 loss" in again and "step 3 loss" not in again
     shown = "\n".join(recorded("lost-node.txt"))
-    for words in ("start 0", "step 4 loss", "Node failure on node2", "start 1", "resumes after step", "step 12 loss"):
+    for words in ("start 0", "step 4 loss", "start 1", "resumes after step", "step 12 loss"):
         assert words in shown and words in done.output
+    # On a busy machine JAX may miss the node before Slurm does.
+    assert "Node failure on node2" in shown
+    assert "Node failure on node2" in done.output or "heartbeat timeout" in done.output
 
 
 def test_the_numbers_in_costs_are_those_of_the_recording():

@@ -47,8 +47,8 @@ JOBS = {f"{name}: {job}": body for name, workflow in WORKFLOWS.items() for job, 
 # --- What is written in them ------------------------------------------------------------------------------
 
 
-def test_there_are_three_workflows():
-    assert list(WORKFLOWS) == ["ci", "publish", "upstream"]
+def test_there_are_four_workflows():
+    assert list(WORKFLOWS) == ["ci", "publish", "release", "upstream"]
 
 
 def test_zizmor_finds_nothing():
@@ -88,7 +88,7 @@ def test_a_workflow_gives_no_rights_and_does_not_run_beside_itself(workflow):
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_job_has_one_right_and_a_time_limit(job):
     writes = {right for right, how in job["permissions"].items() if how != "read"}
-    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"})
+    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"}, {"id-token"})
     assert "uses" in job or 0 < job["timeout-minutes"] <= 150
     for step in job.get("steps", ()):
         assert "${{" not in step.get("run", ""), "what others may have written reaches a shell"
@@ -99,7 +99,7 @@ def test_a_job_has_one_right_and_a_time_limit(job):
 
 def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
     *parts, rest = (part["tests"].split() for part in WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["include"])
-    listed = [file for part in parts for file in part]
+    listed = [word for part in parts for word in part if not word.startswith("--")]
     assert len(set(listed)) == len(listed) and all((ROOT / file).is_file() for file in listed)
     assert rest == ["tests", *(f"--ignore={file}" for file in listed)]
 
@@ -111,6 +111,34 @@ def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
     needs = [jobs[job]["needs"] for job in ("build", "notebooks", "pages")]
     assert needs == ["check", "build", ["build", "notebooks"]]
     assert not any("if" in jobs[job] for job in ("notebooks", "pages"))
+
+
+def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locked(tmp_path):
+    """The shell steps of the build, run here: a tag that is no version, or a version without a date, ends it."""
+    jobs = WORKFLOWS["release"]["jobs"]
+    assert WORKFLOWS["release"]["on"] == {"push": {"tags": ["v*"]}} and list(jobs) == ["check", "build", "upload"]
+    assert jobs["build"]["needs"] == "check" and jobs["upload"]["needs"] == "build"
+    assert jobs["upload"]["environment"]["name"] == "pypi" and jobs["upload"]["permissions"] == {"id-token": "write"}
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    assert "cache" not in text and "secrets" not in text
+
+    copy_sources(tmp_path)
+    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    tag, build = (step["run"] for step in jobs["build"]["steps"] if "name" in step)
+    changelog = tmp_path / "CHANGELOG.md"
+    released = re.sub(r"(?m)^(## \[[\d.]+\]) - .*$", r"\1 - 2026-11-23", changelog.read_text(), count=1)
+    number = re.search(r"## \[([\d.]+)\]", released)[1]
+    cases = [("v9.9.9", released, 1), (f"v{number}", released, 0)]
+    cases += [(f"v{number}", released.replace("2026-11-23", "unreleased", 1), 1)]
+    for name, said, status in cases:
+        changelog.write_text(said)
+        environment = os.environ | {"GITHUB_REF_NAME": name}
+        done = subprocess.run(["bash", "-eo", "pipefail", "-c", tag], cwd=tmp_path, env=environment)
+        assert done.returncode == status, (name, status)
+    subprocess.run(["bash", "-eo", "pipefail", "-c", build], cwd=tmp_path, check=True, capture_output=True)
+    made = {path.name for path in (tmp_path / "release").iterdir()}
+    assert made == {f"shardlab-{number}-py3-none-any.whl", f"shardlab-{number}.tar.gz", "uv.txt"}
+    assert re.match(r"uv==[\d.]+ ", (tmp_path / "release/uv.txt").read_text())
 
 
 # --- The lock ---------------------------------------------------------------------------------------------
@@ -189,7 +217,8 @@ PROGRAMS = {
 
 
 # What the tests' own environment has, and a runner's has not.
-STRANGE = ("PYTHON", "PYTEST", "VIRTUAL_ENV", "GITHUB_", "GIT_", "JAX", "XLA", "TPU_", "MPL", "CI", "MAKE", "MFLAGS")
+STRANGE = ("ARGS", "PYTHON", "PYTEST", "VIRTUAL_ENV", "GITHUB_", "GIT_", "JAX", "XLA", "TPU_", "MPL", "CI", "MAKE",
+           "MFLAGS")  # fmt: skip
 
 
 class Runner:
@@ -439,6 +468,7 @@ def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner
         git(runner.origin, "cat-file", "-e", f"notebooks:{name}")
     page = (runner.folder / "pages/one.html").read_text()
     assert f"/github/{FORK}/blob/notebooks/one.ipynb" in page
+    assert (runner.folder / "pages/book.pdf").read_bytes().startswith(b"%PDF")
 
     # Where the notebooks cannot be pushed, the pages stay as they were.
     shutil.rmtree(runner.folder / "pages")
@@ -473,6 +503,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     assert {results.pop(job) for job in ("awake", "newest", "report")} == {"success"}, everything
     assert set(results.values()) == {"failure"}, everything
     body = (runner.fakes / "create.md").read_text()
+    print(body)  # shown whole where one of the following fails
     assert "newest" not in body and f"https://github.com/{FORK}/actions/runs/42" in body
     assert re.search(r"^nightly: cannot be installed: .*\bjax\b", body, re.MULTILINE)
     cell = r"\n    import jax\n\n    assert jax"

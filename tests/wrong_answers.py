@@ -83,6 +83,10 @@ WRONG_ANSWERS = {
         ),
     },
     "auto-layer": {
+        "computed before": (
+            "known = layer(X, W, b)\n"
+            "def parallel_layer(X, W, b): return jax.lax.with_sharding_constraint(known, P('d', None))"
+        ),
         "right value, nothing sharded": "parallel_layer = layer",
         "right value, replicated": (
             "def parallel_layer(X, W, b): return layer(*jax.device_put((X, W, b), NamedSharding(line, P())))"
@@ -108,6 +112,7 @@ WRONG_ANSWERS = {
         "nothing sharded": "specs = P(), P()",
     },
     "auto-expensive-line": {
+        "computed before": "known = slow(x, W1, W2)\ndef fast(x, W1, W2): return known",
         "the same program again": "fast = slow",
         "without the activation function": "fast = two_layers",
         "rows sharded instead of columns": (
@@ -330,6 +335,10 @@ WRONG_ANSWERS = {
         ),
     },
     "collectives-transpose": {
+        "computed before": (
+            "known = jnp.asarray(matrix).T\n"
+            "def transpose(a): return jax.lax.with_sharding_constraint(known, eight_rows)"
+        ),
         "shards transposed, none moved": "def transpose(a): return over(eight, lambda r: r.T.reshape(4, 64))(a)",
         "right value, columns sharded": (
             "def transpose(a): return over(eight, lambda r: r.T, out_specs=P(None, 'd'))(a)"
@@ -434,6 +443,9 @@ WRONG_ANSWERS = {
         "the answers of the check taken for the types": "answer = dict.fromkeys(expressions, True)",
     },
     "explicit-rows": {
+        "looked up before": (
+            "known = np.asarray(table)[np.asarray(ids)]\ndef look_up(table, ids): return reshard(known, P())"
+        ),
         "the whole table gathered": "def look_up(table, ids): return reshard(table, P())[ids]",
         "right rows, sharded": "def look_up(table, ids): return table.at[ids].get(out_sharding=P('d'))",
         "added up once more for every device": (
@@ -602,6 +614,10 @@ WRONG_ANSWERS = {
         ),
     },
     "training-data-parallel": {
+        "computed before": (
+            "known = jax.jit(step)(start, *small_batch)\n"
+            "def grid_step(*_): return lax.with_sharding_constraint(known, NamedSharding(grid, P()))"
+        ),
         "one device": "grid_step = step",
         "everything replicated": (
             "def grid_step(params, x, y):\n"
@@ -856,10 +872,8 @@ WRONG_ANSWERS = {
             "new_step = jax.shard_map(summed, mesh=line, **specs)"
         ),
         "still pmap": "def new_step(w, X, Y): return pmapped(w, X.reshape(8, 8, 4), Y.reshape(8, 8))",
-        "on one device": (
-            "def new_step(w, X, Y):\n"
-            "    w, X, Y = jax.device_put((w, X, Y), jax.devices()[0])\n"
-            "    return w - 0.1 * jax.grad(batch_loss)(w, X, Y)"
+        "the old weights, which are zeros, dropped": (
+            "def new_step(w, X, Y): return -0.1 * jax.grad(batch_loss)(jnp.zeros_like(w), X, Y)"
         ),
     },
     "global_arrays-never-whole": {
@@ -1029,5 +1043,40 @@ WRONG_ANSWERS = {
             "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block')"
             " - 2 * 128 * 4096 * 80 * 28_672 * 8192"
         ),
+    },
+    "diagnose-norm": {
+        "as it was": "local_norm = norm",
+        "flattened by hand": "def local_norm(a): return jnp.sqrt(jnp.dot(a.ravel(), a.ravel()))",
+        "without the root": "def local_norm(a): return (a * a).sum()",
+    },
+    "diagnose-device": {
+        "right counts, replicated": ("def bad_devices(a): return lax.with_sharding_constraint(by_hand(a), on())"),
+        "whether, not how many": (
+            "def bad_devices(a): return jax.shard_map(lambda s: jnp.isnan(s).any(keepdims=True).ravel().astype(int),"
+            " mesh=line, in_specs=P('d'), out_specs=P('d'))(a)"
+        ),
+    },
+    "diagnose-pick": {
+        "as it was": "pick_alone = pick",
+        "the best score": "def pick_alone(scores, labels): return scores.max(1)",
+    },
+    "diagnose-two-batches": {
+        "as it was": "together = both",
+        "the first batch only": "def together(a, b): return both(a, a)",
+        "the sum of two losses": (
+            "def together(a, b): return sum(jnp.mean(jnp.sort(x, axis=1)[:, :4] ** 2) for x in (a, b))"
+        ),
+    },
+    "diagnose-twice": {
+        "as it was": "gradient = doubled",
+        "JAX's sum only": "gradient = per_device(lambda w, x: jax.grad(mean_loss)(w, x))",
+        "the mean of what is summed already": (
+            "gradient = per_device(lambda w, x: lax.pmean(jax.grad(mean_loss)(w, x), 'd'))"
+        ),
+    },
+    "diagnose-attention-specs": {
+        "axes exchanged": "specs = P('model', 'data'), P('data', None, 'model')",
+        "replicated": "specs = P(), P()",
+        "other heads": "specs = P('data', 'model'), P('data', None, 'model')",
     },
 }

@@ -11,6 +11,8 @@
 - `bookbinder.terms`: link terms to the glossary, and note where they are defined
 - `bookbinder.search`: the sections of all pages, for the search of the site
 - `bookbinder.pages`: what stands on a page besides its text; `bookbinder/theme` lays it out, with templates and styles
+- `bookbinder.questions`: make predictions questions, whose answer opens when the reader has picked one
+- `bookbinder.reference`: the page of every public name of a package, from its docstrings
 - `bookbinder.notebooks` and `bookbinder.plain`: make chapters notebooks that Colab shows
 - `bookbinder.publish`: push the notebooks as the branch from which Colab opens them
 - `bookbinder.serve`: serve the site while someone writes, and rebuild it on every save

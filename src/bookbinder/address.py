@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 
+PDF = "book.pdf"
 BRANCH = "notebooks"  # the branch on which notebooks are published
 COLAB = "https://colab.research.google.com"
 
@@ -27,6 +28,11 @@ class Address:
     def name(self):
         """The repository as GitHub names it, "OWNER/NAME"."""
         return "/".join(self.repository.split("/")[-2:])
+
+    @property
+    def pdf(self):
+        """The book bound into one file, which scripts/pdf.py makes and publishing adds to the site."""
+        return f"{self.site}{PDF}"
 
     def page(self, chapter, anchor=""):
         """A chapter's page on the site, or a place on it."""

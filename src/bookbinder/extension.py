@@ -20,7 +20,7 @@ from latex2mathml.converter import convert
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxRole
 
-from bookbinder import address, disk, execute, notebooks, pages, search, terms
+from bookbinder import address, disk, execute, notebooks, pages, questions, reference, search, terms
 from bookbinder import book as books
 from bookbinder.progress import Lines
 from bookbinder.stopping import Stopped
@@ -43,6 +43,8 @@ def setup(app):
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _note_shown)
     pages.setup(app)
+    questions.setup(app)
+    reference.setup(app)
     search.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(disk.folder_digest(Path(__file__).parent, "*.py")[:8], 16)
@@ -52,12 +54,13 @@ def setup(app):
 def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
-    Chapters name it as {{ repository }}, and what they are executed with as {{ versions }}.
+    Chapters name it as {{ repository }}, the book as one file as {{ pdf }}, and what they are executed with as
+    {{ versions }}.
     """
     config.html_math_renderer = "mathml"
     config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
     app.bookbinder_address = where = _address(config)
-    ours = {"repository": f"<{where.repository}>", "versions": _versions()}
+    ours = {"repository": f"<{where.repository}>", "pdf": f"<{where.pdf}>", "versions": _versions()}
     config.myst_substitutions = {**config.myst_substitutions, **ours}
 
 

@@ -24,6 +24,7 @@ NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
 POLICY = "Content-Security-Policy"
 MOST = 160  # characters of a description
+NARROWEST = 12  # characters of a column that has more; book.css says so too
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try {
 const mode = localStorage.getItem("mode");
@@ -35,6 +36,7 @@ COLOURS = {
     "#2ca02c": "var(--device-2)", "#e377c2": "var(--device-3)", "#17becf": "var(--device-4)",
     "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
 }  # fmt: skip
+PICTURES = {"data-steps=": "steps.js", "data-says=": "tiles.js"}  # what a page loads for pictures of shardlab.draw
 # What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
 # what stands on them, and roles that do not fit.
 CLEARER = [
@@ -179,8 +181,10 @@ def split(text):
 
 
 def _tables(app, doctree, docname):
-    """A table that is wider than the screen scrolls in a box of its own."""
+    """A table that is wider than the screen scrolls in a box of its own, and no column of text becomes a thread."""
     for table in list(doctree.findall(nodes.table)):
+        for entry in table.findall(nodes.entry):
+            entry["classes"] += ["text"] * (len(entry.astext()) >= NARROWEST)
         box = nodes.container(classes=["table", "wide"])
         table.replace_self(box)
         box += table
@@ -251,11 +255,13 @@ def _describe(app, pagename, templatename, context, doctree):
         edit=where.edit(f"{FOLDER}/{name}.md"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
-    if page.alone:
-        page.style = _style()
-    else:
-        wanted = re.findall(r'data-load="([^"]*)"', body) + ["steps.js"] * ("data-steps=" in body)
-        page.loads = list(dict.fromkeys(file for files in wanted for file in files.split()))
+    sheets = ["book.css"]
+    if not page.alone:
+        wanted = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
+        files = list(dict.fromkeys(file for files in wanted for file in files.split()))
+        page.loads = [file for file in files if file.endswith(".js")]
+        sheets += [file for file in files if file.endswith(".css")]
+    page.style = "".join(map(_sheet(app), sheets))
     if doctree and context.get("display_toc") and pagename != app.config.root_doc:
         page.sections = _without_title(context["toc"])
     page.policy = _policy(page)
@@ -263,18 +269,26 @@ def _describe(app, pagename, templatename, context, doctree):
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page)}", 1)
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
+    context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
+
+
+def _with_its_height(code):
+    """A browser passes over code that is far from the screen when it is told how high that is: see book.css."""
+    lines = code[1].count("\n") + 1
+    return f'<pre style="--lines:{lines}">{code[1]}</pre>'
 
 
 def _head(app, where, name, page):
     """What stands below a chapter's title: how long it is, what it runs on, and its notebook."""
     facts = [f"{in_words(page.chapter.minutes)} to read", page.chapter.devices]
     links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
+    answers = '<button class="answers scripted">Show all answers</button>' if "predict.js" in page.loads else ""
     if name in getattr(app.env, "bookbinder_notebooks", ()):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
         links = f'<a href="{notebook}">Download the notebook</a> {links}'
         links = f'<a class="button" href="{colab}">Open in Colab</a> {links}'
-    return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span></p>'
+    return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span>{answers}</p>'
 
 
 def parts(env):
@@ -299,9 +313,10 @@ def _without_title(toc):
     return inner[1].strip() if inner else ""
 
 
-@cache
-def _style():
-    return (THEME / "static" / "book.css").read_text("utf-8")
+def _sheet(app):
+    """Reads a style sheet. It stands in the page, which is painted at once then: a file of its own is waited for."""
+    folders = [THEME / "static", *(Path(app.confdir) / folder for folder in app.bookbinder_static)]
+    return lambda name: next(file for folder in folders if (file := folder / name).is_file()).read_text("utf-8")
 
 
 @cache
@@ -323,6 +338,7 @@ def _policy(page):
             f"style-src-elem 'self'{allowed(page.style)}",
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data:",
+            "connect-src 'self'",  # an audit of the page asks for robots.txt in its name
             "base-uri 'none'",
             "form-action 'self'",
         ]
@@ -344,12 +360,15 @@ def _forget(app, exception):
 
 
 def _site_map(app, exception):
-    """A list of all pages for search engines."""
+    """For search engines a list of all pages, and that they may read them."""
     if exception is not None or app.builder.format != "html":
         return
     root, where = app.config.root_doc, app.bookbinder_address
     names = ["" if name == root else f"{name}.html" for name in sorted(app.env.found_docs)]
     places = "".join(f"<url><loc>{where.site}{name}</loc></url>" for name in names)
     head = '<?xml version="1.0" encoding="UTF-8"?>'
+    (Path(app.outdir) / "robots.txt").write_text(
+        f"User-agent: *\nAllow: /\nSitemap: {where.site}sitemap.xml\n", "utf-8"
+    )
     file = Path(app.outdir) / "sitemap.xml"
     file.write_text(f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{places}</urlset>\n', "utf-8")

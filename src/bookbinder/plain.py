@@ -51,6 +51,7 @@ _TOP_ONLY = {
     *("html_block", "colon_fence", "dl_open", "math_block_label", "myst_target"),
     *("myst_line_comment", "myst_block_break", "footnote_reference_open"),
 }
+CHOICE = re.compile(r"\[([ x])\] ")  # the mark of a choice, which says whether it is right
 DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
 
 
@@ -311,7 +312,12 @@ class Plain:
         if token.type == "heading_open":
             return f"{'#' * int(token.tag[1])} {' '.join(self.inline(group[1], here).split(chr(10)))}"
         if token.type in _IN_PLACE:
-            return self._in_place(group, lines, line)
+            text = self._in_place(group, lines, line)
+            return (
+                re.sub(rf"^([-*+] ){CHOICE.pattern}", r"\1", text, flags=re.MULTILINE)
+                if token.type == "bullet_list_open"
+                else text
+            )
         if token.type in ("math_block", "math_block_label"):
             return self._math(token.content, token.info if token.type == "math_block_label" else "", here)
         if token.type == "dl_open":
@@ -497,8 +503,8 @@ class Plain:
         return ", ".join(shown) if textual else f"\\[{'; '.join(shown)}\\]"
 
     def _substitution(self, name, line, convert):
-        if name.strip() == "repository":
-            return f"<{self.address.repository}>"
+        if name.strip() in ("repository", "pdf"):
+            return f"<{getattr(self.address, name.strip())}>"
         settings = self.book.config.get("sphinx", {}).get("config", {}).get("myst_substitutions") or {}
         own = self.chapter.front_matter.get("substitutions") or {}
         known = settings | (own if isinstance(own, dict) else {})

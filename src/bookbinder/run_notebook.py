@@ -61,6 +61,10 @@ def _install():
                              code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
             with open(os.path.join(folder, "warnings"), "a") as notes:
                 notes.write(json.dumps(found) + chr(10))
+        if theirs:  # named as it is imported: where it is installed is no reader's concern
+            line = line or linecache.getline(filename, lineno)
+            inside = [place for place in sys.path if place and filename.startswith(place + os.sep)]
+            filename = filename[len(max(inside, key=len, default="")):].lstrip(os.sep)
         show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = note
@@ -199,6 +203,7 @@ class Runner:
             km=manager,
             timeout=options.timeout,
             startup_timeout=120,
+            iopub_timeout=60,  # outputs come after the reply; when the machine is busy, late
             record_timing=False,  # times in the cells' metadata would differ from run to run
             on_cell_executed=self._check_reply,
         )

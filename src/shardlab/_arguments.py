@@ -4,6 +4,8 @@ from difflib import get_close_matches
 
 import numpy as np
 
+Numbers = float | np.ndarray  # a number, or an array of them
+
 
 def first(values, wrong):
     """The first of the values that are wrong, as a mask says."""

@@ -1,6 +1,6 @@
 """Stacked bars of memory and lanes of time, for `shardlab.draw`. Colours stand for kinds here, as the labels say."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from math import isfinite
 from numbers import Real
@@ -28,11 +28,18 @@ _LETTERS = 60  # the width of a bar in consoles
 _SHADES = "█▓▒░▚▞▤▥"  # for each kind, in consoles
 
 
-def bars(rows, unit="MiB"):
+def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> Picture:
     """Draw stacked bars, such as the memory of several layouts by kind, with every value printed.
 
     `bars({"data parallel": {"parameters": 4 * 2**20, "gradients": 4 * 2**20}, "FSDP": {"parameters": 2**19,
     "gradients": 2**19}})` draws two rows: 4 + 4 = 8 MiB and 0.5 + 0.5 = 1 MiB, to one scale.
+
+    >>> replicated = {"parameters": 4 * 2**20, "gradients": 4 * 2**20}
+    >>> sharded = {"parameters": 2**19, "gradients": 2**19}
+    >>> bars({"data parallel": replicated, "FSDP": sharded})
+    █ parameters, ▓ gradients
+    data parallel  ██████████████████████████████▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓ parameters 4 + gradients 4 = 8 MiB
+    FSDP           ████▓▓▓▓ parameters 0.5 + gradients 0.5 = 1 MiB
 
     Args:
       rows: for each row its parts, as a dict from kind to bytes, or a single number of bytes.
@@ -104,15 +111,29 @@ def bars(rows, unit="MiB"):
     return Picture(html, _bars_text(scaled, shown, kinds, suffix))
 
 
-def timeline(lanes, unit="s"):
-    """Draw what happens when, with a lane for each device or process.
+def timeline(
+    lanes: Mapping[str, Iterable[tuple[str, float, float]]], unit: str = "s", meets: str | Iterable[str] = ()
+) -> Picture:
+    """Draw what happens when, with a lane for each device, process or layer.
 
     `timeline({"process 0": [("compute", 0, 2), ("waits", 2, 5)], "process 1": [("compute", 0, 5)]})` shows that
-    process 0 waits for 5 - 2 = 3 s. What waits is hatched, and so stands out from what works.
+    process 0 waits for 5 - 2 = 3 s. What waits is hatched, and so stands out from what works. With `meets="waits"` it
+    also shows that process 1 does not arrive where process 0 waits.
+
+    >>> first = [("compute", 0, 2), ("waits", 2, 5)]
+    >>> timeline({"process 0": first, "process 1": [("compute", 0, 5)]})
+    process 0  |compute················|waits//////////////////////////////|
+    process 1  |compute····················································|
+               0                                                       5 s
+    process 0: compute 0 to 2 s, waits 2 to 5 s
+    process 1: compute 0 to 5 s
 
     Args:
       lanes: for each lane its segments, as (label, start, end); labels that start with "waits" are hatched.
-      unit: the unit of time that is printed, such as "s" or "ms".
+      unit: the unit of time that is printed, such as "s" or "ms"; or "steps", where time is an order.
+      meets: the label of a collective, or several labels. The first segment with such a label in each lane is the same
+        collective, the second the next one, and so on. A line joins the arrivals at each, from lane to lane; a lane
+        that does not arrive has a cross instead.
 
     Returns:
       A `Picture`.
@@ -120,7 +141,8 @@ def timeline(lanes, unit="s"):
     Raises:
       TypeError: `lanes` is no dict of lists of (label, start, end).
       ValueError: there is nothing to draw, a segment ends before it starts or begins before the one before has
-        ended, or there are more than eight labels besides waiting, which is as many as can be told apart.
+        ended, no segment has a label in `meets`, or there are more than eight labels besides waiting, which is as many
+        as can be told apart.
     """
     if not isinstance(lanes, Mapping):
         raise TypeError(f'timeline() takes a dict such as {{"process 0": [("compute", 0, 1)]}}, not {lanes!r}')
@@ -133,13 +155,21 @@ def timeline(lanes, unit="s"):
             if start < end:
                 raise ValueError(f"{lane}: {following!r} starts at {start}, before {label!r} ends at {end}")
     labels = list(dict.fromkeys(label for segments in lanes.values() for label, _, _ in segments))
+    meetings = _meetings(lanes, (meets,) if isinstance(meets, str) else tuple(meets), labels)
     working = [label for label in labels if not _waits(label)]
     if len(working) > len(PALETTE):
         raise ValueError(f"timeline() tells {len(PALETTE)} labels apart, but there are {len(working)}: {working}")
     colour = dict(zip(working, PALETTE, strict=False))
     first = min(start for segments in lanes.values() for _, start, _ in segments)
     last = max(end for segments in lanes.values() for _, _, end in segments)
-    scale = WIDTH / ((last - first) or 1)
+    # Many lanes are low, with their names beside them; so are lanes with lines from one to the next.
+    beside = len(lanes) > 5 or bool(meetings)
+    height, pitch = (24, 49) if not beside else (22, 36) if meetings else (16, 20)
+    margin = max(map(text_width, lanes)) + 6 if beside else 0
+    scale = (WIDTH - margin) / ((last - first) or 1)
+
+    def at(time):
+        return round(margin + (time - first) * scale, 1)
 
     def fits(label, start, end):
         return text_width(label) + 6 <= (end - start) * scale
@@ -147,32 +177,82 @@ def timeline(lanes, unit="s"):
     # What does not fit into one of its segments is explained once, above.
     unfit = [label for label in labels if any(s[0] == label and not fits(*s) for held in lanes.values() for s in held)]
     shapes, top = _legend(unfit, colour)
+    top += 20 if meetings else 0
+    tops = {}
     for lane, segments in lanes.items():
-        shapes.append(text(0, top + 12, lane, size=12, anchor="start", bold=True))
-        top += 17
+        if beside:
+            shapes.append(text(0, top + height / 2 + 4, lane, size=12, anchor="start"))
+        else:
+            shapes.append(text(0, top + 12, lane, size=12, anchor="start", bold=True))
+        tops[lane] = place = top + (0 if beside else 17)
         for label, start, end in segments:
-            left, width = round((start - first) * scale, 1), max(1, round((end - start) * scale, 1))
+            left, width = at(start), max(1, round((end - start) * scale, 1))
             tip = f"{label}: {number_text(start)} to {number_text(end)} {unit}".rstrip()
-            shapes.append(f"<g>{_box(left, top, width, 24, label, colour)}")
+            shapes.append(f"<g>{_box(left, place, width, height, label, colour)}")
             if fits(label, start, end):
-                middle = round(left + width / 2, 1)
+                middle, down = round(left + width / 2, 1), place + height / 2 + 4.5
                 if _waits(label):
-                    shapes.append(haloed(middle, top + 16.5, label, 12, on_page=True))
+                    shapes.append(haloed(middle, down, label, 12, on_page=True))
                 else:
-                    shapes.append(text(middle, top + 16.5, label, size=12, fill=ink(colour[label])))
+                    shapes.append(text(middle, down, label, size=12, fill=ink(colour[label])))
             shapes.append(f"<title>{escape(tip)}</title></g>")
-        top += 32
+        top += pitch
+    shapes += _meeting_lines(meetings, lanes, tops, height, at)
     ticks = [first + (last - first) * k / 4 for k in range(5)] if last > first else [first]
-    shapes.append(f'<path d="M0 {top}h{WIDTH}{"".join(f"M{WIDTH * k / 4:g} {top}v5" for k in range(5))}" '
-                  'stroke="currentColor"/>')  # fmt: skip
+    marks = "".join(f"M{at(tick):g} {top}v5" for tick in ticks)
+    shapes.append(f'<path d="M{margin:g} {top}H{WIDTH}{marks}" stroke="currentColor"/>')
     for k, tick in enumerate(ticks):
         words = number_text(tick) + (f" {unit}" if unit and k == len(ticks) - 1 else "")
         anchor = "start" if k == 0 else "end" if k == len(ticks) - 1 else None
-        shapes.append(text(round((tick - first) * scale, 1), top + 18, words, size=12, anchor=anchor))
+        shapes.append(text(at(tick), top + 18, words, size=12, anchor=anchor))
     title = f"Timeline of {', '.join(lanes)}, {number_text(first)} to {number_text(last)} {unit}".rstrip()
     said = [f"{lane}: {_lane_text(segments, unit)}" for lane, segments in lanes.items()]
-    html = row(figure(shapes, WIDTH, top + 22, title, listed(said, 16, "lanes"), ""))
-    return Picture(html, _timeline_text(lanes, first, last, unit))
+    met = [_meeting_text(number, arrivals, unit) for number, arrivals in enumerate(meetings, 1)]
+    html = row(figure(shapes, WIDTH, top + 22, title, " ".join([listed(said, 16, "lanes"), *met]), ""))
+    return Picture(html, "\n".join([_timeline_text(lanes, first, last, unit), *met]))
+
+
+def _meetings(lanes, meets, labels):
+    """For each collective when each lane arrives, None where it does not: the n-th arrivals are one collective."""
+    for label in meets:
+        if label not in labels:
+            raise ValueError(f"meets= names {label!r}, but the labels are {labels}{nearest(label, labels)}")
+    arrivals = {lane: [start for label, start, _ in held if label in meets] for lane, held in lanes.items()}
+    count = max(map(len, arrivals.values()))
+    return [{lane: (held[n] if n < len(held) else None) for lane, held in arrivals.items()} for n in range(count)]
+
+
+def _meeting_lines(meetings, lanes, tops, height, at):
+    """A line through the arrivals at each collective, with its number above, and a cross where a lane is missing."""
+    shapes = []
+    for number, arrivals in enumerate(meetings, 1):
+        ends = {lane: at(max((end for *_, end in held), default=0)) for lane, held in lanes.items()}
+        x = {lane: ends[lane] + 12 if time is None else at(time) for lane, time in arrivals.items()}
+        for (a, b), missing in ((pair, None in map(arrivals.get, pair)) for pair in pairwise(arrivals)):
+            dashes = ' stroke-dasharray="3 3"' if missing else ""
+            line = f"M{x[a]:g} {tops[a] + height}L{x[b]:g} {tops[b]:g}"
+            shapes.append(f'<path d="{line}" stroke="currentColor" stroke-width="1.5"{dashes}/>')
+        for lane, time in arrivals.items():
+            middle = tops[lane] + height / 2
+            if time is None:
+                cross = f"M{x[lane] - 6:g} {middle - 6:g}l12 12m0 -12l-12 12"
+                shapes.append(f'<path d="{cross}" stroke="currentColor" stroke-width="3"/>')
+                if x[lane] + 14 + text_width(f"does not reach {number}") <= WIDTH:
+                    shapes.append(text(x[lane] + 12, middle + 4.5, f"does not reach {number}", size=12, anchor="start"))
+            else:
+                line = f"M{x[lane]:g} {tops[lane]:g}v{height}"
+                shapes.append(f'<path d="{line}" stroke="currentColor" stroke-width="3"/>')
+        top = next(iter(arrivals))
+        shapes.append(text(x[top], tops[top] - 6, number, size=13, bold=True))
+    return shapes
+
+
+def _meeting_text(number, arrivals, unit):
+    came = [f"{lane} at {number_text(time)} {unit}".rstrip() for lane, time in arrivals.items() if time is not None]
+    missing = [lane for lane, time in arrivals.items() if time is None]
+    words = f"Collective {number}: {', '.join(came)}"
+    absent = f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not arrive."
+    return f"{words}; {absent}" if missing else f"{words}; every lane arrives."
 
 
 def _segment(lane, segment):

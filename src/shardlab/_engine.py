@@ -5,10 +5,13 @@ import contextlib
 import faulthandler
 import linecache
 import os
+import shutil
 import signal
 import socket
+import sys
 import threading
 import time
+from difflib import SequenceMatcher
 from pathlib import Path
 
 _me = {}
@@ -32,7 +35,7 @@ def prepare(process, folder, watch, settings):
     _me["where"] = open(_me["folder"] / f"{process}.where", "w")  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=_me["where"], all_threads=True)
     if watch:
-        threading.Thread(target=_watch, args=watch, daemon=True).start()
+        threading.Thread(target=_watch, args=(*watch, folder), daemon=True).start()
     os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "true" if settings["preemption"] else "false"
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # plt.show() gives a picture
     os.environ.update(settings["environment"])
@@ -44,16 +47,45 @@ def prepare(process, folder, watch, settings):
         jax.config.update("jax_enable_preemption_service", settings["preemption"])
     if settings["devices"] is not None:
         configure(settings["devices"])
+    # What Python prints goes to another file, also between cells, when threads print.
+    _me["text"] = sys.stdout = sys.stderr = open(_me["folder"] / f"{process}.text", "w", buffering=1)  # noqa: SIM115
     return {"value": None}
 
 
-def _watch(parent, controller):
-    """End this process, and the controller, if the notebook that started both has ended."""
+def descendants(pids):
+    """The processes that these started, directly or not: their children, and all that share their sessions.
+
+    A child whose parent has ended is still in the session. The processes themselves are not among them.
+    """
+    import psutil
+
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) in pids:
+                found.add(pid)
+    return sorted(found - set(pids))
+
+
+def end(pids):
+    """Kill processes; those that have ended already do no harm."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _watch(parent, controller, folder):
+    """If the notebook that started this process has ended, end it, its children and the controller; leave no file."""
     while os.getppid() == parent:
         time.sleep(0.5)
     with contextlib.suppress(OSError):
         os.killpg(controller, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    end(descendants([os.getpid()]))
+    shutil.rmtree(folder, ignore_errors=True)
+    end([os.getpid()])
 
 
 def coordinator_address(_, host):
@@ -75,19 +107,24 @@ def value(_, expression):
     """The value of an expression, with the names of the cells that ran here."""
     from IPython import get_ipython
 
-    return {"value": eval(expression, get_ipython().user_ns)}
+    shell = get_ipython()
+    try:
+        return {"value": eval(expression, shell.user_ns)}
+    except NameError as error:
+        hidden = shell.user_ns_hidden
+        names = [name for name in shell.user_ns if not name.startswith("_") and name not in hidden]
+        wrong = str(error.name)
+        names.sort(key=lambda name: (-SequenceMatcher(None, name.lower(), wrong.lower()).ratio(), name))
+        there = f"there are {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else "no cell has made any"
+        return {"value": None, "error": f"NameError: there is no name {wrong!r}; {there}"}
 
 
 def run(_, code):
-    """Run a cell, and return its output and how it ended."""
+    """Run a cell, and return how it ended, and what was printed since the cell before ended."""
     from IPython import get_ipython
     from IPython.utils.capture import capture_output
 
-    shell, begin, result = get_ipython(), time.monotonic(), {}
-    file = _me["folder"] / f"{_me['process']}.text"
-    # The file of the last cell stays open: a thread may still be writing.
-    text = open(file, "w", buffering=1)  # noqa: SIM115
-    _me["texts"] = [*_me.get("texts", ())[-1:], text]
+    shell, begin, result, text = get_ipython(), time.monotonic(), {}, _me["text"]
     quiet = contextlib.redirect_stdout(text), contextlib.redirect_stderr(text)
     with capture_output(stdout=False, stderr=False) as shown, quiet[0], quiet[1]:
         try:
@@ -102,7 +139,17 @@ def run(_, code):
         else:
             pictures.append(output.data)
     text.flush()
-    return {"text": file.read_text(), "pictures": pictures, "seconds": time.monotonic() - begin, **result}
+    with open(text.name, "rb") as file:
+        file.seek(_me.get("told", 0))
+        printed = file.read()
+        _me["told"] = file.tell()
+    return {
+        "text": printed.decode(errors="replace"),
+        "told": _me["told"],
+        "pictures": pictures,
+        "seconds": time.monotonic() - begin,
+        **result,
+    }
 
 
 def _execute(code, names):

@@ -22,7 +22,7 @@ class Picture:
     def _repr_html_(self):
         return self.html
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.text
 
 
@@ -105,15 +105,16 @@ def haloed(x, y, words, size, on_page=False):
     )
 
 
-def device_tile(x, y, width, height, device, tip="", *, partial=False, size=13):
-    """A rectangle in the colour of a device, with the device's number; hatched if it holds partial sums."""
+def device_tile(x, y, width, height, device, tip="", *, partial=False, size=13, says=""):
+    """A rectangle in the colour of a device, with its number; hatched if it holds partial sums. A page shows `says`."""
     colour = PALETTE[device % len(PALETTE)]
     middle, down = x + width / 2, y + height / 2 + 0.35 * size
     number = haloed(middle, down, device, size) if partial else text(middle, down, device, size=size, fill=ink(colour))
     hatch = hatching(x, y, width, height) if partial else ""
     outline = rect(x, y, width, height) if partial else ""
     tip = f"<title>{escape(tip)}</title>" if tip else ""
-    return f"<g>{rect(x, y, width, height, colour)}{hatch}{outline}{number}{tip}</g>"
+    words = f' data-device="{device}" data-says="{escape(says)}"' if says else ""
+    return f"<g{words}>{rect(x, y, width, height, colour)}{hatch}{outline}{number}{tip}</g>"
 
 
 def arrow_right(x, y, length, label, *, bold=False):

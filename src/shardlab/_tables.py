@@ -17,16 +17,21 @@ def aligned(rows, align="<"):
     return "\n".join(line.rstrip() for line in lines)
 
 
-def html_table(head, rows, code=None):
+def html_table(head, rows, code=None, under=()):
     """An HTML table, with the texts of one column set as code.
 
     Args:
       head: the texts of the headings; () for none.
       rows: the texts of each row.
       code: the number of that column.
+      under: what stands under each row, over all columns: a pair of code and text for each.
     """
     heads = "".join(f"<th>{escape(text)}</th>" for text in head)
     cells = [[f"<code>{escape(text)}</code>" if n == code else escape(text) for n, text in enumerate(r)] for r in rows]
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
+    lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells]
+    for n, (said, text) in enumerate(under):
+        words = f"<code>{escape(said)}</code><br>" if said else ""
+        lines[n] += f'<tr><td colspan="{len(head)}">{words}{escape(text)}</td></tr>'
+    body = "".join(lines)
     heads = f"<thead><tr>{heads}</tr></thead>" if heads else ""
     return f'<table class="dataframe">{heads}<tbody>{body}</tbody></table>'

@@ -8,21 +8,27 @@ An exercise specifies a right answer by its properties, so every way of writing 
 
 The folded solution ends with `check(answer, exercise, strict=True)`, which raises unless the answer is right, so
 building the book proves every solution.
+
+Where an exercise limits what a function may send, compute or hold, the function is compiled once, as `jax.jit` compiles
+it, and its values, its layout and the limits are all read from this one program. Otherwise it is called as it is.
 """
 
+import functools
 import io
+import math
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from shardlab.comms import collectives, compile_for
+from shardlab.comms import collectives
 from shardlab.hlo import array_types
 from shardlab.layout import describe, device_number, index_text, same_layout
 
@@ -37,6 +43,9 @@ class NotSolved(WrongAnswer):
     """There is no answer yet: the stub still contains its three dots."""
 
 
+_NOT_SOLVED = "Not solved yet: replace the three dots, and run the cell again."
+
+
 @dataclass(frozen=True)
 class Exercise:
     """The specification of a right answer.
@@ -44,12 +53,20 @@ class Exercise:
     `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A, whose rows are
     sharded over mesh axis x and whose columns are sharded over y.
 
+    >>> exercise = Exercise(value=np.arange(8.0), layout=NamedSharding(mesh, P("y")))
+    >>> check(jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("y"))), exercise)
+    Right: the values agree and every device stores the right shard.
+
     Attributes:
       value: what the answer must equal: an array, a number, or any tuple, list or dict of them.
-        Arrays may be of any kind; their layout is not compared here.
+        Arrays may be of any kind; their layout is not compared here. Where one is a `jax.Array`, so is its dtype.
+      reference: instead of `value`, a function that computes it from `args`. The answer is then compared with it on
+        `args` and on a second input, drawn at random: arrays of the same shapes, dtypes and shardings, floats of the
+        same size as the first and nowhere zero (not negative where the first are not), integers in the same range.
       layout: the layout that the answer's arrays must have: a sharding (or a `PartitionSpec`, read on the
         answer's own mesh) for all of them, or a structure like the answer's; None where any layout will do.
-      args: if given, the answer is a function, and its result for these arguments is checked.
+      args: if given, the answer is a function, and its result for these arguments is checked. Its arrays
+        are copied first, so it may donate them.
       communication: how often the compiled function may run each collective, such as `{"all-reduce": 1}`;
         no others are allowed, and none at all if `{}`. For answers that are functions.
       max_bytes: how many bytes each device may send in one call, by the ring model of `shardlab.comms`. For answers
@@ -57,11 +74,14 @@ class Exercise:
       max_flops: how many floating-point operations each device may do in one call, as the compiler counts
         them: a loop's body once. For answers that are functions.
       max_held: how many bytes of the answer each device may store.
-      never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`.
+      never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`: none of this
+        type, and none of this dtype with as many elements or more, whatever its shape.
+      dtype: the dtype that the answer's arrays must have; by default that of `value`, where it is a `jax.Array`.
       rtol, atol: the relative and the absolute tolerance of a comparison.
     """
 
     value: Any = None
+    reference: Callable | None = None
     layout: Any = None
     args: tuple | None = None
     communication: dict | None = None
@@ -69,16 +89,25 @@ class Exercise:
     max_flops: float | None = None
     max_held: int | None = None
     never: tuple[str, ...] = ()
+    dtype: Any = None
     rtol: float = 1e-5
     atol: float = 1e-6
 
 
-def check(answer, exercise, *, strict=False):
+def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     """Check an answer and print what was found.
 
-    With `exercise = Exercise(value=np.arange(4.0))`, `check(..., exercise)` prints "Not solved yet",
-    `check(jnp.arange(4.0), exercise)` prints "Right: the values agree.", and
-    `check(4 * jnp.arange(4.0), exercise)` raises, because every value is 4 times what it should be.
+    Three dots are no answer yet, and a wrong answer raises:
+
+    >>> exercise = Exercise(value=np.arange(4.0))
+    >>> check(..., exercise)
+    Not solved yet: replace the three dots, and run the cell again.
+    >>> check(jnp.arange(4.0), exercise)
+    Right: the values agree.
+    >>> check(4 * jnp.arange(4.0), exercise)
+    Traceback (most recent call last):
+        ...
+    shardlab.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (... 4 times ...)
 
     Args:
       answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
@@ -88,26 +117,54 @@ def check(answer, exercise, *, strict=False):
     Raises:
       WrongAnswer: the answer is wrong (an `AssertionError`).
       NotSolved: there is none, and `strict` is set.
+      ValueError: the exercise cannot be checked, such as one with limits but without args.
       Exception: whatever the answer itself raises, if it is a function.
     """
-    function = None
-    if exercise.args is not None and isinstance(answer, Callable):
-        function, answer = answer, answer(*exercise.args)
-    elif exercise.args is not None and not _is_stub(answer, ...):
-        raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
-    if _is_stub(answer, exercise.value if exercise.value is not None else ...):
-        message = "Not solved yet: replace the three dots, and run the cell again."
+    limited = (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ())
+    if exercise.args is None and (limited or exercise.reference is not None):
+        raise ValueError(
+            "communication, max_bytes, max_flops, never and reference are for answers that are functions: give "
+            "Exercise args"
+        )
+    want = exercise.value
+    if exercise.reference is not None:
+        if want is not None:
+            raise ValueError("give Exercise a value or a reference, not both")
+        want = exercise.reference(*_copied(exercise.args))
+    run = compiled = None
+    try:
+        if exercise.args is not None and isinstance(answer, Callable):
+            run, compiled = _compiled_once(answer, exercise.args, want) if limited else (answer, None)
+            answer = run(*_copied(exercise.args))
+        if _is_stub(answer, ... if want is None else want):
+            raise NotSolved(_NOT_SOLVED)
+    except NotSolved:
         if strict:
-            raise NotSolved(message)
-        print(message)
+            raise
+        print(_NOT_SOLVED)
         return
+    if exercise.args is not None and run is None:
+        raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
 
     found = []
-    if exercise.value is not None:
-        _check_values(exercise.value, answer, exercise)
+    if want is not None:
+        _check_values(want, answer, exercise)
         found.append("the values agree")
+    if exercise.reference is not None:
+        second = _drawn(exercise.args)
+        try:
+            _check_values(exercise.reference(*_copied(second)), run(*_copied(second)), exercise)
+        except WrongAnswer as error:
+            raise WrongAnswer(f"with a second, random input: {error}") from None
+        found[-1] += " on two inputs"
     if exercise.layout is not None:
-        _check_layout(answer, exercise.layout)
+        try:
+            _check_layout(answer, exercise.layout)
+        except WrongAnswer as error:
+            compiled_to = (
+                "\nin the program that jax.jit compiles, where jax.device_put changes no layout" if compiled else ""
+            )
+            raise WrongAnswer(f"{error}{compiled_to}") from None
         found.append("every device stores the right shard")
     if exercise.max_held is not None:
         held = _fullest(answer)
@@ -116,27 +173,16 @@ def check(answer, exercise, *, strict=False):
                 f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {held:,}"
             )
         found.append("no device stores more than allowed")
-    if (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ()):
-        if function is None:
-            raise ValueError(
-                "communication, max_bytes, max_flops and never are for answers that are functions: give Exercise args"
-            )
-        compiled = compile_for(function, *exercise.args)
     if exercise.communication is not None or exercise.max_bytes is not None:
         _check_communication(collectives(compiled), exercise)
         found.append("the communication is within the limit")
     if exercise.max_flops is not None:
-        work = compiled.cost_analysis()["flops"]
+        work = (compiled.cost_analysis() or {}).get("flops", 0)  # XLA leaves it out of programs that do none
         if work > exercise.max_flops:
             raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
         found.append("no device does more FLOPs than allowed")
     if exercise.never:
-        types = array_types(compiled.as_text())
-        for held in exercise.never:
-            if array_types(held) != (held,):
-                raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
-            if held in types:
-                raise WrongAnswer(f"memory: no device may hold {held}, but each does in the compiled program")
+        _check_never(array_types(compiled.as_text()), exercise.never)
         found.append("no device holds an array that it must not hold")
     if not found:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
@@ -144,13 +190,17 @@ def check(answer, exercise, *, strict=False):
 
 
 @contextmanager
-def raises(kind):
+def raises(kind: type[Exception]) -> Iterator[SimpleNamespace]:
     """Show an error on purpose: print its message and continue; fail if there is no error.
 
-        with raises(ZeroDivisionError) as error:
-            1 / 0
+    After the block, `error.message` can be asserted on.
 
-    prints "ZeroDivisionError: division by zero", and after the block `error.message` can be asserted on.
+    >>> with raises(ZeroDivisionError) as error:
+    ...     1 / 0
+    ...
+    ZeroDivisionError: division by zero
+    >>> error.message
+    'division by zero'
 
     Args:
       kind: the expected exception, or one of its base classes.
@@ -178,6 +228,79 @@ def raises(kind):
     print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
 
 
+def _compiled_once(function, args, want):
+    """A function as jitted, and the program that it runs on these arguments: calling it compiles no other one."""
+
+    @functools.wraps(function)
+    def whole(*args):
+        answer = function(*args)
+        if _is_stub(answer, ... if want is None else want):
+            raise NotSolved(_NOT_SOLVED)
+        for place, leaf in zip(_places(answer), jax.tree.leaves(answer), strict=True):
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                raise WrongAnswer(f"values{place}: expected an array, got {_kind(leaf)}")
+        return answer
+
+    jitted = function if hasattr(function, "lower") else jax.jit(whole)
+    try:
+        return jitted, jitted.lower(*_copied(args)).compile()
+    except (NotSolved, WrongAnswer):
+        raise
+    except Exception as error:
+        function(*_copied(args))  # raises the same error, if it is the answer's own
+        said = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+        raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {said}") from error
+
+
+def _copied(args):
+    """The arguments with their arrays copied, because a function may donate what it gets."""
+
+    def copy(leaf):
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if not leaf.is_fully_addressable:
+            return leaf.copy()
+        return jax.device_put(leaf, may_alias=False)  # stays where it is, also if there is a current mesh
+
+    return jax.tree.map(copy, args)
+
+
+def _drawn(args):
+    """Arguments like these with other values, always the same; what is no array stays."""
+    random = np.random.default_rng(1)
+
+    def draw(leaf):
+        if not isinstance(leaf, (jax.Array, np.ndarray)) or not leaf.size or getattr(leaf, "weak_type", False):
+            return leaf
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise ValueError("a second input cannot be drawn for arrays of several processes: give Exercise a value")
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            shape = jax.random.key_data(leaf).shape
+            bits = jax.device_put(random.integers(0, 2**32, shape, np.uint32))
+            drawn = jax.random.wrap_key_data(bits, impl=jax.random.key_impl(leaf))
+            return jax.device_put(drawn, leaf.sharding if leaf.committed else None)
+        values = _numpy(leaf)
+        if values.dtype.kind in "fc":
+            size = np.sqrt(np.mean(np.abs(values) ** 2))
+            drawn = random.standard_normal(leaf.shape) * (size if 0 < size < np.inf else 1)
+            if values.dtype.kind == "c":
+                drawn = drawn * np.exp(2j * np.pi * random.random(leaf.shape))
+            elif (values >= 0).all():  # such as second moments, of which an optimiser takes the root
+                drawn = np.abs(drawn)
+        elif values.dtype.kind == "b":
+            drawn = random.random(leaf.shape) < 0.5
+        elif values.dtype.kind in "iu":
+            drawn = random.integers(values.min(), values.max(), leaf.shape, values.dtype, endpoint=True)
+        else:
+            return leaf
+        drawn = np.asarray(drawn).astype(leaf.dtype)
+        if isinstance(leaf, np.ndarray):
+            return drawn
+        return jax.device_put(drawn, leaf.sharding if leaf.committed else None)
+
+    return jax.tree.map(draw, args)
+
+
 def _is_stub(answer, want):
     """Whether there are still three dots somewhere, or None where something is expected."""
     if isinstance(answer, dict):
@@ -192,7 +315,7 @@ def _is_stub(answer, want):
 def _check_values(want, have, exercise, where=""):
     """Compare one value after the other, so that the message can say which one is wrong."""
     if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one value here
-        if want != have:
+        if not isinstance(have, jax.sharding.PartitionSpec) or want != have:
             raise WrongAnswer(f"values{where}: expected {want}, got {have}")
     elif isinstance(want, dict):
         if not isinstance(have, dict):
@@ -222,11 +345,21 @@ def _difference(want, have, exercise):
         return f"expected {_kind(want)}, got {_kind(have)}"
     if isinstance(have, jax.Array) and (apart := _replicas_that_differ(have, exercise)):
         return apart
+    if isinstance(want, jax.Array) and not want.is_fully_addressable:
+        raise ValueError(
+            "the wanted value is an array of several processes, of which this one stores a part: give Exercise all of "
+            "it, as a NumPy array"
+        )
+    if isinstance(have, jax.Array) and not have.is_fully_addressable:
+        return _difference_of_shards(_numpy(want), have, exercise)
+    problem = _difference_of_dtypes(want, have, exercise)
     want, have = _numpy(want), _numpy(have)
     if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # text, not numbers
         return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
+    if problem:
+        return problem
     if want.dtype.kind in "iub" and have.dtype.kind in "iub":
         close = have == want  # counts and bytes are exact
     else:
@@ -241,6 +374,28 @@ def _difference(want, have, exercise):
         f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
         f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
     )
+
+
+def _difference_of_dtypes(want, have, exercise):
+    """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have none of their own."""
+    given = None if exercise.dtype is None else jnp.dtype(exercise.dtype)
+    if given is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):  # keys have none
+        given = want.dtype
+    if given is None or not hasattr(have, "dtype"):
+        return None
+    # NumPy computes in 64 bits what JAX keeps in 32: its arrays count as what JAX makes of them.
+    got = have.dtype if isinstance(have, jax.Array) or have.dtype.kind in "OUS" else jnp.result_type(have)
+    return None if got == given else f"expected dtype {given.name}, got {got.name}"
+
+
+def _difference_of_shards(want, have, exercise):
+    """What is wrong with the shards that this process stores of an array of several processes, or None."""
+    if want.shape != have.shape:
+        return f"expected shape {want.shape}, got {have.shape}"
+    for shard in have.addressable_shards:
+        if problem := _difference(want[shard.index], shard.data, exercise):
+            return f"in the shard of device {device_number(shard.device)}, {problem}"
+    return None
 
 
 def _replicas_that_differ(array, exercise):
@@ -289,6 +444,10 @@ def _check_layout(answer, layout):
                         f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
                     )
                 want = jax.sharding.NamedSharding(have.sharding.mesh, want)
+            usual = next(iter(have.devices())).default_memory().kind
+            memory, asked = have.sharding.memory_kind or usual, want.memory_kind or usual
+            if memory != asked:
+                raise WrongAnswer(f"layout{place}: expected the array in the memory {asked!r}, but it is in {memory!r}")
             same = same_layout(have, want)
         except ValueError as error:  # another shape than the layout is for, or another mesh
             raise WrongAnswer(f"layout{place}: {error}") from None
@@ -305,6 +464,27 @@ def _check_communication(found, exercise):
             )
     if exercise.max_bytes is not None and (found.bytes is None or found.bytes > exercise.max_bytes):
         raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{found}")
+
+
+def _check_never(types, never):
+    """Whether a program has an array that is too large, in this shape or in another."""
+    for held in never:
+        if array_types(held) != (held,):
+            raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
+        dtype, limit = _elements(held)
+        for other in types:
+            kind, count = _elements(other)
+            if kind == dtype and count >= limit:
+                also = "" if other == held else f" or as many elements in another shape, but each holds {other}"
+                raise WrongAnswer(
+                    f"memory: no device may hold {held}{also or ', but each does'} in the compiled program"
+                )
+
+
+def _elements(array_type):
+    """A type's dtype and number of elements: those of "f32[64,48]" are "f32" and 3072."""
+    dtype, dims = array_type.rstrip("]").split("[")
+    return dtype, math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
 
 
 def _fullest(answer):
@@ -328,6 +508,8 @@ def _first_misplaced(have, want):
                 f"expected {wanted.type} on {len(wanted.shards)} devices, got {got.type} on {len(got.shards)}; "
                 f"device {shard.device} {mine} and should store {index_text(shard.index)}"
             )
+    if len(wanted.shards) == len(got.shards):  # partial sums, which only the types say
+        return f"expected {wanted.type}, got {got.type}"
     return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked for"
 
 

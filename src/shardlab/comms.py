@@ -12,22 +12,23 @@ sections 4.1 to 4.5.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise, product
+from functools import cache
+from itertools import combinations, count, pairwise, product
+from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
-from shardlab.hlo import CALLS, Program, UnreadableProgram, array_types, type_bytes
+from shardlab.hlo import CALLS, COLLECTIVES, Instruction, Program, UnreadableProgram, array_types, type_bytes
 
-__all__ = ["Collective", "Collectives", "collectives", "find", "read_program"]
+__all__ = [
+    "Collective", "Collectives", "collectives", "compile_for", "find", "meshes_named_in", "meshes_of", "read_program",
+    "stages",
+]  # fmt: skip
 
-_KINDS = (
-    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
-    "reduce-scatter",
-)  # fmt: skip
 _COLUMNS = ("collective", "between", "each device", "times", "bytes sent each time")
 _COMMUNICATE = r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)"
 
@@ -36,6 +37,11 @@ _COMMUNICATE = r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-cal
 class Collective:
     """One collective of a program.
 
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> move = collectives(lambda a: a.sum(0), a).moves[0]
+    >>> move.kind, move.axes, move.operands, move.times, move.bytes
+    ('all-reduce', ('y',), ('f32[16]',), 1, 96)
+
     Attributes:
       kind: HLO's name: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute".
       operands: the types of each device's operands, such as `("f32[4,4]",)`; several, if merged.
@@ -43,9 +49,15 @@ class Collective:
       groups: which devices communicate with each other, as positions in the flattened mesh; for a permute the pairs
         (source, target).
       axes: the mesh axes along which they communicate, such as `("x",)`; None if the mesh is unknown, or if the
-        groups do not follow its axes.
-      times: how often it runs in one call of the program; None if only the run decides.
+        groups are not exactly those along some of its axes.
+      at_least: how often it runs in one call of the program, at least: 0 in a branch of a conditional, and in a loop
+        whose length only the run decides.
+      at_most: how often it runs, at most: once in a branch of a conditional; None if only the run decides.
       asynchronous: whether the program may compute while the collective is in progress.
+      within: the fewest mesh axes such that every group stays within the devices along them: `("y",)` for groups of
+        two of the four devices along y, which have no `axes`. Otherwise the same as `axes`.
+      branches: for each conditional around it, from the outermost to the innermost: the number of the conditional, the
+        position of the branch, and how many branches there are.
     """
 
     kind: str
@@ -53,11 +65,19 @@ class Collective:
     results: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     axes: tuple[str, ...] | None = None
-    times: int | None = 1
+    at_least: int = 1
+    at_most: int | None = 1
     asynchronous: bool = False
+    within: tuple[str, ...] | None = None
+    branches: tuple[tuple[int, int, int], ...] = ()
 
     @property
-    def bytes(self):
+    def times(self) -> int | None:
+        """How often it runs in one call of the program; None if only the run decides."""
+        return self.at_most if self.at_least == self.at_most else None
+
+    @property
+    def bytes(self) -> int | None:
         """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where they differ.
 
         None for a ragged all-to-all, whose sizes only the run decides.
@@ -74,114 +94,307 @@ class Collective:
 
 
 @dataclass(frozen=True, eq=False)
-class Collectives(Mapping):
+class Collectives(Mapping[str, int | None]):
     """The communication of a program: a mapping from each kind of collective to how often it runs.
 
     A program whose only communication is one all-reduce `== {"all-reduce": 1}`; a program without
-    communication `== {}`. A number is None if only the run decides it.
+    communication `== {}`. A number is None if only the run decides it; then `at_least` and `at_most` bound it.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> found = collectives(lambda a: a.sum(0), a)
+    >>> dict(found), found.bytes
+    ({'all-reduce': 1}, 96)
 
     Attributes:
       moves: every `Collective` of the program, in the order of its text.
     """
 
     moves: tuple[Collective, ...]
-    _counts: dict = field(init=False, repr=False)
+    _bounds: dict = field(init=False, repr=False)
 
-    def __post_init__(self):
-        counts = {}
+    def __post_init__(self) -> None:
+        together = {}
         for move in self.moves:
-            known = move.times is not None and counts.get(move.kind, 0) is not None
-            counts[move.kind] = counts.get(move.kind, 0) + move.times if known else None
-        object.__setattr__(self, "_counts", counts)
+            together.setdefault(move.kind, []).append(move)
+        bounds = {kind: _total(moves, lambda move: 1) for kind, moves in together.items()}
+        object.__setattr__(self, "_bounds", bounds)
 
-    def __getitem__(self, kind):
-        return self._counts[kind]
+    def __getitem__(self, kind: str) -> int | None:
+        return _same(*self._bounds[kind])
 
-    def __iter__(self):
-        return iter(self._counts)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._bounds)
 
-    def __len__(self):
-        return len(self._counts)
+    def __len__(self) -> int:
+        return len(self._bounds)
 
     @property
-    def bytes(self):
+    def at_least(self) -> dict[str, int]:
+        """How often each kind runs, at least: `{"all-reduce": 0}` for one in a branch of a conditional."""
+        return {kind: least for kind, (least, _) in self._bounds.items()}
+
+    @property
+    def at_most(self) -> dict[str, int | None]:
+        """How often each kind runs, at most; None if there is no bound: in a loop whose length only the run decides.
+
+        Of the branches of a conditional one runs, so the branch with the most of a kind counts, not their sum.
+        """
+        return {kind: most for kind, (_, most) in self._bounds.items()}
+
+    @property
+    def bytes(self) -> int | None:
         """Bytes that a device sends in one call, on rings; None if only the run decides."""
-        if any(move.times is None or move.bytes is None for move in self.moves):
-            return None
-        return sum(move.times * move.bytes for move in self.moves)
+        return _same(*self._bytes)
+
+    @property
+    def bytes_at_least(self) -> int:
+        """Bytes that a device sends in one call, on rings, at least."""
+        return self._bytes[0]
+
+    @property
+    def bytes_at_most(self) -> int | None:
+        """Bytes that a device sends in one call, on rings, at most; None if there is no bound."""
+        return self._bytes[1]
+
+    @property
+    def _bytes(self):
+        return _total(self.moves, lambda move: move.bytes)
 
     def _rows(self):
         for move in self.moves:
-            who = "along " + ", ".join(move.axes) if move.axes is not None else f"groups {_groups_text(move.groups)}"
+            who = f"groups {_groups_text(move.groups)}"
+            if move.axes is not None:
+                who = "along " + ", ".join(move.axes)
+            elif move.within:
+                who = f"within {', '.join(move.within)}: {who}"
             what = f"{', '.join(move.operands)} → {', '.join(move.results)}"
             yield (
                 move.kind + (" (async)" if move.asynchronous else ""),
                 who,
                 what,
-                _known(move.times),
-                _known(move.bytes),
+                _between(move.at_least, move.at_most),
+                _between(move.bytes or 0, move.bytes),
             )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         if not self.moves:
             return "no communication"
-        total = f"bytes sent by each device in total (ring model): {_known(self.bytes)}"
+        total = f"bytes sent by each device in total (ring model): {_between(*self._bytes)}"
         return f"{aligned([_COLUMNS, *self._rows()])}\n{total}"
 
     def _repr_html_(self):
         if not self.moves:
             return "<p>no communication</p>"
-        total = f"<p>Bytes sent by each device in total (ring model): {_known(self.bytes)}.</p>"
+        total = f"<p>Bytes sent by each device in total (ring model): {_between(*self._bytes)}.</p>"
         return html_table(_COLUMNS, self._rows(), code=_COLUMNS.index("each device")) + total
 
 
-def _known(number):
-    return "unknown" if number is None else f"{number:,}"
+def _total(moves, size, depth=0):
+    """The least and the most that collectives of some sizes sum up to; None where there is no bound."""
+    least, most, conditionals = 0, 0, {}
+    for move in moves:
+        if len(move.branches) > depth:
+            number, branch, of = move.branches[depth]
+            conditionals.setdefault((number, of), {}).setdefault(branch, []).append(move)
+            continue
+        each = size(move)
+        # Once its branch is chosen, a collective runs as often as the loops say: exactly, or as often as they like.
+        least += (each or 0) * ((move.at_most or 0) if move.branches else move.at_least)
+        most = _plus(most, _product(each, move.at_most))
+    for (_, of), branches in conditionals.items():
+        bounds = [_total(inside, size, depth + 1) for inside in branches.values()]
+        least += min(low for low, _ in bounds) if len(branches) == of else 0
+        most = _plus(most, None if any(high is None for _, high in bounds) else max(high for _, high in bounds))
+    return least, most
 
 
-def collectives(f, *args, mesh=None, **kwargs):
+def _plus(a, b):
+    return None if None in (a, b) else a + b
+
+
+def _product(a, b):
+    return 0 if 0 in (a, b) else None if None in (a, b) else a * b
+
+
+def _same(least, most):
+    return most if least == most else None
+
+
+def _between(least, most):
+    """Two bounds in words: "3", "at most 1", "1 to 4", "at least 1", "unknown"."""
+    if most is None:
+        return f"at least {least:,}" if least else "unknown"
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}" if least else f"at most {most:,}"
+
+
+def collectives(f: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None, **kwargs: Any) -> Collectives:
     """The communication of `f(*args)`, compiled for the shardings of its arguments.
 
-    On a mesh with 4 devices along x, `collectives(lambda a: a.sum(0), a)` for a float32 array `a` of shape
-    (8, 16), sharded as `P("x", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96 bytes: each device
-    adds its own rows, and an all-reduce adds the 16 partial sums along x.
+    On a mesh with 4 devices along y, `collectives(lambda a: a.sum(0), a)` for a float32 array `a` of shape
+    (8, 16), sharded as `P("y", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96 bytes: each device
+    adds its own rows, and an all-reduce adds the 16 partial sums along y.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> collectives(lambda a: a.sum(0), a)
+    collective  between  each device        times  bytes sent each time
+    all-reduce  along y  f32[16] → f32[16]  1      96
+    bytes sent by each device in total (ring model): 96
+    >>> collectives(lambda a: a.sum(1), a)
+    no communication
 
     Args:
-      f: a function, jitted or not; or a compiled one, as `jax.jit(f).lower(...).compile()` returns it
-        (then without `args`).
+      f: a function; or a jitted one: of `jax.jit`, `flax.nnx.jit` or `equinox.filter_jit`. Or, then without `args`,
+        what their `lower(...)` or `lower(...).compile()` returns, or the text of a compiled program.
       *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
-      mesh: the mesh whose axes name the groups; by default that of the shardings of arguments or results.
+      mesh: the mesh whose axes name the groups; by default the meshes of the shardings of arguments and results, and
+        those that the program names.
 
     Returns:
       `Collectives`: equal to a dict from kind to count, with the details in `moves`, the bytes in `bytes`.
 
     Raises:
       shardlab.hlo.UnreadableProgram: the program contains a line of unknown form; the message shows it.
+      TypeError: `f` is none of these; or it is lowered, compiled or a text, and there are `args`.
     """
-    compiled = f if _is_compiled(f) else compile_for(f, *args, **kwargs)
-    if mesh is None:
-        placed = (args, kwargs, compiled.output_shardings, compiled.input_shardings)
-        shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(placed)]
-        mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1), None)
-    return read_program(compiled.as_text(), mesh)
+    lowered, compiled = stages(f, args, kwargs)
+    if compiled is None:
+        return read_program(f, mesh)
+    text = compiled.as_text()
+    program = Program(text)
+    if mesh is not None:
+        return _read(program, mesh)
+    meshes = [*meshes_of(compiled, args, kwargs), *meshes_named_in(text, program.devices)]
+    found = _read(program, meshes)
+    if lowered is not None and any(move.axes is None for move in found.moves):
+        found = _read(program, meshes + meshes_named_in(lowered.as_text(), program.devices))
+    return found
 
 
-def compile_for(f, *args, **kwargs):
-    """A function, jitted or not, compiled for the shardings of its arguments."""
-    jitted = f if hasattr(f, "lower") else jax.jit(f)
-    return jitted.lower(*args, **kwargs).compile()
+def compile_for(f: Any, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
+    """A function compiled for the shardings of its arguments.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> compiled = comms.compile_for(lambda a: a.sum(0), a)
+    >>> compiled.memory_analysis().argument_size_in_bytes
+    128
+
+    Args:
+      f: as for `collectives`, but no text.
+      *args, **kwargs: as for `collectives`.
+
+    Returns:
+      What `jax.jit(f).lower(...).compile()` returns.
+
+    Raises:
+      TypeError: as `collectives` does, and for a text.
+    """
+    compiled = stages(f, args, kwargs)[1]
+    if compiled is None:
+        raise TypeError("a text cannot be compiled; pass the function, or what its lower(...) returns")
+    return compiled
 
 
-def _is_compiled(f):
-    return hasattr(f, "as_text") and hasattr(f, "input_shardings")
+def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowered | None, jax.stages.Compiled | None]:
+    """A function as JAX's `Lowered` and `Compiled`, each None where it came without.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> lowered, compiled = comms.stages(jnp.sum, (a,), {})
+    >>> dict(collectives(compiled))
+    {'all-reduce': 1}
+
+    Args:
+      f: as for `collectives`.
+      args, kwargs: its arguments, as a tuple and a dict.
+
+    Raises:
+      TypeError: as `collectives` does.
+    """
+    # Equinox and Flax wrap what JAX returns.
+    kept = (getattr(f, name, None) for name in ("compiled", "lowered"))
+    stage = next((inner for inner in kept if isinstance(inner, _STAGES)), f)
+    if isinstance(stage, (str, *_STAGES)):
+        if args or kwargs:
+            raise TypeError(
+                f"a {type(f).__name__} is a program for arguments that it knows, and takes no others; pass it alone, "
+                "or pass the function with its arguments"
+            )
+        if isinstance(stage, str):
+            return None, None
+        return (None, stage) if isinstance(stage, jax.stages.Compiled) else (stage, stage.compile())
+    if not callable(f) and not hasattr(f, "lower"):
+        raise TypeError(
+            f"collectives() takes a function and its arguments, a lowered or compiled function, or the text of a "
+            f"compiled program, not {type(f).__name__}; wrap what you compute: collectives(lambda a: a.sum(), a)"
+        )
+    if not hasattr(f, "lower") and hasattr(getattr(f, "func", None), "lower"):
+        # A jitted method is a partial: its object is the first argument.
+        f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
+    lowered = (f if hasattr(f, "lower") else jax.jit(f)).lower(*args, **kwargs)
+    lowered = getattr(lowered, "lowered", lowered)
+    return lowered, lowered.compile()
 
 
-def read_program(text, mesh=None):
+_STAGES = (jax.stages.Lowered, jax.stages.Compiled)
+
+
+def meshes_of(compiled: jax.stages.Compiled, *placed: Any) -> list[Mesh | AbstractMesh]:
+    """The meshes of a compiled program, for `find`.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> compiled = jax.jit(lambda a: a.sum(0)).lower(a).compile()
+    >>> comms.meshes_of(compiled)[0] == mesh
+    True
+
+    Args:
+      compiled: what `jax.jit(f).lower(...).compile()` returns.
+      *placed: arrays or shardings whose meshes come first.
+
+    Returns:
+      A list: the meshes of `placed`, and of the program's arguments and results.
+    """
+    placed = (*placed, compiled.output_shardings, compiled.input_shardings)
+    shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(placed)]
+    return [s.mesh for s in shardings if isinstance(s, NamedSharding) and s.mesh.size > 1]
+
+
+def meshes_named_in(text: str, devices: int) -> list[AbstractMesh]:
+    """The meshes that a program names, with all of its devices in order: in StableHLO, or in HLO of newer versions.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> text = jax.jit(lambda a: a.sum(0)).lower(a).as_text()
+    >>> [dict(found.shape) for found in comms.meshes_named_in(text, 8)]
+    [{'x': 2, 'y': 4}]
+
+    Args:
+      text: of the program.
+      devices: how many devices it has.
+
+    Returns:
+      A list of `AbstractMesh`es.
+    """
+    known = re.findall(r"^\s*sdy\.mesh @\S+ = <\[([^\]]*)\]>", text, re.MULTILINE)
+    known += re.findall(r'^[^"\n]*\breplica_groups=mesh\[([^\]]*)\] ', text, re.MULTILINE)  # in no quoted text
+    meshes = []
+    for axes in dict.fromkeys(axis.replace('"', "'") for axis in known):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
+        invented = all(re.fullmatch(r"axis_\d+", name) for name in sizes)  # by XLA
+        if math.prod(sizes.values()) == devices > 1 and not invented:
+            meshes.append(AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+    return meshes
+
+
+def read_program(text: str, mesh: Mesh | AbstractMesh | None = None) -> Collectives:
     """The communication in the text of a compiled program (HLO); see `collectives`.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> text = jax.jit(lambda a: a.sum(0)).lower(a).compile().as_text()
+    >>> read_program(text, mesh).moves[0].axes
+    ('y',)
 
     Args:
       text: what `compiled.as_text()` returns.
-      mesh: a `Mesh` or `AbstractMesh` whose axes name the groups; without it they stay lists of positions.
+      mesh: a `Mesh` or `AbstractMesh` whose axes name the groups; by default those that the text names. If it names
+        none, the groups stay lists of positions.
 
     Returns:
       `Collectives`.
@@ -189,51 +402,70 @@ def read_program(text, mesh=None):
     Raises:
       shardlab.hlo.UnreadableProgram: the text has no entry, or a collective in it cannot be read.
     """
-    return Collectives(tuple(move for move, _ in find(Program(text), mesh)))
+    program = Program(text)
+    return _read(program, meshes_named_in(text, program.devices) if mesh is None else mesh)
 
 
-def find(program, mesh=None):
+def _read(program, mesh):
+    return Collectives(tuple(move for move, _ in find(program, mesh)))
+
+
+def find(
+    program: Program, mesh: Mesh | AbstractMesh | Sequence[Mesh | AbstractMesh] | None = None
+) -> Iterator[tuple[Collective, Instruction]]:
     """Every collective of a program, with the instruction that starts it: a fusion, where it is part of one.
+
+    >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
+    >>> program = hlo.Program(comms.compile_for(lambda a: a.sum(0), a).as_text())
+    >>> [(move.axes, start.kind) for move, start in comms.find(program, mesh)]
+    [(('y',), 'all-reduce')]
 
     Args:
       program: a `shardlab.hlo.Program`.
-      mesh: as for `read_program`.
+      mesh: the mesh whose axes name the groups; or several, of which the first that fits is taken; or None.
 
     Yields:
-      A `Collective` and a `shardlab.hlo.Instruction`, in the order of the program's text.
+      Each `Collective` and a `shardlab.hlo.Instruction`, in the order of the program's text; but none whose groups
+      are of one device each, because they send nothing.
 
     Raises:
       shardlab.hlo.UnreadableProgram: a collective cannot be read.
     """
-    axis_names = _axes_by_groups(mesh) if mesh is not None else {}
-    started = _started_in_fusions(program)
+    axes_of = _axes_of_groups([] if mesh is None else mesh if isinstance(mesh, (list, tuple)) else [mesh])
+    started, numbers = _started_in_fusions(program), count()
 
-    def walk(here, times, asynchronous, fusion, outer):
+    def walk(here, least, most, branches, asynchronous, fusion, outer):
         for instruction in here.matching(f"{_COMMUNICATE}|{CALLS}"):
             kind, starts = instruction.kind, instruction.kind.endswith("-start")
-            if kind.removesuffix("-start") in _KINDS:
-                move = _collective(instruction, program.devices, axis_names, times, asynchronous or starts)
+            if kind.removesuffix("-start") in COLLECTIVES:
+                move = _collective(instruction, program.devices, axes_of, asynchronous or starts)
+                if all(len(set(group)) == 1 for group in move.groups):
+                    continue
+                move = replace(move, at_least=least, at_most=most, branches=branches)
                 move = move if fusion is None else _in_a_fusion(move, instruction, fusion, started)
                 if move:
                     yield move, outer or instruction
                 continue
             _refuse_other_communication(instruction)
-            for callee, repeat in instruction.calls():
+            calls, number = instruction.calls(), next(numbers)
+            for place, (callee, low, high) in enumerate(calls):
                 yield from walk(
                     callee,
-                    None if times is None or repeat is None else times * repeat,
+                    least * low,
+                    _product(most, high),
+                    (*branches, (number, place, len(calls))) if kind == "conditional" else branches,
                     asynchronous or starts,
                     instruction if kind == "fusion" else fusion,
                     (outer or instruction) if kind == "fusion" or starts else outer,
                 )
 
-    yield from walk(program.entry, 1, False, None, None)
+    yield from walk(program.entry, 1, 1, (), False, None, None)
 
 
 # --- A collective ----------------------------------------------------------------------------------------
 
 
-def _collective(instruction, devices, axis_names, times, asynchronous):
+def _collective(instruction, devices, axes_of, asynchronous):
     kind = instruction.kind.removesuffix("-start")
     operands = tuple(t for operand in instruction.operands for t in array_types(operand))
     results = array_types(instruction.result)
@@ -243,8 +475,9 @@ def _collective(instruction, devices, axis_names, times, asynchronous):
         # The result of a started operation holds its operands, its future results, and sometimes handles.
         results = results[len(operands) : 2 * len(operands)]
     groups = _groups(kind, instruction, devices)
-    axes = axis_names.get(_as_sets(groups)) if kind != "collective-permute" else _axes_of_pairs(groups, axis_names)
-    return Collective(kind, operands, results, groups, axes, times, asynchronous)
+    axes, within = axes_of(groups)
+    axes = within if kind == "collective-permute" else axes
+    return Collective(kind, operands, results, groups, axes, asynchronous=asynchronous, within=within)
 
 
 def _started_in_fusions(program):
@@ -258,7 +491,7 @@ def _started_in_fusions(program):
 
 
 def _channel(instruction):
-    channel = re.search(r"channel_id=(\d+)", instruction.attributes)
+    channel = re.search(r"channel_id=(\d+)", instruction.unquoted)
     return channel and channel[1]
 
 
@@ -269,7 +502,7 @@ def _in_a_fusion(move, instruction, fusion, started):
     while they compute, a last one ends it, and all of them repeat its line: only the start counts. And a reduce-scatter
     is written as an all-reduce, fused with the slice that each device keeps.
     """
-    if "chain_id=" in instruction.attributes:
+    if "chain_id=" in instruction.unquoted:
         if (instruction.home.name, instruction.name) in started:
             return replace(move, asynchronous=True)
         if (instruction.kind, _channel(instruction)) in started:
@@ -287,7 +520,8 @@ def _in_a_fusion(move, instruction, fusion, started):
 def _refuse_other_communication(instruction):
     """Raise if an instruction communicates in a way that we cannot count."""
     kind, text = instruction.kind, instruction.attributes
-    to_host = kind in ("send", "recv") and "is_host_transfer=true" in text and "megascale" not in text  # callbacks
+    to_host = kind in ("send", "recv") and "is_host_transfer=true" in instruction.unquoted
+    to_host = to_host and "megascale" not in text  # a callback
     unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
     if (unknown and not to_host) or (kind == "custom-call" and re.search(r'"has_communication":\s*true', text)):
         raise UnreadableProgram(
@@ -297,7 +531,7 @@ def _refuse_other_communication(instruction):
 
 
 def _groups(kind, instruction, devices):
-    text = instruction.attributes
+    text = instruction.unquoted
     if kind == "collective-permute":
         pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
         if not pairs:
@@ -312,13 +546,17 @@ def _groups(kind, instruction, devices):
     if iota:
         size, flat = int(iota[2]), _iota(iota[3], iota[4])
         return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
-    order = r"(?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+    order = r"(?:, device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?"
     named = re.search(rf"replica_groups=mesh\[([^\]]*)\]{order} \{{([^}}]*)\}}(?=,|$)", text)
     axis = r"'[^']*'=\d+"
     part = r"'[^']*'(?::\(\d+\)\d+)?"
-    if named and re.fullmatch(rf"{axis}(,{axis})*", named[1]) and re.fullmatch(rf"{part}(,{part})*", named[4]):
-        groups = _groups_of_mesh(named[1], named[4])
-        seats = _iota(named[2], named[3]) if named[2] else range(devices)
+    known = named and all(
+        re.fullmatch(rf"({form}(,{form})*)?", text) for form, text in ((axis, named[1]), (part, named[5]))
+    )
+    if known:
+        groups = _groups_of_mesh(named[1], named[5])  # no axes: every device is alone
+        listed = _numbers(named[4]) if named[4] else range(devices)
+        seats = _iota(named[2], named[3]) if named[2] else listed
         return tuple(tuple(seats[place] for place in group) for group in groups)
     raise UnreadableProgram(f"cannot read the groups of this collective: {instruction.line.strip()[:300]}")
 
@@ -376,22 +614,31 @@ def _as_sets(groups):
     return frozenset(map(frozenset, groups))
 
 
-def _axes_by_groups(mesh):
-    """For every choice of mesh axes, the groups along them; the shortest choice where axes have size 1."""
-    sizes = {str(axis): int(size) for axis, size in mesh.shape.items()}
-    found = {}
-    for count in range(1, len(sizes) + 1):
-        for axes in combinations(sizes, count):
-            found.setdefault(_as_sets(_groups_along(sizes, axes)), axes)
-    return found
+def _axes_of_groups(meshes):
+    """A function from groups to the axes along which they go, and to the fewest axes within which they stay.
 
+    Either is None if there is none. The axes are those of the first mesh that fits, without axes of size 1.
+    """
+    exact, homes = {}, []
+    for shape in dict.fromkeys(tuple(mesh.shape.items()) for mesh in meshes):
+        sizes = {str(axis): int(size) for axis, size in shape}
+        for many in range(1, len(sizes) + 1):
+            for axes in combinations(sizes, many):
+                whole = _groups_along(sizes, axes)
+                exact.setdefault(_as_sets(whole), axes)
+                homes.append((axes, {device: i for i, group in enumerate(whole) for device in group}))
 
-def _axes_of_pairs(pairs, axis_names):
-    """The fewest axes such that every message stays within a group along them."""
-    for groups, axes in axis_names.items():
-        if all(any(a in group and b in group for group in groups) for a, b in pairs):
-            return axes
-    return None
+    def stays(group, home):
+        seats = {home.get(device) for device in group}
+        return len(seats) == 1 and None not in seats
+
+    @cache
+    def axes_of(groups):
+        held = (axes for axes, home in homes if all(stays(group, home) for group in groups))
+        axes = exact.get(_as_sets(groups))
+        return axes, axes or next(held, None)
+
+    return axes_of
 
 
 def _groups_text(groups):

@@ -3,7 +3,8 @@
 A device computes, moves data between its memory (HBM) and its compute units, and communicates with other devices. Each
 of the three has a speed, so each gives a time, and the largest of the three is a lower bound for all of them together:
 the roofline. This module applies it to collectives, matrix products, transformer layers, training steps and decoding
-steps. Arguments may be NumPy arrays, which broadcast: a function that takes one `Parallelism` also takes 100,000.
+steps. Arguments that are `Numbers` may be NumPy arrays, which broadcast: a function that takes one `Parallelism` also
+takes 100,000.
 
 Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*: the result of an
 all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all or a permute.
@@ -15,16 +16,19 @@ below), which leaves the (n-1)/n out. For an all-to-all that book's array is the
 Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from shardlab import hardware
-from shardlab._arguments import amount, first, one_of, whole
+from shardlab._arguments import Numbers, amount, first, one_of, whole
+from shardlab.hardware import Chip
+from shardlab.models import Model
 
 __all__ = [
-    "AXES", "BYTES", "PARTS", "REMAT", "DecodeCost", "Memory", "Parallelism", "Roofline", "StepCost",
+    "AXES", "BYTES", "PARTS", "REMAT", "DecodeCost", "Memory", "Numbers", "Parallelism", "Roofline", "StepCost",
     "activation_bytes", "collective_bytes", "collective_seconds", "crossover_bytes", "decode_cost",
     "hierarchical_seconds", "latency_seconds", "layer", "matmul", "node_bytes", "parallelisms", "step_cost",
     "training_flops", "training_memory",
@@ -46,10 +50,13 @@ def _size(name, dtype):
 # --- Collectives -----------------------------------------------------------------------------------------------
 
 
-def collective_bytes(kind, array_bytes, devices):
+def collective_bytes(kind: str, array_bytes: Numbers, devices: Numbers) -> Numbers:
     """Bytes that a device sends, on a ring: what `shardlab.comms` counts in a compiled program.
 
     To all-gather an array of 1,024 bytes over 8 devices, each sends 7/8 of it, 896 bytes.
+
+    >>> print(cost.collective_bytes("all-gather", 1024, 8), "bytes")
+    896.0 bytes
 
     Args:
       kind: "all-gather", "reduce-scatter", "all-reduce", "all-to-all" or "collective-permute".
@@ -68,12 +75,24 @@ def collective_bytes(kind, array_bytes, devices):
     return _GATHERS.get(kind, 1) * (n - 1) / n * array_bytes
 
 
-def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
+def collective_seconds(
+    kind: str,
+    array_bytes: Numbers,
+    sizes: Numbers | tuple[Numbers, ...],
+    chip: str | Chip,
+    ring: bool | tuple[bool, ...] | None = None,
+) -> Numbers:
     """The time of a collective over the links of a slice or node: the larger of its bandwidth and its latency.
 
     To all-gather 34 MB along an axis of four v5e chips takes 3/4 of 34 MB / 45 GB/s = 567 microseconds: four chips of
     a v5e do not form a ring, so the chip at an end receives the other three quarters over its only link. Sixteen chips
     do, and it takes 15/16 of 34 MB / 90 GB/s = 354 microseconds.
+
+    >>> for chips in (4, 16):
+    ...     seconds = cost.collective_seconds("all-gather", 34e6, chips, "v5e")
+    ...     print(f"{seconds * 1e6:.0f} microseconds")
+    567 microseconds
+    354 microseconds
 
     Args:
       kind: as for `collective_bytes`.
@@ -95,11 +114,16 @@ def collective_seconds(kind, array_bytes, sizes, chip, ring=None):
     return np.maximum(share * amount("array_bytes", array_bytes) / speed, hops * hardware.chip(chip).link_seconds)
 
 
-def latency_seconds(kind, sizes, chip, ring=None):
+def latency_seconds(
+    kind: str, sizes: Numbers | tuple[Numbers, ...], chip: str | Chip, ring: bool | tuple[bool, ...] | None = None
+) -> Numbers:
     """The time of a collective of no bytes: its hops, one after the other.
 
     An all-gather takes n/2 hops on a ring, in both directions at once, and n-1 on a line or a switch; an all-reduce
     takes twice as many.
+
+    >>> print(f"{cost.latency_seconds('all-gather', 16, 'v5e') * 1e6:.0f} microseconds")
+    8 microseconds
 
     Args:
       kind, sizes, chip, ring: as for `collective_seconds`.
@@ -109,11 +133,16 @@ def latency_seconds(kind, sizes, chip, ring=None):
     return _load(kind, sizes, hardware.chip(chip), ring)[1] * hardware.chip(chip).link_seconds
 
 
-def crossover_bytes(kind, sizes, chip, ring=None):
+def crossover_bytes(
+    kind: str, sizes: Numbers | tuple[Numbers, ...], chip: str | Chip, ring: bool | tuple[bool, ...] | None = None
+) -> Numbers:
     """The `array_bytes` below which a collective is latency-bound, and above which bandwidth-bound; 0 for one device.
 
     An all-reduce over a ring of n has n hops, and (n-1)/n of the array on each link. On a v5p the two take the same
     time at n²/(n-1) times 90 GB/s times one microsecond: 90 kB for each chip, and a little more.
+
+    >>> print(f"{cost.crossover_bytes('all-reduce', 16, 'v5p') / 1e3:.0f} kB")
+    1536 kB
 
     Args:
       kind, sizes, chip, ring: as for `collective_seconds`.
@@ -123,11 +152,22 @@ def crossover_bytes(kind, sizes, chip, ring=None):
     return np.where(share > 0, made / np.where(share > 0, share, 1), 0.0)[()]
 
 
-def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
+def hierarchical_seconds(
+    kind: str,
+    array_bytes: Numbers,
+    inner: Numbers | tuple[Numbers, ...],
+    outer: Numbers,
+    chip: str | Chip,
+    overlap: bool = True,
+) -> Numbers:
     """The time of a collective over `outer` nodes or slices of `inner` chips: within each, and between them.
 
     An all-reduce is a reduce-scatter within each node, an all-reduce between nodes of 1/inner of the array over each
     chip's own network card, and an all-gather within each node. An all-to-all sends each chunk to its destination.
+
+    >>> seconds = cost.hierarchical_seconds("all-reduce", 1e9, 8, 4, "H100")
+    >>> print(f"{seconds * 1e3:.1f} ms")
+    3.9 ms
 
     Args:
       kind: as for `collective_bytes`.
@@ -146,12 +186,18 @@ def hierarchical_seconds(kind, array_bytes, inner, outer, chip, overlap=True):
     return np.maximum(near, far) if overlap else near + far
 
 
-def node_bytes(kind, array_bytes, inner, outer, hierarchical=True):
+def node_bytes(kind: str, array_bytes: Numbers, inner: Numbers, outer: Numbers, hierarchical: bool = True) -> Numbers:
     """Bytes that a node of `inner` devices sends to other nodes, over the slow links.
 
     An all-reduce of 4 MiB over two nodes of four devices: a flat ring through all eight leaves each node once, with
     2 * 7/8 * 4 = 7 MiB; in two levels it is 2 * 1/2 * 4 = 4 MiB. Where several groups cross at once, each with one
     device on a node, inner is 1, and each group sends as much.
+
+    >>> for hierarchical in (False, True):
+    ...     sent = cost.node_bytes("all-reduce", 4 * 2**20, 4, 2, hierarchical)
+    ...     print(sent / 2**20, "MiB")
+    7.0 MiB
+    4.0 MiB
 
     Args:
       kind: as for `collective_bytes`; a permute is one along a ring through all devices.
@@ -224,6 +270,9 @@ def _network(sent_bytes, steps, chip):
 class Parallelism:
     """How a training step is parallelised: sizes of the data, fsdp and tensor axes, whole numbers or arrays of them.
 
+    >>> print(cost.Parallelism(data=4, fsdp=16, tensor=8).chips, "chips")
+    512 chips
+
     Attributes:
       data: data-parallel replicas of the model, each with examples of its own.
       fsdp: chips of a replica with examples of their own, each with a shard of parameters, gradients and moments.
@@ -231,26 +280,30 @@ class Parallelism:
       slices: ICI slices over which the chips are spread evenly, the data axis first; for TPUs.
     """
 
-    data: int = 1
-    fsdp: int = 1
-    tensor: int = 1
+    data: Numbers = 1
+    fsdp: Numbers = 1
+    tensor: Numbers = 1
     slices: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for axis in AXES:
             whole(f"the {axis} axis", getattr(self, axis))
         whole("slices", self.slices)
 
     @property
-    def chips(self):
+    def chips(self) -> Numbers:
         """The product of the axes."""
         return np.multiply(np.multiply(self.data, self.fsdp), self.tensor)
 
 
-def parallelisms(chips, model=None, slices=1):
+def parallelisms(chips: int, model: Model | None = None, slices: int = 1) -> Parallelism:
     """Every way to parallelise a step over a number of chips, as one `Parallelism` of arrays.
 
     As (data, fsdp, tensor), four chips can be (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2) or (1, 1, 4).
+
+    >>> ways = cost.parallelisms(4)
+    >>> list(zip(ways.data.tolist(), ways.fsdp.tolist(), ways.tensor.tolist()))
+    [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2), (1, 1, 4)]
 
     Args:
       chips: how many.
@@ -295,17 +348,17 @@ class Roofline:
     memory_seconds: float
 
     @property
-    def intensity(self):
+    def intensity(self) -> Numbers:
         """Arithmetic intensity: FLOPs per byte."""
         return self.flops / self.hbm_bytes
 
     @property
-    def seconds(self):
+    def seconds(self) -> Numbers:
         """The larger of the two times, because a chip computes while it loads."""
         return np.maximum(self.compute_seconds, self.memory_seconds)
 
     @property
-    def bound(self):
+    def bound(self) -> str | np.ndarray:
         """ "compute" or "memory", whichever takes longer."""
         return np.where(np.greater_equal(self.compute_seconds, self.memory_seconds), "compute", "memory")[()]
 
@@ -314,10 +367,18 @@ def _roofline(flops, hbm_bytes, chip, dtype):
     return Roofline(flops, hbm_bytes, flops / chip.peak(dtype), hbm_bytes / chip.hbm_bytes_per_second)
 
 
-def matmul(m, k, n, chip, dtype="bf16", weights=None):
+def matmul(
+    m: Numbers, k: Numbers, n: Numbers, chip: str | Chip, dtype: str = "bf16", weights: str | None = None
+) -> Roofline:
     """The roofline of (m, k) @ (k, n): 2 m k n FLOPs, and each matrix read or written once.
 
     On a v5e, with bf16 and large k and n, it is compute-bound from m = 240 on.
+
+    >>> product = cost.matmul(1024, 8192, 8192, "v5e")
+    >>> print(f"{product.seconds * 1e6:.0f} microseconds, {product.bound}-bound")
+    698 microseconds, compute-bound
+    >>> print(f"{product.intensity:.0f} FLOPs per byte")
+    819 FLOPs per byte
 
     Args:
       m, k, n: the sizes of the dimensions.
@@ -336,8 +397,18 @@ def matmul(m, k, n, chip, dtype="bf16", weights=None):
     return _roofline(2 * m * k * n, size * m * (k + n) + weight_size * k * n, hardware.chip(chip), dtype)
 
 
-def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
+def layer(
+    model: Model, chip: str | Chip, tokens: Numbers, sequence: Numbers, tensor: Numbers = 1, dtype: str = "bf16"
+) -> dict[str, Roofline]:
     """The rooflines of one transformer layer's forward pass, on each of the chips that share it, by part.
+
+    >>> parts = cost.layer(model("llama-3-8b"), "v5p", tokens=4096, sequence=4096)
+    >>> for name, part in parts.items():
+    ...     print(f"{name}: {part.seconds * 1e6:.0f} microseconds")
+    ...
+    attention projections: 749 microseconds
+    attention: 599 microseconds
+    mlp: 3144 microseconds
 
     Args:
       model: a `shardlab.models.Model`.
@@ -370,11 +441,15 @@ def layer(model, chip, tokens, sequence, tensor=1, dtype="bf16"):
     }
 
 
-def training_flops(model, batch_tokens, sequence=0, remat="none"):
+def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, remat: str = "none") -> Numbers:
     """FLOPs of one training step, on all chips together: about six for each parameter and token.
 
     For each token, an element of a matrix takes two FLOPs in the forward pass and four in the backward pass, and
     attention takes 12 * sequence * heads * head_dim in each layer.
+
+    >>> flops = cost.training_flops(model("llama-3-70b"), batch_tokens=1)
+    >>> print(f"{flops / 1e9:.0f} GFLOPs for each token")
+    417 GFLOPs for each token
 
     Args:
       model: a `shardlab.models.Model`.
@@ -426,18 +501,22 @@ class Memory:
     logits_bytes: float
 
     @property
-    def state_bytes(self):
+    def state_bytes(self) -> Numbers:
         """Parameters, gradients, moments and master weights."""
         return self.parameter_bytes + self.gradient_bytes + self.moment_bytes + self.master_bytes
 
     @property
-    def total_bytes(self):
+    def total_bytes(self) -> Numbers:
         """The sum of all parts, as if all were held at once."""
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.gathered_bytes + self.logits_bytes
 
 
-def activation_bytes(model, tokens, remat="none", dtype="bf16"):
+def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: str = "bf16") -> Numbers:
     """Bytes of activations that the forward pass keeps for the backward pass, in all layers, before sharding.
+
+    >>> kept = cost.activation_bytes(model("llama-3-8b"), 4096, remat="block")
+    >>> print(f"{kept / 1e9:.2f} GB")
+    1.07 GB
 
     Args:
       model: a `shardlab.models.Model`.
@@ -469,13 +548,26 @@ def _kept_width(model, remat):
 
 
 def training_memory(
-    model, parallelism, batch_tokens, remat="block", parameters="bf16", gradients="bf16", moments="f32", master=None,
-    activations="bf16", logits="f32",
-):  # fmt: skip
+    model: Model,
+    parallelism: Parallelism,
+    batch_tokens: Numbers,
+    remat: str = "block",
+    parameters: str | None = "bf16",
+    gradients: str | None = "bf16",
+    moments: str | None = "f32",
+    master: str | None = None,
+    activations: str | None = "bf16",
+    logits: str | None = "f32",
+) -> Memory:
     """The memory of each chip in a training step with Adam.
 
     Llama 3 70B in bf16 with moments in f32 takes 2 + 2 + 8 = 12 bytes for each parameter, its gradient and its two
     moments: 847 GB, sharded over fsdp times tensor chips.
+
+    >>> fsdp = cost.Parallelism(fsdp=512)
+    >>> memory = cost.training_memory(model("llama-3-70b"), fsdp, 4 * 2**20)
+    >>> print(f"{memory.state_bytes / 1e9:.2f} GB of {memory.total_bytes / 1e9:.2f} GB")
+    1.65 GB of 22.73 GB
 
     Args:
       model: a `shardlab.models.Model`.
@@ -551,33 +643,52 @@ class StepCost:
         return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
 
     @property
-    def seconds(self):
+    def seconds(self) -> Numbers:
         """The time of the largest part, a lower bound: everything else overlaps with it."""
         return self._parts().max(0)
 
     @property
-    def serial_seconds(self):
+    def serial_seconds(self) -> Numbers:
         """The time if nothing overlaps: compute or HBM, whichever is more, plus all collectives."""
         sent = self.data_seconds + self.fsdp_seconds + self.tensor_seconds
         return np.maximum(self.compute_seconds, self.hbm_seconds) + sent
 
     @property
-    def bound(self):
+    def bound(self) -> str | np.ndarray:
         """The name of the largest part: "compute", "hbm", "data", "fsdp" or "tensor"."""
         return np.array(PARTS)[self._parts().argmax(0)]
 
 
 def step_cost(
-    model, chip, parallelism, batch_tokens, sequence=4096, chips=None, remat="block", torus_axes=None, ring=True,
-    efficiency=1.0, gathers=2, parameters="bf16", gradients="bf16", moments="f32", master=None, activations="bf16",
-    logits="f32",
-):  # fmt: skip
+    model: Model,
+    chip: str | Chip,
+    parallelism: Parallelism,
+    batch_tokens: Numbers,
+    sequence: Numbers = 4096,
+    chips: int | None = None,
+    remat: str = "block",
+    torus_axes: Mapping[str, Numbers] | None = None,
+    ring: bool = True,
+    efficiency: float = 1.0,
+    gathers: int = 2,
+    parameters: str = "bf16",
+    gradients: str = "bf16",
+    moments: str | None = "f32",
+    master: str | None = None,
+    activations: str = "bf16",
+    logits: str | None = "f32",
+) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
     Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
     once in the backward pass, and reduce-scatters gradients. Tensor parallelism all-gathers the activations of its
     group before attention and before the MLP and reduce-scatters the results, in the forward and the backward pass, and
     for "block" in the rematerialised forward pass too.
+
+    >>> fsdp = cost.Parallelism(fsdp=512)
+    >>> step = cost.step_cost(model("llama-3-70b"), "v5p", fsdp, 4 * 2**20)
+    >>> print(f"{step.seconds:.2f} s, {step.bound}-bound, MFU {step.mfu:.0%}")
+    10.65 s, compute-bound, MFU 75%
 
     Args:
       model: a `shardlab.models.Model`.
@@ -714,24 +825,38 @@ class DecodeCost:
     fits: bool
 
     @property
-    def seconds(self):
+    def seconds(self) -> Numbers:
         """Reading the cache, plus the larger of reading parameters and multiplying; the all-reduces, if longer."""
         work = self.cache_seconds + np.maximum(self.parameter_seconds, self.compute_seconds)
         return np.maximum(work, self.tensor_seconds)
 
     @property
-    def bound(self):
+    def bound(self) -> str | np.ndarray:
         """The name of the largest part: "parameters", "cache", "compute" or "tensor"."""
         parts = self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.tensor_seconds
         names = np.array(["parameters", "cache", "compute", "tensor"])
         return names[np.stack(np.broadcast_arrays(*parts)).argmax(0)]
 
 
-def decode_cost(model, chip, batch, context, tensor=1, weights="bf16", cache="bf16", dtype="bf16", torus_axes=1):
+def decode_cost(
+    model: Model,
+    chip: str | Chip,
+    batch: Numbers,
+    context: Numbers,
+    tensor: Numbers = 1,
+    weights: str = "bf16",
+    cache: str = "bf16",
+    dtype: str = "bf16",
+    torus_axes: Numbers = 1,
+) -> DecodeCost:
     """What one decoding step costs: a token for each of `batch` sequences.
 
     Each step reads all parameters and the KV cache, for 2 FLOPs with each parameter and sequence. Small batches are
     therefore memory-bound on the parameters, and long contexts memory-bound on the cache.
+
+    >>> step = cost.decode_cost(model("llama-3-8b"), "v5e", 8, 4096, tensor=4)
+    >>> print(f"{step.seconds * 1e3:.1f} ms, most of them for the {step.bound}")
+    5.9 ms, most of them for the parameters
 
     Args:
       model: a `shardlab.models.Model`.

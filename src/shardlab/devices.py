@@ -8,13 +8,16 @@ __all__ = ["configure", "emulate"]
 _FLAG = "--xla_force_host_platform_device_count"
 
 
-def emulate(n=8, *, keep_accelerators=False):
+def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
     """Make this process see `n` CPU devices and return them.
 
     `emulate(8)` on a laptop gives eight devices that share its cores. Shardings and collectives work
     on them as on eight chips, but they are no faster than one device.
     Call it before JAX first computes anything. When a notebook is run again it may be called again: the devices stay,
     and a mesh that was set by `jax.set_mesh` is no longer the current one.
+
+    >>> len(emulate(8))
+    8
 
     Args:
       n: how many CPU devices, 1 or more (up to 256 are known to work).
@@ -78,7 +81,7 @@ def _leave_mesh():
         jax.set_mesh(jax.sharding.Mesh(np.empty((), dtype=object), ()))
 
 
-def configure(n, *, keep_accelerators=False):
+def configure(n: int, *, keep_accelerators: bool = False) -> None:
     """Request `n` CPU devices without starting JAX, for processes that call `jax.distributed.initialize` first.
 
     `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the global devices.

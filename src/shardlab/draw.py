@@ -9,19 +9,22 @@ and shards of partial sums are hatched. The arrows beside the tiles are the mesh
 
 How to read a picture of a collective: the devices stand side by side, each above what it holds. Data keeps the colour
 of the device that it came from, a sum is hatched in the colours of all its terms, what changed since the last frame
-has a bold outline, and an empty slot a dotted one.
+has a bold outline, and an empty slot a dotted one. An arrow leads from each device that sent something to the device
+that got it, with what was sent on it.
 """
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from textwrap import wrap
+from typing import Any
 
-import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from shardlab._arguments import nearest
+from shardlab._arguments import nearest, whole
+from shardlab._backward import draw_backward
 from shardlab._charts import bars, timeline
 from shardlab._svg import (
     PALETTE,
@@ -35,6 +38,7 @@ from shardlab._svg import (
     haloed,
     ink,
     listed,
+    number_text,
     rect,
     row,
     side_by_side,
@@ -42,10 +46,23 @@ from shardlab._svg import (
     text,
     text_width,
 )
+from shardlab._torus import draw_torus
+from shardlab.comms import Collectives
 from shardlab.follow import Flow
-from shardlab.layout import MeshLayout, axes_text, counted, describe, index_text
+from shardlab.layout import MeshLayout, axes_text, counted, describe, index_text, spec_text
 
-__all__ = ["PALETTE", "Picture", "bars", "draw", "draw_matmul", "draw_shard_map", "timeline"]
+__all__ = [
+    "PALETTE",
+    "Picture",
+    "bars",
+    "draw",
+    "draw_all_reduce",
+    "draw_backward",
+    "draw_matmul",
+    "draw_shard_map",
+    "draw_torus",
+    "timeline",
+]
 
 _DRAWN_IN_FULL = 64  # devices; a larger layout is summarised
 _TILE_W, _TILE_H = 26, 22  # the smallest tile, in px, in which a three-digit number is legible
@@ -54,13 +71,29 @@ _GAP = 10
 _SKIP = None  # stands for tiles left out of a summary
 
 
-def draw(*things, shape=None, dims=None, partial=None, **named):
+def draw(
+    *things: Any,
+    shape: Sequence[int] | None = None,
+    dims: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    partial: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
+    **named: Any,
+) -> Picture:
     """Draw layouts: which device stores which shard.
 
     `draw(x)` draws one array, `draw(before=x, after=y)` two side by side with their names, and `draw(mesh)` a mesh.
     `draw(sharding, shape=(4, 16))` draws an array that does not exist, and `draw(follow(program, mesh))` what a
     program communicates, step by step. Below each array stand its type and its local shape: on a mesh of 2 x 4
     devices with axes x and y, `f32[4@x, 16]` has the local shape (4/2, 16) = (2, 16).
+
+    >>> a = jax.device_put(jnp.zeros((4, 16)), NamedSharding(mesh, P("x", "y")))
+    >>> draw(a)
+    f32[4@x, 16@y]
+    ┌───┬───┬───┬───┐
+    │ 0 │ 1 │ 2 │ 3 │
+    ├───┼───┼───┼───┤
+    │ 4 │ 5 │ 6 │ 7 │
+    └───┴───┴───┴───┘
+    local shape (2, 4), 8 shards on 8 devices, 32 bytes each.
 
     Args:
       *things: what `shardlab.layout.describe` takes: arrays, shardings, meshes; a `Layout`; or a `Flow`.
@@ -100,18 +133,40 @@ def draw(*things, shape=None, dims=None, partial=None, **named):
     return Picture(row("".join(html for html, _ in panels)), "\n\n".join(words for _, words in panels))
 
 
-def draw_matmul(A, B, C, dims="MJN", partial=None):
+def draw_matmul(
+    A: Any,
+    B: Any,
+    C: Any,
+    dims: Sequence[str] = "MJN",
+    partial: Sequence[str] | None = None,
+    sends: Collectives | None = None,
+) -> Picture:
     """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting dimension marked.
 
-    Each array is drawn once, to one scale. A tile of one device has the device's colour; in a tile of which several
-    devices hold replicas, or partial sums, each of them has a small tile of its own. With `A` of type `f32[16, 32@d]`
-    and `B` of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains
-    partial sums of the local shape (16, 24).
+    Each array is drawn to one scale. A tile of one device has the device's colour; in a tile of which several devices
+    hold replicas, or partial sums, each of them has a small tile of its own. With `A` of type `f32[16, 32@d]` and `B`
+    of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains partial sums
+    of the local shape (16, 24). With `sends=collectives(jnp.matmul, A, B)`, the collectives of the compiled product are
+    arrows: from an operand down to what an all-gather makes of it, and from the partial sums of C down to C.
+
+    >>> line = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    >>> a = jax.device_put(jnp.ones((4, 8)), NamedSharding(line, P(None, "d")))
+    >>> b = jax.device_put(jnp.ones((8, 6)), NamedSharding(line, P("d", None)))
+    >>> draw_matmul(a, b, a @ b, partial="d")
+                         f32[8@d, 6]
+    f32[4, 8@d]          ┌───┐                f32[4, 6]
+    ┌───┬───┐            │ 0 │                ┌─────┐
+    │ 0 │ 1 │          · ├───┤              = │ 0+1 │
+    └───┴───┘            │ 1 │                └─────┘
+    local shape (4, 4)   └───┘                local shape (4, 6), 2 partial sums
+                         local shape (4, 6)
+    A[M, J] · B[J, N] = C[M, N]. The contracting dimension is J. Each device holds partial sums of C over d.
 
     Args:
       A, B, C: arrays, or anything else with a shape, a dtype and a sharding; or `Layout`s. Of two dimensions each.
       dims: the names of the three dimensions, such as "MJN"; the second is the contracting dimension.
       partial: the mesh axis, or a tuple of axes, along which every device holds partial sums of C.
+      sends: what `shardlab.comms.collectives` says of the product.
 
     Returns:
       A `Picture`.
@@ -135,30 +190,53 @@ def draw_matmul(A, B, C, dims="MJN", partial=None):
         raise ValueError(f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are {inner}")
     if c != (a[0], b[1]):
         raise ValueError(f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}")
-    across = _extents(arrays, {rows: a[0], inner: a[1], columns: b[1]})
-    figures = []
-    for array, sign in zip(arrays, ("", "·", "="), strict=True):
-        margin = 26 if sign else 0
-        parts, width, height, middle = _sheet(array, across, margin, marked=inner)
-        if sign:
-            parts.append(text(10, middle + 8, sign, size=24))
-        title = f"{array.name}: {array.type} on {counted(len(array.layout.shards), 'device')}"
-        caption = f"{_name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(array.short)}"
-        figures.append(figure(parts, width, height, title, _describe_shards(array), caption, narrow=150, growth=1.2))
+    stages, said = _stages(arrays, map(_sharding, (A, B, C)), sends)
+    across = _extents([array for held, _ in stages for array in held], {rows: a[0], inner: a[1], columns: b[1]})
+    signs = ("", "·", "=")
+    figures = [_product_figure(*stage, sign, across, inner) for stage, sign in zip(stages, signs, strict=True)]
     formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
-    held = f" Each device holds partial sums of C over {axes_text(arrays[2].partial)}." if arrays[2].partial else ""
-    words = f"{formula}. The contracting dimension is {inner}.{held}"
+    multiplied = [stages[0][0][-1], stages[1][0][-1], stages[2][0][0]]
+    sums = multiplied[2].partial
+    held = f" Each device holds partial sums of C over {axes_text(sums)}." if sums else ""
+    words = " ".join([f"{formula}. The contracting dimension is {inner}.{held}", *said])
     html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
-    blocks = ["\n".join([array.type, *_text_slabs(array), array.short]) for array in arrays]
-    return Picture(row("".join(figures) + html, gap=1), f"{side_by_side(blocks, '·=')}\n{words}")
+    blocks = ["\n".join([array.type, *_text_slabs(array), array.short]) for array in multiplied]
+    align = "flex-end" if len(stages[2][0]) == 1 else "flex-start"
+    return Picture(row("".join(figures) + html, gap=1, align=align), f"{side_by_side(blocks, '·=')}\n{words}")
 
 
-def draw_shard_map(x, in_specs, out_specs, result, mesh=None, body="f"):
+def draw_shard_map(
+    x: Any,
+    in_specs: PartitionSpec | tuple[PartitionSpec, ...],
+    out_specs: PartitionSpec | tuple[PartitionSpec, ...],
+    result: Any,
+    mesh: Mesh | AbstractMesh | None = None,
+    body: str | Callable = "f",
+) -> Picture:
     """Draw a `jax.shard_map`: in_specs splits the argument into shards, each device runs the body, out_specs joins.
 
     On a mesh of 2 x 4 devices with axes x and y, `draw_shard_map(a, P("x", "y"), P("y"), sums, mesh=mesh)` with `a` of
     shape (8, 16) shows eight shards of shape (8/2, 16/4) = (4, 4); each device returns 16/4 = 4 column sums, which are
     joined along y, and the two devices along x must return the same.
+
+    >>> a, columns = jnp.ones((8, 16)), lambda a: a.sum(0)
+    >>> specs = {"in_specs": P(None, "y"), "out_specs": P("y")}
+    >>> sums = jax.shard_map(columns, mesh=mesh, **specs)(a)
+    >>> draw_shard_map(a, **specs, result=sums, mesh=mesh, body="sum(0)")
+    argument f32[8, 16@y]
+    ┌─────┬─────┬─────┬─────┐
+    │ 0 4 │ 1 5 │ 2 6 │ 3 7 │
+    └─────┴─────┴─────┴─────┘
+    in_specs = P(None, "y") splits the argument into shards of (8, 4), one for each device.
+    ┌───┬───┬───┬───┬───┬───┬───┬───┐
+    │ 0 │ 1 │ 2 │ 3 │ 4 │ 5 │ 6 │ 7 │
+    └───┴───┴───┴───┴───┴───┴───┴───┘
+    Each device runs sum(0) on its own and returns (4,).
+    out_specs = P("y") joins them along y into the result; along x, which it does not name, they must be equal.
+    result f32[16@y]
+    ┌─────┬─────┬─────┬─────┐
+    │ 0 4 │ 1 5 │ 2 6 │ 3 7 │
+    └─────┴─────┴─────┴─────┘
 
     Args:
       x: the argument, or a tuple of arguments: anything with a shape and a dtype.
@@ -193,12 +271,62 @@ def draw_shard_map(x, in_specs, out_specs, result, mesh=None, body="f"):
         option = "in_specs" if what == "argument" else "out_specs"
         specs = _specs(option, specs, len(arrays), what)
         sides.append([_placed(what, array, spec, mesh) for array, spec in zip(arrays, specs, strict=True)])
-        sides.append(f"{option} = {', '.join(map(_spec_text, specs))}")
+        sides.append(f"{option} = {', '.join(map(spec_text, specs))}")
     arguments, in_text, results, out_text = sides
     split = f"splits the {_plural('argument', arguments)} into shards of {_shapes(arguments)}, one for each device."
     runs = f"Each device runs {body} on its own and returns {_shapes(results)}."
     joins = f"joins them {_joined(results)}."
     return _shard_map_picture(arguments, results, devices, body, (in_text, split, runs, out_text, joins))
+
+
+def draw_all_reduce(flows: Iterable[Flow], nbytes: int) -> Picture:
+    """Draw ring all-reduces on several numbers of devices, and count the bytes that each device sends.
+
+    With an array of 4,096 bytes on 4 devices each device has 4 blocks of 1,024 bytes and sends 2 (4 - 1) = 6 of them,
+    together 6,144 bytes. On a page the reader chooses the number of devices and the bytes of the array, and goes from
+    step to step; a notebook shows the first flow.
+
+    Args:
+      flows: for each number of devices n what `follow(program, mesh, chunks=n, steps=2 * (n - 1))` returned.
+      nbytes: how many bytes the array has at first.
+
+    Returns:
+      A `Picture`.
+
+    Raises:
+      TypeError: an element of `flows` is no `Flow`.
+      ValueError: there are not at least two flows, two have the same number of devices, one is no ring all-reduce in
+        which each device sends one block in each step, or `nbytes` is not a whole number of at least 1.
+    """
+    flows, nbytes = list(flows), int(whole("nbytes", nbytes))
+    for flow in flows:
+        if not isinstance(flow, Flow):
+            raise TypeError(f"draw_all_reduce() draws flows, which follow() returns, not {type(flow).__name__}")
+        _check_all_reduce(flow)
+    if len({len(flow.devices) for flow in flows}) < max(2, len(flows)):
+        raise ValueError("draw_all_reduce() compares different numbers of devices, such as flows of 2, 4 and 8 devices")
+    html, words = _flow_panel("", flows[0], flows[1:])
+    n = len(flows[0].devices)
+    block, total = number_text(nbytes / n), number_text(2 * (n - 1) * nbytes / n)
+    sent = f"Each of {n} devices sends {2 * (n - 1)} blocks of {block} bytes: {total} bytes"
+    sent += f", which is 2 × ({n} - 1) / {n} × {nbytes:,}."
+    note = f'<p data-counter="" style="flex:0 0 100%;margin:0;font-size:.85em">{sent}</p>'
+    html = html.replace("data-steps=", f'data-bytes="{nbytes}" data-steps=', 1).removesuffix("</div>") + note + "</div>"
+    return Picture(html, f"{words}\n\n{sent}")
+
+
+def _check_all_reduce(flow):
+    n = len(flow.devices)
+    everyone = [(place, slot) for place in range(n) for slot in range(flow.chunks)]
+    done = flow.chunks == n and all(
+        flow.frames[-1].slots[place][slot] == tuple((owner, slot, 1) for owner in range(n)) for place, slot in everyone
+    )
+    senders = [sorted(source for (source, _), _ in frame.sends) for frame in flow.frames[1:]]
+    if not done or senders != [list(range(n))] * (2 * (n - 1)):
+        raise ValueError(
+            f"a ring all-reduce on {n} devices has {n} blocks on each, whose sums are complete after "
+            f"{2 * (n - 1)} steps, and in each step every device sends one block; this flow does not"
+        )
 
 
 # --- What is drawn: arrays with names, dimensions and partial sums -----------------------------------------------
@@ -252,16 +380,9 @@ class _Array:
 
 def _array(name, thing, shape, dims, partial):
     """What `draw` and `draw_matmul` were given, checked."""
-    unreduced = ()
-    sharding = thing if isinstance(thing, NamedSharding) else _sharding(thing)
-    if isinstance(sharding, NamedSharding):
-        spec = sharding.spec
-        unreduced = tuple(axis for axis in sharding.mesh.axis_names if axis in (getattr(spec, "unreduced", None) or ()))
-        if unreduced:  # describe knows slices only; draw knows partial sums too
-            plain = NamedSharding(sharding.mesh, PartitionSpec(*getattr(spec, "partitions", spec)))
-            thing = plain if thing is sharding else jax.ShapeDtypeStruct(thing.shape, thing.dtype, sharding=plain)
-    layout = describe(thing, shape)
-    kind = f"{layout.type}{{U:{','.join(unreduced)}}}" if unreduced else layout.type
+    given = describe(thing, shape)
+    kind, unreduced = given.type, given.unreduced
+    layout = replace(given, unreduced=())  # `_Array` counts the partial sums, also those that only the caller knows
     if dims is not None:
         dims = _dim_names(dims, len(layout.shape), f"{name or 'the array'} of shape {layout.shape}")
     partial = tuple(partial) if isinstance(partial, (tuple, list, set, frozenset)) else (partial,) if partial else ()
@@ -375,6 +496,7 @@ def _array_panel(array):
     if heading:
         parts.append(text(0, 11, heading, size=12, anchor="start"))
         width = text_width(heading)
+    says = {shard.device: _shard_text(array, number) for number, shard in enumerate(layout.shards)}
     labelled = False
     for first in range(0, len(sheets), abreast):
         for start in range(first, first + abreast, across):
@@ -385,7 +507,9 @@ def _array_panel(array):
                     parts.append(text(left + 8, top + above + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                body, w, h = _grid(grids[replica], left, top + above + depth, tile_w, tile_h, depth, wrapped, array)
+                body, w, h = _grid(
+                    grids[replica], left, top + above + depth, tile_w, tile_h, depth, wrapped, says, array
+                )
                 parts.append(body)
                 if not labelled:
                     parts += _labels(left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array)
@@ -463,7 +587,7 @@ def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
     return math.floor(10 * width) / 10, math.floor(10 * height) / 10, wrapped
 
 
-def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, array=None):
+def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, says, array=None):
     """One sheet of tiles as SVG, rows and columns continued beside or below where they are too many."""
     parts, far_right, far_down = [], 0, 0
     rows, columns = len(grid), len(grid[0])
@@ -489,7 +613,8 @@ def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, array=None):
                 parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, block.device, size=12))
                 continue
             tip = f"device {block.device}: {index_text(block.index)}" if block.index else ""
-            parts.append(device_tile(x, y, w, h, block.device, tip, partial=bool(array and array.partial)))
+            partial = bool(array and array.partial)
+            parts.append(device_tile(x, y, w, h, block.device, tip, partial=partial, says=says[block.device]))
     return "".join(parts), far_right, far_down
 
 
@@ -514,6 +639,7 @@ def _mesh_panel(name, mesh):
     slab_height = margin_top + bands * (wrapped[0] * tile + _GAP / 2) + 24
     across = max(1, int((WIDTH + _GAP) // slab_width))
 
+    says = {id: f"device {id}{_place_text(mesh, number)}" for number, id in enumerate(mesh.devices)}
     parts, lines, width, height = [], [], 0, 0
     for number, slab in enumerate(slabs):
         left, top = (number % across) * slab_width, (number // across) * slab_height
@@ -524,7 +650,7 @@ def _mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0, wrapped)
+        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0, wrapped, says)
         parts.append(body)
         if names:
             parts.append(arrow_right(left + margin_left, top + 8, w, f"{names[-1]}={sizes[-1]}"))
@@ -634,6 +760,97 @@ def _sheet(array, px, margin=0, top=0, marked=""):
             small = x + 2 + n % across * small_w + 1, y + 2 + n // across * small_h + 1
             parts.append(device_tile(*map(_px, (*small, small_w - 2, small_h - 2)), device, partial=partial, size=12))
     return parts, max(left + width, left + text_width(right) if right else 0), y0 + height, y0 + height / 2
+
+
+def _product_figure(held, moves, sign, across, inner):
+    """An array of a product; below it, behind an arrow for each collective, what the collective makes of it."""
+    margin, parts, width, bottom = 26 if sign else 0, [], 0, 0
+    for number, array in enumerate(held):
+        if number:
+            move, length = moves[number - 1], 50
+            before = held[number - 1]
+            for line, words in enumerate((before.type, f"local shape {before.layout.shard_shape}")):
+                parts.append(text(margin, bottom + 15 + 15 * line, words, size=12, anchor="start"))
+            bottom += 38
+            path = f"M{margin + 12} {bottom}v{length}m-6 -8l6 8l6 -8"
+            parts.append(f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="3"/>')
+            labels = (f"{move.kind} {axes_text(move.axes)}", f"{move.bytes:,} bytes each")
+            for line, words in enumerate(labels):
+                parts.append(text(margin + 26, bottom + 21 + 16 * line, words, size=12, anchor="start", bold=not line))
+                width = max(width, margin + 26 + text_width(words))
+            bottom += length + 6
+        sheet, right, bottom, middle = _sheet(array, across, margin, bottom, marked=inner)
+        parts += sheet
+        width = max(width, right)
+        if sign and number == (0 if sign == "=" else len(held) - 1):
+            parts.append(text(10, middle + 8, sign, size=24))
+    last = held[-1]
+    types = ", then ".join(array.type for array in held)
+    title = f"{last.name}: {types} on {counted(len(last.layout.shards), 'device')}"
+    caption = f"{_name_html(last.name)}<code>{escape(last.type)}</code><br>{escape(last.short)}"
+    said = " Then: ".join(map(_describe_shards, held))
+    return figure(parts, width, bottom, title, said, caption, narrow=190, growth=1.2)
+
+
+def _stages(arrays, shardings, sends):
+    """What is held of A, B and C one after the other, with the collectives in between; and the collectives in words."""
+    stages, said = [([array], []) for array in arrays], []
+    if sends is None:
+        return stages, said
+    meshes = [getattr(sharding, "mesh", None) for sharding in shardings]
+    sums = []
+    for move in sends.moves:
+        words = f"{'An' if move.kind.startswith('a') else 'A'} {move.kind}"
+        words += f" along {' and '.join(move.axes)}" if move.axes else ""
+        place = _gathered(stages, meshes, move)
+        if place is not None:
+            before, after = stages[place][0][-2:]
+            words += f" turns {after.name} from {before.type} into {after.type}"
+        elif _adds_up(arrays[2], meshes[2], move):
+            sums.append(move)
+            words += " adds up the partial sums of C"
+        times = "" if move.times == 1 else " each time"
+        said.append(f"{words}; each device sends {'an unknown number of' if move.bytes is None else f'{move.bytes:,}'} "
+                    f"bytes{times}.")  # fmt: skip
+    for move in reversed(sums):
+        held, moves = stages[2]
+        held.insert(0, _over_fewer(held[0], meshes[2], move.axes, (*held[0].partial, *move.axes)))
+        moves.insert(0, move)
+    return stages, said or ["Nothing is sent."]
+
+
+def _dims_of(types):
+    return [tuple(int(size) for size in one.partition("[")[2].rstrip("]").split(",") if size) for one in types]
+
+
+def _over_fewer(array, mesh, axes, partial=()):
+    """An array that is no longer sharded over some axes; along `partial` its devices hold partial sums."""
+    spec = [tuple(axis for axis in over if axis not in axes) or None for over in array.layout.spec]
+    layout = describe(NamedSharding(mesh, PartitionSpec(*spec)), array.layout.shape, array.layout.dtype)
+    return _Array(array.name, layout, array.dims, partial, layout.type)
+
+
+def _gathered(stages, meshes, move):
+    """Which operand an all-gather is of, by shapes and axes, with the result appended to its stages; else None."""
+    if move.kind != "all-gather" or not move.axes or move.times != 1:
+        return None
+    for place in (0, 1):
+        held, moves = stages[place]
+        if meshes[place] is None or not any(axis in over for over in held[-1].layout.spec for axis in move.axes):
+            continue
+        after = _over_fewer(held[-1], meshes[place], move.axes)
+        shapes = [held[-1].layout.shard_shape], [after.layout.shard_shape]
+        if shapes == (_dims_of(move.operands), _dims_of(move.results)):
+            held.append(after)
+            moves.append(move)
+            return place
+    return None
+
+
+def _adds_up(c, mesh, move):
+    """Whether a collective adds up partial sums of C, by its result's shape."""
+    adds = move.kind in ("all-reduce", "reduce-scatter") and move.axes and move.times == 1
+    return bool(adds and mesh is not None and _dims_of(move.results) == [c.layout.shard_shape])
 
 
 def _px(number):
@@ -757,15 +974,6 @@ def _placed(what, array, spec, mesh):
     return _Array(what, layout, (), (), layout.type)
 
 
-def _spec_text(spec):
-    def entry(axes):
-        if axes is None:
-            return "None"
-        return f'"{axes}"' if isinstance(axes, str) else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
-
-    return f"P({', '.join(map(entry, spec))})"
-
-
 def _plural(noun, arrays):
     return noun + "s" * (len(arrays) > 1)
 
@@ -788,56 +996,127 @@ def _joined(arrays):
 # --- SVG of collectives ------------------------------------------------------------------------------------------
 
 
-def _flow_panel(name, flow):
-    """A figure for each frame; a page may show those marked as steps one by one."""
-    frames = [_frame_figure(name, flow, number) for number in range(len(flow.frames))]
-    steps = f'data-steps="{len(frames)}"' if len(frames) > 2 else ""
+def _flow_panel(name, flow, more=()):
+    """A figure for each frame; a page may show those marked as steps one by one, also on a ring, and more flows."""
+    arrows = [_arrows(flow, number) for number in range(len(flow.frames))]
+    lanes = max((1 + lane for of_frame in arrows for *_, lane in of_frame), default=0)  # the same room in each frame
+    frames = [_frame_figure(name, flow, number, arrows[number], lanes) for number in range(len(flow.frames))]
+    data = json.dumps([_flow_data(one) for one in (flow, *more)], separators=(",", ":"), ensure_ascii=False)
+    steps = f'class="shardlab" data-steps="{len(frames)}" data-flow="{escape(data)}"' if len(frames) > 2 else ""
     lines = [_frame_text(flow, frame) for frame in flow.frames]
     return row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
 
 
-def _frame_figure(name, flow, number):
+def _flow_data(flow):
+    """A flow for steps.js: its devices with their colours, all blocks once, and the frames with the blocks' numbers."""
+    blocks = {(): 0}
+    for content in (content for frame in flow.frames for held in frame.slots for content in held):
+        blocks.setdefault(content, len(blocks))
+    colours = [PALETTE[device % len(PALETTE)] for device in flow.devices]
+    return {
+        "devices": [[device, colour, ink(colour)] for device, colour in zip(flow.devices, colours, strict=True)],
+        "blocks": [[flow.name(content), _owners(content)] if content else ["", []] for content in blocks],
+        "frames": [
+            {
+                "title": frame.title,
+                "slots": [[blocks[content] for content in held] for held in frame.slots],
+                "sends": [[*source, *target] for source, target in frame.sends],
+                "lines": frame.lines,
+            }
+            for frame in flow.frames
+        ],
+    }
+
+
+def _owners(content):
+    """The positions of the devices whose chunks are in it."""
+    return list(dict.fromkeys(owner for owner, *_ in content))
+
+
+def _arrows(flow, number):
+    """The arrows above the devices of a frame, as (left, right, there, back, lane): what goes each way, how high."""
+    spans = {}
+    for (source, slot), (target, _) in flow.frames[number].sends:
+        if source != target:
+            both = spans.setdefault((min(source, target), max(source, target)), ([], []))
+            both[source > target].append(flow.frames[number - 1].slots[source][slot])
+    found = []
+    for (left, right), (there, back) in sorted(spans.items(), key=lambda item: (item[0][1] - item[0][0], item[0])):
+        # Above all those between the same devices: the lowest lane in which it meets no other.
+        taken = {lane for other, end, _, _, lane in found if other < right and left < end}
+        found.append((left, right, there, back, next(lane for lane in range(len(spans)) if lane not in taken)))
+    return found
+
+
+_LANE = 17  # px: from one arrow to the next one above it
+
+
+def _frame_figure(name, flow, number, arrows, lanes):
     frame, earlier = flow.frames[number], flow.frames[number - 1] if number else None
     n, across, height, gap = len(flow.devices), 46 if len(flow.devices) <= 6 else 34, 26, 6
     slots = max(map(len, frame.slots))
+    head = lanes * _LANE + 5 if lanes else 0
+    centres = [place * (across + gap) + across / 2 for place in range(n)]
     parts = []
+    for left, right, there, back, lane in arrows:
+        parts.append(_arrow(flow, centres[left], centres[right], there, back, head - 12 - lane * _LANE, head, lane))
     for place, (device, held) in enumerate(zip(flow.devices, frame.slots, strict=True)):
         left, colour = place * (across + gap), PALETTE[device % len(PALETTE)]
         parts.append(
-            f'<circle cx="{left + across / 2:g}" cy="11" r="11" fill="{colour}" stroke="currentColor"/>'
-            + text(left + across / 2, 15.5, str(device), size=13, fill=ink(colour))
+            f'<circle cx="{left + across / 2:g}" cy="{head + 11:g}" r="11" fill="{colour}" stroke="currentColor"/>'
+            + text(left + across / 2, head + 15.5, str(device), size=13, fill=ink(colour))
         )
         before = earlier.slots[place] if earlier else held
         for slot, content in enumerate(held):
             changed = content not in before if len(before) != len(held) else before[slot] != content
-            parts.append(_slot(flow, content, left, 30 + slot * (height + 3), across, height, changed and content))
-    width, tall = n * (across + gap) - gap, 30 + slots * (height + 3)
+            box = left, head + 30 + slot * (height + 3), across, height
+            parts.append(_slot(flow, content, *box, changed and content, ' data-slot=""'))
+    width, tall = n * (across + gap) - gap, head + 30 + slots * (height + 3)
     title = f"{_prefix(name)}{frame.title}, {counted(n, 'device')}"
     caption = f"{_name_html(name)}{escape(frame.title)}"
     description = listed(
         f"device {device} holds {_held_text(flow, held)}"
         for device, held in zip(flow.devices, frame.slots, strict=True)
     )
+    if frame.sends:
+        description = f"{_sent_text(flow, frame, earlier)} {description}"
     return figure(parts, width, tall, title, description, caption)
 
 
-def _slot(flow, content, left, top, width, height, changed):
-    """One slot of a device: empty, data of one device, or a sum hatched in the colours of its terms."""
+def _arrow(flow, left, right, there, back, y, head, lane):
+    """An arrow above the devices, both ways if both send, with what is sent on it, nearest to its sender."""
+    aside = max(8 - 4 * lane, 0)  # of the middle of a device: several arrows may begin and end there
+    left, right = left + aside, right - aside
+    path = f"M{left:g} {head:g}V{y:g}H{right:g}V{head:g}"
+    path += "m-3 -4l3 4l3 -4" * bool(there) + f"M{left - 3:g} {head - 4:g}l3 4l3 -4" * bool(back)
+    parts = [f'<path d="{path}" fill="none" stroke="currentColor"/>']
+    both = bool(there and back)
+    width = min(26, (right - left - 8) / (1 + both))
+    for contents, part in ((there, 0.27 if both else 0.5), (back, 0.73 if both else 0.5)):
+        if len(contents) == 1:
+            middle = left + (right - left) * part
+            parts.append(_slot(flow, contents[0], _px(middle - width / 2), y - 7, _px(width), 14, False, room=3))
+    return f'<g data-sent="">{"".join(parts)}</g>'
+
+
+def _slot(flow, content, left, top, width, height, changed, more="", room=9):
+    """One slot of a device, or what is sent: empty, data of one device, or a sum hatched in its terms' colours."""
     if not content:
-        return rect(left, top, width, height, more=' stroke-dasharray="2 3" opacity=".6"')
+        return rect(left, top, width, height, more=f' stroke-dasharray="2 3" opacity=".6"{more}')
     name = flow.name(content)
-    owners = list(dict.fromkeys(owner for owner, *_ in content))
-    colours = [PALETTE[flow.devices[owner] % len(PALETTE)] for owner in owners]
-    size = round(min(12, (width - 9) / (0.62 * len(name))), 1)
+    colours = [PALETTE[flow.devices[owner] % len(PALETTE)] for owner in _owners(content)]
+    several = len(content) > 1 or content[0][2] > 1
+    size = round(min(12, (width - room - 5 * several * (room < 9)) / (0.62 * len(name))), 1)
     middle, down = left + width / 2, top + height / 2 + 4.5
     ground, hatch, label = colours[0], "", text(middle, down, name, size=size, fill=ink(colours[0]))
-    if len(content) > 1 or content[0][2] > 1:
+    if several:
         # Each colour has every k-th stripe. Eight colours get narrower ones, so that each shows.
         hatch = stripes(left, top, width, height, colours, 7 if len(colours) < 7 else 5)
         ground, label = "#fff", haloed(middle, down, name, size)
+    label = label if size >= 7 else ""
     outline = rect(left, top, width, height, more=' stroke-width="3"' if changed else "")
     box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
-    return f'<g><rect {box} fill="{ground}"/>{hatch}{outline}{label}</g>'
+    return f'<g{more}><rect {box} fill="{ground}"/>{hatch}{outline}{label}</g>'
 
 
 # --- Words -------------------------------------------------------------------------------------------------------
@@ -864,10 +1143,51 @@ def _describe_shards(array):
     )
 
 
+def _shard_text(array, number):
+    """What a device holds and why: where it is in the mesh, its slice, and its block along each sharded dimension."""
+    layout, shard = array.layout, array.layout.shards[number]
+    usual = {1: ("elements",), 2: ("rows", "columns")}
+    count = len(layout.shape)
+    names = array.dims or usual.get(count) or tuple(f"dimension {dim}" for dim in range(count))
+    held = ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in zip(names, shard.index, strict=True))
+    words = f"device {shard.device}{_place_text(layout.mesh, number)}: {held or 'the number'}"
+    if layout.spec:
+        sizes = dict(layout.mesh.axes)
+        blocks = ", ".join(
+            f"{name} over {axes_text(axes)} → block {block} of {math.prod(sizes[axis] for axis in axes)}"
+            for name, axes, block in zip(names, layout.spec, shard.position, strict=True)
+            if axes
+        )
+        spec = (axes if len(axes) > 1 else axes[0] if axes else None for axes in layout.spec)
+        words += f" ({spec_text(spec)}: {blocks or 'not sharded'})"
+    copies = "partial sums" if array.terms == layout.replicas else "replicas"
+    return words + (f", one of {layout.replicas} {copies}" if layout.replicas > 1 else "")
+
+
+def _place_text(mesh, number):
+    """Where the device with that number in the flattened mesh is."""
+    if mesh is None or not mesh.axes:
+        return ""
+    places, rest = [], number
+    for axis, size in reversed(mesh.axes):
+        rest, place = divmod(rest, size)
+        places.insert(0, f"{axis}={place}")
+    return f", at {', '.join(places)}"
+
+
 def _held_text(flow, held):
     owner = "" if flow.chunks > 1 else "the chunk of "
     names = [flow.name(content) if content else "" for content in held]
     return ", ".join((owner if name.isdigit() else "") + name or "nothing" for name in names)
+
+
+def _sent_text(flow, frame, earlier):
+    sent = (
+        f"device {flow.devices[source]} sent {_held_text(flow, [earlier.slots[source][slot]])} "
+        f"to device {flow.devices[target]}"
+        for (source, slot), (target, _) in frame.sends
+    )
+    return listed(sent, noun="blocks")
 
 
 def _frame_text(flow, frame):

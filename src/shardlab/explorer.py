@@ -9,22 +9,26 @@ import json
 from dataclasses import dataclass
 from html import escape
 
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardlab import cost, hardware, models
-from shardlab._svg import figure, ink, rect, row
+from shardlab._arguments import nearest
+from shardlab._svg import PALETTE, Picture, figure, hatching, ink, rect, row, text, text_width
 from shardlab._tables import aligned, html_table
-from shardlab.draw import PALETTE, Picture, draw
+from shardlab.draw import draw
 from shardlab.layout import describe, index_text, itemsize, short_dtype
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
 
-SCRIPTS = ("layout.js", "draw.js", "matmul.js", "fit.js", "parts.js", "explorer.js")  # in the order of loading
+SCRIPTS = (
+    "layout.js", "draw.js", "matmul.js", "fit.js", "names.js", "parts.js", "compare.js", "explorer.js",
+)  # fmt: skip  # in the order of loading
 _FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, and JAX's names
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
 OWN = "own"
+MOST_DEVICES = 64
 REMATERIALISED = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
 
 
@@ -46,22 +50,19 @@ class Part:
 
     def _repr_html_(self):
         output = _OUTPUT if self.name != "fit" else _OUTPUT.replace(_COPY_CODE, "")  # it has no program
-        blob = json.dumps(data()).replace("<", "\\u003c")
+        known = {key: value for key, value in data().items() if key in _USES[self.name]}
+        blob = json.dumps(known).replace("<", "\\u003c")
         return (
             f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
-            f"<template>{self.form}{output}</template>{self.picture.html}</div>"
-            + (
-                f'<script type="application/json" class="explorer-data">{blob}</script>'
-                if self.name == "layout"
-                else ""
-            )
+            f'<template><div class="explorer-both">{self.form}{output}</div></template>{self.picture.html}</div>'
+            f'<script type="application/json" class="explorer-data">{blob}</script>'
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return self.picture.text
 
 
-def data():
+def data() -> dict:
     """The dtypes, chips and models that the scripts use, ready for JSON: those of `shardlab` when the book is built."""
     fields = (
         "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips",
@@ -86,13 +87,29 @@ def data():
     }
 
 
+# What each calculator needs of the data, so that it can stand on a page by itself.
+_USES = {
+    "layout": ("palette", "dtypes"),
+    "matmul": ("palette", "dtypes", "bytes", "chips"),
+    "fit": ("palette", "chips", "models"),
+}
+
+
+def _known(kind, name, known):
+    """The name, if it is known; else a ValueError with the nearest one."""
+    if name not in known:
+        raise ValueError(f"no {kind} is called {name!r}; known are {', '.join(known)}{nearest(name, known)}")
+    return name
+
+
 # --- Controls ----------------------------------------------------------------------------------------------------
 
 _COPY_CODE = '<button type="button" name="code">Copy code</button>'
 _OUTPUT = (
-    '<p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div><div class="explorer-bar">'
+    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div>'
+    '<div class="explorer-bar"><button type="button" name="pin">Pin to compare</button>'
     f'<button type="button" name="link">Copy link</button>{_COPY_CODE}'
-    '<button type="button" name="again">Start again</button><span role="status"></span></div>'
+    '<button type="button" name="again">Start again</button><span role="status"></span></div></div>'
 )
 
 
@@ -101,16 +118,35 @@ def _label(words, control, shown=""):
     return f"<label{shown}><span>{words}</span>{control}</label>"
 
 
-def _number(name, words, value, most, shown=""):
-    control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required '
+def _number(name, words, value, most, shown="", attributes=""):
+    control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required{attributes} '
     return _label(words, control + f'title="a whole number from 1 to {most:,}">', shown)
+
+
+def _pulled(name, words, value, most, shown="", attributes="", reach=None):
+    """A number that can be typed or pulled: its slider goes up to `reach` in powers of two."""
+    top = (reach or most).bit_length() - 1
+    slider = f'<input type="range" min="0" max="{top}" data-of="{name}" aria-label="{words}, doubled or halved">'
+    shown = f' data-if="{shown}"' if shown else ""
+    return f'<div class="explorer-pulled"{shown}>{_number(name, words, value, most, "", attributes)}{slider}</div>'
 
 
 def _select(name, words, options, shown="", attributes=""):
     # Options are values, or a dict from each value to the words that the page shows for it.
     named = options if isinstance(options, dict) else {option: option for option in options}
     options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
-    return _label(words, f'<select name="{name}"{attributes}>{options}</select>', shown)
+    name = f' name="{name}"' if name else ""
+    return _label(words, f"<select{name}{attributes}>{options}</select>", shown)
+
+
+def _total(name, words, value, most, reach=None):
+    """How many devices there are, which follows from the mesh."""
+    return _pulled(name, words, value, most, "", " data-follows", reach)
+
+
+def _meshes():
+    """The meshes of so many devices, to choose from; the scripts fill them in."""
+    return _select("", "Possible meshes", (), "", " data-meshes")
 
 
 def _mesh_controls(most):
@@ -119,8 +155,9 @@ def _mesh_controls(most):
         named = f'<input name="name{i}" value="{"xyz"[i]}" pattern="[A-Za-z_][A-Za-z0-9_]*" maxlength="10" required '
         named += 'title="letters, digits and _, no digit first" autocomplete="off" spellcheck="false">'
         axes += _label(f"Axis {i + 1}, name", named, f"axes {i}")
-        axes += _number(f"size{i}", f"Axis {i + 1}, devices", 2, 64, f"axes {i}")
-    return _select("axes", "Axes", range(1, most + 1)) + axes
+        axes += _pulled(f"size{i}", f"Axis {i + 1}, devices", 2, MOST_DEVICES, f"axes {i}")
+    total = _total("devices", "Devices", 4, MOST_DEVICES)
+    return _select("axes", "Axes", range(1, most + 1)) + total + axes + _meshes()
 
 
 def _sharded(name, words, most, shown=""):
@@ -149,7 +186,7 @@ def _picture(drawn, head, rows):
 # --- The calculators ---------------------------------------------------------------------------------------------
 
 
-def layout(sharding, shape, dtype="float32"):
+def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float32") -> Part:
     """Which device holds which shard of an array.
 
     On a mesh of 2 x 4 devices with axes x and y, `layout(NamedSharding(mesh, P("x", "y")), (8, 16))` starts with eight
@@ -164,9 +201,11 @@ def layout(sharding, shape, dtype="float32"):
       A `Part`. As the last expression of a cell it is shown.
 
     Raises:
-      ValueError: JAX refuses this layout.
+      ValueError: JAX refuses this layout, or the dtype is another one; the message suggests the nearest.
     """
-    held = describe(sharding, shape, dtype)
+    held = describe(sharding, shape, _known("dtype", dtype, DTYPES))
+    if held.unreduced:
+        raise ValueError(f"the explorer shows slices, not the partial sums of {held.type}; draw() shows them")
     rows = [
         (f"device {shard.device}", index_text(shard.index), f"{shard.replica + 1} of {held.replicas}", f"{each:,}")
         for shard, each in zip(held.shards, held.bytes_per_device.values(), strict=True)
@@ -175,13 +214,21 @@ def layout(sharding, shape, dtype="float32"):
     start = f"{_mesh_address(sharding.mesh)}&shape={','.join(map(str, shape))}&spec={spec}&dtype={dtype}"
     array = _select("dims", "Dimensions", range(4)) + _select("dtype", "Type of an element", DTYPES)
     for i in range(3):
-        array += _number(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}")
-        array += _sharded(f"axes{i}", f"Dimension {i} is sharded over", 3, f"dims {i}")
+        array += _pulled(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}", reach=2**10)
+        array += _sharded(f"axes{i}", f"Dimension {i}, axes", 3, f"dims {i}")
     form = _form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
     return Part("layout", start, form, _picture(draw(held), ("device", "slice", "replica", "bytes"), rows))
 
 
-def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
+def matmul(
+    mesh: Mesh | AbstractMesh,
+    sizes: tuple[int, int, int],
+    a: PartitionSpec,
+    b: PartitionSpec,
+    c: PartitionSpec,
+    chip: str,
+    dtype: str = "bf16",
+) -> Part:
     """What the product A[I, J] · B[J, K] = C[I, K] sends and how long it takes, by the shardings of all three.
 
     Args:
@@ -194,7 +241,12 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     Returns:
       A `Part`. Its picture draws the three shardings. The page's scripts work out what is sent, and so do the cells of
       the chapter.
+
+    Raises:
+      ValueError: JAX refuses one of the layouts, or no chip or precision has that name; the message suggests the
+        nearest.
     """
+    chip, dtype = _known("chip", chip, hardware.CHIPS), _known("precision", dtype, PRECISIONS)
     shapes = {"A": sizes[:2], "B": sizes[1:], "C": (sizes[0], sizes[2])}
     held = {
         name: describe(NamedSharding(mesh, spec), shape, PRECISIONS[dtype])
@@ -203,15 +255,31 @@ def matmul(mesh, sizes, a, b, c, chip, dtype="bf16"):
     rows = [(name, str(layout)) for name, layout in held.items()]
     specs = "&".join(f"{name}={_spec_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
-    product = "".join(_number(name, f"Size of {name}", 8, 2**20) for name in "IJK")
-    for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK")):
-        product += "".join(_sharded(f"{of.lower()}{i}", f"{of}: {dim} sharded over", 1) for i, dim in enumerate(dims))
-    chips = _select("chip", "Chip", tuple(hardware.CHIPS)) + _select("dtype", "Precision", tuple(PRECISIONS))
-    groups = {"Mesh": _mesh_controls(2), "A[I, J] · B[J, K] = C[I, K]": product, "Hardware": chips}
+    product = "".join(_pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
+    sharded = "".join(
+        _sharded(f"{of.lower()}{i}", f"{dim} of {of}", 1)
+        for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
+        for i, dim in enumerate(dims)
+    )
+    product += _select("dtype", "Precision", tuple(PRECISIONS))
+    chips = _select("chip", "Chip", tuple(hardware.CHIPS))
+    groups = {
+        "Mesh and chip": _mesh_controls(2) + chips,
+        "A[I, J] · B[J, K] = C[I, K]": product,
+        "Sharded over": sharded,
+    }
     return Part("matmul", start, _form("Matrix product", groups), _picture(draw(**held), ("array", "sharding"), rows))
 
 
-def fit(model, chip, parallelism, batch_tokens, sequence=4096, remat="block", reserve=0.1):
+def fit(
+    model: str,
+    chip: str,
+    parallelism: cost.Parallelism,
+    batch_tokens: int,
+    sequence: int = 4096,
+    remat: str = "block",
+    reserve: float = 0.1,
+) -> Part:
     """Whether a training step fits in the memory of its chips, and how long it takes.
 
     Args:
@@ -228,11 +296,13 @@ def fit(model, chip, parallelism, batch_tokens, sequence=4096, remat="block", re
       A `Part`, with the memory of a chip as a bar and both as a table.
 
     Raises:
-      ValueError: another reserve; or as `shardlab.cost.step_cost` does.
+      ValueError: another reserve; no model or chip has that name, and the message suggests the nearest; or as
+        `shardlab.cost.step_cost` does.
     """
     percent = round(100 * reserve)
     if percent not in RESERVES:
         raise ValueError(f"reserve={reserve} is not offered; use one of {', '.join(str(n / 100) for n in RESERVES)}")
+    model, chip = _known("model", model, models.MODELS), _known("chip", chip, hardware.CHIPS)
     sizes, chips = models.model(model), int(parallelism.chips)
     step = cost.step_cost(sizes, chip, parallelism, batch_tokens, sequence, chips, remat)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
@@ -244,37 +314,71 @@ def fit(model, chip, parallelism, batch_tokens, sequence=4096, remat="block", re
     rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
     rows += [("a step", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
     axes = "&".join(f"{axis}={getattr(parallelism, axis)}" for axis in cost.AXES)
-    start = f"model={model}&chip={chip}&chips={chips}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
+    start = f"model={model}&chip={chip}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
     start += f"&reserve={percent}"
     own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
+    mesh = "".join(_pulled(axis, axis, getattr(parallelism, axis), 10**6, reach=2**12) for axis in cost.AXES)
     groups = {
-        "Model": _select("model", "Model", (*models.MODELS, OWN)) + own,
-        "Chips": _select("chip", "Chip", tuple(hardware.CHIPS)) + _number("chips", "Chips", chips, 10**6),
-        "Step": _number("batch", "Tokens in a batch", batch_tokens, 10**9)
-        + _number("sequence", "Tokens of a sequence", sequence, 10**7)
+        "Model and chip": _select("model", "Model", (*models.MODELS, OWN))
+        + _select("chip", "Chip", tuple(hardware.CHIPS))
+        + own,
+        "Mesh": mesh + _total("chips", "Chips", chips, 10**6, reach=2**14) + _meshes(),
+        "Step": _pulled("batch", "Tokens in a batch", batch_tokens, 10**9, reach=2**24)
+        + _pulled("sequence", "Tokens of a sequence", sequence, 10**7, reach=2**20)
         + _select("remat", "Rematerialised", REMATERIALISED)
         + _select("reserve", "Memory reserve, %", RESERVES),
-        f"Mesh: {' × '.join(cost.AXES)} = chips": "".join(_number(axis, axis, 1, 10**6) for axis in cost.AXES),
     }
-    text = f"{total / 1e9:.1f} GB on each chip"
-    drawn = Picture(_bar(held, has, percent), text)
+    said = f"{total / 1e9:.1f} GB on each chip"
+    drawn = Picture(_bar(held, has, percent), said)
     return Part("fit", start, _form("Training step", groups), _picture(drawn, ("part", "on each chip"), rows))
 
 
+def _gigabytes(size):
+    return f"{size / 1e9:.2f} GB"
+
+
 def _bar(held, has, percent):
-    """The memory of a chip as one bar, with a line where it ends and a dashed one where its reserve begins."""
-    total, left, shapes = sum(held.values()), 0.0, []
-    scale = 300 / max(total, has)
-    for colour, size in zip(PALETTE, held.values(), strict=False):
-        shapes.append(rect(round(left, 1), 16, round(size * scale, 1), 34, colour))
-        left += size * scale
-    reserve = has * (1 - percent / 100) * scale
-    shapes.append(f'<path d="M{reserve:.1f} 10v46" stroke="currentColor" stroke-width="2" stroke-dasharray="4 3"/>')
-    shapes.append(f'<path d="M{has * scale:.1f} 10v46" stroke="currentColor" stroke-width="3"/>')
-    title = (
-        f"{total / 1e9:.1f} GB on each chip; the solid line marks its {has / 1e9:.1f} GB, the dashed line the reserve"
+    """The memory of a chip as one bar: a line where it ends, a dashed one where its reserve begins, and a legend.
+
+    What is beyond the chip's memory is hatched.
+    """
+    width, top, height = 312, 20, 36
+    total, left = sum(held.values()), 0.0
+    scale = width / max(total, has)
+    end, usable = has * scale, has * (1 - percent / 100) * scale
+    shapes, numbers = [], []
+    for number, (colour, size) in enumerate(zip(PALETTE, held.values(), strict=False), 1):
+        wide = size * scale
+        shapes.append(rect(round(left, 1), top, round(wide, 1), height, colour))
+        if wide > 12:
+            rim = f'<text paint-order="stroke" stroke="{colour}" stroke-width="5" '
+            placed = text(round(left + wide / 2, 1), top + 23, number, size=13, fill=ink(colour))
+            numbers.append(placed.replace("<text ", rim))
+        left += wide
+    shapes.append(rect(0, top, round(end, 1), height))  # the chip's memory, full or not
+    if total > has:
+        shapes.append(hatching(round(end, 1), top, round(left - end, 1), height, "#000", 2))
+        line = f'd="M{end:.1f} {top + height + 5}H{left:.1f}"'
+        shapes.append(f'<path {line} style="stroke:var(--bad,#b3261e)" stroke-width="5"/>')
+    shapes += numbers
+    words = f"{_gigabytes(has)} of the chip"
+    side = "end" if end > text_width(words) else "start"
+    shapes.append(text(round(end, 1), 11, words, size=12, anchor=side))
+    for place, thick, more in ((usable, 2, ' stroke-dasharray="4 3"'), (end, 4, "")):
+        line = f'd="M{place:.1f} {top - 5}v{height + 14}"'
+        shapes.append(f'<path {line} stroke="currentColor" stroke-width="{thick}"{more}/>')
+    over = f"; {_gigabytes(total - has)} more than it has, hatched" if total > has else ""
+    title = f"{_gigabytes(total)} on each chip{over}"
+    marks = "the solid line is the end of the chip's memory" + (
+        f", the dashed line the beginning of the {percent} % that are reserved" if percent else ""
     )
-    words = "; ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.items())
-    return row(figure(shapes, 300, 56, title, f"{words}.", title))
+    said = "; ".join(f"{name} {_gigabytes(size)}" for name, size in held.items())
+    style = "display:inline-block;margin-right:1em;white-space:nowrap"
+    keys = " ".join(
+        f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{number}</b> '
+        f"{name} {_gigabytes(size)}</span>"
+        for number, (colour, (name, size)) in enumerate(zip(PALETTE, held.items(), strict=False), 1)
+    )
+    return row(figure(shapes, width, 66, title, f"{said}; {marks}.", f"{keys}<br>{title}; {marks}."))

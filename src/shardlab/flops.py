@@ -5,12 +5,15 @@
 
 import math
 import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from shardlab.hlo import CALLS
+from shardlab.hlo import CALLS, Computation, Instruction, Program
 
-__all__ = ["MatmulFlops"]
+__all__ = ["MatmulFlops", "whole_flops"]
 
 _PRODUCTS = rf" (dot|convolution|custom-call)\(|{CALLS}"
 
@@ -20,19 +23,49 @@ class MatmulFlops:
 
     A product of (m, k) by (k, n) is 2 m k n FLOPs. Every count is None where it is unknown: in a loop whose length
     only the run decides, or for a library's or kernel's product, whose sizes are not in the program's text.
+
+    >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile()
+    >>> flops.MatmulFlops().of(hlo.Program(compiled.as_text()).entry)
+    128
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Begin with no computation counted."""
         self._known = {}
 
-    def of(self, computation):
+    def of(self, computation: Computation) -> int | None:
         """FLOPs of one run of a `shardlab.hlo.Computation`."""
         if computation not in self._known:
             self._known[computation] = _total(map(self._of_one, computation.matching(_PRODUCTS)))
         return self._known[computation]
 
-    def beside(self, start):
+    def by(
+        self, key: Callable[[Instruction], Any], computation: Computation, devices: Mapping[str, int] | None = None
+    ) -> Counter | None:
+        """FLOPs of one run of a computation as a `Counter`, by what `key` says of each product; None if unknown.
+
+        Args:
+          key: a function of a `shardlab.hlo.Instruction`.
+          computation: a `shardlab.hlo.Computation`.
+          devices: for computations, by name, that stand for one device's part: how many devices run them.
+        """
+        total = Counter()
+        for made in computation.matching(_PRODUCTS):
+            flops = self._of_one(made)
+            if flops is None:
+                return None
+            calls = made.calls() if flops and made.kind not in ("dot", "convolution", "custom-call") else None
+            if calls is None:
+                total[key(made)] += flops
+            for callee, times, _ in calls or ():
+                inside = self.by(key, callee, devices) if self.of(callee) else {}
+                if inside is None:
+                    return None
+                for place, flops in inside.items():
+                    total[place] += flops * times * (devices or {}).get(callee.name, 1)
+        return +total
+
+    def beside(self, start: Instruction) -> int | None:
         """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
         here, between, waiting = start.home, [], start.name
         channels = _channels(start)
@@ -60,7 +93,29 @@ class MatmulFlops:
         if instruction.kind == "custom-call":
             target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
             return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
-        return _total(_repeated(self.of(callee), repeat) for callee, repeat in instruction.calls())
+        return _total(
+            _repeated(self.of(callee), most if least == most else None) for callee, least, most in instruction.calls()
+        )
+
+
+def whole_flops(key: Callable[[Instruction], Any], program: Program, text: str) -> Counter | None:
+    """FLOPs of a program before it was partitioned, as `MatmulFlops.by` returns them.
+
+    Args:
+      key: a function of a `shardlab.hlo.Instruction`.
+      program: a `shardlab.hlo.Program` of what `jax.jit(f).lower(...).as_text(dialect="hlo")` returns.
+      text: that text.
+    """
+    manual = set(re.findall(r'xla\.sdy\.manual_axes="#sdy<manual_axes\{([^}]*)\}', text))
+    bodies = [here.name for here in program if "manual_computation_body" in here.name]
+    if len(manual) > 1 or bool(manual) != bool(bodies) or "SPMDFullToShardShape" in text:
+        return None  # shard_maps over several sets of axes, or written in a way that we do not read
+    sizes = dict(re.findall(r'\\?"([^"\\]+)\\?"=(\d+)', (re.search(r"sdy\.mesh<\[[^\]]*\]", text) or [""])[0]))
+    axes = re.findall(r'\\?"([^"\\]+)\\?"', "".join(manual))
+    if not sizes.keys() >= set(axes):
+        return None
+    devices = math.prod(int(sizes[axis]) for axis in axes)
+    return MatmulFlops().by(key, program.entry, dict.fromkeys(bodies, devices))
 
 
 def _total(counts):

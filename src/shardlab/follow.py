@@ -1,18 +1,22 @@
 """Follow chunks of data through the program of a device: which device holds which chunk, step by step.
 
 Every device gets chunks that are marked with its position, the program runs, and the marks then say what each device
-holds: a chunk of another device, or a sum of several. `shardlab.draw` makes the picture.
+holds: a chunk of another device, or a sum of several. Which device sent to which is read from the `ppermute`s of the
+traced program, and so are the lines of code that did it. `shardlab.draw` makes the picture.
 """
 
+import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
+from pathlib import Path
 from string import ascii_lowercase
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 __all__ = ["Flow", "Frame", "follow"]
@@ -28,10 +32,17 @@ class Frame:
       title: "before", "after", "start", "step 1" and so on.
       slots: for each device its slots, and for each slot its terms, as (device, chunk, how
         often): `((2, 0, 1),)` is the first chunk of the device at position 2, and `()` an empty slot.
+      sends: what was sent by a `ppermute` since the frame before, as (device, slot) there and (device, slot) here:
+        `((0, 3), (1, 3))` went from the last of four slots of the device at position 0 to the same slot of the next
+        device. What a built-in collective sends is not known.
+      lines: the lines of code that sent it and that used what arrived, as (number, text): the number counts from 1 in
+        the cell, or the file.
     """
 
     title: str
     slots: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
+    sends: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    lines: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Flow:
     chunks: int
     frames: tuple[Frame, ...]
 
-    def name(self, parts):
+    def name(self, parts: tuple[tuple[int, int, int], ...]) -> str:
         """What a slot holds, in a few letters: "b2" is the second chunk of device 2, "Σb" its sum over all devices."""
         owners, letters = [owner for owner, _, _ in parts], {chunk for _, chunk, _ in parts}
         letter = ascii_lowercase[parts[0][1]] if len(letters) == 1 and self.chunks > 1 else ""
@@ -63,11 +74,16 @@ class Flow:
         return letter + "+".join(str(self.devices[owner]) for owner in owners)
 
 
-def follow(program, mesh, *, chunks=1, steps=None):
+def follow(program: Callable, mesh: Mesh, *, chunks: int = 1, steps: int | None = None) -> Flow:
     """Run a device's program on marked chunks, and find out which device then holds which chunk.
 
     On a mesh of 4 devices, `follow(lambda x: lax.all_gather(x, "d", tiled=True), mesh)` has a frame "before",
     in which each device holds its own chunk, and a frame "after", in which each holds all four.
+
+    >>> line = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+    >>> flow = follow(lambda x: jax.lax.all_gather(x, "d", tiled=True), line)
+    >>> [[flow.name(slot) for slot in frame.slots[0]] for frame in flow.frames]
+    [['0'], ['0', '1', '2', '3']]
 
     Args:
       program: what one device does with its chunks, as `jax.shard_map` takes it: a function from an array whose
@@ -103,31 +119,115 @@ def follow(program, mesh, *, chunks=1, steps=None):
     others = np.random.default_rng(0).integers(0, 100, marks.shape, dtype=np.int32)
     marked, probed = (jax.device_put(rows, NamedSharding(mesh, spec)) for rows in (marks, others))
 
-    def frame(title, f):
-        # Unchecked, because a picture shows every device, also where all of them hold the same.
-        held = jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        run = jax.jit(held)
-        made = jax.eval_shape(run, marked)
+    if steps is None:
+        programs = {"before": jnp.asarray, "after": program}
+    else:
+        programs = {f"step {k}" if k else "start": lambda x, k=k: program(x, steps=k) for k in range(steps + 1)}
+    # Unchecked, because a picture shows every device, also where all of them hold the same.
+    each = [jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False) for f in programs.values()]
+    permutes = []
+    for f in each:
+        traced = jax.jit(f).trace(marked)
+        made = traced.out_info
         if not hasattr(made, "shape") or len(made.shape) != 2 or made.shape[1] != n * chunks or not made.shape[0]:
             have = (made.shape[0] // n, *made.shape[1:]) if getattr(made, "shape", ()) else type(made).__name__
             raise ValueError(
                 f"from chunks of shape {(chunks, n * chunks)} the program made {have}; "
                 "it may change the number of rows, but not their length"
             )
-        rows, check = np.asarray(run(marked)), np.asarray(run(probed))
+        permutes.append(_permutes(traced.jaxpr.jaxpr, mesh))
+
+    def run_all(rows):
+        made = []
+        for f in each:
+            if made:  # one after the other, because messages of two programs at once may wait for each other
+                rows, _ = lax.optimization_barrier((rows, made[-1]))
+            made.append(f(rows))
+        return made
+
+    run_all = jax.jit(run_all)
+    frames = []
+    for number, (title, rows, check) in enumerate(zip(programs, run_all(marked), run_all(probed), strict=True)):
+        rows, check = np.asarray(rows), np.asarray(check)
         if (rows != rows.round()).any() or (rows < 0).any() or (check != rows @ others).any():
             raise ValueError("the program does more with the chunks than move and add them, and cannot be followed")
-        slots = [_parts(row, chunks) for row in rows]
-        each = len(slots) // n
-        return Frame(title, tuple(tuple(slots[each * place : each * (place + 1)]) for place in range(n)))
-
-    if steps is None:
-        frames = [frame("before", jnp.asarray), frame("after", program)]
-    else:
-        frames = [frame(f"step {k}" if k else "start", lambda x, k=k: program(x, steps=k)) for k in range(steps + 1)]
+        slots, many = [_parts(row, chunks) for row in rows], len(rows) // n
+        slots = tuple(tuple(slots[many * place : many * (place + 1)]) for place in range(n))
+        sends = lines = ()
+        if number:
+            # After k steps the program has done what it did after k - 1, and more; a loop always has the same.
+            new = permutes[number][len(permutes[number - 1]) :] or permutes[number]
+            sends = _sends(frames[-1].slots, slots, [pair for pairs, _ in new for pair in pairs])
+            lines = tuple(dict.fromkeys(line for _, used in new for line in used)) if sends else ()
+        frames.append(Frame(title, slots, sends, lines))
     return Flow(tuple(device.id for device in mesh.devices.flat), chunks, tuple(frames))
 
 
 def _parts(row, chunks):
     """The terms of a slot: the marks in it, and how often each was added."""
     return tuple((int(mark) // chunks, int(mark) % chunks, int(row[mark])) for mark in np.flatnonzero(row))
+
+
+def _sends(before, after, pairs):
+    """Which slots of one frame arrived in which of the next, where pairs say which device sent to which."""
+    found = []
+    for place, held in enumerate(after):
+        was = before[place] if len(before[place]) == len(held) else ((),) * len(held)
+        for slot, (content, old) in enumerate(zip(held, was, strict=True)):
+            if not content or content == old or (was != before[place] and content in before[place]):
+                continue
+            arrived = (_without(content, old), content)  # added to what was there, or in its place
+            places = (
+                (source, row)
+                for source, target in pairs
+                for row, one in enumerate(before[source])
+                if target == place and one in arrived
+            )
+            if origin := next(places, None):
+                found.append((origin, (place, slot)))
+    return tuple(sorted(found))
+
+
+def _without(content, old):
+    """The terms of a sum that remain when those of another one are taken away."""
+    left = {(owner, chunk): times for owner, chunk, times in content}
+    for owner, chunk, times in old:
+        left[owner, chunk] = left.get((owner, chunk), 0) - times
+    return tuple((*mark, times) for mark, times in left.items() if times)
+
+
+def _permutes(jaxpr, mesh):
+    """The `ppermute`s of a program, in order: which position sends to which, and the lines of code."""
+    found = []
+    for number, equation in enumerate(jaxpr.eqns):
+        if equation.primitive.name == "ppermute":
+            (arrived,) = equation.outvars
+            after = jaxpr.eqns[number + 1 :]
+            using = next((one for one in after if any(used is arrived for used in one.invars)), equation)
+            lines = filter(None, (_line(equation), _line(using)))
+            found.append((_positions(equation.params, mesh), tuple(dict.fromkeys(lines))))
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                found += _permutes(inner, mesh) if hasattr(inner, "eqns") else []
+    return found
+
+
+def _positions(params, mesh):
+    """The pairs of a `ppermute` along some axes, as positions in the flattened mesh."""
+    axes = params["axis_name"]
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    places = np.arange(mesh.size).reshape(mesh.devices.shape)
+    places = np.moveaxis(places, [mesh.axis_names.index(axis) for axis in axes], range(len(axes)))
+    places = places.reshape(np.prod(places.shape[: len(axes)], dtype=int), -1)
+    return [(int(a), int(b)) for i, j in params["perm"] for a, b in zip(places[i], places[j], strict=True)]
+
+
+def _line(equation):
+    """The line of the reader's code that an equation comes from: (number, text), or None if it has no text."""
+    trace, library = equation.source_info.traceback, str(Path(jax.__file__).parent)
+    for frame in trace.frames if trace else ():  # the innermost one first
+        if not frame.file_name.startswith(library):
+            text = linecache.getline(frame.file_name, frame.line_num).strip()
+            return (frame.line_num, text) if text else None
+    return None

@@ -9,14 +9,17 @@ from functools import reduce
 
 import numpy as np
 
-from shardlab._arguments import one_of
+from shardlab._arguments import Numbers, nearest, one_of
 
-__all__ = ["CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "Chip", "GpuDescription", "chip"]
+__all__ = ["CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "chip"]
 
 
 @dataclass(frozen=True)
 class Chip:
     """A chip and its links, by its data sheet. The source of each number stands beside it in the code.
+
+    >>> chip("v5e").torus, chip("v5e").link_bytes_per_second
+    ((16, 16), 45000000000.0)
 
     Attributes:
       name: as in `CHIPS`.
@@ -42,7 +45,7 @@ class Chip:
     network_bytes_per_second: float
     network_seconds: float
 
-    def rings(self, shape):
+    def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
         """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
 
         A v5e or v6e closes axes of 16 chips; v4 and v5p all axes, if the slice is made of full 4x4x4 cubes.
@@ -55,14 +58,23 @@ class Chip:
         cubes = reduce(np.logical_and, (np.mod(size, 4) == 0 for size in shape))
         return (cubes,) * len(shape)
 
-    def peak(self, dtype="bf16"):
-        """FLOP/s in a precision; ValueError if the data sheet has none."""
+    def peak(self, dtype: str = "bf16") -> float:
+        """FLOP/s in a precision; ValueError if the data sheet has none.
+
+        >>> chip("v5e").peak("int8")
+        393000000000000.0
+        """
         if dtype not in self.flops_per_second:
             raise ValueError(f"{self.name} has no peak for {dtype!r}; it has {', '.join(self.flops_per_second)}")
         return self.flops_per_second[dtype]
 
-    def intensity(self, dtype="bf16", over="hbm", axes=1, chips=1):
+    def intensity(self, dtype: str = "bf16", over: str = "hbm", axes: Numbers = 1, chips: Numbers = 1) -> Numbers:
         """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over a ring, 2,550.
+
+        >>> round(chip("v5e").intensity())
+        241
+        >>> chip("v5p").intensity(over="links")
+        2550.0
 
         Args:
           dtype: precision of the FLOPs.
@@ -143,6 +155,9 @@ CHIPS = {
 # Source: https://docs.cloud.google.com/tpu/docs/tpu7x for tpu7x, which has no row above.
 COMPILED_TPUS = {name: (len(CHIPS[name].torus), 1) for name in ("v5e", "v5p", "v6e")} | {"tpu7x": (3, 2)}
 
+# What JAX calls these chips, by the `device_kind` of their devices.
+TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+
 
 @dataclass(frozen=True)
 class GpuDescription:
@@ -184,17 +199,22 @@ COMPILED_GPUS = {
 }
 
 
-def chip(name):
-    """The chip of a name: `chip("v5p").hbm_bytes` is 95e9.
+def chip(name: str | Chip) -> Chip:
+    """The chip of a name.
+
+    >>> chip("v5p").hbm_bytes
+    95000000000.0
 
     Args:
-      name: one of `CHIPS`, or a `Chip`, which is returned as it is.
+      name: one of `CHIPS`, in upper or lower case, or a `Chip`, which is returned as it is.
 
     Raises:
       ValueError: there is no such chip; the message lists the known ones.
     """
     if isinstance(name, Chip):
         return name
+    name = next((one for one in CHIPS if one.lower() == str(name).lower()), name)
     if name not in CHIPS:
-        raise ValueError(f"no chip is called {name!r}; known are {', '.join(CHIPS)}, or pass a Chip of your own")
+        known = ", ".join(CHIPS)
+        raise ValueError(f"no chip is called {name!r}; known are {known}, or pass your own Chip{nearest(name, CHIPS)}")
     return CHIPS[name]

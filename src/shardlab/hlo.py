@@ -7,11 +7,25 @@ is the job of `shardlab.comms`, and what it means for FLOPs that of `shardlab.fl
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["CALLS", "Computation", "Instruction", "Program", "UnreadableProgram", "array_types", "type_bytes"]
+__all__ = [
+    "CALLS",
+    "COLLECTIVES",
+    "Computation",
+    "Instruction",
+    "Program",
+    "UnreadableProgram",
+    "array_types",
+    "type_bytes",
+]
 
 CALLS = r"(calls|to_apply|body|computations?)="  # in the lines of instructions that run another computation
+COLLECTIVES = (
+    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+    "reduce-scatter",
+)  # fmt: skip
 _BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
 
 
@@ -19,11 +33,14 @@ class UnreadableProgram(ValueError):
     """A line of the program's text has an unknown form; the message shows the line."""
 
 
-def array_types(text):
+def array_types(text: str) -> tuple[str, ...]:
     """Every array type in a text, without layouts and in order: `array_types("(bf16[8,4]{1,0}, f32[4])")` has two.
 
     Looking for a type among them is safe where looking into the text is not: "f32[8,4]" is not in this tuple, although
     the text "bf16[8,4]" ends with it.
+
+    >>> hlo.array_types("(bf16[8,4]{1,0}, f32[4])")
+    ('bf16[8,4]', 'f32[4]')
 
     Args:
       text: a type, a line or the whole text of a compiled program.
@@ -34,8 +51,12 @@ def array_types(text):
     return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", text)))
 
 
-def type_bytes(array_type):
-    """Bytes of an array of a type: `type_bytes("bf16[8,4]")` is 8 * 4 * 2 = 64."""
+def type_bytes(array_type: str) -> float:
+    """Bytes of an array of a type: `type_bytes("bf16[8,4]")` is 8 * 4 * 2 = 64.
+
+    >>> hlo.type_bytes("bf16[8,4]")
+    64.0
+    """
     kind, dims = re.fullmatch(r"(\w+)\[([\d,<=]*)\]", array_type).groups()
     size = _BYTES.get(kind)
     if size is None:
@@ -70,26 +91,37 @@ class Instruction:
     attributes: str
     home: "Computation" = field(repr=False, compare=False)
 
-    def called(self, role="calls"):
-        """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
-        return self.home.program[re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)[1]]
+    @property
+    def unquoted(self) -> str:
+        """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
+        return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
 
-    def calls(self):
-        """The computations that it runs, each with how often; None instead if only the run decides."""
+    def called(self, role: str = "calls") -> "Computation":
+        """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
+        return self.home.program[re.search(rf"\b{role}=%?([\w.\-]+)", self.unquoted)[1]]
+
+    def calls(self) -> "list[tuple[Computation, int, int | None]]":
+        """The computations that it runs, each with how often: at least, and at most.
+
+        Both are the same number where the program says it. A branch of a conditional runs 0 to 1 times, the body of a
+        loop of unknown length 0 to None times: there is no bound.
+        """
         if self.kind.endswith(("-update", "-done")):
             return []  # of an operation that was started before
         if self.kind == "while":
             repeat = _trips(self)
-            return [(self.called("body"), repeat), (self.called("condition"), None if repeat is None else repeat + 1)]
-        text = re.sub(r'"[^"]*"', "", self.attributes)
+            least, most = (0, None) if repeat is None else (repeat, repeat)
+            ends = None if most is None else most + 1  # the condition also runs when the loop ends
+            return [(self.called("body"), least, most), (self.called("condition"), least + 1, ends)]
+        text, least = self.unquoted, 1
         if self.kind == "conditional":
             branches = re.search(r"branch_computations=\{([^}]*)\}", text)
             names = branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=([%\w.\-]+)", text)
-            times = None
+            least = 0
         else:
             lists = re.findall(r"\b(?:calls|to_apply|called_computations)=\{?([%\w.\-]+(?:, ?%[\w.\-]+)*)", text)
-            names, times = [name for names in lists for name in names.split(",")], 1
-        return [(self.home.program[name.strip().lstrip("%")], times) for name in names]
+            names = [name for names in lists for name in names.split(",")]
+        return [(self.home.program[name.strip().lstrip("%")], least, 1) for name in names]
 
 
 class Computation:
@@ -102,11 +134,19 @@ class Computation:
       root: the name of the instruction whose result is the computation's.
     """
 
-    def __init__(self, name, program):
+    def __init__(self, name: str, program: "Program") -> None:
         """Start empty; `Program` adds the lines."""
         self.name, self.program, self.lines, self.root = name, program, {}, None
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Instruction:
+        tuple_, element, place = name.partition("#")
+        if element:  # dumped files write %loop#1 for an element of a tuple
+            typed, attributes = self._typed(name)[0], f", index={place}"
+            line = f"%{name} = {typed} get-tuple-element(%{tuple_}){attributes}"
+            operands = (self._typed(tuple_)[0],)
+            return Instruction(
+                name, "get-tuple-element", line, typed, f"%{tuple_}", operands, (tuple_,), attributes, self
+            )
         if name not in self.lines:
             raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
         line = self.lines[name]
@@ -120,13 +160,18 @@ class Computation:
             # Types are written before the operands' names, or known from where they were made.
             written, _, operand = operand.rpartition(" ")
             names.append(operand.lstrip("%"))
-            operands.append(written or (self._typed(names[-1])[0] if names[-1] in self.lines else ""))
+            known = names[-1].partition("#")[0] in self.lines
+            operands.append(written or (self._typed(names[-1])[0] if known else ""))
         return Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes, self)
 
     def _typed(self, name):
+        """Its type, and the rest of its line."""
+        name, element, place = name.partition("#")
+        if element:
+            return _split(self._typed(name)[0][1:-1])[int(place)], ""
         return _take_type(self.lines[name].partition(" = ")[2])
 
-    def matching(self, pattern):
+    def matching(self, pattern: str) -> Iterator[Instruction]:
         """The instructions in whose lines a regular expression is found, in order."""
         return (self[name] for name, line in self.lines.items() if re.search(pattern, line))
 
@@ -134,18 +179,24 @@ class Computation:
 class Program:
     """The computations of a compiled program, by name.
 
+    >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile()
+    >>> program = hlo.Program(compiled.as_text())
+    >>> [made.kind for here in program for made in here.matching(" dot")]
+    ['dot']
+
     Attributes:
       entry: the `Computation` that a call of the program runs.
-      devices: for how many devices the program is.
+      devices: for how many devices the program is: its partitions, times the replicas of older programs of `jax.pmap`.
 
     Raises:
       UnreadableProgram: the text has no entry.
     """
 
-    def __init__(self, text):
+    def __init__(self, text: str) -> None:
         """Read what `compiled.as_text()` returns."""
-        partitions = re.search(r"num_partitions=(\d+)", text)
-        self.devices = int(partitions[1]) if partitions else 1
+        head = re.search(r"^HloModule .*", text, re.MULTILINE)
+        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", head[0] if head else "")
+        self.devices = math.prod(map(int, counts))
         self.entry, self._computations, here = None, {}, None
         for line in text.splitlines():
             head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$", line)
@@ -161,16 +212,17 @@ class Program:
                 elif here.lines and line.strip() not in ("", "}"):  # the attributes of some kernels take several lines
                     here.lines[name] += line
         if self.entry is None:
+            early = " (this is StableHLO: XLA has not compiled it yet)" if re.match(r"\s*(#|module)", text) else ""
             raise UnreadableProgram(
-                f"no ENTRY in this text: {text.strip()[:200]!r}; pass what compiled.as_text() returns"
+                f"no ENTRY in this text: {text.strip()[:200]!r}{early}; pass what compiled.as_text() returns"
             )
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Computation:
         if name not in self._computations:
             raise UnreadableProgram(f"this program calls {name}, which is not in its text")
         return self._computations[name]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Computation]:
         return iter(self._computations.values())
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardlab._arguments import whole
+from shardlab._arguments import Numbers, nearest, whole
 
-__all__ = ["MODELS", "SIZES", "Model", "model"]
+__all__ = ["MODELS", "SIZES", "Model", "model", "parse"]
 
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")  # the attributes that are numbers
 
@@ -14,6 +14,11 @@ SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab") 
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer by its sizes, called L, D, F, N, K, H, V in *How To Scale Your Model*.
+
+    >>> sizes = {"layers": 2, "d_model": 64, "d_ff": 256, "vocab": 1000}
+    >>> small = Model(**sizes, heads=4, kv_heads=2, head_dim=16)
+    >>> small.attention_parameters, small.parameters
+    (12288, 251200)
 
     Attributes:
       layers, d_model, d_ff, heads, kv_heads, head_dim, vocab: whole numbers.
@@ -33,39 +38,39 @@ class Model:
     tied: bool = False
     name: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for size in SIZES:
             whole(size, getattr(self, size))
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly; use a divisor")
 
     @property
-    def attention_parameters(self):
+    def attention_parameters(self) -> int:
         """Parameters of one layer's attention: queries and output for each head, keys and values for each kv head."""
         return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
 
     @property
-    def mlp_parameters(self):
+    def mlp_parameters(self) -> int:
         """Parameters of one layer's MLP."""
         return (3 if self.gated else 2) * self.d_model * self.d_ff
 
     @property
-    def embedding_parameters(self):
+    def embedding_parameters(self) -> int:
         """Parameters of the embedding and the output matrix together."""
         return (1 if self.tied else 2) * self.vocab * self.d_model
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         """All parameters, with two norms in each layer and one at the end. Llama 3 70B: 70,553,706,496."""
         layer = self.attention_parameters + self.mlp_parameters + 2 * self.d_model
         return self.layers * layer + self.embedding_parameters + self.d_model
 
     @property
-    def matmul_parameters(self):
+    def matmul_parameters(self) -> int:
         """Those that every token is multiplied with: no norms, and the embedding once, as the output matrix."""
         return self.layers * (self.attention_parameters + self.mlp_parameters) + self.vocab * self.d_model
 
-    def splits(self, chips):
+    def splits(self, chips: Numbers) -> bool | np.ndarray:
         """Whether so many chips, a number or an array, can share the heads and the kv heads of a layer evenly.
 
         More chips than kv heads are fine if each head is on a whole number of them.
@@ -87,8 +92,13 @@ MODELS = {
 }
 
 
-def model(name):
-    """The model of a name: `model("llama-3-70b").layers` is 80.
+def model(name: str | Model) -> Model:
+    """The model of a name.
+
+    >>> model("llama-3-70b").layers
+    80
+    >>> f"{model('llama-3-70b').parameters:,} parameters"
+    '70,553,706,496 parameters'
 
     Args:
       name: one of `MODELS`, or a `Model`, which is returned as it is.
@@ -99,5 +109,35 @@ def model(name):
     if isinstance(name, Model):
         return name
     if name not in MODELS:
-        raise ValueError(f"no model is called {name!r}; known are {', '.join(MODELS)}, or give its sizes")
+        known = ", ".join(MODELS)
+        raise ValueError(f"no model is called {name!r}; known are {known}, or give its sizes{nearest(name, MODELS)}")
     return MODELS[name]
+
+
+def parse(text: str) -> Model:
+    """The model that a command line names: a known one, or sizes such as `layers=32,d_model=4096,...`.
+
+    >>> sizes = "layers=2,d_model=64,d_ff=256,heads=4,kv_heads=2,head_dim=16,vocab=9"
+    >>> models.parse(sizes).d_ff, models.parse("llama-3-8b").d_ff
+    (256, 14336)
+
+    Args:
+      text: a name from `MODELS`, or all of `SIZES` with their values.
+
+    Returns:
+      A `Model`.
+
+    Raises:
+      ValueError: there is no such model, or a size is missing, unknown or no whole number.
+    """
+    if "=" not in text:
+        return model(text)
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    sizes = {name.strip(): value.strip() for name, _, value in pairs}
+    if sorted(sizes) != sorted(SIZES):
+        wrong = sorted(set(sizes) ^ set(SIZES))
+        raise ValueError(f"a model has the sizes {', '.join(SIZES)}; missing or unknown: {', '.join(wrong)}")
+    for name, value in sizes.items():
+        if not value.isdigit():
+            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+    return Model(**{name: int(value) for name, value in sizes.items()})

@@ -11,9 +11,11 @@ compares bytes.
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +48,8 @@ class Choice:
     seconds: float
     serial_seconds: float
     bound: str
-    parts: dict
-    sent_bytes: dict
+    parts: dict[str, float]
+    sent_bytes: dict[str, float]
     total_bytes: float
     state_bytes: float
     fits: bool
@@ -72,15 +74,15 @@ class Plan:
     sequence: int
     remat: str
     memory_bytes: float
-    choices: tuple
+    choices: tuple[Choice, ...]
     uneven: int
 
     @property
-    def fitting(self):
+    def fitting(self) -> tuple[Choice, ...]:
         """The choices that fit."""
         return tuple(choice for choice in self.choices if choice.fits)
 
-    def table(self, most=10):
+    def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
         head = ("data", "fsdp", "tensor", "step ms", "if serial", "bound by", "memory GB", "MFU")
         rows = [
@@ -96,7 +98,27 @@ class Plan:
         ]
         return aligned([head, *rows], ">")
 
-    def plot(self, file, most=10):
+    def report(self, most: int = 10) -> str:
+        """The table with a heading, and, where no mesh fits, what the smallest needs and what may help."""
+        fitting, sequences = len(self.fitting), self.batch_tokens // self.sequence
+        uneven = f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
+        said = (
+            f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion parameters, on {self.chips} "
+            f"{self.chip.name}\n{fitting} of {len(self.choices)} meshes fit in {self.memory_bytes / 1e9:.1f} GB{uneven}"
+            f"\n\n{self.table(most)}"
+        )
+        if fitting:
+            return said
+        least = self.choices[0]
+        remedies = "Use more chips, or gradient accumulation over smaller micro-batches" + (
+            ", or --remat block" * (self.remat != "block")
+        )
+        return (
+            f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
+            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. {remedies}."
+        )
+
+    def plot(self, file: str, most: int = 10) -> None:
         """Draw the time of each part of a step, for the first choices, as bars into an image file."""
         try:
             import matplotlib.pyplot as plt
@@ -117,10 +139,27 @@ class Plan:
         plt.close(figure)
 
 
-def plan(model, chip, chips, batch_tokens, *, sequence=4096, remat="block", reserve=0.1, efficiency=1.0):
+def plan(
+    model: str | models.Model,
+    chip: str | hardware.Chip,
+    chips: int,
+    batch_tokens: int,
+    *,
+    sequence: int = 4096,
+    remat: str = "block",
+    reserve: float = 0.1,
+    efficiency: float = 1.0,
+) -> Plan:
     """Predict the cost of every mesh for a model on a number of chips.
 
     `plan("llama-3-70b", "v5p", 512, 4 * 2**20).choices[0]` is the fastest mesh that fits.
+
+    >>> made = plan("llama-3-70b", "v5p", 512, 4 * 2**20)
+    >>> print(made.table(3))
+    data  fsdp  tensor  step ms  if serial  bound by  memory GB  MFU
+       1   512       1   10,652     11,435   compute       22.7  75%
+       2   256       1   10,652     11,827   compute       24.4  75%
+       4   128       1   10,652     11,828   compute       27.7  75%
 
     Args:
       model: a `shardlab.models.Model`, or the name of a known one.
@@ -193,22 +232,22 @@ class Verdict:
     """
 
     choice: Choice
-    program: object
+    program: Any
 
     @property
-    def sent_bytes(self):
+    def sent_bytes(self) -> int | None:
         """Bytes that a chip sends, as compiled; None if only the run decides."""
         return self.program.sent()
 
     @property
-    def ratios(self):
+    def ratios(self) -> dict[str, float | None]:
         """Compiled over predicted, of all bytes sent and of the memory; None where one is unknown."""
         predicted = sum(self.choice.sent_bytes.values())
         sent = self.sent_bytes / predicted if predicted and self.sent_bytes is not None else None
         memory = self.program.peak_bytes
         return {"sent": sent, "memory": memory / self.choice.total_bytes if memory else None}
 
-    def __str__(self):
+    def __str__(self) -> str:
         choice, ratios = self.choice, self.ratios
         mesh = f"{choice.data} x {choice.fsdp} x {choice.tensor}"
         if self.program.fits is False:
@@ -225,7 +264,7 @@ class Verdict:
         return f"{mesh}: {'; '.join(said)}; {self.program.source}, {self.program.seconds:.0f} s"
 
 
-def verify(made, best=3, **options):
+def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Args:
@@ -252,8 +291,11 @@ def verify(made, best=3, **options):
         yield Verdict(choice, pod.compile(step, *arguments, name=name, donate_argnums=0, **options))
 
 
-def pod_name(chip, chips):
+def pod_name(chip: str | hardware.Chip, chips: int) -> str:
     """The name of the most cubic slice with a number of chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
+
+    >>> pod_name("v5p", 512), pod_name("H100", 64)
+    ('v5p:8x8x8', 'h100:8x8')
 
     Args:
       chip: a `shardlab.hardware.Chip`, or the name of a known one.
@@ -287,7 +329,7 @@ def pod_name(chip, chips):
 # --- The command line -------------------------------------------------------------------------------------
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
     """Print a plan; returns the exit status: 0, 1 if no mesh fits, 2 for bad arguments."""
     parser = argparse.ArgumentParser(prog="python -m shardlab.plan", description=__doc__.split("\n\n")[0])
     sizes = ",".join(f"{size}=N" for size in models.SIZES)
@@ -311,28 +353,15 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     try:
         made = plan(
-            _model(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
+            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
             remat=options.remat, reserve=options.reserve, efficiency=options.efficiency,
         )  # fmt: skip
         if options.top < 1 or options.verify < 0:
             raise ValueError(f"--top {options.top} --verify {options.verify}: use numbers of at least 1 and 0")
     except ValueError as error:
         parser.error(str(error))
-    fitting, model = len(made.fitting), made.model
-    print(f"{model.name or 'model'}: {model.parameters / 1e9:.1f} billion parameters, on {made.chips} {made.chip.name}")
-    print(f"{fitting} of {len(made.choices)} meshes fit in {made.memory_bytes / 1e9:.1f} GB", end="")
-    sequences = made.batch_tokens // made.sequence
-    print(f"; {made.uneven} more cannot share {sequences} sequences evenly" if made.uneven else "")
-    print(f"\n{made.table(options.top)}")
-    if not fitting:
-        least = made.choices[0]
-        remedies = "Use more chips, or gradient accumulation over smaller micro-batches" + (
-            ", or --remat block" * (made.remat != "block")
-        )
-        print(
-            f"\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
-            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. {remedies}."
-        )
+    print(made.report(options.top))
+    fitting = len(made.fitting)
     if options.plot:
         made.plot(options.plot, options.top)
         print(f"\nthe plot is in {options.plot}")
@@ -347,21 +376,6 @@ def main(arguments=None):
             print(f"cannot compile: {error}", file=sys.stderr)
             return 1
     return 0 if fitting else 1
-
-
-def _model(text):
-    """A known model's name, or sizes such as layers=32,d_model=4096,..."""
-    if "=" not in text:
-        return text
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    sizes = {name.strip(): value.strip() for name, _, value in pairs}
-    if sorted(sizes) != sorted(models.SIZES):
-        wrong = sorted(set(sizes) ^ set(models.SIZES))
-        raise ValueError(f"a model has the sizes {', '.join(models.SIZES)}; missing or unknown: {', '.join(wrong)}")
-    for name, value in sizes.items():
-        if not value.isdigit():
-            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
-    return models.Model(**{name: int(value) for name, value in sizes.items()})
 
 
 if __name__ == "__main__":

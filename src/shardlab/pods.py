@@ -15,6 +15,7 @@ recording, and their `source` says so.
 import functools
 import glob
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -23,27 +24,33 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from shardlab import comms
 from shardlab._tables import aligned, html_table
 from shardlab.flops import MatmulFlops
-from shardlab.hardware import COMPILED_GPUS, COMPILED_TPUS
+from shardlab.hardware import COMPILED_GPUS, COMPILED_TPUS, TPU_KINDS
 from shardlab.hlo import Program
+from shardlab.layout import bytes_text
 
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
 RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
 listener = None  # called with label, key and program for every program: scripts/record_pods.py sets it
+_JIT_OPTIONS = inspect.signature(jax.jit).parameters.keys() - {"fun"}
 _FORM = 1  # the format on disk: raise it when the meaning of a field changes
 
 
@@ -98,6 +105,8 @@ class PodProgram:
       seconds: the time that compiling took, where it was compiled.
       source: "compiled", "cache" (compiled earlier on this machine) or "recording" (on another).
       made: the compiler, JAX version, date and kind of machine.
+      text: what the compiler made of it, in HLO, if this process compiled it; None if it was read from disk, where
+        texts are not kept, or refused. `compile(..., fresh=True)` always gives one.
     """
 
     name: str
@@ -118,8 +127,13 @@ class PodProgram:
     seconds: float = 0.0
     source: str = "compiled"
     made: dict[str, str] = field(default_factory=dict)
+    text: str | None = field(default=None, repr=False)
 
-    def sent(self, *axes, kind=None, asynchronous=None):
+    def to_json(self) -> dict[str, Any]:
+        """What is kept on disk: all but the text, as a dict that `json` can write."""
+        return {name: value for name, value in asdict(self).items() if name != "text"}
+
+    def sent(self, *axes: str, kind: str | None = None, asynchronous: bool | None = None) -> int | None:
         """Bytes that a device sends in one call, on rings; None if only the run decides.
 
         `sent("model")` counts the collectives along that axis alone, `sent("data", "model")` those along both at
@@ -141,7 +155,7 @@ class PodProgram:
             return None
         return sum(row.times * row.bytes for row in rows)
 
-    def times(self, kind, *axes):
+    def times(self, kind: str, *axes: str) -> int | None:
         """How often collectives of a kind run in one call; None if only the run decides.
 
         Args:
@@ -183,7 +197,7 @@ class PodProgram:
             known = ("unknown", "unknown") if times is None else (f"{times:,}", _amount(sent))
             yield kind, along, overlap, *known
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         lines = [f"{label:8} {text}" for label, text in self._head()]
         if self.traffic:
             lines.append(aligned([_COLUMNS, *self._rows()]))
@@ -205,11 +219,8 @@ _COLUMNS = ("collective", "along", "overlap", "times", "sent")
 
 
 def _amount(count):
-    """Bytes in a readable unit: small numbers exactly, so that they can be compared with a formula."""
-    if count is None:
-        return "unknown"
-    size, unit = next(((size, unit) for size, unit in ((1e9, "GB"), (1e6, "MB")) if count >= size), (1, "bytes"))
-    return f"{count / size:,.3f} {unit}" if size > 1 else f"{count:,} bytes"
+    """Less than a megabyte is printed exactly, so that it can be compared with a formula."""
+    return bytes_text(count, exact=1_000_000)
 
 
 def flops_and_traffic(text, mesh):
@@ -235,6 +246,12 @@ class Pod:
     `Pod("v5p:8x8x8")` is a torus of 8 * 8 * 8 = 512 TPU v5p; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the
     TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200.
 
+    >>> pod = Pod("v5p:8x8x8")
+    >>> pod.size, pod.shape
+    (512, (8, 8, 8))
+    >>> dict(pod.mesh((64, 8), ("data", "model")).shape)
+    {'data': 64, 'model': 8}
+
     Attributes:
       name: the kind of chip, a colon, and the torus, or hosts x GPUs.
       chip: the kind, such as "v5p".
@@ -243,10 +260,10 @@ class Pod:
       compiler: the compiler with its version, such as "libtpu 0.0.50.1"; None if none is installed.
 
     Raises:
-      ValueError: the chip is unknown, or the torus has the wrong number of axes.
+      ValueError: the chip is unknown, the torus has the wrong number of axes, or no slice has this shape.
     """
 
-    def __init__(self, name):
+    def __init__(self, name: str) -> None:
         """Look up the chips; no compiler is loaded yet."""
         match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", str(name))
         self.chip = match[1].lower() if match else None
@@ -259,17 +276,32 @@ class Pod:
         if len(self.shape) != axes or 0 in self.shape:
             form = "hosts x GPUs, such as 8x8" if self.is_gpu else f"{axes} sizes, such as {'x'.join(['4'] * axes)}"
             raise ValueError(f"{self.chip} needs {form}; got {match[2]}")
+        odd = [axis for axis in range(2) if self.shape[axis] % 2 and self.shape[axis] > 1]
+        if odd and not self.is_gpu:
+            around = [(n - 1, n + 1) if axis in odd else (n,) for axis, n in enumerate(self.shape)]
+            near = ", ".join("x".join(map(str, shape)) for shape in product(*around))
+            raise ValueError(
+                f"there is no {self.name}: a host has 2x2 chips, so the first two sizes are even, or 1; the nearest "
+                f"are {near}"
+            )
         self.size = math.prod(self.shape) * per_chip
         self.compiler = _gpu_compiler() if self.is_gpu else _tpu_compiler()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Pod({self.name!r}): {self.size:,} devices, {self.compiler or 'no compiler installed'}"
 
     @property
     def _devices(self):
         return _devices_of(self.name, self.compiler)
 
-    def mesh(self, shape, axes, *, split=False):
+    def mesh(
+        self,
+        shape: Sequence[int],
+        axes: str | Sequence[str],
+        *,
+        split: bool = False,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ) -> Mesh | AbstractMesh:
         """A mesh of all devices: neighbours in the mesh are neighbours on the torus.
 
         `Pod("v5p:8x8x8").mesh((64, 8), ("data", "model"))` maps `data` to two axes of the torus and `model` to
@@ -279,6 +311,8 @@ class Pod:
           shape: sizes of the mesh axes; their product is the number of devices.
           axes: their names.
           split: allow several mesh axes to share a torus axis; they then have no wraparound links.
+          axis_types: a `jax.sharding.AxisType` for all axes, such as `AxisType.Explicit`, or a tuple with one for
+            each; Auto by default.
 
         Returns:
           A `Mesh`, or an `AbstractMesh`.
@@ -286,9 +320,17 @@ class Pod:
         Raises:
           ValueError: the shape does not fit; the message says why, and which shapes do.
         """
-        shape, axes = tuple(shape), tuple(axes)
+        shape, axes = tuple(shape), (axes,) if isinstance(axes, str) else tuple(axes)
         if len(shape) != len(axes):
             raise ValueError(f"a mesh {shape} needs {len(shape)} names for its axes; got {axes}")
+        if twice := [axis for axis in axes if axes.count(axis) > 1]:
+            raise ValueError(f"two axes of the mesh are called {twice[0]!r}; each needs a name of its own; got {axes}")
+        types = axis_types or AxisType.Auto
+        types = tuple(types) if isinstance(types, (tuple, list)) else (types,) * len(axes)
+        if len(types) != len(axes) or not all(isinstance(one, AxisType) for one in types):
+            raise ValueError(
+                f"axis_types needs one jax.sharding.AxisType, or one for each of {axes}; got {axis_types!r}"
+            )
         if math.prod(shape) != self.size:
             raise ValueError(
                 f"a mesh {shape} needs {math.prod(shape):,} devices; {self.name} has {self.size:,}. "
@@ -300,17 +342,55 @@ class Pod:
                 f"each mesh axis must be a product of torus axes. {_suggested(self._torus, len(axes))} Or pass "
                 "split=True, which lets mesh axes share a torus axis."
             )
-        types = (AxisType.Auto,) * len(axes)
         if not self.compiler or _only_recorded():
             return AbstractMesh(shape, axes, axis_types=types)
         devices = np.array(self._devices)
         if not self.is_gpu:
-            from jax.experimental.mesh_utils import create_device_mesh
-
-            devices = create_device_mesh(shape, list(self._devices), allow_split_physical_axes=split)
+            devices = _placed(shape, self._devices, split)
         return Mesh(devices.reshape(shape), axes, axis_types=types)
 
-    def like(self, *args):
+    def places(self, mesh: Mesh | AbstractMesh) -> list[tuple[int, ...]]:
+        """Where the devices of a mesh are on the torus: for each its coordinates (x, y) or (x, y, z), in mesh order.
+
+        `Pod("v5p:4x4x4").places(mesh)` of a 16 x 4 mesh starts with (0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0): the
+        second mesh axis runs along x. The coordinates are those of the compiler's description of the chips. Without a
+        compiler, JAX's own rule places devices that have nothing but coordinates.
+
+        >>> pod = Pod("v5p:4x4x4")
+        >>> pod.places(pod.mesh((16, 4), ("data", "model")))[:4]
+        [(0, 0, 0), (1, 0, 0), (2, 0, 0), (3, 0, 0)]
+
+        Args:
+          mesh: what `mesh` of this pod returned.
+
+        Returns:
+          A list of tuples, one for each device; the devices of one chip have the same.
+
+        Raises:
+          ValueError: these are GPUs, which a switch connects, or the mesh has another number of devices.
+        """
+        if self.is_gpu:
+            raise ValueError(f"{self.name} has no torus: a switch connects the GPUs of a host")
+        if mesh.size != self.size:
+            raise ValueError(f"the mesh has {mesh.size:,} devices, but {self.name} has {self.size:,}")
+        if isinstance(mesh, Mesh):
+            devices = mesh.devices.flat
+        else:
+            shape = tuple(mesh.shape.values())
+            devices = _placed(shape, self._stand_ins(), not _fits_torus(shape, self._torus)).flat
+        return [tuple(map(int, device.coords[: len(self.shape)])) for device in devices]
+
+    def _stand_ins(self):
+        """Devices of which only the kind and the place are known: all that JAX's rule for meshes asks for."""
+        x, y, z = (*self.shape, 1)[:3]
+        places = product(range(z), range(y), range(x), range(self.size // math.prod(self.shape)))
+        same = {"platform": "tpu", "device_kind": TPU_KINDS[self.chip], "process_index": 0, "slice_index": 0}
+        return [
+            SimpleNamespace(id=number, coords=[x, y, z], core_on_chip=core, **same)
+            for number, (z, y, x, core) in enumerate(places)
+        ]
+
+    def like(self, *args: Any) -> tuple:
         """Arguments for `compile`: the shapes, dtypes and specs of arrays on an emulated mesh, but on these chips.
 
         `pod.compile(matmul, *pod.like(A, B))` compiles for this pod a product that the CPU has just computed. The
@@ -347,7 +427,16 @@ class Pod:
         extra = self.size // math.prod(self.shape)
         return self.shape if extra == 1 else (*self.shape, extra)
 
-    def compile(self, function, *args, name=None, cache=True, fresh=False, compiler_options=None, **jit_options):
+    def compile(
+        self,
+        function: Callable,
+        *args: Any,
+        name: str | None = None,
+        cache: bool | str | Path = True,
+        fresh: bool = False,
+        compiler_options: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> PodProgram:
         """Compile `function(*args)` for these chips, and report its memory, FLOPs and communication.
 
         Compiling takes seconds to minutes. A program compiled earlier is read from disk if program, options and
@@ -356,31 +445,38 @@ class Pod:
 
         Args:
           function: a function, jitted or not.
-          *args: `jax.ShapeDtypeStruct`s with shardings on a mesh of this pod, or pytrees of them.
+          *args: `jax.ShapeDtypeStruct`s with shardings on a mesh of this pod, or pytrees of them. At least one has to
+            be on the pod. Of the arrays of one device, and of NumPy's, only shape and dtype are used; the compiler
+            chooses their layout. Numbers stay as they are.
           name: the name of the program, under which a recording stores it.
           cache: a folder; True for the user's (`$XDG_CACHE_HOME/shardlab/pods`), False for none.
           fresh: compile even if the cache has the program.
           compiler_options: options of XLA, such as `{"xla_tpu_enable_async_all_to_all": "true"}`.
-          **jit_options: options of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`.
+          **kwargs: options of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`; all others are arguments of
+            the function, as `args`.
 
         Returns:
           `PodProgram`. For a program that is too large for the chips, it has `fits=False`.
 
         Raises:
-          ValueError: no argument is sharded over a mesh of this pod.
+          ValueError: no argument is sharded over a mesh of this pod, or one is over another mesh.
           NoCompiler: there is no compiler, and no recording of this program.
         """
-        mesh = self._mesh_of((args, jit_options))
+        jit_options = {key: kwargs.pop(key) for key in list(kwargs) if key in _JIT_OPTIONS}
+        mesh = self._mesh_of((args, kwargs, jit_options))
+        args, kwargs = jax.tree.map(self._abstract, (args, kwargs))
         name = name or getattr(function, "__name__", "program")
         options = {key: str(value) for key, value in sorted((compiler_options or {}).items())}
-        label = _digest([name, self.name, list(mesh.shape.items()), _described(args), options])
+        explicit = [str(one) for one in mesh.axis_types] if set(mesh.axis_types) != {AxisType.Auto} else []
+        what = _described((args, kwargs)), options
+        label = _digest([name, self.name, list(mesh.shape.items()), *what, *explicit])
         if not self.compiler or _only_recorded():
             return self._from_recording(label, name)
         jitted = function if hasattr(function, "lower") and not jit_options else jax.jit(function, **jit_options)
         # A caller's current mesh has other devices; this one also gives bare PartitionSpecs in the program their mesh.
         current = nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
         with current:
-            lowered = jitted.lower(*args)
+            lowered = jitted.lower(*args, **kwargs)
         made = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
         order = [device.id for device in mesh.devices.flat]
         key = _digest([_FORM, lowered.as_text(), self.name, order, options, made])
@@ -406,7 +502,8 @@ class Pod:
             return PodProgram(**about, fits=False, message=str(error), seconds=time.perf_counter() - begin)
         seconds = time.perf_counter() - begin
         memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
-        flops, traffic = flops_and_traffic(compiled.as_text(), mesh)
+        text = compiled.as_text()
+        flops, traffic = flops_and_traffic(text, mesh)
         return PodProgram(
             **about,
             fits=None if self.is_gpu else True,
@@ -420,7 +517,21 @@ class Pod:
             flops_once=(costs or {}).get("flops"),
             traffic=traffic,
             seconds=seconds,
+            text=text,
         )
+
+    def _abstract(self, leaf):
+        """An argument without values: what is compiled depends on its shape and dtype alone."""
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
+            return leaf
+        placed = getattr(leaf, "sharding", None)
+        if placed is not None and len(placed.device_set) > 1:
+            raise ValueError(
+                f"an argument of shape {leaf.shape} is placed on {len(placed.device_set)} devices of another mesh; "
+                f"pod.like(...) gives arguments like it on {self.name}"
+            )
+        dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)  # NumPy's 64 bits become 32
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=getattr(leaf, "weak_type", False))
 
     def _mesh_of(self, placed):
         shardings = [getattr(leaf, "sharding", leaf) for leaf in jax.tree.leaves(placed)]
@@ -539,6 +650,13 @@ def _target(chip, compiler):
 # --- Meshes on a torus ------------------------------------------------------------------------------------
 
 
+def _placed(shape, devices, split):
+    """The devices of a torus as a mesh of this shape, placed by JAX's rule."""
+    from jax.experimental.mesh_utils import create_device_mesh
+
+    return create_device_mesh(shape, list(devices), allow_split_physical_axes=split)
+
+
 def _fits_torus(shape, torus):
     """Whether each mesh axis can be a product of torus axes, each of which is used once."""
     if not shape:
@@ -572,10 +690,12 @@ def _described(args):
     """Shapes, dtypes and specs of arguments, in a form that all versions of JAX share."""
     described = []
     for leaf in jax.tree.leaves(args):
-        spec = [list(e) if isinstance(e, tuple) else e for e in leaf.sharding.spec] if hasattr(leaf, "sharding") else []
+        spec = getattr(getattr(leaf, "sharding", None), "spec", ())
+        spec = [list(e) if isinstance(e, tuple) else e for e in spec]
         while spec and not spec[-1]:
             spec.pop()
-        described.append([list(leaf.shape), str(leaf.dtype), spec])
+        known = hasattr(leaf, "shape")
+        described.append([list(leaf.shape), str(leaf.dtype), spec] if known else [type(leaf).__name__, repr(leaf)])
     return described
 
 
@@ -600,7 +720,7 @@ def _write(folder, key, program):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".part", delete=False) as file:
-            json.dump(asdict(program), file)
+            json.dump(program.to_json(), file)
         os.replace(file.name, folder / f"{key}.json")
     except OSError:
         pass  # a cache that cannot be written costs time only

@@ -28,11 +28,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardlab import _engine
+from shardlab._arguments import nearest
 
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
@@ -48,7 +51,7 @@ class Outcome:
       state: "done", "raised" (an exception), "died" (its operating-system process has ended), "hung" (had not finished
         at the time limit) or "waited" (had not finished when another process raised or died).
       seconds: how long it took, or how long `run` waited for it.
-      text: what it printed.
+      text: what it printed, and what its threads had printed since the cell before.
       pictures: what it displayed besides text, each a dict of MIME types.
       error: the error in one line; "" if there was none.
       line: the line of the cell that raised or was waiting; 0 if unknown.
@@ -69,16 +72,26 @@ class ProcessFailure(RuntimeError):
     `failure.having("died")` lists the processes in that state.
     """
 
-    def __init__(self, message, outcomes=()):  # noqa: D107
+    def __init__(self, message: str, outcomes: Iterable[Outcome] = ()) -> None:  # noqa: D107
         super().__init__(message)
         self.outcomes = tuple(outcomes)
 
-    def having(self, *states):
+    def having(self, *states: str) -> list[int]:
         """The process indices in one of these states, as a list."""
         return [outcome.process for outcome in self.outcomes if outcome.state in states]
 
 
-def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=False, environment=None, **initialize):
+def start(
+    n: int = 8,
+    devices: int | None = 1,
+    *,
+    cluster: Any = "local",
+    join: bool = True,
+    limit: float = 90,
+    preemption: bool = False,
+    environment: Mapping[str, str] | None = None,
+    **initialize: Any,
+) -> "Processes":
     """Start `n` processes, join them into one JAX program, and return the group.
 
     `start(8)` starts eight processes with one CPU device each, `start(2, devices=4)` two with four, which are also
@@ -108,6 +121,8 @@ def start(n=8, devices=1, *, cluster="local", join=True, limit=90, preemption=Fa
     for name, value in {"n": n, "devices": 1 if devices is None else devices}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"start() needs a whole number of 1 or more for {name}; got {value!r}")
+    if isinstance(cluster, str):
+        _cluster(cluster)  # raises here if there is none, while an earlier group still runs
     if Processes.current:
         Processes.current.stop()
     settings = {
@@ -143,9 +158,10 @@ class Processes:
 
     current = None
 
-    def __init__(self, n, cluster, join, limit, settings):  # noqa: D107
+    def __init__(self, n: int, cluster: Any, join: bool, limit: float, settings: dict[str, Any]) -> None:  # noqa: D107
         self.n, self.coordinator, self.outcomes, self.failure = n, None, (), None
         self.hosts, self.pids = [], []
+        self._told = dict.fromkeys(range(n), 0)  # how many bytes of what each printed an outcome has had
         self._cluster = self._client = self._set = None
         self._settings = settings
         self._local = cluster == "local"
@@ -164,23 +180,29 @@ class Processes:
             self.stop()
             raise
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         processes = _count(self.n, "process", "processes")
         if self._client is None:
             return f"{processes}, stopped"
         return f"{processes} on {_count(len(set(self.hosts)), 'host', 'hosts')}"
 
-    def __enter__(self):
+    def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def __getitem__(self, name):
-        """The value of a variable, or of any expression, in each process: a list in the order of process indices."""
+    def __getitem__(self, name: str) -> list:
+        """The value of a variable, or of any expression, in each process: a list in the order of process indices.
+
+        `group["x"]` is `[1, 1]` after a cell `x = 1` in two processes. A `ProcessFailure` names the variables that
+        there are, the most similar first, if there is none of this name.
+        """
         return self._do(time.monotonic() + 60, _engine.value, name, grace=5)
 
-    def run(self, code, only=None, *, limit=60, grace=5):
+    def run(
+        self, code: str, only: Sequence[int] | None = None, *, limit: float = 60, grace: float = 5
+    ) -> list[Outcome]:
         """Run code in every process, or in some, at the same time, and wait until all have ended.
 
         Args:
@@ -213,12 +235,18 @@ class Processes:
         self._judge(calls, code)
         return list(self.outcomes)
 
-    def stop(self):
-        """End all processes and their helpers at once. Calling it again does no harm."""
+    def stop(self) -> None:
+        """End all processes, what they have started, and their helpers at once. Calling it again does no harm.
+
+        On other hosts only the processes themselves are sure to end, and what the launcher ends with them.
+        """
         if self._thread is None:
             return
+        started = _engine.descendants(self.pids) if self._local else []
         with contextlib.suppress(Exception):
             self._async(self._cluster.signal_engines(signal.SIGKILL), 10)
+        _engine.end(started)
+        _engine.end(_engine.descendants(self.pids) if self._local else [])  # what they started in the meantime
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
         with contextlib.suppress(Exception):
@@ -237,21 +265,10 @@ class Processes:
 
     def _launch(self, cluster, end):
         """The operating system's processes, with ipyparallel's engines in them."""
-        try:
-            import ipyparallel
-            from traitlets import TraitError
-        except ImportError:
-            raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
-
         if isinstance(cluster, str):
             # Other hosts reach this one by its address, because its name may mean the loopback here.
             options = {} if self._local else {"controller_ip": "*", "controller_location": _address()}
-            try:
-                folder = str(self._folder / "profile")
-                cluster = ipyparallel.Cluster(engines=cluster, profile_dir=folder, log_level=40, **options)
-            except TraitError:
-                known = "such as local, slurm, mpi or ssh"
-                raise ValueError(f"ipyparallel has no launcher called {cluster!r}; use one {known}") from None
+            cluster = _cluster(cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options)
             cluster.shutdown_atexit = False  # we stop it
         if self._local:
             # We see local processes end without ipyparallel's nannies; without them only half as many processes start.
@@ -370,7 +387,8 @@ class Processes:
 
     def _judge(self, calls, code):
         """Keep the outcomes; if one is a failure, stop the processes where necessary, and raise."""
-        self.outcomes = outcomes = tuple(call.outcome(self._folder) for call in calls)
+        self.outcomes = outcomes = tuple(call.outcome(self._folder, self._told[call.process]) for call in calls)
+        self._told |= {call.process: call.result["told"] for call in calls if "told" in call.result}
         if all(outcome.state == "done" for outcome in outcomes):
             return
         lost = any(outcome.state in ("died", "hung", "waited") for outcome in outcomes)
@@ -406,16 +424,31 @@ class _Call:
         if self.state != "waiting":
             self.ended = time.monotonic()
 
-    def outcome(self, folder):
-        """The outcome, with what it printed: from its result, or from its files if there is none."""
+    def outcome(self, folder, told):
+        """The outcome, with what it printed: from its result, or from its file, after the part that was told before."""
         text, error = self.result.get("text"), self.error
         if text is None:
-            text = _read(folder / f"{self.process}.text")
+            text = _read(folder / f"{self.process}.text", told)
         if self.state == "died":
             error = f"{error}: {words}" if (words := _last_words(_read(folder / f"{self.process}.log"))) else error
         seconds = self.result.get("seconds", self.ended - self.began)
         pictures = tuple(self.result.get("pictures", ()))
         return Outcome(self.process, self.state, seconds, text, pictures, error, self.line)
+
+
+def _cluster(name, **options):
+    """An `ipyparallel.Cluster`, not running yet, whose engines a launcher of this name starts."""
+    try:
+        import ipyparallel
+        from traitlets import TraitError
+    except ImportError:
+        raise ImportError("shardlab.processes needs ipyparallel: pip install ipyparallel") from None
+    try:
+        return ipyparallel.Cluster(engines=name, **options)
+    except TraitError:
+        known = ("local", "slurm", "mpi", "ssh", "pbs", "sge", "lsf", "htcondor")
+        hint = nearest(name, known) or "; use one such as local, slurm, mpi or ssh"
+        raise ValueError(f"ipyparallel has no launcher called {name!r}{hint}") from None
 
 
 def _address():
@@ -430,9 +463,9 @@ def _address():
     return next((address for address in addresses if not address.startswith("127.")), socket.gethostname())
 
 
-def _read(file):
+def _read(file, start=0):
     try:
-        return file.read_text(errors="replace")
+        return file.read_bytes()[start:].decode(errors="replace")
     except OSError:
         return ""
 

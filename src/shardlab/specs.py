@@ -34,11 +34,18 @@ _SLICE = (7, 24, 64, 32)  # in a device: where the array's outline is, and its s
 _WIDTH = 360
 
 
-def compare_specs(*arrays):
+def compare_specs(*arrays: Array) -> Picture:
     """Draw the same array in several layouts, each with the slice and the bytes of every device.
 
     A float32 array of shape (8, 16) takes 8 * 16 * 4 = 512 bytes. On a mesh of 2 x 4 devices, `P(None, None)` stores
     all 512 on each device, `P("x", None)` stores 512 / 2 = 256, and `P("x", "y")` stores 512 / 8 = 64.
+
+    >>> a = jnp.zeros((8, 16))
+    >>> specs = P(None, None), P("x", None), P("x", "y")
+    >>> compare_specs(*(jax.device_put(a, NamedSharding(mesh, spec)) for spec in specs))
+    P(None, None)    f32[8, 16]: local shape (8, 16), 1 shard × 8 replicas on 8 devices, 512 bytes each
+    P("x", None)     f32[8@x, 16]: local shape (4, 16), 2 shards × 4 replicas on 8 devices, 256 bytes each
+    P("x", "y")      f32[8@x, 16@y]: local shape (4, 4), 8 shards on 8 devices, 64 bytes each
 
     Args:
       arrays: the array in each layout: of two dimensions, on one mesh of two axes and at most 4 devices in a row.
@@ -58,6 +65,11 @@ def compare_specs(*arrays):
     layouts = [describe(array) for array in arrays]
     first = layouts[0]
     for layout in layouts:
+        if layout.unreduced:
+            raise ValueError(
+                f"compare_specs() draws slices, not the partial sums of {layout.type}; add them up first, with "
+                "jax.sharding.reshard, or draw() them"
+            )
         if layout.mesh is None or len(layout.shape) != 2 or len(layout.mesh.axes) != 2 or layout.mesh.shape[1] > 4:
             raise ValueError(
                 f"compare_specs() draws matrices on a mesh of two axes with at most 4 devices in a row, not {layout}"

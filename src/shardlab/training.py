@@ -1,6 +1,8 @@
 """A decoder's training step with Adam on a mesh: the program with which a compiler is asked what a plan costs."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,14 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardlab.models import Model
+
 __all__ = ["training_step"]
 
 
-def training_step(model, mesh, sequences, sequence, remat="block"):
+def training_step(
+    model: Model, mesh: Any, sequences: int, sequence: int, remat: str = "block"
+) -> tuple[Callable, tuple]:
     """A decoder's training step with Adam, and abstract arguments for it, sharded over a mesh of data, fsdp and tensor.
 
     Args:

@@ -28,9 +28,18 @@ const textWidth = (words) => 12 * [...words].reduce((sum, letter) => sum + em(le
 // A rectangle in the colour of a device, with its number.
 function tile(x, y, width, height, number, label, tip) {
   const [fill, ink] = explorer.data.palette[number % 8];
-  return h("g", {}, h("rect", { x: g(x), y: g(y), width: g(width), height: g(height), fill, stroke: "currentColor" }),
+  return h("g", {}, rect(x, y, width, height, fill),
     label === "" ? [] : text(x + width / 2, y + height / 2 + 0.35 * 13, label, 13, { fill: ink }),
     tip ? h("title", {}, tip) : []);
+}
+
+const rect = (x, y, width, height, fill) =>
+  h("rect", { x: g(x), y: g(y), width: g(width), height: g(height), fill, stroke: "currentColor" });
+
+// Diagonal lines over a rectangle.
+function hatching(x, y, width, height, stroke, thickness) {
+  const d = times(ceil((floor(width + height) - 4) / 9), (i) => `M${4 + 9 * i} 0l-${g(height)} ${g(height)}`).join("");
+  return h("svg", { x: g(x), y: g(y), width: g(width), height: g(height) }, h("path", { d, stroke, "stroke-width": g(thickness) }));
 }
 
 const line = (d) => h("path", { d, fill: "none", stroke: "currentColor" });
@@ -143,5 +152,5 @@ function drawLayout({ shape, spec, mesh, devices, replicas, type, summary }, nam
     name && h("strong", {}, name), name && " ", h("code", {}, type), h("br", {}), `${summary}.`);
 }
 
-Object.assign(explorer, { h, text, tile, figure, drawLayout });
+Object.assign(explorer, { h, text, textWidth, rect, hatching, figure, drawLayout });
 })(window.explorer);

@@ -1,19 +1,46 @@
 // The page around the calculators. The controls of each are its state, which the address keeps, such as
-// "#layout?mesh=x:2,y:4&shape=8,16". Scripts share window.explorer: modules fail on file://.
+// "#layout?mesh=x:2,y:4&shape=8,16"; behind a "~" stands the state that is pinned. Scripts share window.explorer: modules fail on file://.
 (function (explorer) {
 "use strict";
-const { h, parts } = explorer;
+const { compare, h, nearest, parts, product } = explorer;
 const widgets = {};
 class Wrong extends Error {} // of an address: says why
 
 const controls = ({ form }) => [...form.elements].filter(({ name }) => name);
 const get = (widget) => Object.fromEntries(controls(widget).map(({ name, value }) => [name, value]));
-const hidden = (control) => control.closest("label").hidden;
+const hidden = (control) => !!control.closest("[hidden]");
+const follows = (control) => "follows" in control.dataset; // the number of devices, from the mesh
 const label = (control) => control.closest("label").firstElementChild.textContent;
-const takes = ({ title, options }) => title || [...options].map(({ value }) => value).join(", ");
+function takes({ title, options }, value) {
+  if (title) return title;
+  const known = [...options].map((option) => option.value);
+  return known.join(", ") + meant(value, known);
+}
+const meant = (name, known) => (nearest(name, known) ? `; did you mean “${nearest(name, known)}”?` : "");
+
+// What is wrong with what stands in the controls, in words.
+function problem(widget) {
+  const bad = controls(widget).filter((control) => !hidden(control) &&
+    (!control.validity.valid || control.selectedIndex === -1));
+  const say = (control) => `${label(control)}: ${takes(control, control.value)}`;
+  const first = bad.find((control) => !follows(control));
+  return first ? say(first) : widget.part.wrong?.(get(widget)) || (bad.length ? say(bad[0]) : "");
+}
+
+// The number of devices follows from the mesh; if it is what was changed, the mesh is the first that is offered for it.
+function settle({ part, form, form: { elements } }, changed) {
+  const [total, names] = [elements[part.total], part.sizes(get({ form }))];
+  if (changed === part.total) {
+    const [best] = total.validity.valid ? part.meshes(get({ form })) : [];
+    if (!best) return;
+    names.forEach((name, i) => { elements[name].value = best.sizes[i]; });
+  }
+  total.value = product(names.map((name) => Number(elements[name].value)));
+}
 
 // Let each dimension choose among the axes that there are, and show the controls that are needed.
-function arrange({ form: { elements }, form }) {
+function arrange(widget) {
+  const { form: { elements }, form, part } = widget;
   for (const select of form.querySelectorAll("[data-axes]")) {
     const orders = [[]];
     for (const order of orders) {
@@ -33,24 +60,54 @@ function arrange({ form: { elements }, form }) {
     const [key, value] = shown.dataset.if.split(" ");
     shown.hidden = isNaN(value) ? elements[key].value !== value : elements[key].value <= Number(value);
   }
+  // A slider stands at the nearest power of two, and goes no further than there may be devices.
+  const sizes = part.sizes(get(widget));
+  const room = elements[part.total].max / product(sizes.map((name) => Number(elements[name].value)));
+  for (const slider of form.querySelectorAll("[data-of]")) {
+    const { value } = elements[slider.dataset.of];
+    const most = sizes.includes(slider.dataset.of) ? Math.floor(Math.log2(room * value)) : Infinity;
+    slider.max = Math.min(slider.dataset.reach ??= slider.max, Math.max(0, most || 0));
+    slider.value = Math.round(Math.log2(value));
+    slider.setAttribute("aria-valuetext", value);
+  }
+  widget.offered = problem(widget) ? [] : part.meshes(get(widget));
+  const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => elements[name].value)];
+  const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
+  const others = widget.offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
+  select.replaceChildren(...[...others, ...widget.offered].map(option));
+  select.value = now.join("x");
+}
+
+// What the event of a control has changed: its name, after a slider has set its number and a choice its mesh.
+function changed({ part, form, form: { elements } }, { target }) {
+  const { of, meshes } = target.dataset;
+  if (of) elements[of].value = 2 ** target.value;
+  if (meshes !== undefined) {
+    const sizes = target.value.split("x");
+    part.sizes(get({ form })).forEach((name, i) => { elements[name].value = sizes[i]; });
+  }
+  return of || target.name;
+}
+
+function set(widget, to) {
+  for (let pass = 0; pass < 2; pass++) { // the axes of dimensions last
+    for (const control of controls(widget)) control.value = to[control.name] ?? control.value;
+    arrange(widget);
+  }
 }
 
 // Put values into their controls; a value that a control does not take is Wrong.
 function put(widget, values) {
-  const before = get(widget);
-  const set = (to) => {
-    for (let pass = 0; pass < 2; pass++) { // the axes of dimensions last
-      for (const control of controls(widget)) control.value = to[control.name] ?? control.value;
-      arrange(widget);
-    }
-  };
-  set(values);
-  const bad = controls(widget).find((control) => control.name in values && !hidden(control) &&
+  const [before, { part }] = [get(widget), widget];
+  set(widget, values);
+  const asked = part.total in values && !part.sizes(get(widget)).some((name) => name in values);
+  settle(widget, asked && part.total);
+  arrange(widget);
+  const bad = controls(widget).find((control) => control.name in values && !hidden(control) && (asked || !follows(control)) &&
     (control.value !== values[control.name] || !control.validity.valid));
-  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”, only ${takes(bad)}`
-    : widget.part.wrong?.(get(widget));
+  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”, only ${takes(bad, values[bad.name])}` : problem(widget);
   if (wrong) {
-    set(before);
+    set(widget, before);
     throw new Wrong(wrong);
   }
 }
@@ -58,19 +115,29 @@ function put(widget, values) {
 // The address of a calculator, and back. A key stands for one control, or for several in order.
 function encode(widget) {
   const text = Object.entries(widget.part.keys).flatMap(([key, fields]) => {
-    const values = fields.map((name) => widget.form.elements[name]).filter((control) => !hidden(control));
+    const values = fields.map((name) => widget.form.elements[name]).filter((control) => !hidden(control) && !follows(control));
     const list = values.map(({ value }) => value).join();
     return fields.length > 1 || list ? `${key}=${key === "mesh" ? list.replace(/,(\d+)/g, ":$1") : list}` : [];
   });
-  return `#${widget.name}?${text.join("&")}`;
+  return text.join("&");
 }
 
-function decode(widget, text) {
+function address(widget) {
+  const [{ pinned }, now] = [widget, get(widget)];
+  const here = encode(widget);
+  if (!pinned) return `#${widget.name}?${here}`;
+  set(widget, pinned);
+  const there = encode(widget);
+  set(widget, now);
+  return `#${widget.name}?${here}~${there}`;
+}
+
+function read(widget, text) {
   const values = {};
   for (const pair of text.split("&")) {
     const [key, value = ""] = pair.split(/=(.*)/s);
     const fields = widget.part.keys[key];
-    if (!fields) throw new Wrong(`“${key}” is not known`);
+    if (!fields) throw new Wrong(`“${key}” is not known${meant(key, Object.keys(widget.part.keys))}`);
     const items = value ? value.split(/[,:]/) : [];
     if (items.length > fields.length) throw new Wrong(`“${key}” has too many entries`);
     if (key === "mesh" && items.length % 2) items.push("");
@@ -83,26 +150,49 @@ function decode(widget, text) {
   put(widget, values);
 }
 
+// The state that is shown, and perhaps one that is pinned.
+function decode(widget, text) {
+  const [before, [now, other]] = [get(widget), text.split("~")];
+  let pinned = null;
+  try {
+    if (other !== undefined) {
+      read(widget, other);
+      pinned = get(widget);
+      if (!widget.part.show(pinned).numbers) throw new Wrong("what it pins is not possible");
+    }
+    read(widget, now);
+  } catch (error) {
+    set(widget, before);
+    throw error;
+  }
+  widget.pinned = pinned;
+}
+
 function show(widget, words = "") {
   arrange(widget);
-  const bad = controls(widget).find((control) => !hidden(control) && !control.validity.valid);
-  const wrong = bad ? `${label(bad)}: ${bad.title}` : widget.part.wrong?.(get(widget));
-  const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : widget.part.show(get(widget));
-  const folds = () => widget.output.querySelectorAll("details");
+  const { part, pinned, output, buttons } = widget;
+  const wrong = problem(widget);
+  const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : part.show(get(widget), widget.offered);
+  const compared = pinned && shown.numbers && compare(part.show(pinned), shown);
+  const folds = () => output.querySelectorAll("details");
   const open = [...folds()].map((fold) => fold.open);
-  widget.output.replaceChildren(...shown.nodes);
+  output.replaceChildren(...(compared?.nodes ?? [shown.draw?.() ?? []].flat()), ...shown.nodes);
   if (folds().length === open.length) folds().forEach((fold, i) => { fold.open = open[i]; });
   widget.words.classList.toggle("explorer-refused", !!shown.refused);
-  widget.words.textContent = words + shown.words;
+  widget.words.textContent = words + (compared?.words ?? "") + shown.words;
+  buttons.pin.textContent = pinned ? "Unpin" : "Pin to compare";
+  buttons.pin.disabled = !pinned && !shown.numbers;
+  if (buttons.code) buttons.code.hidden = !output.querySelector("pre");
   return !wrong;
 }
 
-const forms = () => Object.fromEntries(Object.entries(widgets).map(([name, widget]) => [name, get(widget)]));
+const forms = () => Object.fromEntries(Object.entries(widgets).map(([name, widget]) =>
+  [name, { now: get(widget), pinned: widget.pinned }]));
 
 function remember(widget) {
-  const address = encode(widget);
+  const now = address(widget);
   try {
-    history[address === location.hash ? "replaceState" : "pushState"]({ explorer: forms() }, "", address);
+    history[now === location.hash ? "replaceState" : "pushState"]({ explorer: forms() }, "", now);
   } catch { /* some browsers refuse very many */ }
 }
 
@@ -111,11 +201,17 @@ function build(box) {
   const [form, words, output, said] = ["form", ".explorer-words", ".explorer-output", "[role=status]"].map((what) =>
     made.querySelector(what));
   const name = box.dataset.explorer;
-  const widget = { box, name, part: parts[name], form, words, output };
+  const buttons = Object.fromEntries([...made.querySelectorAll("button")].map((button) => [button.name, button]));
+  const widget = { box, name, part: parts[name], form, words, output, buttons, pinned: null };
   decode(widget, box.dataset.start);
   const copy = (text, done, failed) => (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(
     () => { said.textContent = done; }, () => { said.textContent = failed; });
   const actions = {
+    pin() {
+      widget.pinned = widget.pinned ? null : get(widget);
+      show(widget);
+      remember(widget);
+    },
     link() {
       remember(widget);
       copy(location.href, "Link copied", "The link is in the address bar");
@@ -127,9 +223,12 @@ function build(box) {
       remember(widget);
     },
   };
-  for (const button of made.querySelectorAll("button")) button.addEventListener("click", actions[button.name]);
+  for (const button of Object.values(buttons)) button.addEventListener("click", actions[button.name]);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("input", () => show(widget));
+  form.addEventListener("input", (event) => {
+    settle(widget, changed(widget, event));
+    show(widget);
+  });
   form.addEventListener("change", () => show(widget) && remember(widget));
   show(widget); // if this fails, the page stays as it was
   box.replaceChildren(made);
@@ -143,7 +242,7 @@ function follow() {
   const widget = widgets[name] || Object.values(widgets)[0];
   let words = "";
   try {
-    if (!widgets[name]) throw new Wrong(`there is no calculator “${name}”`);
+    if (!widgets[name]) throw new Wrong(`there is no calculator “${name}” on this page${meant(name, Object.keys(widgets))}`);
     decode(widget, decodeURIComponent(text));
   } catch (error) {
     if (!(error instanceof Wrong || error instanceof URIError)) throw error;
@@ -156,13 +255,16 @@ function follow() {
 function restore(saved) {
   for (const widget of Object.values(widgets)) {
     try {
-      put(widget, saved[widget.name]);
+      const { now, pinned } = saved[widget.name];
+      put(widget, now);
+      widget.pinned = pinned;
     } catch { /* saved by an older page */ }
     show(widget);
   }
 }
 
-explorer.data = JSON.parse(document.querySelector("script.explorer-data").textContent);
+explorer.data = Object.assign({}, ...[...document.querySelectorAll("script.explorer-data")].map((script) =>
+  JSON.parse(script.textContent)));
 document.querySelectorAll("[data-explorer]").forEach(build);
 if (history.state?.explorer) restore(history.state.explorer);
 else follow();

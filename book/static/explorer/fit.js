@@ -1,17 +1,16 @@
 // The memory and the time of a training step on each chip: shardlab.cost.step_cost, with a reserve of memory.
-//   case: { model: { layers, d_model, ... }, chip, chips, batch, sequence, data, fsdp, tensor, remat, reserve }, with the
-//   reserve in per cent
+//   case: { model: { layers, d_model, ... }, chip, batch, sequence, data, fsdp, tensor, remat, reserve }, with the reserve
+//   in per cent; the number of chips follows from the mesh
 (function (explorer) {
 "use strict";
 const { max, min, floor, ceil } = Math;
 
-function fit({ model, chip: name, chips, batch, sequence, data, fsdp, tensor, remat, reserve }) {
+function fit({ model, chip: name, batch, sequence, data, fsdp, tensor, remat, reserve }) {
   const chip = explorer.data.chips[name];
   const { layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab, gated, tied } = model;
   const wrong = (words) => ({ error: { words } });
   if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
   const total = data * fsdp * tensor;
-  if (total !== chips) return wrong(`the axes of this mesh have ${total} chips, their product, but chips=${chips}`);
   if (heads % tensor || (kv % tensor && tensor % kv)) {
     return wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads evenly; use a divisor of ` +
       `${heads} that divides ${kv} or is a multiple of it`);

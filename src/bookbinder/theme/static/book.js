@@ -19,8 +19,9 @@
     const src = new URL(file + own.search, own).href; // of the same version
     document.head.append(Object.assign(document.createElement("script"), { src, onload: done, onerror: failed }));
   });
+  const slash = { on: () => keep.get("slash") !== "off", turn: (on) => keep.set("slash", on ? "" : "off") };
   let search;
-  const searching = () => (search ??= load("search.js").then(() => globalThis.bookSearch({ load, root: new URL("../", own) })));
+  const searching = () => (search ??= load("search.js").then(() => globalThis.bookSearch({ load, root: new URL("../", own), slash })));
   const find = async (event) => {
     event.preventDefault();
     (await searching()).open();
@@ -29,10 +30,10 @@
     if (!event.ctrlKey && !event.metaKey && !event.shiftKey) find(event); // with these it opens elsewhere
   });
   addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, textarea, select, [contenteditable]");
+    const typing = event.target.closest?.("input:not([type=checkbox], [type=radio]), textarea, select, [contenteditable]");
     const control = event.ctrlKey || event.metaKey;
     if (control && !event.altKey && event.key.toLowerCase() === "k") find(event);
-    else if (event.key === "/" && !control && !event.altKey && !typing) find(event);
+    else if (event.key === "/" && slash.on() && !control && !event.altKey && !typing) find(event);
   });
   if (document.querySelector("[data-search-here]")) searching();
 
@@ -41,7 +42,8 @@
     const lines = (of) => cell.querySelector(of)?.textContent.replace(/\n$/, "").split("\n") ?? [];
     const checks = cell.querySelector("details.checked"), source = lines("pre:not(.checked pre, .cell_output pre)");
     if (checks) source.splice(Number(checks.dataset.before), 0, ...lines(".checked pre"));
-    return source.join("\n");
+    const example = source[0].startsWith(">>> ");  // of which the code is copied, without prompts and results
+    return (example ? source.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line)).map((line) => line.slice(4)) : source).join("\n");
   };
 
   // A button on each piece of code.
@@ -57,12 +59,14 @@
     box?.append(button);
   }
 
-  // What scrolls sideways in its box can be reached by the keyboard.
-  const boxes = new ResizeObserver((seen) => {
-    for (const { target } of seen) {
-      if (target.scrollWidth > target.clientWidth) target.tabIndex = 0; else target.removeAttribute("tabindex");
-    }
-  });
+  // What scrolls sideways in its box can be reached by the keyboard; so can code that is far from the screen and not
+  // yet laid out, until it comes near and its width is known.
+  const reach = ({ target }) => {
+    const far = target.firstElementChild?.checkVisibility?.({ contentVisibilityAuto: true }) === false;
+    if (far || target.scrollWidth > target.clientWidth) target.tabIndex = 0; else target.removeAttribute("tabindex");
+  };
+  const boxes = new ResizeObserver((seen) => seen.forEach(reach));
+  addEventListener("contentvisibilityautostatechange", reach);
   for (const box of document.querySelectorAll("article :is(pre, .table, div.math, .cell_output > *)")) boxes.observe(box);
 
   // Chapters that were read to their end have a tick in the list, in this browser only.
@@ -89,15 +93,17 @@
     list.addEventListener("click", (event) => { if (event.target.closest("a")) list.hidePopover(); });
   }
 
-  // Which section one is in.
+  // Which section one is in, which the form for mistakes is told.
   const links = new Map([...document.querySelectorAll("#sections > ul > li > a")].map((a) => [decodeURIComponent(a.hash.slice(1)), a]));
   if (links.size) {
     const sections = [...links.keys()].map((id) => document.getElementById(id)).filter(Boolean);
+    const report = document.querySelector("#sections .report"), form = report?.href;
     const show = () => {
       const here = sections.findLast((section) => section.getBoundingClientRect().top < innerHeight / 3);
       for (const [id, link] of links) {
         if (id === here?.id) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
       }
+      if (report) report.href = form + (here ? encodeURIComponent(`"${links.get(here.id).textContent}"`) : "");
     };
     addEventListener("scroll", () => requestAnimationFrame(show), { passive: true });
     show();

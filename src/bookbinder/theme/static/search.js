@@ -1,7 +1,7 @@
 // The search: sections by their headings, by the terms that they define, by the names in them and by what they say.
 // book.js loads this file when a reader first searches, and this file the engine, MiniSearch, and the sections,
 // search-index.js, which search.py has written.
-globalThis.bookSearch = ({ load, root }) => {
+globalThis.bookSearch = ({ load, root, slash }) => {
   const SHOWN = 20; // results
   const LENGTH = 200; // characters of the sentence that is shown with one
   const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
@@ -217,6 +217,10 @@ globalThis.bookSearch = ({ load, root }) => {
     dialog = make("dialog", { className: "search", data: { "aria-label": "Search the book" } });
     const { input, form } = fill(dialog);
     form.append(make("button", { type: "button", className: "close", textContent: "Close", onclick: () => dialog.close() }));
+    // A key that does something by itself can be turned off: speech may press it unasked.
+    const key = make("input", { type: "checkbox", checked: slash.on() });
+    key.addEventListener("change", () => slash.turn(key.checked));
+    form.after(make("label", { className: "slash" }, key, " Open with ", make("kbd", {}, "/")));
     dialog.addEventListener("click", (event) => {
       if (event.target === dialog || event.target.closest("li a")) dialog.close();
     });

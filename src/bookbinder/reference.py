@@ -1,0 +1,214 @@
+"""Make the page of every public name of a package, from its docstrings, as Markdown like that of any other page.
+
+A line `% public names of shardlab` in a page is replaced when Sphinx reads it. The package is not imported: signatures
+and docstrings are read from its source.
+"""
+
+import ast
+import re
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["page", "setup"]
+
+_MARK = re.compile(r"^% public names of (\w+)$", re.MULTILINE)
+_CODE = re.compile(r"(?:\A|(?<=\n\n))(?:>>> .*(?:\n.+)*|    .*(?:\n+    .*)*)")  # an example, or an indented block
+_PARTS = ("Args", "Attributes", "Returns", "Yields", "Raises")
+_WIDTH = 88  # characters, from which a signature takes a line for each argument
+
+
+def setup(app):
+    """Called by the extension."""
+    app.connect("source-read", _replace)
+
+
+def _replace(app, docname, source):
+    def public(mark):
+        folder = Path(find_spec(mark[1]).origin).parent
+        for file in sorted(folder.glob("*.py")):
+            app.env.note_dependency(str(file))
+        return page(folder)
+
+    source[0] = _MARK.sub(public, source[0])
+
+
+def page(folder):
+    """The Markdown for the package in a folder: a section for each public module, and in it one for each name.
+
+    Args:
+      folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of the page.
+    """
+    folder = Path(folder)
+    package = folder.name
+    about = ast.get_docstring(_tree(folder / "__init__.py"))
+    made = []
+    for module, does in re.findall(rf"^- `{package}\.(\w+)`: (.*)$", about, re.MULTILINE):
+        tree = _tree(folder / f"{module}.py")
+        made += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
+        for name in _public(tree):
+            node = _defined(folder, tree, name)
+            sort = "class-" if isinstance(node, ast.ClassDef) else ""  # `Plan` and `plan` have anchors of their own
+            made += [f"(reference-{module}-{sort}{name.lower().replace('_', '-')})=", f"### `{name}`", *_entry(node)]
+    return "\n\n".join(filter(None, made))
+
+
+def _tree(file):
+    """A module as a tree, with its annotations without quotes, which those need that name what comes further down."""
+    tree = ast.parse(file.read_text("utf-8"))
+    for node in ast.walk(tree):
+        for field in ("annotation", "returns"):
+            quoted = getattr(node, field, None)
+            if isinstance(quoted, ast.Constant) and isinstance(quoted.value, str):
+                setattr(node, field, ast.parse(quoted.value, mode="eval").body)
+    return tree
+
+
+def _public(tree):
+    """The names in `__all__`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def _defined(folder, tree, name):
+    """The node that defines a name, in the module that it is imported from, if it is."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and not _is_overload(node):
+            return node
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return _defined(folder, _tree(folder / f"{node.module.rpartition('.')[2]}.py"), name)
+    raise ValueError(f"{name} is in __all__, but not defined")
+
+
+def _is_overload(node):
+    """Whether a definition only says a type: the one that does the work follows."""
+    return any(getattr(mark, "id", None) == "overload" for mark in node.decorator_list)
+
+
+def _entry(node):
+    """A name's signature, docstring, and methods, as blocks of Markdown."""
+    if isinstance(node, ast.Assign):
+        return [_fence(textwrap.shorten(ast.unparse(node), 3 * _WIDTH, placeholder=" ..."))]
+    if isinstance(node, ast.FunctionDef):
+        return [_fence(_signature(node.name, node.args, node.returns)), *_documented(node)]
+    blocks = [_fence(_class(node)), *_documented(node)]
+    items = []
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+            is_property = any(getattr(mark, "id", None) == "property" for mark in one.decorator_list)
+            result = _result(one.returns)
+            head = result.replace(" -> ", ": ") if is_property else f"({_spaced(_without_self(one))}){result}"
+            said = [block for block in _documented(one) if block]
+            items.append(_item(f"`{one.name}{head}`", "\n\n".join(said)))
+    return [*blocks, *(["**Properties and methods**", "\n\n".join(items)] if items else [])]
+
+
+def _without_self(function):
+    arguments = function.args
+    return ast.arguments(**{**dict(ast.iter_fields(arguments)), "args": arguments.args[1:]})
+
+
+def _spaced(arguments):
+    """Arguments as people write them."""
+    return re.sub(r"(: [^=,]+(?:\[[^=]*\][^=,]*)?)=", r"\1 = ", ast.unparse(arguments))
+
+
+def _result(returns):
+    return f" -> {ast.unparse(returns)}" if returns else ""
+
+
+def _signature(name, arguments, returns=None):
+    """How a function is called, as Python; with a line for each argument if it is long."""
+    text = _spaced(arguments)
+    result = _result(returns)
+    if len(name) + len(text) + len(result) + 2 <= _WIDTH:
+        return f"{name}({text}){result}"
+    tokens = re.findall(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|.", text)  # texts are one each
+    lines, depth = [""], 0
+    for token in tokens:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token, 0)
+        if token == "," and not depth:
+            lines.append("")
+        else:
+            lines[-1] += token
+    lines = ",\n    ".join(map(str.strip, lines))
+    return f"{name}(\n    {lines},\n){result}"
+
+
+def _class(node):
+    """A class as one makes it: from its fields, if it is a dataclass, or from its `__init__`."""
+    for one in node.body:
+        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
+            return _signature(node.name, _without_self(one))
+    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and not one.target.id.startswith("_")]
+    if fields and any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
+        shown = [f"{one.target.id}: {ast.unparse(one.annotation)}" + _default(one.value) for one in fields]
+        whole = f"{node.name}({', '.join(shown)})"
+        return whole if len(whole) <= _WIDTH else f"{node.name}(\n    " + ",\n    ".join(shown) + ",\n)"
+    bases = ", ".join(map(ast.unparse, node.bases))
+    return f"class {node.name}({bases})" if bases else f"class {node.name}"
+
+
+def _default(value):
+    return f" = {ast.unparse(value)}" if value is not None else ""
+
+
+def _documented(node):
+    """A docstring's parts as blocks: prose, examples, and lists of what it describes."""
+    blocks, part, lines = [], None, []
+    for line in [*(ast.get_docstring(node) or "").splitlines(), "End:"]:
+        head = re.fullmatch(r"(\w+):", line)
+        if head and (head[1] in _PARTS or line == "End:"):
+            blocks += _part(part, lines)
+            part, lines = head[1], []
+        else:
+            if part and line and not line.startswith(" "):  # prose after a list
+                blocks += _part(part, lines)
+                part, lines = None, []
+            lines.append(line)
+    return [block for block in blocks if block]
+
+
+def _part(part, lines):
+    text = "\n".join(lines)
+    if part is None:
+        return [_prose(text)]
+    text = textwrap.dedent(text).strip()
+    if part in ("Returns", "Yields"):
+        return [f"**{part}**", _prose(text)]
+    items = re.findall(r"^(\S[^\n]*?): +(.*(?:\n(?:[ ].*)?)*)", text, re.MULTILINE)
+    names = {"Args": "Arguments"}.get(part, part)
+    return [f"**{names}**", "\n\n".join(_item(_names(name), _dedented(said)) for name, said in items)]
+
+
+def _names(text):
+    """Names before a colon, each as code."""
+    return ", ".join(f"`{name}`" for name in re.split(r", ", text))
+
+
+def _dedented(text):
+    first, _, rest = text.partition("\n")
+    return f"{first}\n{textwrap.dedent(rest)}".strip()
+
+
+def _item(term, text):
+    """An entry of a definition list."""
+    return f"{term}\n: " + textwrap.indent(_prose(text), "  ").strip()
+
+
+def _prose(text):
+    """Markdown, with its examples and its indented blocks as fenced code: coloured where it is Python."""
+    return _CODE.sub(lambda block: _fence(textwrap.dedent(block[0])), text).strip()
+
+
+def _fence(code):
+    try:
+        ast.parse(code)
+        language = "python"
+    except SyntaxError:
+        language = "python" if re.match(r"\w+\(|>>> ", code) else "text"
+    return f"```{language}\n{code}\n```"

@@ -1,0 +1,38 @@
+// A prediction opens the answer: when the reader has picked a choice or typed one. Without this script the answer
+// unfolds by itself.
+{
+  const answers = [];
+  for (const box of document.querySelectorAll("[data-answer]")) {
+    const answer = document.getElementById(box.dataset.answer), verdict = box.querySelector(".verdict");
+    answers.push(answer);
+    box.addEventListener("change", ({ target }) => {
+      if (target.type === "radio") {
+        const right = target.hasAttribute("data-right");
+        for (const label of box.querySelectorAll("label")) {
+          const chosen = label.contains(target);
+          label.classList.toggle("right", chosen && right);
+          label.classList.toggle("wrong", chosen && !right);
+        }
+        verdict.textContent = right ? "Right. The output below shows it." : "No. The output below shows the answer.";
+      } else if (target.value.trim()) {
+        verdict.textContent = `You predicted “${target.value.trim()}”. The output below shows the answer.`;
+      } else return;
+      answer.open = true;
+    });
+  }
+
+  // Who reads a chapter again may have all answers open, on every page.
+  const button = document.querySelector(".facts .answers");
+  const kept = () => { try { return localStorage.getItem("answers") === "open"; } catch { return false; } };
+  let open = kept();
+  const show = () => {
+    if (button) button.textContent = open ? "Hide the answers" : "Show all answers";
+    for (const answer of answers) answer.open = open;
+  };
+  button?.addEventListener("click", () => {
+    open = !open;
+    try { if (open) localStorage.setItem("answers", "open"); else localStorage.removeItem("answers"); } catch {}
+    show();
+  });
+  if (open) show();
+}

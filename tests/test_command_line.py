@@ -1,0 +1,292 @@
+"""The command line of shardlab: what it prints as text and as JSON, and that every error is one line with a remedy."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from shardlab.__main__ import main
+from shardlab.plan import plan
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process; returns its status, and what it printed on stdout and stderr."""
+
+    def command(*arguments):
+        try:
+            status = main(list(arguments))
+        except SystemExit as left:
+            status = left.code
+        return status, *capsys.readouterr()
+
+    return command
+
+
+@pytest.fixture
+def refused(run):
+    """The line on stderr of a command that is refused."""
+
+    def command(*arguments):
+        status, out, err = run(*arguments)
+        assert status == 2 and not out and err.endswith("--help)\n") and err.count("\n") == 1, (status, out, err)
+        return err
+
+    return command
+
+
+# --- layout -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("x,y", P("x", "y")),
+        ("x", P("x")),
+        ("None,y", P(None, "y")),
+        ("None,x", P(None, "x")),
+        ("(x,y),-", P(("x", "y"))),
+        ("", P()),
+        ('P(None, ("y", "x"))', P(None, ("y", "x"))),
+    ],
+)
+def test_a_layout_is_the_one_of_jax(run, text, spec):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), devices=jax.devices()[:8])
+    expected = NamedSharding(mesh, spec).devices_indices_map((8, 16))
+    status, out, err = run("layout", "float32[8,16]", "--mesh", "x=2,y=4", "--spec", text, "--json")
+    told = json.loads(out)
+    assert (status, err) == (0, "") and told["shape"] == [8, 16] and told["mesh"] == {"x": 2, "y": 4}
+    for shard in told["shards"]:
+        index = [s.indices(size)[:2] for s, size in zip(expected[jax.devices()[shard["device"]]], (8, 16), strict=True)]
+        assert [tuple(pair) for pair in shard["index"]] == index
+        assert shard["bytes"] == 4 * np.prod([stop - start for start, stop in index]) == told["bytes_per_device"]
+    assert len(told["shards"]) == 8 and told["total_bytes"] == 8 * told["bytes_per_device"]
+
+
+def test_a_layout_as_text(run):
+    status, out, err = run("layout", "bf16[8,16]", "--mesh", "x=2,y=4", "--spec", "None,y")
+    assert (status, err) == (0, "")
+    assert out.startswith("bf16[8, 16@y]: local shape (8, 4), 4 shards × 2 replicas on 8 devices, 64 bytes each\n")
+    assert "512 bytes, for an array of 256\n" in out and "\n3       [0:8, 12:16]  1 of 2   64\n" in out
+    out = run("layout", "pred[]", "--mesh", "x=32")[1]
+    assert out.startswith("bool[]: ") and out.endswith("... and 16 more; --json lists all\n")
+    assert "local shape (3,)" in run("layout", "f32[9]", "--mesh", "x=4", "--spec", "x", "--uneven")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("float32", "--mesh", "x=2"), "'float32' is no type of an array; write its element type and its sizes"),
+        (("float31[8]", "--mesh", "x=2"), "'float31'; did you mean 'float32'?"),
+        (("f32[8]", "--mesh", "x"), "'x' is no mesh axis; write each with a size"),
+        (("f32[8]", "--mesh", "x=0"), "x=0 is no mesh axis"),
+        (("f32[8]", "--mesh", "x=2,x=4"), "axis 'x' is named twice"),
+        (("f32[8]", "--mesh", "x=9999999"), "more than 1,048,576 devices"),
+        (("f32[8]", "--mesh", "data=2", "--spec", "date"), "no axis 'date'; did you mean 'data'?"),
+        (("f32[8]", "--mesh", "x=2", "--spec", "(x"), "a parenthesis is not closed"),
+        (("f32[9]", "--mesh", "x=2", "--spec", "x"), "dimension 0 of shape (9,) has size 9; use a multiple of 2"),
+        (("f32[8]", "--mesh", "x=2", "--spec", "None,x"), "has 2 entries, but the array has 1"),
+        (("f32[8,8]", "--mesh", "x=2", "--spec", "x,x"), "axis 'x' is used 2 times; use an axis for one dimension"),
+        (("f32[8]",), "--mesh"),
+    ],
+)
+def test_a_wrong_layout_is_refused(refused, arguments, said):
+    assert said in refused("layout", *arguments)
+
+
+# --- plan -------------------------------------------------------------------------------------------------------
+
+CHIPS = ("plan", "--model", "llama-3-8b", "--chip", "v5p", "--chips", "64", "--tokens", "1048576")
+
+
+def test_a_plan_is_that_of_the_planner(run):
+    made = plan("llama-3-8b", "v5p", 64, 1048576)
+    assert run(*CHIPS, "--top", "3") == (0, made.report(3) + "\n", "")
+    told = json.loads(run(*CHIPS, "--top", "3", "--json")[1])
+    assert [choice["seconds"] for choice in told["choices"]] == [choice.seconds for choice in made.choices[:3]]
+    assert (told["meshes"], told["fitting"]) == (len(made.choices), len(made.fitting))
+    assert told["model"]["layers"] == 32 and told["chip"]["name"] == "v5p"
+
+
+def test_no_mesh_that_fits_is_another_status(run):
+    few = ("plan", "--model", "llama-3-70b", "--chip", "v5e", "--chips", "8", "--tokens", "32768")
+    status, out, err = run(*few)
+    assert status == 1 and "No mesh fits." in out and not err
+    assert json.loads(run(*few, "--json")[1])["fitting"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("--model", "llama-3-7b"), "no model is called 'llama-3-7b'; known are"),
+        (("--model", "llama-3-7b"), "did you mean 'llama-3-"),
+        (("--model", "layers=3"), "missing or unknown: d_ff"),
+        (("--chip", "v5pp"), "did you mean 'v5p'?"),
+        (("--tokens", "5"), "a batch of 5 tokens is not a whole number of sequences"),
+        (("--tokens", "0"), "--tokens is 0; use a whole number"),
+        (("--chips", "many"), "invalid int value: 'many'"),
+        (("--remat", "all"), "invalid choice: 'all'"),
+        (("--top", "0"), "--top is 0"),
+    ],
+)
+def test_a_wrong_plan_is_refused(refused, changed, said):
+    assert said in refused(*CHIPS, *changed)
+
+
+# --- explain ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def explained(monkeypatch, tmp_path):
+    """The calls of a stand-in for shardlab.explanation, in an empty folder."""
+    calls = []
+
+    class Report:
+        def __repr__(self):
+            return "the report"
+
+        def to_json(self):
+            return '{"a": "report"}'
+
+    def explain(f, *args, mesh=None, chip="v5p", **kwargs):
+        calls.append(SimpleNamespace(f=f, args=args, mesh=mesh, chip=chip, kwargs=kwargs))
+        if f == "raise":
+            raise ValueError("no such thing\nas this")
+        return Report()
+
+    monkeypatch.setitem(sys.modules, "shardlab.explanation", SimpleNamespace(explain=explain))
+    for name in ("mine_a", "mine_b", "broken"):  # of an earlier test
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return calls
+
+
+MODULE = """
+def step(x): return x
+def whole(): return step, (1, 2)
+def named(): return step, [1], {"y": 3}
+def nothing(): return None
+def raises(): raise KeyError("lost")
+def late(): return "raise", ()
+"""
+
+
+def test_a_function_is_called_and_what_it_returns_explained(run, explained, tmp_path):
+    (tmp_path / "mine_a.py").write_text(MODULE)
+    assert run("explain", "mine_a:whole") == (0, "the report\n", "")
+    assert run("explain", "mine_a:named", "--json", "--chip", "v6e", "--mesh", "d=8") == (0, '{"a": "report"}\n', "")
+    first, second = explained
+    assert first.f.__name__ == "step" and (first.args, first.kwargs, first.mesh, first.chip) == (
+        (1, 2),
+        {},
+        None,
+        "v5p",
+    )
+    assert (second.args, second.kwargs, second.chip) == ((1,), {"y": 3}, "v6e") and dict(second.mesh.shape) == {"d": 8}
+
+
+def test_a_file_is_read(run, explained, tmp_path):
+    text = jax.jit(lambda x: x + 1).lower(1.0).compile().as_text()
+    (tmp_path / "step.txt").write_text(text)
+    assert run("explain", "step.txt", "--mesh", "d=8")[0] == 0
+    assert explained[0].f == text and explained[0].args == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("mine_b:whol",), "has no function 'whol'; did you mean 'whole'?"),
+        (("mine_b:nothing",), "mine_b:nothing() returned NoneType; return (step, args)"),
+        (("mine_b:raises",), "mine_b:raises() failed: mine_b.py:6: KeyError: 'lost'"),
+        (("mine_b:late",), "mine_b:late cannot be explained: "),
+        (("mine_b:late",), "ValueError: no such thing as this"),
+        (("mine_bb:whole",), "no module 'mine_bb' in this folder or installed; did you mean 'mine_b'?"),
+        (("broken:whole",), "importing broken failed: broken.py:1: ZeroDivisionError"),
+        (("lost.txt",), "'lost.txt' is no file, and no function"),
+        (("mine_b.py",), "begins with HloModule"),
+        (("bytes.txt",), "bytes.txt cannot be read"),
+        (("mine_b:whole", "--chip", "v5"), "no chip is called 'v5'"),
+        (("mine_b:whole", "--mesh", "d"), "'d' is no mesh axis"),
+        (("mine_b:whole", "--devices", "0"), "--devices is 0"),
+        (("mine_b:whole", "--pod", "v9:2x2"), "--pod: "),
+        (("mine_b:whole", "--pod", "v5e:2x2", "--mesh", "d=4"), "exclude each other"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(refused, explained, tmp_path, arguments, said):
+    (tmp_path / "mine_b.py").write_text(MODULE)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    assert said in refused("explain", *arguments)
+
+
+def test_a_real_program_is_explained_from_a_function_and_from_its_text(tmp_path):
+    """In a process of its own, as a stranger runs it."""
+    (tmp_path / "mine.py").write_text("""
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+def example():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    return lambda x: x.sum(0), (jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=NamedSharding(mesh, P("d"))),)
+
+if __name__ == "__main__":
+    from shardlab.devices import emulate
+    emulate(8)
+    step, args = example()
+    open("step.txt", "w").write(jax.jit(step).lower(*args).compile().as_text())
+""")
+    clean = {name: value for name, value in os.environ.items() if not re.match("XLA_|NPROC|JAX_", name)}
+
+    def said(*command):
+        return subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True).stdout
+
+    script = os.path.join(os.path.dirname(sys.executable), "shardlab")
+    said(sys.executable, "mine.py")
+    for told in (
+        said(script, "explain", "mine:example", "--devices", "8", "--json"),
+        said(script, "explain", "step.txt", "--mesh", "d=8", "--json"),
+    ):
+        (move,) = json.loads(told)["moves"]
+        assert move["kind"] == "all-reduce" and move["axes"] == ["d"]
+    assert "all-reduce" in said(script, "explain", "step.txt")
+
+
+# --- All of them ------------------------------------------------------------------------------------------------
+
+
+def test_help_has_examples_that_work(run, explained):
+    status, out, err = run("--help")
+    assert status == 0 and not err and all(name in out for name in ("layout", "plan", "explain"))
+    assert run() == (0, out, "")
+    for command in ("layout", "plan", "explain"):
+        status, out, err = run(command, "--help")
+        examples = re.findall(r"^  shardlab (.*)$", out, re.MULTILINE)
+        assert status == 0 and len(examples) == 3 - (command == "plan") and "--json" in out
+        for example in examples if command != "explain" else ():
+            words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', example)]
+            assert run(*words)[0] == 0, example
+
+
+def test_an_unknown_command_is_refused(refused):
+    assert "no command is called 'lay'; use layout, plan, explain; did you mean 'layout'?" in refused("lay")
+
+
+def test_it_is_a_program_and_a_module():
+    """Both do the same, and start no JAX for a layout: none of the platforms that this one names exists."""
+    arguments = ["layout", "f32[8]", "--mesh", "x=2", "--spec", "x"]
+    environment = os.environ | {"JAX_PLATFORMS": "none"}
+    script = os.path.join(os.path.dirname(sys.executable), "shardlab")
+    said = [
+        subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
+        for command in ([script], [sys.executable, "-m", "shardlab"])
+    ]
+    assert said[0] == said[1] and said[0].startswith("f32[8@x]: local shape (4,), 2 shards on 2 devices")

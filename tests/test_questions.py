@@ -1,0 +1,148 @@
+"""Predictions: what their choices are, what they hide, and what they say to who picks or types."""
+
+import json
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+from playwright.sync_api import expect
+from tiny_book import chapter
+from waiting import SOON
+
+expect.set_options(timeout=SOON * 1000)
+PICK = """\
+**Predict.** What is `1 + 1`?
+
+- [ ] `11`
+- [x] `2`, which is *even*
+
+"""
+# As in the book: with MyST's own task lists, which Jupyter Book has by default, a choice cannot begin with code.
+PARSE = "parse: {myst_enable_extensions: [colon_fence, dollarmath, substitution]}\n"
+TYPE = "**Predict.** And `2 + 2`?\n\n"
+
+
+@pytest.fixture(scope="module")
+def questions(site, book):
+    """The boxes of each chapter's page that asks: {name: (page, boxes)}."""
+    pages = {
+        one.name: BeautifulSoup((site / f"{one.name}.html").read_text("utf-8"), "html.parser") for one in book.chapters
+    }
+    return {name: (page, page.select(".predict")) for name, page in pages.items() if page.select(".predict")}
+
+
+def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questions, book):
+    asked = {one.name: len(re.findall(r"^\*\*Predict\.\*\* ", one.text, re.MULTILINE)) for one in book.chapters}
+    assert {name: len(boxes) for name, (_, boxes) in questions.items()} == {n: k for n, k in asked.items() if k}
+    assert sum(asked.values()) > 200
+    for name, (page, boxes) in questions.items():
+        for box in boxes:
+            choices = box.select("label")
+            assert 2 <= len(choices) <= 4, (name, box.get_text())
+            (right,) = [one.get_text() for one in choices if one.select("[data-right]")]
+            answer = page.find(id=box["data-answer"])
+            assert answer.name == "details" and not answer.has_attr("open"), name
+            assert answer.p.get_text() == f"Answer: {right.strip()}" and answer.select(".cell_output > *"), name
+            assert not [one for one in choices if re.match(r"\s*\[", one.get_text())], name
+
+
+def test_where_the_right_choice_stands_does_not_give_it_away(questions):
+    places = [
+        next(place for place, one in enumerate(box.select("label")) if one.select("[data-right]"))
+        for _, boxes in questions.values()
+        for box in boxes
+    ]
+    for place in range(3):
+        assert 0.15 * len(places) < places.count(place) < 0.5 * len(places), place
+
+
+def test_notebooks_list_the_choices_alike(site, book):
+    for one in book.chapters:
+        if one.runs:
+            notebook = json.loads((site.parent / "notebooks" / f"{one.name}.ipynb").read_text("utf-8"))
+            text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+            assert not re.search(r"^\s*[-*] \[[ x]\]", text, re.MULTILINE), one.name
+
+
+def asking(tiny, text):
+    """A small book with a chapter that asks."""
+    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text() + PARSE)
+    tiny.write("book/one.md", chapter("One", "print(1 + 1)").replace("```{code-cell}", text + "```{code-cell}"))
+    return tiny
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a small chapter that asks two questions, one with choices."""
+    from tiny_book import TinyBook
+
+    tiny = asking(TinyBook(tmp_path_factory.mktemp("questions")), TYPE + "```{code-cell}\nprint(2 + 2)\n```\n\n" + PICK)
+    status, out, err = tiny.build()
+    assert status == 0, out + err
+    return (tiny.root / "_build" / "html" / "one.html").as_uri()
+
+
+def test_a_reader_picks_by_keyboard_and_hears_whether_it_was_right(browser, page):
+    reader = browser.new_page()
+    reader.goto(page)
+    box, answer = reader.locator(".predict").last, reader.locator("#answer-2")
+    box.get_by_role("radio").first.focus()
+    expect(answer.get_by_text("2", exact=True).last).to_be_hidden()
+    reader.keyboard.press("Space")
+    expect(box.get_by_role("status")).to_have_text("No. The output below shows the answer.")
+    expect(answer).to_have_attribute("open", "")
+    expect(answer.locator(".cell_output")).to_be_visible()
+    reader.keyboard.press("ArrowDown")
+    expect(box.get_by_role("status")).to_have_text("Right. The output below shows it.")
+    assert box.locator("label.right").count() == 1 and not box.locator("label.wrong").count()
+    reader.close()
+
+
+def test_a_reader_types_and_sees_it_beside_the_answer(browser, page):
+    reader = browser.new_page()
+    reader.goto(page)
+    field = reader.get_by_label("Your prediction")
+    field.press("Enter")
+    expect(reader.locator("#answer-1")).not_to_have_attribute("open", "")
+    field.fill("four")
+    field.press("Enter")
+    expect(reader.locator(".predict").first.get_by_role("status")).to_contain_text("You predicted “four”.")
+    expect(reader.locator("#answer-1")).to_have_attribute("open", "")
+    reader.close()
+
+
+def test_who_wants_all_answers_has_them_open_from_then_on(browser, page):
+    context = browser.new_context()
+    reader = context.new_page()
+    reader.goto(page)
+    reader.get_by_role("button", name="Show all answers").click()
+    reader.reload()
+    assert reader.locator("details.answer[open]").count() == 2
+    reader.get_by_role("button", name="Hide the answers").click()
+    reader.reload()
+    assert not reader.locator("details.answer[open]").count()
+    context.close()
+
+
+def test_without_a_script_an_answer_unfolds_and_says_which_choice_is_right(browser, page):
+    context = browser.new_context(java_script_enabled=False)
+    reader = context.new_page()
+    reader.goto(page)
+    assert not reader.get_by_label("Your prediction").is_visible()
+    reader.locator("#answer-2 > summary").click()
+    expect(reader.locator("#answer-2")).to_contain_text("Answer: 2, which is even")
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (PICK.replace("[ ]", "[x]"), "2 to 4 choices, one of them marked [x], not 2 of 2"),
+        (PICK.replace("[x]", "[ ]"), "2 to 4 choices, one of them marked [x], not 0 of 2"),
+        (PICK + "## A section\n\n", "after a prediction a cell shows the answer, but none follows here"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_named_by_line(tiny, asked, said):
+    status, _, err = asking(tiny, asked).build()
+    # MyST-NB is off by a line in the first text of a chapter.
+    assert status == 1 and re.search(rf"^book/one\.md:1[34]: WARNING: .*{re.escape(said)}", err, re.MULTILINE), err
