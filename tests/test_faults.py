@@ -52,6 +52,13 @@ def ended(tiny, seconds=SOON):
 
 
 ONE = r"book/\w+\.md:18: "  # the first line of a chapter's second cell
+# After an error a kernel refuses what it is asked to run for a while, on a busy machine for longer.
+REFUSES_A_WHILE = """
+    kernel = get_ipython().kernel
+    loop, again = kernel.shell_channel_thread.io_loop, kernel._post_dummy_stop_aborting_message
+    kernel._post_dummy_stop_aborting_message = lambda *which: loop.call_later(1, again, *which)
+    raise ValueError("late")
+    """
 DIED = ONE + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or it was killed\)"
 TOO_MUCH = ONE + "TooMuchOutput: this cell prints more than 1,000,000 characters; print less, or to a file"
 NOT_THERE = "is among the sources of the book, where no cell may write; write to a folder that tempfile makes"
@@ -59,6 +66,7 @@ FAULTS = {
     "raises": ("1 / 0", ONE + "ZeroDivisionError: division by zero"),
     "raises_deep": ("def f():\n    raise KeyError('deep')\nf()", r"book/\w+\.md:20: KeyError: 'deep'"),
     "raises_lines": ("raise ValueError('first\\nsecond')", ONE + "ValueError: first second"),
+    "refuses_a_while": (REFUSES_A_WHILE, r"book/\w+\.md:21: ValueError: late"),
     "is_no_python": ("x = = 1", ONE + "SyntaxError: invalid syntax"),
     "hangs": (
         "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)",

@@ -248,8 +248,11 @@ class Runner:
 
         with suppress(Exception):  # the kernel may be gone, or print something else
             cell = new_code_cell(LAST_LINE)
-            await self.client.async_execute_cell(cell, 0, store_history=False)
-            return int(cell.outputs[0].text)
+            for _ in range(100):  # after an error the kernel refuses to run anything, until its queue is empty
+                await self.client.async_execute_cell(cell, 0, store_history=False)
+                if cell.outputs:
+                    return int(cell.outputs[0].text)
+                await asyncio.sleep(0.1)
         return 1
 
     def read(self):
