@@ -72,6 +72,7 @@ def write(tmp_path):
     )
     (tmp_path / "book" / "pic.svg").write_text("<svg/>")
     (tmp_path / "book" / "data" / "run.sh").write_text("one\ntwo\nthree\nfour\n")
+    (tmp_path / "book" / "data" / "f.py").write_text("x = 0\n\n\n@cache\ndef f():\n    return 1\n\n\ny = f()\n")
     (tmp_path / "book" / "other.md").write_text(OTHER)
 
     def write(body, title="# One\n\n"):
@@ -229,6 +230,10 @@ CONVERTED = {
     "quotations": ("> a {doc}`x <other>`\n> b", f"> a [x]({SITE}other.html)\n> b"),
     "code": ("```python\n{doc}`x`\n```", "```python\n{doc}`x`\n```"),
     "code with options": ("```{code-block} python\n:linenos:\nx = 1\n```", "```python\nx = 1\n```"),
+    "a function": (
+        "```{literalinclude} data/f.py\n:language: python\n:pyobject: f\n```",
+        "```python\n@cache\ndef f():\n    return 1\n```",
+    ),
     "a file": ("```{literalinclude} data/run.sh\n:language: bash\n:lines: 1,3-\n```", "```bash\none\nthree\nfour\n```"),
     "comments and labels go": ("% hidden\n\n(one-here)=\nText", "Text"),
     "a footnote": (
@@ -356,7 +361,7 @@ REFUSED = {
     "an unknown file": ("{download}`x <data/none.sh>`", 3, "book/data/none.sh"),
     "an unknown file to link": ("[x](data/none.sh)", 3, "book/data/none.sh"),
     "an unknown file to include": ("```{literalinclude} none.sh\n```", 3, "book/none.sh"),
-    "an option that is not known": ("```{literalinclude} data/run.sh\n:pyobject: f\n```", 3, ":pyobject:"),
+    "an option that is not known": ("```{literalinclude} data/run.sh\n:start-at: f\n```", 3, ":start-at:"),
     "an unknown footnote": ("text[^none]", 3, "[^none]"),
     "an unknown substitution": ("{{ none }}", 3, "none"),
     "an unknown exercise": ("```{solution-start} none\n```\n```{solution-end}\n```", 3, "none"),
@@ -380,6 +385,11 @@ REFUSED = {
     "a comment in a list": ("- a\n  % hidden", 4, "top level"),
     "a footnote in a list": ("- a[^1]\n\n  [^1]: foo", 5, "top level"),
     "a footnote in a box": (":::{note}\na[^1]\n\n[^1]: foo\n:::", 4, "top level"),
+    "a function that is not there": (
+        "```{literalinclude} data/f.py\n:pyobject: g\n```",
+        3,
+        "defines no g; it defines f",
+    ),
     "lines that are not there": ("```{literalinclude} data/run.sh\n:lines: 3-9\n```", 3, "lines 1 to 4"),
     "lines that are no numbers": ("```{literalinclude} data/run.sh\n:lines: a-b\n```", 3, "a-b"),
     "a table of no cells": ("```{list-table}\nhello\n```", 4, "one paragraph"),

@@ -247,6 +247,52 @@ def test_arguments_that_do_not_fit_are_refused(mesh, layouts, given, said):
     assert said in message(assert_equal_to_one_device, loss, ({"up": W}, X), layouts, error=ValueError, **given)
 
 
+# --- Several steps ------------------------------------------------------------------------------------------------
+
+
+def descend(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return jax.tree.map(lambda p, g: p - 0.01 * g, w, gradient), value
+
+
+def test_steps_are_compared_and_the_largest_difference_is_returned(mesh):
+    found = assert_equal_to_one_device(descend, ({"up": W}, X), (P(), P("x")), mesh=mesh, steps=3)
+    assert found.devices == 8 and found.arrays == 1 + 3  # the last state, and three losses
+    assert 0 <= found.worst < 1e-6 and bool(found.where) == (found.worst > 0)
+    assert re.match(
+        r"4 arrays on 8 devices as on one; largest relative difference \d\.\de[+-]\d\d(, in \[|$)", str(found)
+    )
+
+
+def test_a_difference_is_relative_to_the_largest_magnitude_of_its_array(mesh):
+    def off(x):
+        return {"fine": x, "off": x.at[0, 0].add(0.25)}
+
+    many = jax.shard_map(off, mesh=mesh, in_specs=P("y"), out_specs=P("y"), check_vma=False)
+    x = np.full((4, 2), -2, np.float32)
+    given = {"mesh": mesh, "reference": lambda x: {"fine": x, "off": x}, "rtol": 1}
+    found = assert_equal_to_one_device(many, (x,), (P("y"),), **given)
+    assert (found.worst, found.where, found.arrays) == (0.125, "['off']", 2)
+
+
+def test_a_step_that_goes_wrong_later_is_named(mesh):
+    def wrong(state, x):  # right in the first step, when the state is 0
+        return jax.lax.psum(state, ("x", "y")) + 1, jnp.sum(state)
+
+    many = jax.shard_map(wrong, mesh=mesh, in_specs=(P(), P()), out_specs=(P(), P()))
+    given = {"mesh": mesh, "reference": lambda state, x: (state + 1, jnp.sum(state)), "steps": 3}
+    said = message(assert_equal_to_one_device, many, (np.zeros(3, np.float32), X), (P(), P()), **given)
+    assert "\n  ['after 3 steps']: " in said and "\n  ['step 3'][0]: " in said and "step 2" not in said
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"steps": 2, "gradient": 0}])
+def test_steps_that_cannot_be_are_refused(mesh, given):
+    said = message(
+        assert_equal_to_one_device, loss, ({"up": W}, X), (P(), P("x")), mesh=mesh, error=ValueError, **given
+    )
+    assert f"steps={given['steps']}" in said
+
+
 # --- pytest, as a stranger runs it ------------------------------------------------------------------------------
 
 HEAD = """

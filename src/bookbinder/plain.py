@@ -3,6 +3,7 @@
 Unknown constructs are errors with file and line, so that no reader ever sees a raw directive.
 """
 
+import ast
 import html
 import posixpath
 import re
@@ -39,7 +40,7 @@ OPTIONS = {  # the known options of each directive; others are errors, so that n
     "solution": ("label", "class"),
     "solution-start": ("label", "class"),
     "math": ("label", "name"),
-    "literalinclude": ("language", "lines"),
+    "literalinclude": ("language", "lines", "pyobject"),
     "table": ("name", "class", "align", "width", "widths"),
     "list-table": ("name", "class", "align", "width", "widths", "header-rows"),
     "tab-set": ("class",),
@@ -687,9 +688,18 @@ class Plain:
         return "\n".join(shown)
 
     def _include(self, directive, line):
-        """The text of a file, or some lines of it."""
+        """The text of a file, or some lines of it, or a function or class of a module in Python."""
         language, wanted = directive.options.get("language", ""), directive.options.get("lines", "")
         text = (self.book.root / self._path(directive.argument, line)).read_text("utf-8").rstrip("\n").split("\n")
+        if name := directive.options.get("pyobject"):
+            defined = {node.name: node for node in ast.parse("\n".join(text)).body if hasattr(node, "decorator_list")}
+            if name not in defined:
+                raise self.error(
+                    line, f":pyobject: {directive.argument} defines no {name}; it defines {', '.join(defined)}"
+                )
+            node = defined[name]
+            begin = min(one.lineno for one in (node, *node.decorator_list))
+            text = text[begin - 1 : node.end_lineno]
         chosen = []
         for part in wanted.split(",") if wanted else ["-"]:
             if not (match := re.fullmatch(r"\s*(\d*)(-?)(\d*)\s*", part)) or not any(match.groups()):

@@ -19,6 +19,7 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.cost`: predict the time and memory of programs by formula, on chips that you do not have
 - `shardlab.plan`: list the meshes on which a model fits, by predicted step time
 - `shardlab.training`: a decoder's training step, for compilers to judge a plan by
+- `shardlab.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
 - `shardlab.pods`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
 - `shardlab.processes`: start many JAX processes from a notebook, and run cells in them
 - `shardlab.explorer`: prepare the calculators of the book's page "Explorer"
@@ -61,8 +62,9 @@ _MODULES = {  # each with the names that can be imported from the package
     "pods": ("NoCompiler", "Pod", "PodProgram"),
     "processes": ("ProcessFailure", "Processes", "start"),
     "specs": ("compare_specs",),
-    "testing": ("assert_collectives", "assert_equal_to_one_device", "assert_layout"),
+    "testing": ("Agreement", "assert_collectives", "assert_equal_to_one_device", "assert_layout"),
     "training": ("training_step",),
+    "transformer": (),
 }  # fmt: skip
 _CALLABLE = ("check", "draw", "follow", "lifetimes", "plan")  # modules with a function of the same name
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -136,6 +138,7 @@ if TYPE_CHECKING:  # what type checkers do not see, because it is loaded when it
     from shardlab.processes import ProcessFailure as ProcessFailure, Processes as Processes, start as start
     from shardlab.specs import compare_specs as compare_specs
     from shardlab.testing import (
+        Agreement as Agreement,
         assert_collectives as assert_collectives,
         assert_equal_to_one_device as assert_equal_to_one_device,
         assert_layout as assert_layout,

@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from shardlab.comms import Collectives, collectives, compile_for
 from shardlab.hlo import COLLECTIVES, Program, array_types
 from shardlab.layout import counted
 
-__all__ = ["assert_collectives", "assert_equal_to_one_device", "assert_layout"]
+__all__ = ["Agreement", "assert_collectives", "assert_equal_to_one_device", "assert_layout"]
 
 _SHOWN = 8  # wrong leaves that a message lists
 # Sums in another order differ in the last bits. About 80 times the distance of neighbouring numbers, and less for the
@@ -145,17 +146,45 @@ def assert_layout(array: Any, layout: Any) -> None:
     _raise(wrong, f"of {counted(count, 'array')}", "not stored as expected")
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How well many devices agreed with one, as `assert_equal_to_one_device` found.
+
+    A difference of 0.001 in an array whose largest element is 2 counts as 0.0005.
+
+    Attributes:
+      devices: how many there were.
+      arrays: how many arrays of floating-point numbers were compared.
+      worst: the largest difference, relative to the largest magnitude in the same array on one device.
+      where: the array with this difference, such as `gradient of argument 0['embed']`; empty if nothing differed.
+    """
+
+    devices: int
+    arrays: int
+    worst: float
+    where: str
+
+    def __str__(self) -> str:
+        """One sentence."""
+        of = f", in {self.where}" if self.where else ""
+        return (
+            f"{counted(self.arrays, 'array')} on {self.devices} devices as on one; "
+            f"largest relative difference {self.worst:.1e}{of}"
+        )
+
+
 def assert_equal_to_one_device(
     f: Callable,
     args: tuple,
     layouts: tuple,
     *,
     gradient: bool | int | tuple[int, ...] = False,
+    steps: int = 1,
     reference: Callable | None = None,
     mesh: Mesh | None = None,
     rtol: float | None = None,
     atol: float | None = None,
-) -> None:
+) -> Agreement:
     """Assert that `f` computes the same on many devices as on one: the values, their dtypes, and the gradient.
 
     `assert_equal_to_one_device(loss, (w, x), (P(), P("data")), mesh=mesh, gradient=0)` runs `loss(w, x)` with `x`
@@ -168,7 +197,11 @@ def assert_equal_to_one_device(
 
     >>> w, x = jnp.ones((4, 3)), jnp.ones((8, 4))
     >>> loss = lambda w, x: ((x @ w) ** 2).mean()
-    >>> assert_equal_to_one_device(loss, (w, x), (P(), P("x")), mesh=mesh, gradient=0)
+    >>> print(assert_equal_to_one_device(loss, (w, x), (P(), P("x")), mesh=mesh, gradient=0))
+    2 arrays on 8 devices as on one; largest relative difference ...
+
+    A training step is compared over several steps: `assert_equal_to_one_device(step, (state, batch), layouts, steps=5)`
+    passes each new state to the next step, and compares the losses of all steps and the last state.
 
     Args:
       f: a function of arrays and trees of them; it is jitted, if it is not. It may donate its arguments: it gets new
@@ -179,15 +212,21 @@ def assert_equal_to_one_device(
       gradient: compare gradients too: with respect to the argument of a number, or of several, or True for all that
         have floating-point leaves. Results that are not scalars are weighted, element by element, by the same fixed
         numbers in both runs.
+      steps: how often to call `f`. In each call but the first, the first argument is what the call before returned, or
+        the first of several results; the others of each call are compared too.
       reference: the function to run on one device, if that is not `f`.
       mesh: the mesh for the layouts that are `PartitionSpec`s.
       rtol: the relative tolerance; by default 1e-5 for float32, 3e-2 for bfloat16, 4e-3 for float16 and 1e-12 for
         float64. Integers must be equal.
       atol: the absolute tolerance; by default `rtol` times the largest expected magnitude in the same array.
 
+    Returns:
+      The largest difference and where it was, as an `Agreement`.
+
     Raises:
       AssertionError: something differs; the message names every leaf, and its first wrong index.
-      ValueError: the layouts do not fit the arguments, or use one device only; or `f` cannot run on one device.
+      ValueError: the layouts do not fit the arguments, or use one device only; or `f` cannot run on one device; or
+        several steps are asked for, of a function without arguments or with its gradient.
     """
     __tracebackhide__ = True
     if not isinstance(args, tuple) or not isinstance(layouts, tuple) or len(args) != len(layouts):
@@ -205,11 +244,16 @@ def assert_equal_to_one_device(
         raise ValueError("these layouts use one device only, so there is nothing to compare; use a mesh of several")
 
     chosen = _chosen(gradient, args)
-    found = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen)
+    if steps != 1 and (steps < 1 or chosen or not args):
+        raise ValueError(
+            f"steps={steps!r}: give a number from 1 on; to compare more than one step, f needs an argument to begin "
+            "with, and gradients are compared in a call of their own"
+        )
+    found = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen, steps)
     alone = jax.set_mesh(_alone(meshes[0])) if meshes and not _no_current_mesh() else nullcontext()
     try:
         with alone:
-            expected = _results(reference or f, lambda: _placed(args, layouts, mesh, one=True), chosen)
+            expected = _results(reference or f, lambda: _placed(args, layouts, mesh, one=True), chosen, steps)
     except ValueError as error:
         if reference is not None:
             raise
@@ -226,7 +270,7 @@ def assert_equal_to_one_device(
             "reference=, a function that does not"
         )
 
-    wrong, leaves = [], 0
+    wrong, leaves, differences = [], 0, {}
     for title, want, have in zip(("", "gradient of argument "), expected, found, strict=True):
         if jax.tree.structure(want) != jax.tree.structure(have):
             raise AssertionError(
@@ -236,12 +280,17 @@ def assert_equal_to_one_device(
         pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(have), strict=True)
         for (path, one), other in pairs:
             leaves += 1
+            place = jax.tree_util.keystr(path)
+            if title:  # the first step of the path is the place among the chosen arguments
+                place = f"{title}{chosen[path[0].idx]}{jax.tree_util.keystr(path[1:])}"
             if problem := _difference(one, other, rtol, atol):
-                place = jax.tree_util.keystr(path)
-                if title:  # the first step of the path is the place among the chosen arguments
-                    place = f"{title}{chosen[path[0].idx]}{jax.tree_util.keystr(path[1:])}"
                 wrong.append((place, problem))
+            elif _is_inexact(one):
+                differences[place or "the result"] = _relative(one, other)
     _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", f"not the same on {count} devices as on one")
+    where = max(differences, key=differences.get, default="")
+    worst = differences.get(where, 0.0)
+    return Agreement(count, len(differences), worst, where if worst else "")
 
 
 # --- Communication ----------------------------------------------------------------------------------------------
@@ -289,9 +338,11 @@ def _chosen(gradient, args):
     return numbers
 
 
-def _results(f, place, chosen):
+def _results(f, place, chosen, steps):
     """What f returns, and its gradients for the chosen arguments; `place` makes new arrays of the arguments."""
     f = f if hasattr(f, "lower") else jax.jit(f)
+    if steps > 1:
+        return _after(f, place(), steps), ()
     value = f(*place())
     if not chosen:
         return value, ()
@@ -305,6 +356,17 @@ def _results(f, place, chosen):
 
     result, back = jax.vjp(of_chosen, *(args[number] for number in chosen))
     return value, back(jax.tree.map(_weights, result))
+
+
+def _after(f, args, steps):
+    """What f has returned after several steps: the last state, and what else each step returned."""
+    state, *others = args
+    said = {}
+    for step in range(1, steps + 1):
+        result = jax.block_until_ready(f(state, *others))  # a step at a time: emulated devices may deadlock
+        state, *rest = result if isinstance(result, tuple) else (result,)
+        said[f"step {step}"] = rest
+    return {f"after {steps} steps": state, **said}
 
 
 def _weights(result):
@@ -356,6 +418,15 @@ def _difference(want, have, rtol, atol):
         size = np.abs(np.asarray(want).astype(np.complex128 if want.dtype.kind == "c" else np.float64))
         atol = rtol * float(np.max(size, initial=0, where=np.isfinite(size))) if atol is None else atol
     return _problem(have, Exercise(value=want, rtol=rtol or 0, atol=atol or 0))
+
+
+def _relative(want, have):
+    """The largest difference of two arrays that agree, relative to the largest magnitude in the first."""
+    wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
+    want, have = (np.asarray(array).astype(wide) for array in (want, have))
+    finite = np.isfinite(want)
+    off = np.max(np.abs(want - have), initial=0, where=finite)
+    return float(off / (np.max(np.abs(want), initial=0, where=finite) or 1))
 
 
 # --- Trees and messages -----------------------------------------------------------------------------------------
