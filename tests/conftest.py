@@ -13,6 +13,11 @@ ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
+# LLVM's optimisations are a third of what tests and notebooks compute. XLA's own, which decide what is communicated and
+# held, stay on. The pages are made without this.
+FAST_TO_COMPILE = "--xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_TO_COMPILE}".strip()
+
 from shardlab.devices import emulate  # noqa: E402  (before anything starts JAX)
 
 emulate(64)

@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_exercises
-from conftest import changed_chapters, copy_sources
+from conftest import FAST_TO_COMPILE, changed_chapters, copy_sources
 from tiny_book import FRONT
 from wrong_answers import WRONG_ANSWERS
 
@@ -166,6 +166,7 @@ def environment(published, machine):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
     (machine / "home").mkdir()
     clean |= {"HOME": str(machine / "home"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "MPLBACKEND": "agg"}
+    clean |= {"XLA_FLAGS": FAST_TO_COMPILE}
     git_settings = {f"url.{published.as_uri()}.insteadOf": address.of(BOOK.config).repository, "safe.directory": "*"}
     for number, (key, value) in enumerate(git_settings.items()):
         clean |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
