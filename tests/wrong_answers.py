@@ -1079,4 +1079,41 @@ WRONG_ANSWERS = {
         "replicated": "specs = P(), P()",
         "other heads": "specs = P('data', 'model'), P('data', None, 'model')",
     },
+    "transformer-bytes": {
+        "without the loss": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 2 * (devices - 1) * sum(leaf.size for leaf in jax.tree.leaves(shapes)) * 4 // devices"
+        ),
+        "the array once": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 4 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
+        ),
+        "eight devices": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 7 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
+        ),
+    },
+    "transformer-padded": {
+        "means of means": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch): return mean_of_means(parameters, batch)"
+        ),
+        "a sum, not a mean": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch):\n"
+            "    value, gradients = jax.value_and_grad(loss)(parameters, batch)\n"
+            "    return lax.psum(value, 'data'), gradients"
+        ),
+        "summed twice": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch):\n"
+            "    counted = lax.psum(batch['weights'].sum(), 'data')\n"
+            "    batch = batch | {'weights': batch['weights'] / counted}\n"
+            "    return lax.psum(jax.value_and_grad(loss)(parameters, batch), 'data')"
+        ),
+        "replicated, not sharded": "masked_gradient = masked_on_one",
+    },
 }
