@@ -1096,4 +1096,17 @@ WRONG_ANSWERS = {
             "    return 7 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
         ),
     },
+    "zero-fewer-bytes": {
+        "nothing rematerialised": "def remat(layer): return layer",
+        "gathered again": "remat = jax.checkpoint",
+        "products kept": (
+            "keep_products = jax.checkpoint_policies.dots_saveable\n"
+            "def remat(layer): return jax.checkpoint(layer, policy=keep_products)"
+        ),
+    },
+    "zero-first-stage": {
+        "gradients forgotten": "answer = (0, 1, 1, 3, 1)",
+        "stage 2 taken for stage 3": "answer = (0, 1, 2, 2, 2)",
+        "always FSDP": "answer = (3, 3, 3, 3, 3)",
+    },
 }
