@@ -1116,4 +1116,17 @@ WRONG_ANSWERS = {
         ),
         "replicated, not sharded": "masked_gradient = masked_on_one",
     },
+    "zero-fewer-bytes": {
+        "nothing rematerialised": "def remat(layer): return layer",
+        "gathered again": "remat = jax.checkpoint",
+        "products kept": (
+            "keep_products = jax.checkpoint_policies.dots_saveable\n"
+            "def remat(layer): return jax.checkpoint(layer, policy=keep_products)"
+        ),
+    },
+    "zero-first-stage": {
+        "gradients forgotten": "answer = (0, 1, 1, 3, 1)",
+        "stage 2 taken for stage 3": "answer = (0, 1, 2, 2, 2)",
+        "always FSDP": "answer = (3, 3, 3, 3, 3)",
+    },
 }
