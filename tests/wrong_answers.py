@@ -1096,4 +1096,69 @@ WRONG_ANSWERS = {
             "    return 7 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
         ),
     },
+    "tensor-bytes": {
+        "the forward pass alone": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (2 * layers + 1) * 2 * (devices - 1) * itemsize * tokens * model // devices"
+        ),
+        "the layers alone": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return 4 * layers * 2 * (devices - 1) * itemsize * tokens * model // devices"
+        ),
+        "arrays instead of what a ring sends": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (4 * layers + 2) * itemsize * tokens * model"
+        ),
+        "always four bytes": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (4 * layers + 2) * 2 * (devices - 1) * 4 * tokens * model // devices"
+        ),
+    },
+    "tensor-operators": {
+        "as in the port": "def operators(): return (lambda x: x), add_up",
+        "those of varying types": "def operators(): return vary, add_up",
+        "f is missing": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(add_up)\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (c,))\n"
+            "    return (lambda x: x), g"
+        ),
+        "g is psum": "def operators(): return megatron_f, add_up",
+        "a mean in g's backward pass, f is missing": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(add_up)\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (lax.pmean(c, 'model'),))\n"
+            "    return (lambda x: x), g"
+        ),
+        "two all-reduces more": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(add_up)\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (add_up(c) / 8,))\n"
+            "    return megatron_f, g"
+        ),
+    },
+    "tensor-greedy": {
+        "a position among the device's own columns": (
+            "def pick(x, unembed): return lax.pmax((x @ unembed).argmax(-1), 'model')"
+        ),
+        "the last of equal ones": (
+            "def pick(x, unembed):\n"
+            "    logits = x @ unembed\n"
+            "    place = logits.argmax(-1) + lax.axis_index('model') * logits.shape[-1]\n"
+            "    winner = logits.max(-1) == lax.pmax(logits.max(-1), 'model')\n"
+            "    return lax.pmax(jnp.where(winner, place, -1), 'model')"
+        ),
+        "equal ones added up": (
+            "def pick(x, unembed):\n"
+            "    logits = x @ unembed\n"
+            "    place = logits.argmax(-1) + lax.axis_index('model') * logits.shape[-1]\n"
+            "    winner = logits.max(-1) == lax.pmax(logits.max(-1), 'model')\n"
+            "    return lax.psum(jnp.where(winner, place, 0), 'model')"
+        ),
+        "logits gathered": (
+            "def pick(x, unembed):\n"
+            "    logits = lax.all_gather(x @ unembed, 'model', axis=2, tiled=True)\n"
+            "    return lax.pmax(logits.argmax(-1), 'model')"
+        ),
+    },
 }
