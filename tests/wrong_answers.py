@@ -1119,20 +1119,20 @@ WRONG_ANSWERS = {
         "those of varying types": "def operators(): return vary, add_up",
         "f is missing": (
             "def operators():\n"
-            "    g = jax.custom_vjp(add_up)\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
             "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (c,))\n"
             "    return (lambda x: x), g"
         ),
         "g is psum": "def operators(): return megatron_f, add_up",
         "a mean in g's backward pass, f is missing": (
             "def operators():\n"
-            "    g = jax.custom_vjp(add_up)\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
             "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (lax.pmean(c, 'model'),))\n"
             "    return (lambda x: x), g"
         ),
         "two all-reduces more": (
             "def operators():\n"
-            "    g = jax.custom_vjp(add_up)\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
             "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (add_up(c) / 8,))\n"
             "    return megatron_f, g"
         ),
