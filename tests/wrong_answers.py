@@ -1115,6 +1115,20 @@ WRONG_ANSWERS = {
             "    return lax.psum(jax.value_and_grad(loss)(parameters, batch), 'data')"
         ),
         "replicated, not sharded": "masked_gradient = masked_on_one",
+    },
+    "zero-fewer-bytes": {
+        "nothing rematerialised": "def remat(layer): return layer",
+        "gathered again": "remat = jax.checkpoint",
+        "products kept": (
+            "keep_products = jax.checkpoint_policies.dots_saveable\n"
+            "def remat(layer): return jax.checkpoint(layer, policy=keep_products)"
+        ),
+    },
+    "zero-first-stage": {
+        "gradients forgotten": "answer = (0, 1, 1, 3, 1)",
+        "stage 2 taken for stage 3": "answer = (0, 1, 2, 2, 2)",
+        "always FSDP": "answer = (3, 3, 3, 3, 3)",
+    },
     "tensor-bytes": {
         "the forward pass alone": (
             "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
