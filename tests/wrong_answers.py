@@ -1079,4 +1079,21 @@ WRONG_ANSWERS = {
         "replicated": "specs = P(), P()",
         "other heads": "specs = P('data', 'model'), P('data', None, 'model')",
     },
+    "transformer-bytes": {
+        "without the loss": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 2 * (devices - 1) * sum(leaf.size for leaf in jax.tree.leaves(shapes)) * 4 // devices"
+        ),
+        "the array once": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 4 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
+        ),
+        "eight devices": (
+            "def bytes_sent(config, devices):\n"
+            "    shapes = jax.eval_shape(lambda key: init(key, config), jax.random.key(0))\n"
+            "    return 7 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
+        ),
+    },
 }
