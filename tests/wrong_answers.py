@@ -1194,4 +1194,47 @@ WRONG_ANSWERS = {
             "    return lax.pmax(logits.argmax(-1), 'model')"
         ),
     },
+    "context-grouped": {
+        "repeated before it is sent": "def thrifty(q, k, v, at): return wasteful(q, k, v, at)",
+        "the wrong heads share": (
+            "def thrifty(q, k, v, at):\n"
+            "    def tiled(a): return jnp.tile(a, (1, 1, 4, 1))\n"
+            "    def few(state, q, k, v, mask): return absorb(state, q, tiled(k), tiled(v), mask)\n"
+            "    return ring_attention(q, k, v, at, absorb=few)"
+        ),
+        "each device's own keys": "def thrifty(q, k, v, at): return attention(q, k, v, at)",
+        "gathered": (
+            "def thrifty(q, k, v, at):\n"
+            "    k, v = (lax.all_gather(a, 'context', axis=1, tiled=True) for a in (k, v))\n"
+            "    key_at = lax.all_gather(at, 'context', tiled=True)\n"
+            "    return finish(absorb(empty(q), q, repeat(k), repeat(v), causal(at, key_at)))"
+        ),
+    },
+    "context-packed": {
+        "in order": "def order_packed(lengths): return np.arange(sum(lengths))",
+        "zig-zag over the whole row": (
+            "def order_packed(lengths):\n"
+            "    blocks = np.split(np.arange(sum(lengths)), 16)\n"
+            "    return np.concatenate([np.concatenate([blocks[i], blocks[15 - i]]) for i in range(8)])"
+        ),
+        "every eighth token": (
+            "def order_packed(lengths):\n"
+            "    return np.concatenate([np.arange(i, sum(lengths), 8) for i in range(8)])"
+        ),
+        "document by document": (
+            "def order_packed(lengths):\n"
+            "    orders, start = [], 0\n"
+            "    for length in lengths:\n"
+            "        blocks = np.split(np.arange(start, start + length), 16)\n"
+            "        orders += [np.concatenate([blocks[i], blocks[15 - i]]) for i in range(8)]\n"
+            "        start += length\n"
+            "    return np.concatenate(orders)"
+        ),
+        "a token twice": (
+            "def order_packed(lengths):\n"
+            "    order = np.arange(sum(lengths))\n"
+            "    order[0] = order[1]\n"
+            "    return order"
+        ),
+    },
 }
