@@ -1129,4 +1129,112 @@ WRONG_ANSWERS = {
         "stage 2 taken for stage 3": "answer = (0, 1, 2, 2, 2)",
         "always FSDP": "answer = (3, 3, 3, 3, 3)",
     },
+    "tensor-bytes": {
+        "the forward pass alone": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (2 * layers + 1) * 2 * (devices - 1) * itemsize * tokens * model // devices"
+        ),
+        "the layers alone": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return 4 * layers * 2 * (devices - 1) * itemsize * tokens * model // devices"
+        ),
+        "arrays instead of what a ring sends": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (4 * layers + 2) * itemsize * tokens * model"
+        ),
+        "always four bytes": (
+            "def bytes_sent(layers, tokens, model, devices, itemsize):\n"
+            "    return (4 * layers + 2) * 2 * (devices - 1) * 4 * tokens * model // devices"
+        ),
+    },
+    "tensor-operators": {
+        "as in the port": "def operators(): return (lambda x: x), add_up",
+        "those of varying types": "def operators(): return vary, add_up",
+        "f is missing": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (c,))\n"
+            "    return (lambda x: x), g"
+        ),
+        "g is psum": "def operators(): return megatron_f, add_up",
+        "a mean in g's backward pass, f is missing": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (lax.pmean(c, 'model'),))\n"
+            "    return (lambda x: x), g"
+        ),
+        "two all-reduces more": (
+            "def operators():\n"
+            "    g = jax.custom_vjp(lambda x: add_up(x))\n"
+            "    g.defvjp(lambda x: (add_up(x), None), lambda _, c: (add_up(c) / 8,))\n"
+            "    return megatron_f, g"
+        ),
+    },
+    "tensor-greedy": {
+        "a position among the device's own columns": (
+            "def pick(x, unembed): return lax.pmax((x @ unembed).argmax(-1), 'model')"
+        ),
+        "the last of equal ones": (
+            "def pick(x, unembed):\n"
+            "    logits = x @ unembed\n"
+            "    place = logits.argmax(-1) + lax.axis_index('model') * logits.shape[-1]\n"
+            "    winner = logits.max(-1) == lax.pmax(logits.max(-1), 'model')\n"
+            "    return lax.pmax(jnp.where(winner, place, -1), 'model')"
+        ),
+        "equal ones added up": (
+            "def pick(x, unembed):\n"
+            "    logits = x @ unembed\n"
+            "    place = logits.argmax(-1) + lax.axis_index('model') * logits.shape[-1]\n"
+            "    winner = logits.max(-1) == lax.pmax(logits.max(-1), 'model')\n"
+            "    return lax.psum(jnp.where(winner, place, 0), 'model')"
+        ),
+        "logits gathered": (
+            "def pick(x, unembed):\n"
+            "    logits = lax.all_gather(x @ unembed, 'model', axis=2, tiled=True)\n"
+            "    return lax.pmax(logits.argmax(-1), 'model')"
+        ),
+    },
+    "context-grouped": {
+        "repeated before it is sent": "def thrifty(q, k, v, at): return wasteful(q, k, v, at)",
+        "the wrong heads share": (
+            "def thrifty(q, k, v, at):\n"
+            "    def tiled(a): return jnp.tile(a, (1, 1, 4, 1))\n"
+            "    def few(state, q, k, v, mask): return absorb(state, q, tiled(k), tiled(v), mask)\n"
+            "    return ring_attention(q, k, v, at, absorb=few)"
+        ),
+        "each device's own keys": "def thrifty(q, k, v, at): return attention(q, k, v, at)",
+        "gathered": (
+            "def thrifty(q, k, v, at):\n"
+            "    k, v = (lax.all_gather(a, 'context', axis=1, tiled=True) for a in (k, v))\n"
+            "    key_at = lax.all_gather(at, 'context', tiled=True)\n"
+            "    return finish(absorb(empty(q), q, repeat(k), repeat(v), causal(at, key_at)))"
+        ),
+    },
+    "context-packed": {
+        "in order": "def order_packed(lengths): return np.arange(sum(lengths))",
+        "zig-zag over the whole row": (
+            "def order_packed(lengths):\n"
+            "    blocks = np.split(np.arange(sum(lengths)), 16)\n"
+            "    return np.concatenate([np.concatenate([blocks[i], blocks[15 - i]]) for i in range(8)])"
+        ),
+        "every eighth token": (
+            "def order_packed(lengths):\n"
+            "    return np.concatenate([np.arange(i, sum(lengths), 8) for i in range(8)])"
+        ),
+        "document by document": (
+            "def order_packed(lengths):\n"
+            "    orders, start = [], 0\n"
+            "    for length in lengths:\n"
+            "        blocks = np.split(np.arange(start, start + length), 16)\n"
+            "        orders += [np.concatenate([blocks[i], blocks[15 - i]]) for i in range(8)]\n"
+            "        start += length\n"
+            "    return np.concatenate(orders)"
+        ),
+        "a token twice": (
+            "def order_packed(lengths):\n"
+            "    order = np.arange(sum(lengths))\n"
+            "    order[0] = order[1]\n"
+            "    return order"
+        ),
+    },
 }
