@@ -1098,8 +1098,7 @@ WRONG_ANSWERS = {
     },
     "transformer-padded": {
         "means of means": (
-            "@map_over_data\n"
-            "def masked_gradient(parameters, batch): return mean_of_means(parameters, batch)"
+            "@map_over_data\ndef masked_gradient(parameters, batch): return mean_of_means(parameters, batch)"
         ),
         "a sum, not a mean": (
             "@map_over_data\n"
@@ -1218,8 +1217,7 @@ WRONG_ANSWERS = {
             "    return np.concatenate([np.concatenate([blocks[i], blocks[15 - i]]) for i in range(8)])"
         ),
         "every eighth token": (
-            "def order_packed(lengths):\n"
-            "    return np.concatenate([np.arange(i, sum(lengths), 8) for i in range(8)])"
+            "def order_packed(lengths):\n    return np.concatenate([np.arange(i, sum(lengths), 8) for i in range(8)])"
         ),
         "document by document": (
             "def order_packed(lengths):\n"
@@ -1231,10 +1229,7 @@ WRONG_ANSWERS = {
             "    return np.concatenate(orders)"
         ),
         "a token twice": (
-            "def order_packed(lengths):\n"
-            "    order = np.arange(sum(lengths))\n"
-            "    order[0] = order[1]\n"
-            "    return order"
+            "def order_packed(lengths):\n    order = np.arange(sum(lengths))\n    order[0] = order[1]\n    return order"
         ),
     },
 }
