@@ -71,6 +71,10 @@ def _same(x):
     return x
 
 
+def _looked_up(embed, tokens):
+    return embed[tokens]
+
+
 @dataclass(frozen=True)
 class Hooks:
     """Where a way to train acts on the model. By default nothing happens, or what one device computes.
@@ -96,7 +100,7 @@ class Hooks:
     residual: Callable = _same
     enter: Callable = _same
     leave: Callable = _same
-    embed: Callable = lambda embed, tokens: embed[tokens]
+    embed: Callable = _looked_up
     attention: Callable = attention
     mlp: Callable = mlp
     token_losses: Callable = token_losses
