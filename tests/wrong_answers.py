@@ -1096,6 +1096,26 @@ WRONG_ANSWERS = {
             "    return 7 * (1 + sum(leaf.size for leaf in jax.tree.leaves(shapes)))"
         ),
     },
+    "transformer-padded": {
+        "means of means": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch): return mean_of_means(parameters, batch)"
+        ),
+        "a sum, not a mean": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch):\n"
+            "    value, gradients = jax.value_and_grad(loss)(parameters, batch)\n"
+            "    return lax.psum(value, 'data'), gradients"
+        ),
+        "summed twice": (
+            "@map_over_data\n"
+            "def masked_gradient(parameters, batch):\n"
+            "    counted = lax.psum(batch['weights'].sum(), 'data')\n"
+            "    batch = batch | {'weights': batch['weights'] / counted}\n"
+            "    return lax.psum(jax.value_and_grad(loss)(parameters, batch), 'data')"
+        ),
+        "replicated, not sharded": "masked_gradient = masked_on_one",
+    },
     "zero-fewer-bytes": {
         "nothing rematerialised": "def remat(layer): return layer",
         "gathered again": "remat = jax.checkpoint",
