@@ -147,6 +147,12 @@ def test_pictures_have_sizes_and_words(built):
         assert all(image["loading"] == "lazy" for image in images[1:]), file
 
 
+def test_every_table_in_markdown_became_one(built):
+    """A table whose second line has another number of columns than its first stays a paragraph."""
+    texts = [(file.stem, text.get_text()) for file, page in built.items() for text in page.select("article p")]
+    assert len(texts) > 1000 and not [(name, text[:200]) for name, text in texts if "-|-" in text]
+
+
 def test_hints_and_solutions_are_details(built):
     assert not any(page.select("div.dropdown") for page in built.values())
     assert sum(len(page.select("details.admonition.dropdown > summary")) for page in built.values()) > 100
