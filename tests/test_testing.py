@@ -275,6 +275,12 @@ def test_a_difference_is_relative_to_the_largest_magnitude_of_its_array(mesh):
     assert (found.worst, found.where, found.arrays) == (0.125, "['off']", 2)
 
 
+def test_infinities_that_agree_are_no_difference(mesh):
+    x = np.array([[-np.inf, 2], [1, np.inf], [0, -4], [3, 1]], np.float32)
+    found = assert_equal_to_one_device(lambda x: {"twice": 2 * x}, (x,), (P("y"),), mesh=mesh)
+    assert (found.worst, found.where, found.arrays) == (0, "", 1)
+
+
 def test_a_step_that_goes_wrong_later_is_named(mesh):
     def wrong(state, x):  # right in the first step, when the state is 0
         return jax.lax.psum(state, ("x", "y")) + 1, jnp.sum(state)

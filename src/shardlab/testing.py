@@ -415,18 +415,24 @@ def _difference(want, have, rtol, atol):
         return None
     if _is_inexact(want):
         rtol = _RTOL.get(want.dtype.name, 1e-5) if rtol is None else rtol
-        size = np.abs(np.asarray(want).astype(np.complex128 if want.dtype.kind == "c" else np.float64))
-        atol = rtol * float(np.max(size, initial=0, where=np.isfinite(size))) if atol is None else atol
+        atol = rtol * _largest(_wide(want)) if atol is None else atol
     return _problem(have, Exercise(value=want, rtol=rtol or 0, atol=atol or 0))
 
 
 def _relative(want, have):
     """The largest difference of two arrays that agree, relative to the largest magnitude in the first."""
-    wide = np.complex128 if jax.numpy.issubdtype(want.dtype, np.complexfloating) else np.float64
-    want, have = (np.asarray(array).astype(wide) for array in (want, have))
+    want, have = _wide(want), _wide(have)
     finite = np.isfinite(want)
-    off = np.max(np.abs(want - have), initial=0, where=finite)
-    return float(off / (np.max(np.abs(want), initial=0, where=finite) or 1))
+    return _largest(want[finite] - have[finite]) / (_largest(want) or 1)
+
+
+def _wide(array):
+    return np.asarray(array).astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
+def _largest(array):
+    """The largest magnitude of an array's finite elements."""
+    return float(np.max(np.abs(array), initial=0, where=np.isfinite(array)))
 
 
 # --- Trees and messages -----------------------------------------------------------------------------------------
