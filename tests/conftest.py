@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
-# LLVM's optimisations are a third of what tests and notebooks compute. XLA's own, which decide what is communicated and
-# held, stay on. The pages are made without this.
+# Without LLVM's optimisations the notebook of `context` took 43 s of processor time instead of 69. XLA's own, which
+# decide what is communicated and held, stay on. The pages are made without this flag.
 FAST_TO_COMPILE = "--xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_TO_COMPILE}".strip()
 
