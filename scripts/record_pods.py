@@ -164,19 +164,21 @@ def slice_of(statements):
     A check that runs only these takes a fraction of the time, and misses nothing for that: if something on which a
     program depends were left out, the program would not be compiled, or its text would not be the recorded one.
     """
-    words, roots, bodies = {"Pod", "emulate"}, [], {}
-    for statement in statements:
-        uses, makes = _uses(statement), _makes(statement)
-        is_function = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-        if is_function:
-            bodies.setdefault(statement.name, set()).update(uses)
-        if isinstance(statement, ast.ImportFrom):
-            words |= {name for name in makes if _compiles(statement.module, name)}
-        elif uses & words and is_function:
-            words |= makes
-        elif uses & words:
-            roots.append(statement)
-            words |= {name for part in ast.walk(statement) for name in _pods(part, words)}
+    words, known, bodies = {"Pod", "emulate"}, None, {}
+    while known != words:  # once more, because a function may name a pod that is made after it
+        known, roots = set(words), []
+        for statement in statements:
+            uses, makes = _uses(statement), _makes(statement)
+            is_function = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+            if is_function:
+                bodies.setdefault(statement.name, set()).update(uses)
+            if isinstance(statement, ast.ImportFrom):
+                words |= {name for name in makes if _compiles(statement.module, name)}
+            elif uses & words and is_function:
+                words |= makes
+            elif uses & words:
+                roots.append(statement)
+                words |= {name for part in ast.walk(statement) for name in _pods(part, words)}
     chosen, wanted = [], set()
     for statement in reversed(statements):
         changes = _changes(statement)

@@ -486,13 +486,8 @@ def _started_in_fusions(program):
     for here in program:
         for start in here.matching('custom_call_target="AsyncCollectiveStart"'):
             for name in start.names:
-                found |= {(here.name, name), (here[name].kind, _channel(here[name]))}
+                found |= {(here.name, name), (here[name].kind, here[name].channel)}
     return found
-
-
-def _channel(instruction):
-    channel = re.search(r"channel_id=(\d+)", instruction.unquoted)
-    return channel and channel[1]
 
 
 def _in_a_fusion(move, instruction, fusion, started):
@@ -505,7 +500,7 @@ def _in_a_fusion(move, instruction, fusion, started):
     if "chain_id=" in instruction.unquoted:
         if (instruction.home.name, instruction.name) in started:
             return replace(move, asynchronous=True)
-        if (instruction.kind, _channel(instruction)) in started:
+        if (instruction.kind, instruction.channel) in started:
             return None
     elif move.kind == "all-reduce":
         parts, n = array_types(fusion.result), max(map(len, move.groups))

@@ -25,14 +25,15 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from shardlab import comms, cost, findings, hardware
+from shardlab import comms, findings, hardware
 from shardlab._tables import aligned, html_table
 from shardlab.findings import Finding
 from shardlab.flops import MatmulFlops, whole_flops
-from shardlab.hlo import Program, type_bytes
+from shardlab.hlo import Program
 from shardlab.layout import bytes_text, counted, itemsize, short_dtype, spec_text
 from shardlab.origins import Origins, where
 from shardlab.pods import Pod
+from shardlab.schedule import predicted_seconds
 
 __all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
 
@@ -392,7 +393,7 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
             origin.phase, origin.file, origin.line, origin.operation, array, why,
         )  # fmt: skip
         times, seconds = rows.get(key, (0, 0))
-        once = _seconds(move, group, chip)
+        once = predicted_seconds(move, chip)
         rows[key] = (
             None if None in (times, move.times) else times + move.times,
             None if None in (seconds, once, move.times) else seconds + once * move.times,
@@ -417,23 +418,6 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
     report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged))
     return report, origins.is_gradient
-
-
-def _seconds(move, group, chip):
-    """Predicted for one run of a collective; None where a formula does not say."""
-    if move.bytes is None or move.kind not in ("all-gather", "all-reduce", "reduce-scatter", "all-to-all",
-                                               "collective-permute"):  # fmt: skip
-        return None
-    held = max(sum(map(type_bytes, move.operands)), sum(map(type_bytes, move.results)))
-    sizes, most = [], max(chip.torus) if chip.torus else group
-    while group > 1:
-        sizes.append(max(size for size in range(1, min(group, most) + 1) if group % size == 0))
-        if sizes[-1] == 1:
-            return None  # a prime number of chips that is longer than an axis of the torus
-        group //= sizes[-1]
-    if chip.torus and len(sizes) > len(chip.torus):
-        return None
-    return float(cost.collective_seconds(move.kind, held, tuple(sizes) or 1, chip))
 
 
 def _pattern(name, lists=()):

@@ -36,7 +36,7 @@ class MatmulFlops:
     def of(self, computation: Computation) -> int | None:
         """FLOPs of one run of a `shardlab.hlo.Computation`."""
         if computation not in self._known:
-            self._known[computation] = _total(map(self._of_one, computation.matching(_PRODUCTS)))
+            self._known[computation] = _total(map(self.one, computation.matching(_PRODUCTS)))
         return self._known[computation]
 
     def by(
@@ -51,7 +51,7 @@ class MatmulFlops:
         """
         total = Counter()
         for made in computation.matching(_PRODUCTS):
-            flops = self._of_one(made)
+            flops = self.one(made)
             if flops is None:
                 return None
             calls = made.calls() if flops and made.kind not in ("dot", "convolution", "custom-call") else None
@@ -68,7 +68,7 @@ class MatmulFlops:
     def beside(self, start: Instruction) -> int | None:
         """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
         here, between, waiting = start.home, [], start.name
-        channels = _channels(start)
+        started = set(start.channels("Start"))
         for name in list(here.lines)[list(here.lines).index(start.name) + 1 :]:
             line = here.lines[name]
             if f"{waiting})" in line or f"{waiting}," in line:
@@ -76,16 +76,14 @@ class MatmulFlops:
                 if made.names[:1] == (waiting,) and made.kind.endswith("-done"):
                     break
                 waiting = name if made.names[:1] == (waiting,) and made.kind.endswith("-update") else waiting
-            if " fusion(" in line:
-                made = here[name]
-                ends = any(made.called().matching('custom_call_target="AsyncCollectiveDone"'))
-                if ends and channels & _channels(made):
-                    break
+            if " fusion(" in line and started.intersection(here[name].channels("Done")):
+                break
             if re.search(_PRODUCTS, line):
-                between.append(self._of_one(here[name]))
+                between.append(self.one(here[name]))
         return _total(between)
 
-    def _of_one(self, instruction):
+    def one(self, instruction: Instruction) -> int | None:
+        """FLOPs of one `shardlab.hlo.Instruction`, with all that it calls."""
         if instruction.kind == "dot":
             return _dot_flops(instruction)
         if instruction.kind == "convolution":
@@ -125,13 +123,6 @@ def _total(counts):
 
 def _repeated(flops, times):
     return 0 if flops == 0 else None if None in (flops, times) else flops * times
-
-
-def _channels(made):
-    """The channels of the collectives in a fusion."""
-    if made.kind != "fusion":
-        return set()
-    return set(re.findall(r"channel_id=(\d+)", "\n".join(made.called().lines.values())))
 
 
 def _dims(type_text):

@@ -96,6 +96,25 @@ class Instruction:
         """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
         return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
 
+    @property
+    def channel(self) -> str | None:
+        """The number of a collective's channel, the same wherever a program for TPUs repeats it; None without one."""
+        found = re.search(r"channel_id=(\d+)", self.unquoted)
+        return found and found[1]
+
+    def channels(self, end: str) -> list[str]:
+        """The channels of the collectives that a fusion starts or waits for, as programs for TPUs write it.
+
+        Args:
+          end: "Start" or "Done".
+        """
+        found, target = [], f'custom_call_target="AsyncCollective{end}"'
+        for made in self.called().matching(target) if self.kind == "fusion" else ():
+            if made.kind == "custom-call" and target in made.attributes:
+                operands = (made.home[name] for name in made.names)
+                found += [one.channel for one in operands if one.kind in COLLECTIVES and one.channel]
+        return found
+
     def called(self, role: str = "calls") -> "Computation":
         """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
         return self.home.program[re.search(rf"\b{role}=%?([\w.\-]+)", self.unquoted)[1]]

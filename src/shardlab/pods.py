@@ -39,18 +39,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardlab import comms
+from shardlab import comms, hardware
 from shardlab._tables import aligned, html_table
 from shardlab.flops import MatmulFlops
 from shardlab.hardware import COMPILED_GPUS, COMPILED_TPUS, TPU_KINDS
 from shardlab.hlo import Program
 from shardlab.layout import bytes_text
+from shardlab.schedule import steps_of
 
 __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
 RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
 listener = None  # called with label, key and program for every program: scripts/record_pods.py sets it
 _JIT_OPTIONS = inspect.signature(jax.jit).parameters.keys() - {"fun"}
+_MODEL = 2  # of the times in schedules: raise it when shardlab.schedule gives other ones
 _FORM = 1  # the format on disk: raise it when the meaning of a field changes
 
 
@@ -105,6 +107,8 @@ class PodProgram:
       seconds: the time that compiling took, where it was compiled.
       source: "compiled", "cache" (compiled earlier on this machine) or "recording" (on another).
       made: the compiler, JAX version, date and kind of machine.
+      schedule: what a device does, in order and with predicted times, if `schedule=True` asked for it: what
+        `shardlab.schedule.step_timeline` draws. Else None.
       text: what the compiler made of it, in HLO, if this process compiled it; None if it was read from disk, where
         texts are not kept, or refused. `compile(..., fresh=True)` always gives one.
     """
@@ -127,11 +131,13 @@ class PodProgram:
     seconds: float = 0.0
     source: str = "compiled"
     made: dict[str, str] = field(default_factory=dict)
+    schedule: list | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """What is kept on disk: all but the text, as a dict that `json` can write."""
-        return {name: value for name, value in asdict(self).items() if name != "text"}
+        left_out = {"text"} if self.schedule is not None else {"text", "schedule"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def sent(self, *axes: str, kind: str | None = None, asynchronous: bool | None = None) -> int | None:
         """Bytes that a device sends in one call, on rings; None if only the run decides.
@@ -435,6 +441,7 @@ class Pod:
         cache: bool | str | Path = True,
         fresh: bool = False,
         compiler_options: Mapping[str, Any] | None = None,
+        schedule: bool = False,
         **kwargs: Any,
     ) -> PodProgram:
         """Compile `function(*args)` for these chips, and report its memory, FLOPs and communication.
@@ -452,6 +459,7 @@ class Pod:
           cache: a folder; True for the user's (`$XDG_CACHE_HOME/shardlab/pods`), False for none.
           fresh: compile even if the cache has the program.
           compiler_options: options of XLA, such as `{"xla_tpu_enable_async_all_to_all": "true"}`.
+          schedule: whether to keep the order of its instructions, for `shardlab.schedule.step_timeline`.
           **kwargs: options of `jax.jit`, such as `donate_argnums=0` or `out_shardings=...`; all others are arguments of
             the function, as `args`.
 
@@ -459,9 +467,11 @@ class Pod:
           `PodProgram`. For a program that is too large for the chips, it has `fits=False`.
 
         Raises:
-          ValueError: no argument is sharded over a mesh of this pod, or one is over another mesh.
+          ValueError: no argument is sharded over a mesh of this pod, or one is over another mesh; or a schedule is
+            asked for, of chips without a data sheet in `shardlab.hardware`.
           NoCompiler: there is no compiler, and no recording of this program.
         """
+        chip = hardware.chip(self.chip) if schedule else None
         jit_options = {key: kwargs.pop(key) for key in list(kwargs) if key in _JIT_OPTIONS}
         mesh = self._mesh_of((args, kwargs, jit_options))
         args, kwargs = jax.tree.map(self._abstract, (args, kwargs))
@@ -479,10 +489,11 @@ class Pod:
             lowered = jitted.lower(*args, **kwargs)
         made = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
         order = [device.id for device in mesh.devices.flat]
-        key = _digest([_FORM, lowered.as_text(), self.name, order, options, made])
+        key = _digest([_FORM, lowered.as_text(), self.name, order, options, made, *[_MODEL] * schedule])
         folder = _cache_folder() if cache is True else Path(cache) if cache else None
-        found = None if fresh else _read(folder, key) or _recorded(key)
-        program = found or self._compiled(lowered, mesh, name, options, made)
+        known = [] if fresh else [_read(folder, key), _recorded(key)]
+        found = next((one for one in known if one and (one.schedule is not None or not schedule)), None)
+        program = found or self._compiled(lowered, mesh, name, options, made, chip)
         if not found:
             _write(folder, key, program)
         program = replace(program, name=name)
@@ -490,7 +501,7 @@ class Pod:
             listener(label, key, program)
         return program
 
-    def _compiled(self, lowered, mesh, name, options, made):
+    def _compiled(self, lowered, mesh, name, options, made, chip):
         made = made | {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores, {platform.machine()}"}
         about = {"name": name, "pod": self.name, "devices": self.size, "mesh": dict(mesh.shape), "made": made}
         begin = time.perf_counter()
@@ -517,6 +528,7 @@ class Pod:
             flops_once=(costs or {}).get("flops"),
             traffic=traffic,
             seconds=seconds,
+            schedule=chip and steps_of(text, chip, self.shape),
             text=text,
         )
 
