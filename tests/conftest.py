@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,17 @@ ROOT = Path(__file__).parent.parent
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
-# Without LLVM's optimisations the notebook of `context` took 43 s of processor time instead of 69. XLA's own, which
-# decide what is communicated and held, stay on. The pages are made without this flag.
-FAST_TO_COMPILE = "--xla_backend_optimization_level=0"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FAST_TO_COMPILE}".strip()
+# LLVM optimises little here, which saves processor time: XLA's own optimisations, which decide what is communicated and
+# held, stay on. Tests mostly compile, chapters run what they compile: `zero` took 131 s without LLVM's optimisations
+# and 103 s with the first level of them. JAX 0.7.2, on which notebooks run, also compiles faster without fusion
+# emitters (152 s became 104 s); a newer jaxlib does not know that flag. Pages that people read are made without any of
+# these, and so is the site of the tests, unless CI builds it from nothing.
+COMPILE_ONLY = "--xla_backend_optimization_level=0"
+COMPILE_AND_RUN = "--xla_backend_optimization_level=1"
+IN_COLAB = f"{COMPILE_AND_RUN} --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_ONLY}".strip()
+if os.environ.get("CI"):
+    os.environ["CHAPTERS_XLA_FLAGS"] = COMPILE_AND_RUN
 
 from shardlab.devices import emulate  # noqa: E402  (before anything starts JAX)
 
@@ -71,7 +79,8 @@ def pytest_addoption(parser):
         "what `make check` runs: no tests that need the book, or a runner's steps; chapters only if they have changed"
     )
     parser.addoption("--quick", action="store_true", help=text)
-    parser.addoption("--again", action="store_true", help="run every notebook twice in one kernel, unchanged ones too")
+    text = "of unchanged chapters too: run the notebook twice in one kernel, and compile what is recorded for pods"
+    parser.addoption("--again", action="store_true", help=text)
 
 
 def pytest_xdist_auto_num_workers():
@@ -81,14 +90,19 @@ def pytest_xdist_auto_num_workers():
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else at_once() + 1  # None: what that says
 
 
-def changed_chapters():
-    """The names of chapters that differ from the main branch: here, or in commits that it has not."""
+@cache
+def changed_files():
+    """The files that differ from the main branch, as lines: here, or in commits that it has not."""
     git = ["git", "-c", "safe.directory=*"]
     done = subprocess.run([*git, "merge-base", "HEAD", "origin/main"], cwd=ROOT, capture_output=True, text=True)
     base = done.stdout.strip() or "HEAD"  # without a remote, what is not committed
     listed = [[*git, "diff", "--name-only", base], [*git, "ls-files", "--others", "--exclude-standard"]]
-    names = "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
-    return re.findall(r"^book/(\w+)\.md$", names, re.MULTILINE)
+    return "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
+
+
+def changed_chapters():
+    """The names of chapters that differ from the main branch."""
+    return re.findall(r"^book/(\w+)\.md$", changed_files(), re.MULTILINE)
 
 
 def is_quick(item, changed):
@@ -107,6 +121,23 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if is_quick(item, changed)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+class SaysAtOnce:
+    """Says what failed when it fails: a run takes long, and one that is stopped has no end at which to say it."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.write_line(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext[-4000:]}")
+
+
+@pytest.hookimpl(trylast=True)  # after the terminal's own
+def pytest_configure(config):
+    if terminal := config.pluginmanager.getplugin("terminalreporter"):  # workers have none
+        config.pluginmanager.register(SaysAtOnce(terminal))
 
 
 def missing(what, remedy=None):

@@ -8,7 +8,9 @@ Nothing outside of a temporary folder, /etc/hosts (one line a node) and the name
         print(cluster.wait(job).output)
 
 After a lost node Slurm starts a job again when the job's credentials have expired (cred_expire, 120 s unless set). It
-tries once more to end the first start 60 s after it could not, and must not find the second one then: hence 70 s.
+tries once more to end the first start 60 s after it could not, and must not find the second one then: hence 70 s. What
+became of a job is kept however late a test asks: by default Slurm forgets an ended job after 300 s (MinJobAge), and
+with 0 at once.
 
 The nodes have no GPUs. Slurm is told that each has four, which are terminals (gres.conf), and 16 CPUs, so that batch
 scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment makes JAX use the CPU.
@@ -16,6 +18,7 @@ scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment 
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -139,6 +142,12 @@ class Cluster:
                     os.kill(int(pid), signal.SIGKILL)
             time.sleep(0.05)
 
+    def miss_nodes_after(self, seconds):
+        """How long Slurm waits for the answer of a node before it takes the node for lost."""
+        file = self.folder / "slurm.conf"
+        file.write_text(re.sub(r"SlurmdTimeout=\d+", f"SlurmdTimeout={seconds}", file.read_text()))
+        self.run("scontrol", "reconfigure")
+
     def start_node(self, name):
         """Start a node's slurmd, in its namespace and under its host name."""
         (self.folder / f"spool.{name}").mkdir(exist_ok=True)
@@ -222,6 +231,7 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 ReturnToService=2
 KillWait=2
+MinJobAge=86400
 GresTypes=gpu
 NodeName={names} NodeAddr={addresses} NodeHostname={names} CPUs={self.cpus} RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES

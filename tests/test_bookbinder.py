@@ -35,7 +35,7 @@ def on_a_terminal(tmp_path_factory):
     tiny.write("book/two.md", chapter("Two", f"import os\nprint({{n: os.environ.get(n) for n in {tuple(SETTINGS)}}})"))
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "bookbinder", "--root", str(tiny.root), "build"]
-    environment = os.environ | {name: value for name, (value, _) in SETTINGS.items()}
+    environment = os.environ | {name: value for name, (value, _) in SETTINGS.items()} | {"CHAPTERS_XLA_FLAGS": ""}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
@@ -356,6 +356,10 @@ def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch
     assert keys()[0] == before[0] and keys()[1] != before[1]
     (tiny.root / "src/shardlab/other.py").unlink()
     assert keys() == before
+    with monkeypatch.context() as changed:
+        changed.setenv("CHAPTERS_XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+        assert keys()[0] != before[0] and keys()[1] != before[1]
+        assert runs.of_chapter(book, book.chapter("one")).variables["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
     found = json.loads(runs.environment())
     assert f"jax-{__import__('jax').__version__}" in found["packages"] and found["python"] == sys.version
     monkeypatch.setattr(runs, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]}))

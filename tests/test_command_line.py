@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -290,3 +291,11 @@ def test_it_is_a_program_and_a_module():
         for command in ([script], [sys.executable, "-m", "shardlab"])
     ]
     assert said[0] == said[1] and said[0].startswith("f32[8@x]: local shape (4,), 2 shards on 2 devices")
+
+
+def test_the_script_that_measures_a_gpu_says_so_where_there_is_none():
+    root = Path(__file__).parent.parent
+    command = [sys.executable, root / "scripts" / "record_gpu.py"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and "device is a cpu, no GPU" in done.stderr and "Traceback" not in done.stderr

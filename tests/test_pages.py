@@ -115,11 +115,11 @@ def test_pages_say_what_they_are(built, book):
     assert all(len(chapters & set(names)) <= 1 for names in described.values()), described
 
 
-def test_chapters_say_how_long_they_are_and_when_they_ran(site, book):
+def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, book):
     for chapter in book.chapters:
         if not chapter.runs or chapter.name == "index":  # which says it of the whole book
             continue
-        page = BeautifulSoup((site / f"{chapter.name}.html").read_text(), "html.parser")
+        page = built[site / f"{chapter.name}.html"]
         facts = page.select_one(".facts span").get_text()
         assert re.fullmatch(r"\d+ minutes to read(, \d+ (emulated devices|processes))?", facts), facts
         ran = page.select_one(".end").get_text()

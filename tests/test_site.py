@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import lxml.html
 import pytest
 from bs4 import BeautifulSoup
 from conftest import copy_sources
@@ -27,6 +28,11 @@ def pages(site):
     return {c.name: BeautifulSoup((site / f"{c.name}.html").read_text(), "html.parser") for c in BOOK.chapters}
 
 
+def parse(file):
+    """The tree of an HTML file; forty times as fast as Beautiful Soup, for tests that read every file."""
+    return lxml.html.fromstring(file.read_bytes())
+
+
 def article(page):
     return page.select_one("article")
 
@@ -40,7 +46,7 @@ def test_home_is_at_the_root_and_nothing_redirects(site, pages):
     assert pages["index"].h1.get_text().startswith("One Program, Many Devices")
     assert not (site / "book").exists()
     for file in site.rglob("*.html"):
-        assert not BeautifulSoup(file.read_text(), "html.parser").select('meta[http-equiv="Refresh" i]'), file
+        assert not [m for m in parse(file).iter("meta") if m.get("http-equiv", "").lower() == "refresh"], file
 
 
 def test_nothing_is_left_to_do_on_the_second_build(site):
@@ -51,13 +57,15 @@ def test_nothing_is_left_to_do_on_the_second_build(site):
 
 
 def test_pages_load_nothing_from_elsewhere(site):
+    found = []
     for file in site.rglob("*.html"):
-        page = BeautifulSoup(file.read_text(), "html.parser")
-        loaded = [tag.get("src") for tag in page.select("script[src], img[src], iframe[src], source[src]")]
-        loaded += [
-            tag.get("href") for tag in page.select('link[rel~="stylesheet"], link[rel~="preload"], link[rel~="icon"]')
-        ]
+        page = parse(file)
+        loaded = [tag.get("src", "") for tag in page.iter("script", "img", "iframe", "source")]
+        loading = {"stylesheet", "preload", "icon"}
+        loaded += [tag.get("href") for tag in page.iter("link") if loading & set(tag.get("rel", "").split())]
+        found += loaded
         assert not [address for address in loaded if urlsplit(address).netloc], file
+    assert len(found) > len(BOOK.chapters)
 
 
 def test_every_internal_link_and_anchor_is_alive(site):
@@ -65,20 +73,19 @@ def test_every_internal_link_and_anchor_is_alive(site):
 
     def anchors(file):
         if file not in parsed:
-            page = BeautifulSoup(file.read_text(), "html.parser")
-            parsed[file] = {tag["id"] for tag in page.select("[id]")} | {tag["name"] for tag in page.select("a[name]")}
+            parsed[file] = set(parse(file).xpath("//@id | //a/@name"))
         return parsed[file]
 
     checked = 0
     for file in site.rglob("*.html"):
-        for tag in BeautifulSoup(file.read_text(), "html.parser").select("a[href]"):
-            link = urlsplit(tag["href"])
+        for href in parse(file).xpath("//a/@href"):
+            link = urlsplit(href)
             if link.scheme or link.netloc:
                 continue
             target = (file.parent / unquote(link.path)).resolve() if link.path else file
-            assert target.is_file(), f"{file.name}: dead link {tag['href']}"
+            assert target.is_file(), f"{file.name}: dead link {href}"
             if link.fragment and target.suffix == ".html":
-                assert unquote(link.fragment) in anchors(target), f"{file.name}: dead anchor {tag['href']}"
+                assert unquote(link.fragment) in anchors(target), f"{file.name}: dead anchor {href}"
             checked += 1
     assert checked > 50
 
@@ -102,7 +109,7 @@ def test_outputs_are_on_the_pages(pages):
         # What does not run may quote one: an example in a docstring.
         assert not chapter.runs or "Traceback (most recent call last)" not in text
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(chapter.cells)
-        pictures = r"^(draw|draw_\w+|bars|timeline|compare_specs|explorer\.\w+)\("
+        pictures = r"^(draw|draw_\w+|\w+\.draw|show|bars|timeline|compare_specs|explorer\.\w+)\("
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another

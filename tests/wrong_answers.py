@@ -710,67 +710,73 @@ WRONG_ANSWERS = {
         "the gate by rows": "my_names = {'G': ('model', None), 'U': (None, 'model'), 'D': ('model', None)}",
         "along the axis of the examples": "my_names = {'G': (None, 'data'), 'U': (None, 'data'), 'D': ('data', None)}",
     },
-    "flax_nnx-forward": {
-        "ignores its argument": "def forward(state, x):\n    return model(x)",
-        "the model's own arrays": "def forward(state, x):\n    return nnx.merge(model_definition, model_state)(x)",
-        "replicates the output": (
-            "def forward(state, x):\n"
-            "    out = nnx.merge(model_definition, state)(x)\n"
-            "    return jax.lax.with_sharding_constraint(out, P())"
+    "flax_nnx-whole": {
+        "not sharded": "def create(key):\n    return Foreign(nnx.Rngs(params=key))",
+        "rows and columns exchanged": (
+            "def create(key):\n"
+            "    module = Foreign(nnx.Rngs(params=key))\n"
+            "    constrain = jax.lax.with_sharding_constraint\n"
+            "    module.up[...] = constrain(module.up[...], P('model', None))\n"
+            "    module.down[...] = constrain(module.down[...], P(None, 'model'))\n"
+            "    return module"
+        ),
+        "one matrix only": (
+            "def create(key):\n"
+            "    module = Foreign(nnx.Rngs(params=key))\n"
+            "    module.up[...] = jax.lax.with_sharding_constraint(module.up[...], P(None, 'model'))\n"
+            "    return module"
+        ),
+        "another key": (
+            "def create(key):\n"
+            "    module = Foreign(nnx.Rngs(1))\n"
+            "    constrain = jax.lax.with_sharding_constraint\n"
+            "    module.up[...] = constrain(module.up[...], P(None, 'model'))\n"
+            "    module.down[...] = constrain(module.down[...], P('model', None))\n"
+            "    return module"
         ),
     },
-    "flax_nnx-load": {
-        "replicated": (
-            "def load(layers):\n"
-            "    model = nnx.jit(create_sharded)()\n"
-            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
-            "    loaded = {}\n"
-            "    for name, W in created.items():\n"
-            "        stacked = np.stack([layer[name] for layer in layers])\n"
-            "        loaded[name] = jax.device_put(stacked, P())\n"
-            "    nnx.update(model, {'blocks': loaded})\n"
-            "    return model"
+    "flax_nnx-mask": {
+        "one mask for all": (
+            "def drop(key, x_shard):\n    return nnx.Dropout(0.5)(x_shard, rngs=nnx.Rngs(dropout=key))"
         ),
-        "in reverse order": (
-            "def load(layers):\n"
-            "    model = nnx.jit(create_sharded)()\n"
-            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
-            "    loaded = {}\n"
-            "    for name, W in created.items():\n"
-            "        stacked = np.stack([layer[name] for layer in reversed(layers)])\n"
-            "        loaded[name] = jax.device_put(stacked, W.sharding)\n"
-            "    nnx.update(model, {'blocks': loaded})\n"
-            "    return model"
+        "differs along model": (
+            "def drop(key, x_shard):\n"
+            "    key = jax.random.fold_in(key, jax.lax.axis_index('model'))\n"
+            "    return nnx.Dropout(0.5)(x_shard, rngs=nnx.Rngs(dropout=key))"
         ),
-        "sharded along the layers": (
-            "def load(layers):\n"
-            "    model = nnx.jit(create_sharded)()\n"
-            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
-            "    loaded = {}\n"
-            "    for name, W in created.items():\n"
-            "        stacked = np.stack([layer[name] for layer in layers])\n"
-            "        loaded[name] = jax.device_put(stacked, P('model'))\n"
-            "    nnx.update(model, {'blocks': loaded})\n"
-            "    return model"
+        "differs on all devices": (
+            "def drop(key, x_shard):\n"
+            "    key = jax.random.fold_in(key, jax.lax.axis_index(('data', 'model')))\n"
+            "    return nnx.Dropout(0.5)(x_shard, rngs=nnx.Rngs(dropout=key))"
         ),
-        "the first block four times": (
-            "def load(layers):\n"
-            "    model = nnx.jit(create_sharded)()\n"
-            "    created = nnx.to_pure_dict(nnx.state(model))['blocks']\n"
-            "    loaded = {}\n"
-            "    for name, W in created.items():\n"
-            "        stacked = np.stack([layer[name] for layer in layers[:1] * 4])\n"
-            "        loaded[name] = jax.device_put(stacked, W.sharding)\n"
-            "    nnx.update(model, {'blocks': loaded})\n"
-            "    return model"
+        "ignores the key": (
+            "def drop(key, x_shard):\n"
+            "    key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index('data'))\n"
+            "    return nnx.Dropout(0.5)(x_shard, rngs=nnx.Rngs(dropout=key))"
         ),
     },
-    "flax_nnx-eighth": {
-        "a quarter": "my_names = {'W1': (None, 'model'), 'W2': ('model', None)}",
-        "not sharded": "my_names = unsharded",
-        "an eighth, but weights move": "my_names = {'W1': ('data', 'model'), 'W2': ('model', 'data')}",
-        "an eighth, with the axes exchanged": "my_names = {'W1': ('model', 'data'), 'W2': ('data', 'model')}",
-        "one weight only": "my_names = {'W1': ('data', 'model'), 'W2': ('model', None)}",
+    "flax_nnx-mistyped": {
+        "all large ones": (
+            "def find_unsharded(model, least):\n"
+            "    arrays = flatten_dict(nnx.to_pure_dict(nnx.state(model, nnx.Param)))\n"
+            "    return {'.'.join(map(str, path)) for path, array in arrays.items() if array.size >= least}"
+        ),
+        "what is replicated": (
+            "def find_unsharded(model, least):\n"
+            "    arrays = flatten_dict(nnx.to_pure_dict(nnx.state(model, nnx.Param)))\n"
+            "    return {\n"
+            "        '.'.join(map(str, path)) for path, array in arrays.items()\n"
+            "        if array.size >= least and array.sharding.is_fully_replicated\n"
+            "    }"
+        ),
+        "small ones too": (
+            "def find_unsharded(model, least):\n"
+            "    arrays = flatten_dict(nnx.to_pure_dict(nnx.state(model, nnx.Param)))\n"
+            "    return {\n"
+            "        '.'.join(map(str, path)) for path, array in arrays.items()\n"
+            "        if array.addressable_shards[0].data.size > array.size / 8\n"
+            "    }"
+        ),
     },
     "processes-who-prints": {
         "all print": "answer = [[2, 2.0 * i, 8, 20.0] for i in (1, 2, 3, 4)]",
@@ -1230,6 +1236,304 @@ WRONG_ANSWERS = {
         ),
         "a token twice": (
             "def order_packed(lengths):\n    order = np.arange(sum(lengths))\n    order[0] = order[1]\n    return order"
+        ),
+    },
+    "pipeline-balance": {
+        "equal, and the last stage takes the rest": (
+            "def split(layers, n, head): return [layers // n] * (n - 1) + [layers - layers // n * (n - 1)]"
+        ),
+        "equal, and the first stages take the rest": (
+            "def split(layers, n, head): return [layers // n + (s < layers % n) for s in range(n)]"
+        ),
+        "a layer less on the last stage": (
+            "def split(layers, n, head):\n"
+            "    counts = [layers // n + (s < layers % n) for s in range(n)]\n"
+            "    return [counts[0] + 1, *counts[1:-1], counts[-1] - 1]"
+        ),
+        "layers are missing": "def split(layers, n, head): return [int((layers + head) // n)] * (n - 1) + [1]",
+        "not whole layers": (
+            "def split(layers, n, head):\n    each = (layers + head) / n\n    return [each] * (n - 1) + [each - head]"
+        ),
+    },
+    "pipeline-fewest": {
+        "20 % is below 20 %": (
+            "def fewest(n, sequences, each, limit):\n"
+            "    for M in range(1, sequences + 1):\n"
+            "        if sequences % M == 0 and M >= 4 * (n - 1) and n * sequences // M * each <= limit:\n"
+            "            return M"
+        ),
+        "no thought of memory": (
+            "def fewest(n, sequences, each, limit):\n"
+            "    return next(M for M in range(4 * n - 3, sequences + 1) if sequences % M == 0)"
+        ),
+        "no thought of the bubble": (
+            "def fewest(n, sequences, each, limit):\n"
+            "    for M in range(1, sequences + 1):\n"
+            "        if sequences % M == 0 and n * sequences / M * each <= limit:\n"
+            "            return M"
+        ),
+        "not equal ones": (
+            "def fewest(n, sequences, each, limit):\n"
+            "    return next(M for M in range(4 * n - 3, sequences + 1) if n * sequences / M * each <= limit)"
+        ),
+        "the memory of GPipe": (
+            "def fewest(n, sequences, each, limit):\n"
+            "    for M in range(4 * n - 3, sequences + 1):\n"
+            "        if sequences % M == 0 and sequences * each <= limit:\n"
+            "            return M\n"
+            "    return sequences"
+        ),
+    },
+    "pipeline-lockstep": {
+        "1F1B": "in_turn = one_f_one_b",
+        "GPipe": "in_turn = gpipe",
+        "a backward pass too early": (
+            "def in_turn(n, M):\n"
+            "    both = [(s, m) for s in range(n) for m in range(M)]\n"
+            "    forward = {(2 * (m + s), s): ('F', m) for s, m in both}\n"
+            "    return forward | {(2 * (m + n - 1 - s) + 1, s): ('B', m) for s, m in both}"
+        ),
+        "all forward passes first": (
+            "def in_turn(n, M):\n"
+            "    both = [(s, m) for s in range(n) for m in range(M)]\n"
+            "    forward = {(2 * (m + s), s): ('F', m) for s, m in both}\n"
+            "    return forward | {(2 * (M + m + 2 * n - 2 - s) + 1, s): ('B', m) for s, m in both}"
+        ),
+        "a micro-batch is missing": (
+            "def in_turn(n, M):\n"
+            "    both = [(s, m) for s in range(n) for m in range(M - 1)]\n"
+            "    forward = {(2 * (m + s), s): ('F', m) for s, m in both}\n"
+            "    return forward | {(2 * (m + 2 * n - 2 - s) + 1, s): ('B', m) for s, m in both}"
+        ),
+    },
+    "together-smallest": {
+        "the memory of the state alone": "answer = 16, (1, 16, 1)",
+        "tensor parallelism within nodes": "answer = 32, (1, 4, 8)",
+        "the next larger": "answer = 64, (2, 32, 1)",
+    },
+    "together-micro-batches": {
+        "in order": "def split_batch(tokens, count): return tokens.reshape(count, -1, tokens.shape[-1])",
+        "one micro-batch, repeated": "def split_batch(tokens, count): return jnp.stack([tokens[::count]] * count)",
+        "of another shape": "def split_batch(tokens, count): return tokens.reshape(-1, count, tokens.shape[-1])",
+        "not sharded": (
+            "def split_batch(tokens, count):\n"
+            "    tokens = lax.with_sharding_constraint(tokens, NamedSharding(two_axes, P()))\n"
+            "    return tokens.reshape(-1, count, tokens.shape[-1]).swapaxes(0, 1)"
+        ),
+    },
+    "together-weights": {
+        "the mean of means": "def mean_loss(sums, counts): return lax.pmean((sums / counts).mean(), 'data')",
+        "the mean of the devices' means": (
+            "def mean_loss(sums, counts): return lax.pmean(sums.sum() / counts.sum(), 'data')"
+        ),
+        "all micro-batches gathered": (
+            "def mean_loss(sums, counts):\n"
+            "    total, count = lax.psum(jnp.stack([sums, counts]), 'data').reshape(2, -1).sum(1)\n"
+            "    return total / count"
+        ),
+    },
+    "experts-bytes": {
+        "the forward pass only": (
+            "def exchanged(layers, experts, tokens, model, top, factor, devices, itemsize):\n"
+            "    return 2 * layers * (devices - 1) / devices * factor * top * tokens * model * itemsize"
+        ),
+        "times the experts": (
+            "def exchanged(layers, experts, tokens, model, top, factor, devices, itemsize):\n"
+            "    slots = experts * factor * top * tokens\n"
+            "    return 4 * layers * (devices - 1) / devices * slots * model * itemsize"
+        ),
+        "without a capacity factor": (
+            "def exchanged(layers, experts, tokens, model, top, factor, devices, itemsize):\n"
+            "    return 4 * layers * (devices - 1) / devices * top * tokens * model * itemsize"
+        ),
+    },
+    "experts-collapsed": {
+        "no balance": "def update(bias, load): return bias",
+        "the wrong sign": "def update(bias, load): return bias + 0.01 * np.sign(load - load.mean())",
+        "too large a step": "def update(bias, load): return bias + 0.2 * np.sign(load.mean() - load)",
+        "no memory": "def update(bias, load): return 0.01 * (load.mean() - load)",
+    },
+    "experts-once": {
+        "sent twice": "def thrifty(x, target, gates, layer): return wasteful(x, target, gates, layer)",
+        "without gates": (
+            "def thrifty(x, target, gates, layer):\n"
+            "    exchange = partial(lax.all_to_all, axis_name='expert', tiled=True)\n"
+            "    target = target[:, None]\n"
+            "    slots = assign_slots(target)\n"
+            "    there = exchange(dispatch(x, target, slots, len(x)), split_axis=0, concat_axis=1)\n"
+            "    y = mlp(there, layer).sum(0)\n"
+            "    back = exchange(y[None], split_axis=1, concat_axis=0)\n"
+            "    return combine(back, target, slots, gates.mean(1, keepdims=True))"
+        ),
+        "both results return": (
+            "def thrifty(x, target, gates, layer):\n"
+            "    exchange = partial(lax.all_to_all, axis_name='expert', tiled=True)\n"
+            "    target = target[:, None]\n"
+            "    slots = assign_slots(target)\n"
+            "    there = exchange(dispatch(x, target, slots, len(x)), split_axis=0, concat_axis=1)\n"
+            "    done = exchange(mlp(there, layer), split_axis=1, concat_axis=0).reshape(8, 2, len(x), D)\n"
+            "    return sum(combine(done[:, e], target, slots, gates[:, e:e + 1]) for e in range(2))"
+        ),
+    },
+    "overlap-memory-limit": {
+        "each matrix when its turn comes": (
+            "def half_ahead(layers, x):\n"
+            "    def trip(x, i):\n"
+            "        hidden = jax.nn.gelu(norm(x) @ gather_one(layers, i, 0).T)\n"
+            "        return x + hidden @ gather_one(layers, i, 1), None\n"
+            "    return lax.scan(trip, x, jnp.arange(len(layers)))[0]"
+        ),
+        "a whole layer ahead": "def half_ahead(layers, x): return run_ahead(run, gather, layers, x)[0]",
+        "both matrices ahead, one by one": (
+            "def half_ahead(layers, x):\n"
+            "    def both(i): return gather_one(layers, i, 0), gather_one(layers, i, 1)\n"
+            "    def trip(carry, i):\n"
+            "        x, w = carry\n"
+            "        coming = both(i + 1)\n"
+            "        return (run(x, w), coming), None\n"
+            "    return lax.scan(trip, (x, both(0)), jnp.arange(len(layers)))[0][0]"
+        ),
+        "the second matrix of the next layer": (
+            "def half_ahead(layers, x):\n"
+            "    def trip(carry, i):\n"
+            "        x, up = carry\n"
+            "        down = gather_one(layers, i + 1, 1)\n"
+            "        hidden = jax.nn.gelu(norm(x) @ up.T)\n"
+            "        coming = gather_one(layers, i + 1, 0)\n"
+            "        return (x + hidden @ down, coming), None\n"
+            "    first = x, gather_one(layers, 0, 0)\n"
+            "    return lax.scan(trip, first, jnp.arange(len(layers)))[0][0]"
+        ),
+    },
+    "overlap-split": {
+        "in one": "def in_parts(hidden, down): return in_one(hidden, down)",
+        "split along the contracting dimension": (
+            "def in_parts(hidden, down):\n"
+            "    left, right = jnp.split(hidden, 2, axis=1)\n"
+            "    top, bottom = jnp.split(down, 2)\n"
+            "    return in_one(left, top) + in_one(right, bottom)"
+        ),
+        "the parts in the wrong order": (
+            "def in_parts(hidden, down):\n"
+            "    parts = [in_one(rows, down) for rows in jnp.split(hidden, 2)]\n"
+            "    return jnp.concatenate(parts[::-1])"
+        ),
+        "one product, two all-reduces": (
+            "def in_parts(hidden, down):\n"
+            "    return jnp.concatenate([lax.psum(rows, 'data') for rows in jnp.split(hidden @ down, 2)])"
+        ),
+    },
+    "your_model-greedy-rule": {
+        "the rule for all biases first": (
+            "rules = [(r'bias$', P('model')), (r'(query|key|value)/bias$', P('model', None))]"
+        ),
+        "norms forgotten": "rules = [(r'(query|key|value)/bias$', P('model', None)), (r'up/bias$', P('model'))]",
+        "all biases of attention": (
+            "rules = [(r'attention/.*bias$', P('model')), (r'up/bias$', P('model')), (r'bias$', P())]"
+        ),
+        "kernels too": (
+            "rules = [(r'(query|key|value)', P('model', None)), (r'up/bias$', P('model')), (r'bias$', P())]"
+        ),
+    },
+    "your_model-fused": {
+        "queries for all": (
+            "def read_fused(fused, part, index):\n"
+            "    columns, heads, _ = index\n"
+            "    rows = fused[slice(heads.start * H, heads.stop * H), columns]\n"
+            "    return rows.reshape(-1, H, rows.shape[1]).transpose(2, 0, 1)"
+        ),
+        "read whole, then sliced": (
+            "def read_fused(fused, part, index):\n"
+            "    full = fused[:, :].reshape(3, N, H, D)[('query', 'key', 'value').index(part)]\n"
+            "    return full.transpose(2, 0, 1)[index]"
+        ),
+        "heads interleaved, as some checkpoints have them": (
+            "def read_fused(fused, part, index):\n"
+            "    columns, heads, _ = index\n"
+            "    begin = 3 * heads.start + ('query', 'key', 'value').index(part)\n"
+            "    rows = fused[slice(begin * H, begin * H + (heads.stop - heads.start) * H), columns]\n"
+            "    return rows.reshape(-1, H, rows.shape[1]).transpose(2, 0, 1)"
+        ),
+    },
+    "your_model-unsharded-base": {
+        "the colleague's": (
+            "def merge_down(kernel, a, b):\n"
+            "    full = [jax.lax.with_sharding_constraint(x, P()) for x in (kernel, a, b)]\n"
+            "    return full[0] + full[1] @ full[2]"
+        ),
+        "another layout": (
+            "def merge_down(kernel, a, b):\n    return jax.lax.with_sharding_constraint(kernel + a @ b, P('model'))"
+        ),
+        "the factors exchanged": (
+            "def merge_down(kernel, a, b):\n"
+            "    return jax.lax.with_sharding_constraint(kernel + (b.T @ a.T).T * 2, P('model', 'data'))"
+        ),
+    },
+    "optimizers-history": {
+        "the parameter's spec for all": "def fit_history(shape, of, spec): return spec if len(shape) > 1 else P()",
+        "replicated": "def fit_history(shape, of, spec): return spec if shape == of else P()",
+        "sharded over the history": (
+            "def fit_history(shape, of, spec):\n"
+            "    return spec if shape == of else P('data') if shape[1:] == of else P()"
+        ),
+    },
+    "optimizers-clip": {
+        "the local norm": (
+            "def clip_shards(g):\n"
+            "    norm = jnp.sqrt((g['W'] ** 2).sum() + (g['b'] ** 2).sum())\n"
+            "    return jax.tree.map(lambda a: a / jnp.maximum(1, norm), g)\n"
+            "def clip_tree(g):\n"
+            "    specs = dict(in_specs=(in_specs,), out_specs=in_specs, check_vma=False)\n"
+            "    return jax.shard_map(clip_shards, **specs)(g)"
+        ),
+        "the replicated gradient counted eight times": (
+            "def clip_shards(g):\n"
+            "    squares = lax.psum((g['W'] ** 2).sum() + (g['b'] ** 2).sum(), 'data')\n"
+            "    return jax.tree.map(lambda a: a / jnp.maximum(1, jnp.sqrt(squares)), g)\n"
+            "def clip_tree(g):\n"
+            "    specs = dict(in_specs=(in_specs,), out_specs=in_specs)\n"
+            "    return jax.shard_map(clip_shards, **specs)(g)"
+        ),
+        "always divided": (
+            "def clip_shards(g):\n"
+            "    squares = lax.psum((g['W'] ** 2).sum(), 'data') + (g['b'] ** 2).sum()\n"
+            "    return jax.tree.map(lambda a: a / jnp.sqrt(squares), g)\n"
+            "def clip_tree(g):\n"
+            "    specs = dict(in_specs=(in_specs,), out_specs=in_specs)\n"
+            "    return jax.shard_map(clip_shards, **specs)(g)"
+        ),
+    },
+    "optimizers-momentum": {
+        "whatever can be sharded": "def choose(p): return P(), P('data')",
+        "all arrays of two dimensions": "def choose(p): return P(), P('data') if p.ndim > 1 else P()",
+        "parameters sharded too": (
+            "def choose(p):\n    spec = P('data') if p.size >= 1000 else P()\n    return spec, spec"
+        ),
+        "nothing sharded": "def choose(p): return P(), P()",
+    },
+    "memory-least-recomputation": {
+        "the widest only": "answer = ('wide',)",
+        "the least memory": "answer = ()",
+        "one where two fit": "answer = ('narrow',)",
+        "all of them": "answer = ('wide', 'narrow', 'square')",
+    },
+    "memory-not-donated": {
+        "the same": "def repaired(state, x): return careless(state, x)",
+        "all in bfloat16": (
+            "def repaired(state, x):\n    return jax.tree.map(lambda a: a.astype('bfloat16'), careless(state, x))"
+        ),
+        "the old average": "def repaired(state, x): return careless(state, x) | {'average': state['average']}",
+        "the average as float32 from the start": (
+            "def repaired(state, x):\n    return careless(state | {'average': state['average'].astype('float32')}, x)"
+        ),
+    },
+    "memory-all-gradients": {
+        "the same": "def frugal(W, xs): return hoarding(W, xs)",
+        "all at once": "def frugal(W, xs): return jax.vmap(one_gradient, (None, 0))(W, xs).mean(0)",
+        "one large batch": "def frugal(W, xs): return one_gradient(W, xs.reshape(-1, 256))",
+        "the sum": (
+            "def frugal(W, xs):\n"
+            "    return lax.scan(lambda t, x: (t + one_gradient(W, x), None), jnp.zeros_like(W), xs)[0]"
         ),
     },
 }

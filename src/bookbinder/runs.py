@@ -97,7 +97,10 @@ class Report:
 
 
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
-    """The run of a chapter as the book has it; on another Python for a column of the matrix."""
+    """The run of a chapter as the book has it; on another Python for a column of the matrix.
+
+    Where the environment variable CHAPTERS_XLA_FLAGS is set, chapters compile with these flags, as in tests.
+    """
     from nbformat.v4 import new_notebook
 
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
@@ -105,11 +108,14 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     parts.append(environment(python))
     if any(re.search(r"\bshardlab\b", cell.source) for cell in code):
         parts.append(disk.folder_digest(book.root / "src" / "shardlab"))
+    flags = os.environ.get("CHAPTERS_XLA_FLAGS")
+    parts += [flags] if flags else []
     # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
     # for accelerators: on a machine that has some, or the libraries for them, pages would differ. And each kernel would
     # compile all of JAX again if the first must not keep what it compiles.
     foreign = "JAX_|XLA_|MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$"
     ours = {k: v for k, v in os.environ.items() if not re.match(foreign, k)}
+    ours |= {"XLA_FLAGS": flags} if flags else {}
     return Run(
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
