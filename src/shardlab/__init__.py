@@ -20,7 +20,9 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.plan`: list the meshes on which a model fits, by predicted step time
 - `shardlab.training`: a decoder's training step, for compilers to judge a plan by
 - `shardlab.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
+- `shardlab.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
 - `shardlab.pods`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
+- `shardlab.schedule`: draw a compiled step as a timeline: compute, hidden and exposed communication
 - `shardlab.processes`: start many JAX processes from a notebook, and run cells in them
 - `shardlab.explorer`: prepare the calculators of the book's page "Explorer"
 - `shardlab.testing`: assert in tests what a program communicates, how arrays are stored, and that one device agrees
@@ -44,6 +46,7 @@ _MODULES = {  # each with the names that can be imported from the package
     "check": ("Exercise", "NotSolved", "WrongAnswer", "raises"),
     "comms": ("Collective", "Collectives", "collectives", "read_program"),
     "cost": (),
+    "decoder": (),
     "devices": ("configure", "emulate"),
     "draw": ("Picture", "bars", "draw_all_reduce", "draw_backward", "draw_matmul", "draw_shard_map", "draw_torus",
              "timeline"),
@@ -61,6 +64,7 @@ _MODULES = {  # each with the names that can be imported from the package
     "plan": ("Choice", "Plan", "Verdict", "pod_name", "verify"),
     "pods": ("NoCompiler", "Pod", "PodProgram"),
     "processes": ("ProcessFailure", "Processes", "start"),
+    "schedule": ("Timeline", "step_timeline"),
     "specs": ("compare_specs",),
     "testing": ("Agreement", "assert_collectives", "assert_equal_to_one_device", "assert_layout"),
     "training": ("training_step",),
@@ -136,6 +140,7 @@ if TYPE_CHECKING:  # what type checkers do not see, because it is loaded when it
     from shardlab.plan import Choice as Choice, Plan as Plan, Verdict as Verdict, pod_name as pod_name, verify as verify
     from shardlab.pods import NoCompiler as NoCompiler, Pod as Pod, PodProgram as PodProgram
     from shardlab.processes import ProcessFailure as ProcessFailure, Processes as Processes, start as start
+    from shardlab.schedule import Timeline as Timeline, step_timeline as step_timeline
     from shardlab.specs import compare_specs as compare_specs
     from shardlab.testing import (
         Agreement as Agreement,
