@@ -131,7 +131,7 @@ def main(name):
         (report,) = runs.run([one], progress=for_this_terminal(), stop=stop)
     if not report.ok:
         sys.exit(f"{report.found['error']}: {report.found['message']}\n{report.found['traceback']}")
-    print(json.dumps(verdicts(chapter, runs.outputs(one)), indent=1))
+    print(json.dumps(verdicts(chapter, runs.outputs(report)), indent=1))
 
 
 if __name__ == "__main__":

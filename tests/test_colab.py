@@ -80,8 +80,8 @@ def reports(request):
     with stoppable() as stop:
         found = runs.run(wanted, progress=Progress(), stop=stop)
     return {
-        name: (report, runs.outputs(one) if report.ok else None)
-        for name, one, report in zip(names, wanted, found, strict=True)
+        name: (report, runs.outputs(report) if report.ok else None)
+        for name, report in zip(names, found, strict=True)
     }
 
 
@@ -103,9 +103,9 @@ def as_in_colab(name, published, colab, machine, twice):
     notebook = run_exercises.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
     # Each publication has another commit, which the notebook names.
     code = [re.sub(r"\b[0-9a-f]{40}\b", "", cell.source) for cell in notebook.cells if cell.cell_type == "code"]
-    package = [disk.folder_digest(ROOT / "src" / "shardlab"), (ROOT / "pyproject.toml").read_text("utf-8")]
+    package = [runs.package_files(ROOT), (ROOT / "pyproject.toml").read_text("utf-8")]
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (("--twice",) if twice else ())
-    key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), *options, *package, *code)
+    key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), IN_COLAB, *options, *package, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
     settings = environment(published, machine)
@@ -125,11 +125,11 @@ def as_in_colab(name, published, colab, machine, twice):
         ROOT / "_build" / "runs" / "notebooks" / name,
         notebook,
         key,
-        machine / "content",
+        ROOT,
         layer(colab, machine / "packages"),
         machine / "content",
         settings,
-        options,
+        (*options, "--root", str(ROOT)),
     )
 
 

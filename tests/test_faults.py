@@ -261,6 +261,27 @@ def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
     assert tiny.build()[0] == 0 and "alone second" in tiny.page("one")
 
 
+def test_outputs_follow_each_module_of_shardlab_that_a_cell_has_imported(tiny):
+    """And no other: a line of shardlab runs those chapters again that it can concern."""
+    for name in ("__init__", "used", "below", "lazily", "other"):
+        tiny.write(f"src/shardlab/{name}.py", "from shardlab import below\n" if name == "used" else "")
+    imports = "import shardlab.used, subprocess, sys\n"
+    imports += "subprocess.run([sys.executable, '-c', 'import shardlab.lazily'], check=True);"
+    tiny.write("book/one.md", chapter("One", imports))
+    book, cache = load(tiny.root), tiny.root / "_build" / site.CACHE
+
+    def status():
+        return next(result.status for result in execute.run(book, cache) if result.name == "one")
+
+    assert [status(), status()] == ["ran", "reused"]
+    for name, expected in {"__init__": "ran", "used": "ran", "below": "ran", "lazily": "ran", "other": "reused"}.items():
+        with open(tiny.root / f"src/shardlab/{name}.py", "a") as file:
+            file.write("\n# changed")
+        assert (name, status()) == (name, expected)
+    tiny.write("src/shardlab/another.py", "")  # may stand before what cells import by its name
+    assert status() == "ran"
+
+
 def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
     """As a build and the tests of Colab's notebooks do."""
     stop, running, most, lock = Stop(), 0, 0, threading.Lock()

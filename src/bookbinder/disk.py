@@ -95,12 +95,16 @@ def file_digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
 
 
+def files(folder, pattern="*"):
+    """The files in a folder and below it, as sorted paths relative to it; without hidden ones."""
+    names = (path.relative_to(folder) for path in folder.rglob(pattern) if path.is_file())
+    return sorted(name for name in names if not any(p == "__pycache__" or p.startswith(".") for p in name.parts))
+
+
 def folder_digest(folder, pattern="*"):
     """A digest of the names and contents of the files in a folder and below it, except hidden ones."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob(pattern)):
-        name = path.relative_to(folder)
-        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in name.parts):
-            content = path.read_bytes()
-            found.update(f"{name} {len(content)}\n".encode() + content)
+    for name in files(folder, pattern):
+        content = (folder / name).read_bytes()
+        found.update(f"{name} {len(content)}\n".encode() + content)
     return found.hexdigest()

@@ -85,9 +85,7 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
         if name not in saved:
             where = "if a cell made it, have that write to a folder that tempfile makes"
             progress.say(f"{name} appeared while chapters ran; the next build will include it; {where}")
-    _fill(
-        cache_folder, [(at[one.place], one, report) for one, report in zip(wanted, reports, strict=True) if report.ok]
-    )
+    _fill(cache_folder, [(at[one.place], report) for one, report in zip(wanted, reports, strict=True) if report.ok])
     results = {one.name: _result(one, report) for one, report in zip(programs, reports, strict=True)}
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
 
@@ -129,20 +127,20 @@ def _sources(book):
 
 
 def _fill(folder, made):
-    """Have the jupyter-cache in a folder hold these outputs: chapters with their runs and reports."""
+    """Have the jupyter-cache in a folder hold these outputs: chapters with their reports."""
     from jupyter_cache import get_cache
     from jupyter_cache.base import CacheBundleIn
 
     def fill():
         cache = get_cache(folder)
         try:
-            for chapter, one, report in made:
+            for chapter, report in made:
                 with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
                     record = cache.match_cache_notebook(chapter.notebook)
                     if record.data.get("version") == report.version:
                         cache.get_cache_bundle(record.pk)
                         continue
-                notebook = runs.outputs(one)
+                notebook = runs.outputs(report)
                 for cell in notebook.cells:
                     cell.outputs = _as_a_terminal_shows(cell.outputs)
                 uri = str(chapter.root / chapter.path)

@@ -17,7 +17,8 @@ last the report, which has
 - error, message, traceback: what went wrong; null if nothing did
 - deprecations: each DeprecationWarning that cells or shardlab caused, in whatever process, as `cell` (null if it came
   from shardlab), `path` (null if it came from a cell), `line` and `message`
-- read: with --root, the files below it that cells have read, in whatever Python process
+- read: with --root, the files below it that cells have read, modules that they have imported among them, in whatever
+  Python process; of an installed shardlab those in src/shardlab from which it was made
 - notebook: with --outputs, the notebook with its outputs, as text
 - installed, removed: packages that the run has added to this Python's environment, and taken from it
 - python: the version
@@ -86,9 +87,15 @@ def _watch(root, sources):
     notes, noted = os.path.join(os.path.dirname(__file__), "read"), {None}
 
     def note(path):
-        name = os.path.relpath(os.path.abspath(os.fsdecode(path)), root)
+        path = os.path.abspath(os.fsdecode(path))
+        _, installed, rest = path.rpartition(os.path.join("", "site-packages", "shardlab", ""))
+        # An installed shardlab was made from the one below the root.
+        name = os.path.join("src", "shardlab", rest) if installed else os.path.relpath(path, root)
+        folder, file = os.path.split(name)
+        if os.path.basename(folder) == "__pycache__":  # a module that is imported
+            name = os.path.join(os.path.dirname(folder), file.split(".")[0] + ".py")
         # What is hidden or generated, and what is outside, is no source.
-        if name in noted or name.startswith((".", "_build")) or "__pycache__" in name:
+        if name in noted or name.startswith((".", "_build")):
             return
         noted.add(name)
         with open(notes, "a") as file:

@@ -2,11 +2,12 @@
 
 Everything that runs a chapter does it here: the build, the matrix of versions, the tests of exercises and of Colab's
 notebooks. `run_notebook.py` runs one notebook in a process of the Python that is asked for. Below `_build/runs` each
-run has a report, such as `lock/arrays.1f0c3a.json`, and beside it the notebook with its outputs.
+run has a report, such as `lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may share
+the folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
 
-A run is valid as long as its key is the same, and each file that its cells have read. The key holds the code, the way
-of running it, Python and its packages, and `shardlab` where cells mention it. The last three runs of each chapter are
-kept, so that an edit that is undone costs nothing; what failed runs again.
+A run is valid as long as its key is the same, and each file that its cells have read, modules of `shardlab` among them.
+The key holds the code, the way of running it, Python and its packages. The last runs of each chapter are kept, so that
+an edit that is undone costs nothing; what failed runs again.
 """
 
 import json
@@ -32,7 +33,7 @@ from bookbinder.stopping import Stopped
 
 RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
-KEPT = 3  # runs of one chapter in one environment
+KEPT = 6  # runs of one chapter in one environment
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
 
@@ -62,10 +63,6 @@ class Run:
     variables: dict = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
-    def file(self, ending):
-        """The file of its report (json) or outputs (ipynb)."""
-        return self.place.with_name(f"{self.place.name}.{self.key[:12]}.{ending}")
-
     @property
     def cells(self):
         """How many code cells it has."""
@@ -81,19 +78,26 @@ class Report:
       seconds: how long the run took that gave it.
       day: of that run, such as "2026-11-21".
       version: changes whenever the outputs do; "" for a run that failed.
+      outputs: the file of the notebook with its outputs; None for a run that failed.
       reused: whether it is of an earlier run.
     """
 
     found: dict
     seconds: float
     day: str
-    version: str
+    version: str = ""
+    outputs: Path | None = None
     reused: bool = False
 
     @property
     def ok(self):
         """Whether every cell came to its end."""
         return self.found["ok"]
+
+
+def package_files(root):
+    """The names of shardlab's files, as a text: on their contents a run depends if it has read them."""
+    return "\n".join(str(path) for path in disk.files(root / "src" / "shardlab"))
 
 
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
@@ -107,7 +111,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     parts = [json.dumps([(cell.source, cell.metadata) for cell in code]), RUNNER.read_text("utf-8")]
     parts.append(environment(python))
     if any(re.search(r"\bshardlab\b", cell.source) for cell in code):
-        parts.append(disk.folder_digest(book.root / "src" / "shardlab"))
+        parts.append(package_files(book.root))
     flags = os.environ.get("CHAPTERS_XLA_FLAGS")
     parts += [flags] if flags else []
     # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
@@ -137,29 +141,31 @@ def environment(python=sys.executable):
     return subprocess.check_output([python, RUNNER, "--environment"], text=True)
 
 
-def outputs(run):
+def outputs(report):
     """The notebook of a run that went well, with its outputs."""
     import nbformat
 
-    return nbformat.read(run.file("ipynb"), as_version=4)
+    return nbformat.read(report.outputs, as_version=4)
 
 
 def known(run):
     """The valid `Report` of an earlier run; None if there is none."""
-    kept = _read(run.file("json"))
-    if kept.get("key") != run.key or any(_digest(run, name) != old for name, old in kept["read"].items()):
-        return None
-    version = disk.file_digest(run.file("ipynb"))
-    return Report(kept["found"], kept["seconds"], kept["day"], version, True) if version == kept["version"] else None
+    for file in _earlier(run, run.key[:12]):
+        kept = _read(file)
+        if kept.get("key") == run.key and all(_digest(run, name) == old for name, old in kept["read"].items()):
+            notebook = file.with_suffix(".ipynb")
+            if disk.file_digest(notebook) == kept["version"]:
+                return Report(kept["found"], kept["seconds"], kept["day"], kept["version"], notebook, True)
+    return None
 
 
 def _digest(run, name):
     return disk.file_digest(run.root / name)
 
 
-def _earlier(run):
-    """The reports of its chapter, the newest first."""
-    files = run.place.parent.glob(f"{run.place.name}.*.json")
+def _earlier(run, key="*"):
+    """The reports of its chapter, of one key or of all, the newest first."""
+    files = run.place.parent.glob(f"{run.place.name}.{key}.*.json")
     return sorted(files, key=lambda file: -file.stat().st_mtime_ns)
 
 
@@ -284,13 +290,16 @@ def _run(run, progress, stop, processes):
             return None
         said.seek(0)
         found = _found(line, process.returncode, said.read().strip())
-    report = Report(found, time.monotonic() - began, f"{datetime.now(UTC).date()}", "")
+    report = Report(found, time.monotonic() - began, f"{datetime.now(UTC).date()}")
     if not report.ok:
         return report  # and run again the next time
-    disk.write(run.file("ipynb"), found.pop("notebook"))
-    report = replace(report, version=disk.file_digest(run.file("ipynb")))
-    kept = {"key": run.key, "read": _read_before(run, found, began_ns), "seconds": report.seconds, "day": report.day}
-    disk.write(run.file("json"), json.dumps({**kept, "version": report.version, "found": found}))
+    read = _read_before(run, found, began_ns)
+    name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
+    notebook = run.place.with_name(f"{name}.ipynb")
+    disk.write(notebook, found.pop("notebook"))
+    report = replace(report, version=disk.file_digest(notebook), outputs=notebook)
+    kept = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
+    disk.write(notebook.with_suffix(".json"), json.dumps({**kept, "found": found}))
     for file in _earlier(run)[KEPT:]:
         file.unlink()
         file.with_suffix(".ipynb").unlink(missing_ok=True)
