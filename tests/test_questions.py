@@ -43,7 +43,7 @@ def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questio
             answer = page.find(id=box["data-answer"])
             assert answer.name == "details" and not answer.has_attr("open"), name
             assert answer.p.get_text() == f"Answer: {right.strip()}" and answer.select(".cell_output > *"), name
-            assert not [one for one in choices if re.match(r"\s*\[", one.get_text())], name
+            assert not [one for one in choices if re.match(r"\s*\[[ xX]?\]", one.get_text())], name
 
 
 def test_where_the_right_choice_stands_does_not_give_it_away(questions):
