@@ -198,7 +198,8 @@ def test_a_hook_says_nothing_of_what_is_here_and_finds_a_fault(sources, name):
     texts = [str(path) for path, data in before.items() if b"\0" not in data and path.suffix != ".gz"]
     status, said = hooked(sources, name, texts)
     assert status == 0, said
-    assert contents(sources) == before
+    after = contents(sources)
+    assert not [path for path in before | after if before.get(path) != after.get(path)]
 
     chapter, script = sources / "book/arrays.md", sources / "scripts/new_chapter.py"
     text = chapter.read_text("utf-8")
