@@ -80,8 +80,7 @@ def reports(request):
     with stoppable() as stop:
         found = runs.run(wanted, progress=Progress(), stop=stop)
     return {
-        name: (report, runs.outputs(report) if report.ok else None)
-        for name, report in zip(names, found, strict=True)
+        name: (report, runs.outputs(report) if report.ok else None) for name, report in zip(names, found, strict=True)
     }
 
 

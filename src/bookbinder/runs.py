@@ -2,8 +2,8 @@
 
 Everything that runs a chapter does it here: the build, the matrix of versions, the tests of exercises and of Colab's
 notebooks. `run_notebook.py` runs one notebook in a process of the Python that is asked for. Below `_build/runs` each
-run has a report, such as `lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may share
-the folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
+run has a report, such as `lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may
+share the folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
 
 A run is valid as long as its key is the same, and each file that its cells have read, modules of `shardlab` among them.
 The key holds the code, the way of running it, Python and its packages. The last runs of each chapter are kept, so that
