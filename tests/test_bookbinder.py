@@ -352,9 +352,9 @@ def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch
 
     before = keys()
     assert before[0] != before[1]
-    tiny.write("src/shardlab/other.py", "")
+    tiny.write("src/shardlab/other.json", "")
     assert keys()[0] == before[0] and keys()[1] != before[1]
-    (tiny.root / "src/shardlab/other.py").unlink()
+    (tiny.root / "src/shardlab/other.json").unlink()
     assert keys() == before
     with monkeypatch.context() as changed:
         changed.setenv("CHAPTERS_XLA_FLAGS", "--xla_cpu_enable_fast_math=false")

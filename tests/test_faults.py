@@ -279,7 +279,9 @@ def test_outputs_follow_each_module_of_shardlab_that_a_cell_has_imported(tiny):
         with open(tiny.root / f"src/shardlab/{name}.py", "a") as file:
             file.write("\n# changed")
         assert (name, status()) == (name, expected)
-    tiny.write("src/shardlab/another.py", "")  # may stand before what cells import by its name
+    tiny.write("src/shardlab/another.py", "")
+    assert status() == "reused"
+    tiny.write("src/shardlab/recording.json", "")  # a program may look whether there is one
     assert status() == "ran"
 
 

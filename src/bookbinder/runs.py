@@ -96,8 +96,8 @@ class Report:
 
 
 def package_files(root):
-    """The names of shardlab's files, as a text: on their contents a run depends if it has read them."""
-    return "\n".join(str(path) for path in disk.files(root / "src" / "shardlab"))
+    """The names of shardlab's files that are no modules, as a text; on contents a run depends if it has read them."""
+    return "\n".join(str(path) for path in disk.files(root / "src" / "shardlab") if path.suffix != ".py")
 
 
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
