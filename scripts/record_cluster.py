@@ -30,6 +30,11 @@ def main():
         record(cluster, slurm, "two-nodes.txt", "two-nodes.sbatch")
         run = "train.py", "--folder", cluster.folder / "run", "--steps", 6
         record(cluster, slurm, "train.txt", "two-nodes.sbatch", *run)
+        preflight = "preflight.py", "--processes", 8, "--devices", 8, "--folder", cluster.folder / "run"
+        record(cluster, slurm, "preflight.txt", "two-nodes.sbatch", *preflight)
+        cluster.slow("200mbit")
+        record(cluster, slurm, "preflight-slow.txt", "two-nodes.sbatch", *preflight, "--gbit", 1, state="FAILED")
+        cluster.slow(None)
         print("lost-node.txt: running", flush=True)
         story = r"start \d|processes,|step \d+ loss|resumes|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
         job, _, state = lose_a_node(cluster)
@@ -42,11 +47,11 @@ def main():
         record(cluster, slurm, LINKS, "two-nodes.sbatch", "links.py", bare=True)
 
 
-def record(cluster, slurm, name, script, *arguments, bare=False, **environment):
-    """Run a job and write its output; `bare` leaves out labels and the line about the job."""
+def record(cluster, slurm, name, script, *arguments, bare=False, state="COMPLETED", **environment):
+    """Run a job, which should end in a state, and write its output; `bare`: without labels and the line on the job."""
     print(f"{Path(name).name}: running", flush=True)
     job = cluster.wait(cluster.submit(FOLDER / script, *arguments, **environment))
-    if job.state != "COMPLETED":
+    if job.state != state:
         sys.exit(f"{script} ended as {job.state}:\n{job.output}")
     lines = [line.removeprefix("0: ") for line in said(job.output)[1:]] if bare else said(job.output)
     command = " ".join(str(word).replace(str(cluster.folder), "/shared") for word in ("sbatch", script, *arguments))

@@ -2,6 +2,7 @@
 
 Each node is a network namespace with a host name of its own, joined to the others by a bridge, with a slurmd in it.
 Nothing outside of a temporary folder, /etc/hosts (one line a node) and the namespaces is touched; `stop` undoes all.
+There is one such cluster at a time: another one waits, and ends what a run that was killed has left.
 
     with Cluster() as cluster:
         job = cluster.submit("book/cluster/two-nodes.sbatch", "hello.py")
@@ -17,6 +18,7 @@ scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment 
 """
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -28,11 +30,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "tc", "nsenter", "unshare")
 NET = "10.77.0"
+LOCK = Path("/tmp/one-slurm-at-a-time.lock")
 
 
 def missing():
@@ -72,7 +76,10 @@ class Cluster:
         }
 
     def __enter__(self):
+        self.lock = LOCK.open("a")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)  # given back when this process ends, however it ends
         try:
+            self._end_daemons_of_a_killed_run()
             self._start()
         except BaseException:
             self.stop()
@@ -81,6 +88,17 @@ class Cluster:
 
     def __exit__(self, *_):
         self.stop()
+        self.lock.close()
+
+    def _end_daemons_of_a_killed_run(self):
+        for name in self.names:
+            if Path("/run/netns", name).exists():
+                self.kill(name)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                ours = process.environ().get("SLURM_CONF", "").startswith(f"{tempfile.gettempdir()}/slurm-")
+                if ours and process.name() in ("slurmctld", "slurmscriptd", "slurmd", "munged"):
+                    process.kill()
 
     # Jobs
 
@@ -249,9 +267,8 @@ PartitionName=four Nodes=ALL MaxCPUsPerNode=4 MaxTime=INFINITE State=UP
         self._remove_network()
         hosts = Path("/etc/hosts")
         lines = hosts.read_text().splitlines(keepends=True)
-        mine = [f"{NET}.{i} {name}\n" for i, name in enumerate(self.names, 1)]
-        if any(line in mine for line in lines):
-            hosts.write_text("".join(line for line in lines if line not in mine))
+        if any(line.startswith(f"{NET}.") for line in lines):
+            hosts.write_text("".join(line for line in lines if not line.startswith(f"{NET}.")))
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _remove_network(self):

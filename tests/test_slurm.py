@@ -33,14 +33,17 @@ def cluster():
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
+    killed = "import os; from slurm_cluster import Cluster; Cluster().__enter__(); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", killed], cwd=Path(__file__).parent, timeout=PATIENCE)
+    assert done.returncode == -signal.SIGKILL  # what such a run has left must not disturb the next one
     with Cluster() as cluster:
         yield cluster
-    assert not list(Path("/run/netns").glob("node*"))
+    assert not list(Path("/run/netns").glob("node*")) and "node1" not in Path("/etc/hosts").read_text()
 
 
 def said(output):
-    """What a job printed, ordered by process, without gloo's lines and without the job's number."""
-    lines = [line for line in output.splitlines() if "[Gloo]" not in line and not line.startswith("srun:")]
+    """What a job printed, ordered by process, without the lines of gloo and Slurm and without the job's number."""
+    lines = [line for line in output.splitlines() if not re.search(r"\[Gloo\]|slurmstepd|^srun:", line)]
     ranked = sorted(lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1)
     return [re.sub(r"^job \d+", "job N", line) for line in ranked]
 
@@ -366,6 +369,25 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
         measured = found[pattern]["MiB sent by a node"]
         assert measured == pytest.approx(theory, rel=0.1, abs=0.1), pattern
         assert measured == pytest.approx(expected[pattern]["MiB sent by a node"], rel=0.1, abs=0.1), pattern
+
+
+def test_preflight_finds_two_nodes_ready_and_a_slow_link(cluster):
+    what = "preflight.py", "--processes", 8, "--devices", 8, "--folder", cluster.folder / "checked"
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what))
+    assert job.state == "COMPLETED", job.output
+
+    def words(lines):
+        return [numbers_apart(line)[0] for line in lines]
+
+    assert words(said(job.output)) == words(recorded("preflight.txt"))
+    cluster.slow("200mbit")
+    try:
+        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what, "--gbit", 1))
+    finally:
+        cluster.slow(None)
+    assert job.state == "FAILED", job.output
+    assert words(said(job.output)) == words(recorded("preflight-slow.txt"))
+    assert "less than half of 1" in job.output and "0: 1 of 7 checks failed" in job.output
 
 
 def test_ipyparallel_starts_engines_through_slurm(cluster):

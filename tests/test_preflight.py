@@ -1,0 +1,207 @@
+"""The check before a job: each fault of a launch is found and its cure named. test_slurm.py runs it on two nodes."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import PATIENCE
+
+FOLDER = Path(__file__).parent.parent / "book" / "cluster"
+sys.path.insert(0, str(FOLDER))
+
+import preflight  # noqa: E402
+from preflight import judge  # noqa: E402
+
+VERSIONS = {"python": "3.13.0", "jax": "0.12.0.1"}
+
+
+def fact(process=0, host="node1", **changed):
+    """What a healthy process of a job with four GPUs on each node finds."""
+    plain = {
+        "process": process, "host": host, "platform": "gpu", "kind": "NVIDIA H100", "devices": 1,
+        "visible": [f"GPU-{host}-{n}" for n in range(4)],
+        "gpus": [f"GPU-{host}-{process % 4}"], "cores": list(range(4 * (process % 4), 4 * (process % 4) + 4)),
+        "versions": VERSIONS, "reads": True, "proxies": [],
+    }  # fmt: skip
+    return plain | changed
+
+
+def job(**changed):
+    """Eight processes on two nodes; `changed` holds what one of them, number 5, finds instead."""
+    facts = [fact(process, f"node{1 + process // 4}") for process in range(8)]
+    facts[0] |= {"all_devices": 8, "seconds": 0.01, "transport": "network IB"}
+    facts[5] |= changed
+    return facts
+
+
+def failures(facts, **options):
+    return {check.name: check for check in judge(facts, **options) if not check.ok}
+
+
+def test_a_healthy_job_is_ready():
+    checks = judge(job(), processes=8, devices=8)
+    assert all(check.ok and not check.cure for check in checks)
+    assert [check.name for check in checks] == [
+        "processes", "platform", "GPUs", "cores", "versions", "folder", "network",
+    ]  # fmt: skip
+    said = {check.name: check.found for check in checks}
+    assert said["processes"] == "8 processes on 2 hosts, 8 devices"
+    assert said["GPUs"] == "8 GPUs, each used by one process"
+    # 2 · 7/8 of 16 MiB in a hundredth of a second
+    assert "in 10.0 ms, 23.49 Gbit/s for each of 8, by network IB" in said["network"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "name", "found", "cure"),
+    [
+        (
+            {"platform": "cpu", "kind": "cpu", "gpus": []},
+            "platform", "process 5 fell back to CPUs", "pip install 'jax[cuda12]'",
+        ),
+        ({"platform": "cpu", "kind": "cpu", "gpus": []}, "platform", "process 5 fell back", "pip install"),
+        ({"kind": "NVIDIA A100"}, "platform", "NVIDIA A100) in 1 process", "--constraint"),
+        ({"gpus": ["GPU-node2-0"]}, "GPUs", "processes 4 and 5 on node2 use one GPU", "JAX_LOCAL_DEVICE_IDS=0"),
+        ({"gpus": []}, "GPUs", "1 GPU is used by no process", "one task per GPU"),
+        ({"cores": [4]}, "cores", "process 5 on node2 has 1 core", "--cpus-per-task"),
+        ({"cores": [0, 1, 2, 3]}, "cores", "tasks on node2 are bound to cores that overlap", "--hint=nomultithread"),
+        ({"versions": VERSIONS | {"jax": "0.7.2"}}, "versions", "jax: 0.12.0.1 in processes 0, 1, 2 and 4 more; 0.7.2",
+         "one environment"),
+        ({"versions": {"python": "3.13.0"}}, "versions", "missing in process 5", "one environment"),
+        ({"reads": False}, "folder", "process 5 cannot read", "all nodes mount"),
+        ({"proxies": ["http_proxy"]}, "proxies", "set: http_proxy", "unset http_proxy"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_found_alone_and_its_cure_is_named(changed, name, found, cure):
+    failed = failures(job(**changed))
+    assert list(failed) == [name]
+    assert found in failed[name].found and cure in failed[name].cure
+
+
+def test_a_job_of_another_size_or_a_slow_network_is_found():
+    few = failures(job()[:1], processes=8)
+    assert "1 process on 1 host, 1 device, but --processes 8" in few["processes"].found
+    assert "srun" in few["processes"].cure
+    assert "--devices 32" in failures(job(), devices=32)["processes"].found
+    slow = failures(job(), gbit=200)["network"]
+    assert slow.found.endswith("less than half of 200") and "NCCL_SOCKET_IFNAME" in slow.cure
+    assert not failures(job(), gbit=40)
+    for one in (few := job()[:4]):
+        one["host"] = "node1"
+    assert "NVLink" in failures(few, gbit=200)["network"].cure
+    few[0]["transport"] = "gloo (TCP)"
+    assert "the host's name resolves" in failures(few, gbit=200)["network"].cure
+
+
+def test_cpus_are_no_fault_where_they_are_meant():
+    """Where the driver lists no GPU, the cure is another."""
+    cpus = {"platform": "cpu", "kind": "cpu", "gpus": [], "visible": []}
+    four = [fact(process) | cpus for process in range(4)]
+    assert not failures(four, cpus=True)
+    assert "nvidia-smi" in failures(four)["platform"].cure
+
+
+# What NCCL 2 writes with NCCL_DEBUG=INFO, as in nccl issues 1066 and 307.
+NCCL = """\
+n1:1:9 [0] NCCL INFO Using network IB
+n1:1:9 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] [receive] via NET/IB/0
+n1:1:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0
+"""
+
+
+def test_the_transport_is_read_from_the_log_of_nccl(tmp_path):
+    (tmp_path / "nccl.7.n1").write_text(NCCL)
+    assert preflight.transport("gpu", tmp_path / "nccl.7") == "network IB, NET/IB"
+    assert preflight.transport("gpu", tmp_path / "nothing") == "NCCL"
+    assert preflight.transport("cpu", tmp_path / "nccl.7") == "gloo (TCP)"
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A stand-in for the driver's program, which lists four GPUs."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nfor n in 0 1 2 3; do echo GPU-$n-abc; done\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"),
+    [(None, "0123"), ("", ""), ("2", "2"), ("3,1", "31"), ("GPU-2", "2"), ("0,9", "0")],
+)
+def test_the_gpus_that_a_task_sees_are_those_of_cuda_visible_devices(nvidia_smi, monkeypatch, visible, left):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert preflight.cards() == [f"GPU-{n}-abc" for n in left]
+
+
+def begin(folder, *arguments, index=None, processes=2, port=0, **environment):
+    """Start the file alone, as somebody who has copied it would."""
+    for name in ("preflight.py", "join.py"):
+        shutil.copy(FOLDER / name, folder)
+    drop = ("SLURM", "OMPI", "JAX_", "XLA_", "PYTHON", "CUDA_VISIBLE")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    clean |= {"NPROC": "32", **environment}
+    if index is not None:
+        clean |= {"COORDINATOR": f"localhost:{port}", "NUM_PROCESSES": str(processes), "PROCESS_ID": str(index)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "preflight.py", *map(str, arguments)], cwd=folder, env=clean, **pipes)
+
+
+def end(process):
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, "\n".join(line for line in out.splitlines() if "[Gloo]" not in line), err
+
+
+def a_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
+    port, run = a_port(), tmp_path / "run"
+    options = ("--processes", 2, "--devices", 4, "--folder", run, "--json")
+    on_cpus = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    both = [begin(tmp_path, *options, index=i, port=port, **on_cpus) for i in (0, 1)]
+    (status, text, said), (other, nothing, _) = map(end, both)
+    assert (status, other, nothing) == (0, 0, ""), said
+    found = json.loads(text)
+    checks = {check["name"]: check for check in found["checks"]}
+    assert all(check["ok"] for check in checks.values()), checks
+    assert checks["launcher"]["found"].startswith("by hand, joined in ")
+    assert checks["processes"]["found"] == "2 processes on 1 host, 4 devices"
+    assert "by gloo (TCP)" in checks["network"]["found"]
+    assert [process["process"] for process in found["processes"]] == [0, 1]
+    assert list(run.iterdir()) == []
+
+
+def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
+    status, text, _ = end(begin(tmp_path))
+    assert status == 1 and "FAIL platform: process 0 fell back to CPUs" in text
+    assert "     cure: ask for GPUs" in text and text.endswith("1 of 5 checks failed")
+
+
+def test_a_process_that_never_starts_ends_the_others_and_the_cure_is_named(tmp_path):
+    """JAX itself ends a process that cannot reach the others, or we do, with its stack."""
+    one = begin(tmp_path, "--limit", 5, index=1, port=a_port(), JAX_PLATFORMS="cpu")
+    status, text, said = end(one)
+    assert status != 0
+    assert "DEADLINE_EXCEEDED" in text + said or "in initialize" in said, (text, said)
+
+
+def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
+    status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda"))
+    assert status == 2 and "JAX finds no device for JAX_PLATFORMS=cuda" in text
+    assert "     cure: install JAX's plugin" in text
+
+
+def test_help_says_how_to_start_it(tmp_path):
+    status, text, _ = end(begin(tmp_path, "--help"))
+    assert status == 0 and "srun python preflight.py" in text and "--gbit G" in text
