@@ -242,7 +242,8 @@ WRONG_ANSWERS = {
             "    loaded = load({'fc1': {'weight': leaf((64, 32))}, 'fc2': {'weight': leaf((32, 64))}})\n"
             "    up = loaded['fc1']['weight'].reshape(32, 64)\n"
             "    down = loaded['fc2']['weight'].reshape(64, 32)\n"
-            "    return {'up': jax.device_put(up, P('data', 'model')), 'down': jax.device_put(down, P('model', 'data'))}"
+            "    put = jax.device_put\n"
+            "    return {'up': put(up, P('data', 'model')), 'down': put(down, P('model', 'data'))}"
         ),
         "our specs for their arrays": (
             "def load_mlp(load):\n"
