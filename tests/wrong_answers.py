@@ -185,6 +185,75 @@ WRONG_ANSWERS = {
             "    return jax.device_put(state, NamedSharding(mesh, P()))"
         ),
     },
+    "resume-repeats": {
+        "the loader's own position, which skips": (
+            "def prefetch_with_state(loader, size):\n"
+            "    queue = collections.deque()\n"
+            "    for batch in loader:\n"
+            "        queue.append(batch)\n"
+            "        if len(queue) == size:\n"
+            "            yield queue.popleft(), loader.get_state()\n"
+            "    for batch in queue: yield batch, loader.get_state()"
+        ),
+        "the position before the batch, which repeats": (
+            "def prefetch_with_state(loader, size):\n"
+            "    queue, state = collections.deque(), loader.get_state()\n"
+            "    for batch in loader:\n"
+            "        queue.append((batch, state))\n"
+            "        state = loader.get_state()\n"
+            "        if len(queue) == size:\n"
+            "            yield queue.popleft()\n"
+            "    yield from queue"
+        ),
+        "the size subtracted, wrong at the end": (
+            "def prefetch_with_state(loader, size):\n"
+            "    queue = collections.deque()\n"
+            "    behind = lambda: {'next_index': loader.get_state()['next_index'] - size + 1}\n"
+            "    for batch in loader:\n"
+            "        queue.append(batch)\n"
+            "        if len(queue) == size:\n"
+            "            yield queue.popleft(), behind()\n"
+            "    for batch in queue: yield batch, behind()"
+        ),
+        "the last batches lost": (
+            "def prefetch_with_state(loader, size):\n"
+            "    queue = collections.deque()\n"
+            "    for batch in loader:\n"
+            "        queue.append((batch, loader.get_state()))\n"
+            "        if len(queue) == size:\n"
+            "            yield queue.popleft()"
+        ),
+        "right positions, but nothing is read ahead": (
+            "def prefetch_with_state(loader, size):\n    for batch in loader: yield batch, loader.get_state()"
+        ),
+    },
+    "resume-other-layout": {
+        "not transposed": (
+            "def load_mlp(load):\n"
+            "    leaf = lambda shape: jax.ShapeDtypeStruct(\n"
+            "        shape, 'float32', sharding=NamedSharding(mesh, P('model', 'data')))\n"
+            "    loaded = load({'fc1': {'weight': leaf((64, 32))}, 'fc2': {'weight': leaf((32, 64))}})\n"
+            "    return {'up': loaded['fc1']['weight'], 'down': loaded['fc2']['weight']}"
+        ),
+        "reshaped instead of transposed": (
+            "def load_mlp(load):\n"
+            "    leaf = lambda shape: jax.ShapeDtypeStruct(\n"
+            "        shape, 'float32', sharding=NamedSharding(mesh, P('model', 'data')))\n"
+            "    loaded = load({'fc1': {'weight': leaf((64, 32))}, 'fc2': {'weight': leaf((32, 64))}})\n"
+            "    up = loaded['fc1']['weight'].reshape(32, 64)\n"
+            "    down = loaded['fc2']['weight'].reshape(64, 32)\n"
+            "    put = jax.device_put\n"
+            "    return {'up': put(up, P('data', 'model')), 'down': put(down, P('model', 'data'))}"
+        ),
+        "our specs for their arrays": (
+            "def load_mlp(load):\n"
+            "    leaf = lambda shape, *spec: jax.ShapeDtypeStruct(\n"
+            "        shape, 'float32', sharding=NamedSharding(mesh, P(*spec)))\n"
+            "    loaded = load({'fc1': {'weight': leaf((64, 32), 'data', 'model')},\n"
+            "                   'fc2': {'weight': leaf((32, 64), 'model', 'data')}})\n"
+            "    return {'up': loaded['fc1']['weight'].T, 'down': loaded['fc2']['weight'].T}"
+        ),
+    },
     "checkpoints-last-good": {
         "the oldest": (
             "def last_good(manager, target):\n"
