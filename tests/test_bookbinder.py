@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from bs4 import BeautifulSoup
 from tiny_book import FRONT, TinyBook, chapter, statuses
 from waiting import PATIENCE
 
@@ -333,6 +334,24 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     assert not load(tiny.root).chapter("one").runs
     tiny.write("book/one.md", "---\n---\n# One\n")
     assert load(tiny.root).chapter("one").front_matter == {}
+
+
+def test_a_link_to_a_chapter_shows_its_short_title_on_the_page_and_in_the_notebook(tiny):
+    toc = (tiny.root / "_toc.yml").read_text()
+    tiny.write("_toc.yml", toc.replace("  - file: book/two", "  - file: book/two\n    title: Short"))
+    tiny.write("book/two.md", chapter("Two: a long title", "2"))
+    tiny.write("book/one.md", chapter("One", "1") + "\nSee {doc}`two`, {doc}`these words <two>` and {doc}`index`.\n")
+    assert tiny.build()[0] == 0
+
+    def links():
+        page = BeautifulSoup(tiny.page("one"), "html.parser")
+        return [link.get_text() for link in page.article.select("p a.reference")]
+
+    assert links() == ["Short", "these words", "Home"]
+    notebook = (tiny.root / "_build/notebooks/one.ipynb").read_text()
+    assert "[Short](" in notebook and "[these words](" in notebook and "[Home](" in notebook
+    tiny.write("_toc.yml", toc)  # without a short title the long one is shown, on pages that have not changed too
+    assert tiny.build()[0] == 0 and links() == ["Two: a long title", "these words", "Home"]
 
 
 def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):

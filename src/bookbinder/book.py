@@ -1,7 +1,7 @@
 """Read a book: its configuration, its table of contents and its chapters; every fault is named by file and line."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -211,6 +211,7 @@ class Book:
     chapters: tuple[Chapter, ...]
     config: dict
     parts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the caption of each, and the names of its chapters
+    titles: dict = field(default_factory=dict)  # the short title that _toc.yml gives a chapter, by its name
 
     @property
     def build_folder(self):
@@ -296,7 +297,8 @@ def load(root):
         message = "is not in _toc.yml, so no reader would find it; list it there or delete it"
         raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
     parts = tuple((part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees)
-    return Book(root, tuple(chapters), config, parts)
+    titles = {_name(entry): document.title for entry, document in toc.items() if document.title}
+    return Book(root, tuple(chapters), config, parts, titles)
 
 
 def _name(entry):

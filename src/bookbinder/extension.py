@@ -17,6 +17,7 @@ from pathlib import Path
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxRole
 
@@ -38,6 +39,7 @@ def setup(app):
     app.connect("env-updated", _note_used)
     app.connect("env-get-updated", _what_others_change, priority=900)  # when all is numbered
     app.connect("doctree-read", _make_ids_unique)
+    app.connect("doctree-read", _use_short_titles)
     app.connect("doctree-read", _note_definitions)
     app.connect("doctree-resolved", _link_terms)
     app.connect("build-finished", _name_dependencies)
@@ -116,8 +118,9 @@ def _execute(app, env, added, changed, removed):
     stale = {prefix + name for name in now if now[name] != read.get(name)}
     stale |= {name for name, used in _used(app).items() if used != others.get(name, used)}
     glossary = terms.entries(book)
-    if glossary != getattr(env, "bookbinder_glossary", glossary):
-        stale |= env.found_docs  # a term may stand in any chapter
+    if (glossary, book.titles) != getattr(env, "bookbinder_names", (glossary, book.titles)):
+        stale |= env.found_docs  # they may stand in any chapter
+    env.bookbinder_names = glossary, book.titles
     env.bookbinder_glossary = glossary
     minutes = {chapter.name: chapter.minutes for chapter in book.chapters}
     if minutes != getattr(env, "bookbinder_minutes", minutes):
@@ -202,6 +205,16 @@ def _make_ids_unique(app, doctree):
     repeated = [s for s in doctree.findall(nodes.section) if s["ids"] in (["exercise-content"], ["solution-content"])]
     for number, section in enumerate(repeated, 1):
         section["ids"] = [f"{section['ids'][0]}-{number}"]
+
+
+def _use_short_titles(app, doctree):
+    """A link to a chapter shows its short title, unless it has words of its own."""
+    for link in doctree.findall(addnodes.pending_xref):
+        if link["reftype"] == "doc" and not link["refexplicit"]:
+            name = link["reftarget"].rpartition("/")[2]
+            if title := app.bookbinder_book.titles.get(name):
+                link["refexplicit"] = True
+                link[:] = [nodes.inline(title, title, classes=["std", "std-doc"])]
 
 
 def _note_definitions(app, doctree):

@@ -80,7 +80,7 @@ class Target:
 class Targets:
     """All places that text can refer to, by label."""
 
-    chapters: dict = field(default_factory=dict)  # name: title
+    chapters: dict = field(default_factory=dict)  # name: title, the short one if there is one
     labels: dict = field(default_factory=dict)  # sections, figures, tables, exercises
     equations: dict = field(default_factory=dict)
     exercises: dict = field(default_factory=dict)  # label: (number, title)
@@ -119,7 +119,8 @@ def _located(parser):
 
 def targets(book, parser):
     """Collect from all chapters the places that text can refer to."""
-    found, counts = Targets(works=_works(book)), {"equations": 0}  # numbered through the whole book
+    counts = {"equations": 0}  # numbered through the whole book
+    found = Targets(works=_works(book), chapters=dict(book.titles))
     for chapter in book.chapters:
         _collect(found, chapter, parser, chapter.text, 0, counts)
     return found
