@@ -100,8 +100,9 @@ def as_in_colab(name, published, colab, machine, twice):
     """The run of a published notebook on a machine that is made for it."""
     text = git(published, "show", f"notebooks:{name}.ipynb")
     notebook = run_exercises.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
-    # Each publication has another commit, which the notebook names.
-    code = [re.sub(r"\b[0-9a-f]{40}\b", "", cell.source) for cell in notebook.cells if cell.cell_type == "code"]
+    # Each publication has another commit, which the notebook names; and a new exercise changes the numbers of others.
+    changing = r"\b[0-9a-f]{40}\b|^#@title .*"
+    code = [re.sub(changing, "", cell.source, flags=re.M) for cell in notebook.cells if cell.cell_type == "code"]
     package = [runs.package_files(ROOT), (ROOT / "pyproject.toml").read_text("utf-8")]
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (("--twice",) if twice else ())
     key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), IN_COLAB, *options, *package, *code)
@@ -113,6 +114,7 @@ def as_in_colab(name, published, colab, machine, twice):
             wheel.unlink()
     else:
         settings |= {"PIP_NO_INDEX": "1", "GIT_CONFIG_COUNT": "0"}
+    settings |= {"PIP_NO_COMPILE": "1"}  # or pip would read every module, and the run depend on all of them
     # What one pass has compiled, the next need not: more than half of the time. But `inspect_array_sharding`, which
     # auto uses, says nothing of a program that comes from the cache.
     if twice and name != "auto":

@@ -167,18 +167,17 @@ def _folder(facts):
 def _network(first, several_hosts, gbit):
     n, seconds, transport = first["all_devices"], first["seconds"], first["transport"]
     got = 2 * (n - 1) / n * MEGABYTES * 2**20 * 8 / seconds / 1e9  # a ring
-    shown = (
-        f"all-reduce of {MEGABYTES} MiB in {1000 * seconds:.1f} ms, {got:.2f} Gbit/s for each of {n}, by {transport}"
-    )
+    shown = f"{got:.2f} Gbit/s for each of {n} devices"
+    how = f"{MEGABYTES} MiB all-reduced in {1000 * seconds:.1f} ms by {transport}"
     if not gbit or got >= gbit / 2:
-        return Check("network", True, shown)
+        return Check("network", True, f"{shown} ({how})")
     if "gloo" in transport:
         cure = "gloo listens at the address to which the host's name resolves: look at /etc/hosts and at the link"
     elif several_hosts:
         cure = "NCCL_DEBUG=INFO prints the interface: name another (NCCL_SOCKET_IFNAME=ib0), load the network's plugin"
     else:
         cure = "within a node NCCL should use NVLink: look at nvidia-smi topo -m, and at NCCL_DEBUG=INFO"
-    return Check("network", False, f"{shown}, less than half of {gbit:g}", cure)
+    return Check("network", False, f"{shown}, less than half of {gbit:g} ({how})", cure)
 
 
 def _proxies(facts):
@@ -209,7 +208,7 @@ def cards():
 def transport(platform, log):
     """How NCCL says that it sends, from its log; gloo on CPUs."""
     if platform == "cpu":
-        return "gloo (TCP)"
+        return "gloo"
     text = "".join(file.read_text(errors="replace") for file in log.parent.glob(f"{log.name}*"))
     ways = Counter(re.findall(r"\[(?:send|receive)\] via (NET/[\w/ ]+?|P2P[\w/]*|SHM[\w/]*)(?:/\d+)*\s", text))
     using = re.findall(r"Using network (\S+)", text)
