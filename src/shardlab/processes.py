@@ -87,7 +87,7 @@ def start(
     *,
     cluster: Any = "local",
     join: bool = True,
-    limit: float = 90,
+    limit: float = 180,
     preemption: bool = False,
     environment: Mapping[str, str] | None = None,
     **initialize: Any,
