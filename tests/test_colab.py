@@ -114,7 +114,7 @@ def as_in_colab(name, published, colab, machine, twice):
             wheel.unlink()
     else:
         settings |= {"PIP_NO_INDEX": "1", "GIT_CONFIG_COUNT": "0"}
-    settings |= {"PIP_NO_COMPILE": "1"}  # or pip would read every module, and the run depend on all of them
+    settings |= {"PIP_COMPILE": "0"}  # or pip would read every module, and the run depend on all of them
     # What one pass has compiled, the next need not: more than half of the time. But `inspect_array_sharding`, which
     # auto uses, says nothing of a program that comes from the cache.
     if twice and name != "auto":
