@@ -315,13 +315,14 @@ def main():
     parser.add_argument("--devices", type=int, default=0, metavar="N", help="how many devices there should be in all")
     parser.add_argument("--folder", metavar="PATH", help="a folder that all processes should share")
     parser.add_argument("--gbit", type=float, default=0, metavar="G", help="Gbit/s that the network should give each")
-    parser.add_argument("--limit", type=int, default=60, metavar="S", help="seconds until a hang is ended (60)")
+    parser.add_argument(
+        "--limit", type=int, default=60, metavar="S", help="seconds, once JAX is imported, until a hang is ended (60)"
+    )
     parser.add_argument("--json", action="store_true", help="print the checks and all facts as JSON")
     options = parser.parse_args()
 
     cpus = os.environ.get("JAX_PLATFORMS") == "cpu"
     launcher = next((name for name, rank in LAUNCHERS.items() if rank in os.environ), "none")
-    faulthandler.dump_traceback_later(options.limit, exit=True)  # a hang: where does this process wait?
     log = Path(tempfile.gettempdir()) / f"preflight-nccl.{os.getpid()}"
     nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", "NCCL_DEBUG_FILE": f"{log}.%h"}
     os.environ.update({name: value for name, value in nccl.items() if name not in os.environ})
@@ -329,6 +330,7 @@ def main():
     import jax
     from join import join
 
+    faulthandler.dump_traceback_later(options.limit, exit=True)  # a hang: where does this process wait?
     begin = time.perf_counter()
     try:
         join(initialization_timeout=options.limit)
