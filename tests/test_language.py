@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,7 @@ def test_each_place_where_a_word_may_stand_exists():
     assert not unused
 
 
+@cache
 def bold(chapter):
     return [re.sub(r"\s+", " ", words) for words in re.findall(r"\*\*([^*]+?)\*\*", code_free(chapter.text))]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import COMPILE_ONLY
 
 from bookbinder import reference
 from bookbinder.book import load
@@ -166,7 +167,7 @@ def test_every_example_shows_what_python_shows():
     begin = re.search(r"```python\n(.*?)```", BOOK.chapter("reference").text, re.DOTALL)[1]
     modules = [file.stem for file in (ROOT / "src/shardlab").glob("*.py") if not file.stem.startswith("__")]
     command = [sys.executable, "-c", RUN, begin, *modules]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": COMPILE_ONLY})
     assert done.returncode == 0, done.stderr
     failed, tried = map(int, re.search(r"failed=(\d+), attempted=(\d+)", done.stdout).groups())
     assert not failed and tried > 100, done.stdout
