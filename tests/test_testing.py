@@ -264,6 +264,28 @@ def test_steps_are_compared_and_the_largest_difference_is_returned(mesh):
     )
 
 
+def test_what_one_device_computed_is_used_again_for_the_same_arguments_alone(mesh):
+    runs = []
+
+    def reference(w, x):
+        jax.debug.callback(lambda: runs.append(1))
+        return descend(w, x)
+
+    args, layouts, how = ({"up": W}, X), (P(), P("x")), {"mesh": mesh, "steps": 2}
+    first = assert_equal_to_one_device(descend, args, layouts, reference=reference, **how)
+    again = assert_equal_to_one_device(descend, args, (P(), P("y")), reference=first, **how)
+    once_more = assert_equal_to_one_device(descend, args, layouts, reference=again, **how)
+    assert first == once_more and len(runs) == 2  # two steps
+    said = message(assert_equal_to_one_device, lambda w, x: descend(w, 2 * x), args, layouts, reference=first, **how)
+    assert "not the same on 8 devices as on one" in said
+    for other in ({"steps": 3}, {"steps": 1, "gradient": 0}):
+        message(assert_equal_to_one_device, descend, args, layouts, error=ValueError, reference=first, **how | other)
+    said = message(
+        assert_equal_to_one_device, descend, (args[0], X + 0), layouts, error=ValueError, reference=first, **how
+    )
+    assert "a comparison with other arguments, gradients or steps" in said
+
+
 def test_a_difference_is_relative_to_the_largest_magnitude_of_its_array(mesh):
     def off(x):
         return {"fine": x, "off": x.at[0, 0].add(0.25)}

@@ -12,10 +12,11 @@ The fixture `devices` comes with shardlab, see `shardlab.pytest_plugin`. The ass
 
 import io
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -163,6 +164,7 @@ class Agreement:
     arrays: int
     worst: float
     where: str
+    _on_one: tuple = field(default=(), repr=False, compare=False)  # of the call: args, chosen, steps, and its results
 
     def __str__(self) -> str:
         """One sentence."""
@@ -180,7 +182,7 @@ def assert_equal_to_one_device(
     *,
     gradient: bool | int | tuple[int, ...] = False,
     steps: int = 1,
-    reference: Callable | None = None,
+    reference: Callable | Agreement | None = None,
     mesh: Mesh | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -214,7 +216,8 @@ def assert_equal_to_one_device(
         numbers in both runs.
       steps: how often to call `f`. In each call but the first, the first argument is what the call before returned, or
         the first of several results; the others of each call are compared too.
-      reference: the function to run on one device, if that is not `f`.
+      reference: the function to run on one device, if that is not `f`; or what an earlier call with the same arguments
+        returned, whose results on one device are then used again.
       mesh: the mesh for the layouts that are `PartitionSpec`s.
       rtol: the relative tolerance; by default 1e-5 for float32, 3e-2 for bfloat16, 4e-3 for float16 and 1e-12 for
         float64. Integers must be equal.
@@ -226,7 +229,8 @@ def assert_equal_to_one_device(
     Raises:
       AssertionError: something differs; the message names every leaf, and its first wrong index.
       ValueError: the layouts do not fit the arguments, or use one device only; or `f` cannot run on one device; or
-        several steps are asked for, of a function without arguments or with its gradient.
+        several steps are asked for, of a function without arguments or with its gradient; or `reference` comes from a
+        call with other arguments.
     """
     __tracebackhide__ = True
     if not isinstance(args, tuple) or not isinstance(layouts, tuple) or len(args) != len(layouts):
@@ -250,25 +254,10 @@ def assert_equal_to_one_device(
             "with, and gradients are compared in a call of their own"
         )
     found = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen, steps)
-    alone = jax.set_mesh(_alone(meshes[0])) if meshes and not _no_current_mesh() else nullcontext()
-    try:
-        with alone:
-            expected = _results(reference or f, lambda: _placed(args, layouts, mesh, one=True), chosen, steps)
-    except ValueError as error:
-        if reference is not None:
-            raise
-        raise ValueError(
-            f"{_name(f)} cannot run on one device, perhaps because it names a mesh itself; give reference=, a function "
-            f"that computes the same without it. JAX says: {str(error).splitlines()[0]}"
-        ) from error
-    used = max(
-        (len(leaf.sharding.device_set) for leaf in jax.tree.leaves(expected) if isinstance(leaf, jax.Array)), default=1
-    )
-    if used > 1:
-        raise ValueError(
-            f"the run of {_name(reference or f)} on one device used {used}, because it places arrays itself; give "
-            "reference=, a function that does not"
-        )
+    if isinstance(reference, Agreement):
+        expected = _seen(reference, args, chosen, steps)
+    else:
+        expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), chosen, steps, meshes)
 
     wrong, leaves, differences = [], 0, {}
     for title, want, have in zip(("", "gradient of argument "), expected, found, strict=True):
@@ -290,7 +279,43 @@ def assert_equal_to_one_device(
     _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", f"not the same on {count} devices as on one")
     where = max(differences, key=differences.get, default="")
     worst = differences.get(where, 0.0)
-    return Agreement(count, len(differences), worst, where if worst else "")
+    return Agreement(count, len(differences), worst, where if worst else "", (args, chosen, steps, expected))
+
+
+def _seen(earlier, args, chosen, steps):
+    """The results on one device of an earlier comparison, if it had the same arguments."""
+    before, *how, expected = earlier._on_one or ((), None)
+    leaves = [jax.tree.leaves(tree) for tree in (before, args)]
+    if how != [chosen, steps] or len(leaves[0]) != len(leaves[1]) or any(map(operator.is_not, *leaves)):
+        raise ValueError(
+            "reference= is the result of a comparison with other arguments, gradients or steps; pass the same ones, or "
+            "the function to run on one device"
+        )
+    return expected
+
+
+def _alone_results(f, reference, place, chosen, steps, meshes):
+    """What `reference`, or else `f`, returns on one device."""
+    alone = jax.set_mesh(_alone(meshes[0])) if meshes and not _no_current_mesh() else nullcontext()
+    try:
+        with alone:
+            expected = _results(reference or f, place, chosen, steps)
+    except ValueError as error:
+        if reference is not None:
+            raise
+        raise ValueError(
+            f"{_name(f)} cannot run on one device, perhaps because it names a mesh itself; give reference=, a function "
+            f"that computes the same without it. JAX says: {str(error).splitlines()[0]}"
+        ) from error
+    used = max(
+        (len(leaf.sharding.device_set) for leaf in jax.tree.leaves(expected) if isinstance(leaf, jax.Array)), default=1
+    )
+    if used > 1:
+        raise ValueError(
+            f"the run of {_name(reference or f)} on one device used {used}, because it places arrays itself; give "
+            "reference=, a function that does not"
+        )
+    return expected
 
 
 # --- Communication ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ shards. Where a way to train has to act, it passes `Hooks`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -161,6 +162,7 @@ class Config:
     vocabulary: int = 16
 
 
+@partial(jax.jit, static_argnames="config")  # one program; random numbers of seven shapes would be as many
 def init(key: jax.Array, config: Config = Config()) -> dict:
     """The parameters, in float32: a tree of eight arrays; those of the layers are stacked along their dimension 0."""
     L, D, N, H = config.layers, config.model, config.heads, config.model // config.heads
