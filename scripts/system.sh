@@ -1,13 +1,13 @@
 #!/bin/sh
-# Install what tests need besides Python packages: Slurm for the cluster chapter, npm for a renderer of Markdown and for
-# axe, and Chromium for the pages. Called by `make test`, `make pdf` and `make lighthouse`.
-# As root on Debian it installs what is missing. Elsewhere it prints in one line what is missing; the tests that need it
+# Install what tests need besides Python packages: Slurm, sshd and Open MPI for the cluster chapter, npm for a renderer
+# of Markdown and for axe, and Chromium for the pages. Called by `make test`, `make pdf` and `make lighthouse`.
+# As root on Debian it installs what is missing, and starts no service. Elsewhere it prints in one line what is missing; the tests that need it
 # are skipped, or fail in CI.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
 missing=
-for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 npm:npm; do
+for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 sshd:openssh-server mpirun:openmpi-bin npm:npm; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;
@@ -22,7 +22,8 @@ say() { printf 'system: %s\n' "$*" >&2; }
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
   say "installing$missing"
   export DEBIAN_FRONTEND=noninteractive
-  log=$(mktemp)
+  log=$(mktemp) policy=/usr/sbin/policy-rc.d # which Debian asks before it starts a service
+  [ -e $policy ] || { printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy && trap 'rm -f $policy' EXIT; }
   # shellcheck disable=SC2086 # one word for each package
   if apt-get install --yes --no-install-recommends $missing >"$log" 2>&1 ||
     { apt-get update >>"$log" 2>&1 && apt-get install --yes --no-install-recommends $missing >>"$log" 2>&1; }; then

@@ -34,7 +34,7 @@ import psutil
 from waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "tc", "nsenter", "unshare")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "tc", "nsenter", "unshare", "sshd", "mpirun")
 NET = "10.77.0"
 LOCK = Path("/tmp/one-slurm-at-a-time.lock")
 
@@ -45,7 +45,8 @@ def missing():
         return "a Slurm of two nodes needs root, for network namespaces"
     absent = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
     if absent:
-        return f"not installed: {', '.join(absent)} (Debian: apt-get install slurm-wlm munge iproute2)"
+        packages = "slurm-wlm munge iproute2 openssh-server openmpi-bin"
+        return f"not installed: {', '.join(absent)} (Debian: apt-get install {packages})"
     return ""
 
 
@@ -169,8 +170,30 @@ class Cluster:
     def start_node(self, name):
         """Start a node's slurmd, in its namespace and under its host name."""
         (self.folder / f"spool.{name}").mkdir(exist_ok=True)
-        inside = f"hostname {name} && exec slurmd"
-        self.run("nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", inside)
+        self.run(*self.on(name, "slurmd"))
+
+    def on(self, name, *command):
+        """The command that runs this one on a node: in its network, under its host name."""
+        inside = f'hostname {name} && exec "$@"'
+        return "nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", inside, "sh", *command
+
+    def serve_ssh(self):
+        """Let root log in to each node by ssh; returns a PATH whose ssh finds its key and knows the nodes."""
+        folder = self.folder / "ssh"
+        (folder / "bin").mkdir(parents=True)
+        for key in ("host", "user"):
+            self.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
+        Path("/run/sshd").mkdir(exist_ok=True)  # where sshd gives up its rights
+        for name in self.names:
+            options = {"HostKey": folder / "host", "AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no"}
+            options |= {"PidFile": folder / f"{name}.pid", "PermitRootLogin": "yes", "UsePAM": "no", "MaxStartups": 100}
+            told = [f"-o{option}={value}" for option, value in options.items()]
+            self.run(*self.on(name, shutil.which("sshd", path=self.environment["PATH"]), "-f", "/dev/null", *told))
+        known = f"-oUserKnownHostsFile={folder}/known -oStrictHostKeyChecking=accept-new -oLogLevel=ERROR"
+        ssh = folder / "bin" / "ssh"
+        ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F /dev/null -i {folder}/user {known} "$@"\n')
+        ssh.chmod(0o755)
+        return f"{ssh.parent}:{self.environment['PATH']}"
 
     def wait_for_nodes(self):
         """Wait until every node is free to take work."""

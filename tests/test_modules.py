@@ -73,6 +73,6 @@ def test_a_module_says_its_one_job_in_its_first_line(file):
 @pytest.mark.parametrize("package", ["shardlab", "bookbinder"])
 def test_a_package_lists_its_modules(package):
     """CONTRIBUTING.md sends people there."""
-    modules = {file.stem for file in (SOURCES / package).glob("[!_]*.py")}
+    modules = {file.stem for file in (SOURCES / package).glob("[!_]*.py")} - {"preflight"}  # a program of clusters.md
     about = ast.get_docstring(ast.parse((SOURCES / package / "__init__.py").read_text()))
     assert set(re.findall(rf"`{package}\.(\w+)`", about)) == modules

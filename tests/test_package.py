@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {
     name: importlib.import_module(f"shardlab.{name}")
     for _, name, _ in pkgutil.iter_modules(shardlab.__path__)
-    if not name.startswith("_") and name != "pytest_plugin"  # which pytest loads
+    if not name.startswith("_") and name not in ("preflight", "pytest_plugin")  # a program, and what pytest loads
 }
 
 
@@ -197,6 +197,7 @@ def test_they_hold_the_package_and_nothing_else(built):
     with tarfile.open(sdist) as inside:
         names = {name.partition("/")[2] for name in inside.getnames()}
     extra = {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    extra |= {"book/cluster/join.py", "book/cluster/preflight.py"}  # to which two modules are links
     assert names == {f"src/{name}" for name in own} | extra
 
 

@@ -128,7 +128,8 @@ def test_a_long_signature_has_a_line_for_each_argument(pack):
 
 def test_every_public_name_of_shardlab_is_there_with_its_arguments():
     modules = re.findall(r"^## `shardlab\.(\w+)`: ", PAGE, re.MULTILINE)
-    assert set(modules) == {file.stem for file in (ROOT / "src/shardlab").glob("[!_]*.py")}
+    files = {file.stem for file in (ROOT / "src/shardlab").glob("[!_]*.py")}
+    assert set(modules) == files - {"preflight"}  # a program of clusters.md
     parts = re.split(r"^## `shardlab\.\w+`: .*$", PAGE, flags=re.MULTILINE)[1:]
     for name, part in zip(modules, parts, strict=True):
         module = importlib.import_module(f"shardlab.{name}")

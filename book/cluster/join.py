@@ -5,9 +5,10 @@ import os
 import jax
 
 
-def join(**options):
+def join(*, any_platform=False, **options):
     """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
 
+    Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
     Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
     launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
     """
@@ -28,3 +29,6 @@ def join(**options):
         raise SystemExit(f"JAX finds no device for JAX_PLATFORMS={platforms}: {error!r}") from error
     if count != expected:
         raise SystemExit(f"{expected} processes were started, but JAX sees {count}")
+    if jax.default_backend() == "cpu" and not any_platform and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
+        cure = "If you mean CPUs, set JAX_PLATFORMS=cpu; else JAX_PLATFORMS=cuda shows what JAX lacks"
+        raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")

@@ -1,6 +1,10 @@
 #!/bin/bash
-# Open MPI as launcher: eight processes, four on each of two hosts. JAX detects Open MPI by its environment variables
-# (from Open MPI 5 on it needs mpi4py for that).
+# Open MPI as launcher: four processes on each host, each with one GPU. Run it on the first host: JAX detects Open MPI by
+# its environment variables, and takes the host of mpirun for that of process 0. (From Open MPI 5 on it needs mpi4py.)
 set -euo pipefail
-mpirun --host host1:4,host2:4 --map-by ppr:4:node -x PATH -x VIRTUAL_ENV \
-  python -u "${@:-hello.py}"
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
+hosts=(${HOSTS:-host1 host2}) each=${EACH:-4}
+settings=()
+for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC|LD_LIBRARY_PATH$)'); do settings+=(-x "$name"); done
+mpirun --host "$(IFS=,; echo "${hosts[*]/%/:$each}")" --map-by "ppr:$each:node" --bind-to none "${settings[@]}" \
+  "$VENV/bin/python" -u "${@:-hello.py}"

@@ -2,6 +2,7 @@
 
 srun python preflight.py --folder /shared/run              # or mpirun.sh, ssh.sh, or alone
 srun python preflight.py --processes 8 --devices 8 --gbit 100
+srun python -m shardlab.preflight                          # the same, where shardlab is installed
 
 Every process checks itself and the others: how many they are, on which devices, with how many cores, whether they reach
 each other and how fast, whether they share a folder and have the same packages. Process 0 prints a line for each check.
@@ -223,11 +224,8 @@ def _facts():
 
     visible = cards()
     local = jax.local_devices()
-    gpus = [
-        visible[d.local_hardware_id]
-        for d in local
-        if d.platform == "gpu" and (d.local_hardware_id or 0) < len(visible) and d.local_hardware_id is not None
-    ]
+    numbers = [d.local_hardware_id for d in local if d.platform == "gpu"]
+    gpus = [visible[number] for number in numbers if number in range(len(visible))]
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
@@ -328,12 +326,16 @@ def main():
     os.environ.update({name: value for name, value in nccl.items() if name not in os.environ})
 
     import jax
-    from join import join
+
+    try:
+        from join import join  # beside this file
+    except ImportError:  # in the package
+        from shardlab._join import join
 
     faulthandler.dump_traceback_later(options.limit, exit=True)  # a hang: where does this process wait?
     begin = time.perf_counter()
     try:
-        join(initialization_timeout=options.limit)
+        join(any_platform=True, initialization_timeout=options.limit)
     except (RuntimeError, ValueError, SystemExit) as error:
         rank = os.environ.get(LAUNCHERS.get(launcher, ""), "0")
         said = f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"

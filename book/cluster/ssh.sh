@@ -1,13 +1,18 @@
 #!/bin/bash
 # No scheduler: start one process on each host by ssh. Every host needs this folder and $VENV at the same path.
-# The three variables tell join.py the address of process 0, the number of processes, and the process index.
+# Three variables tell join.py the address of process 0, the number of processes, and the process index. The settings of
+# JAX, XLA and NCCL go along, as ssh takes over no variables.
 set -euo pipefail
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
+settings=
+for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC)'); do settings+="$name=${!name@Q} "; done
 process_id=0
 for host in "${hosts[@]}"; do
   variables="COORDINATOR=${hosts[0]}:${PORT:-8476} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
-  ssh -tt "$host" "cd '$PWD' && $variables '$VENV/bin/python' -u ${program[*]@Q}" &
+  # -tt: when this script ends, so do the processes.
+  ssh -tt "$host" "cd '$PWD' && $settings$variables '$VENV/bin/python' -u ${program[*]@Q}" </dev/null &
   process_id=$((process_id + 1))
 done
 for _ in "${hosts[@]}"; do

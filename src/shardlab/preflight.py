@@ -1,0 +1,1 @@
+../../book/cluster/preflight.py
