@@ -78,30 +78,36 @@ def alone(*arguments, devices=8):
     return done.stdout.splitlines()
 
 
-@pytest.fixture
-def ssh(tmp_path):
-    """A function that starts ssh.sh for two hosts; both are this machine, and a stand-in for ssh runs the commands."""
-    stand_in = tmp_path / "bin" / "ssh"
-    stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/bash\nshift 2 # -tt and the host\nexec bash -c "$*"\n')
-    stand_in.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port = free.getsockname()[1]
+@pytest.fixture(scope="module")
+def login(cluster):
+    """A function that starts a script on node1, from which ssh reaches both nodes, as on a login node."""
+    path = cluster.serve_ssh()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    settings = clean | on_cpus(1) | {"VENV": sys.prefix, "HOSTS": "localhost localhost", "PORT": str(port)}
-    settings["PATH"] = f"{stand_in.parent}:{os.environ['PATH']}"
+    of_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    settings = clean | on_cpus(1) | of_root | {"VENV": sys.prefix, "HOSTS": "node1 node2", "PATH": path}
 
     with contextlib.ExitStack() as stack:
 
-        def begin(*arguments):
+        def begin(script, *arguments, **environment):
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            command = ["bash", "ssh.sh", *map(str, arguments)]
-            run = stack.enter_context(subprocess.Popen(command, cwd=FOLDER, env=settings, **pipes))
+            command = cluster.on("node1", "bash", script, *map(str, arguments))
+            run = stack.enter_context(subprocess.Popen(command, cwd=FOLDER, env=settings | environment, **pipes))
             stack.callback(run.kill)
             return run
 
         yield begin
+
+
+def processes_of(cluster, program):
+    """The processes of a program on the nodes: their node and their index."""
+    found = []
+    for node in cluster.names:
+        for pid in cluster.run("ip", "netns", "pids", node).split():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                if str(program) in process.cmdline()[1:] and "python" in process.name():
+                    found.append((node, process))
+    return found
 
 
 def end(run):
@@ -111,12 +117,35 @@ def end(run):
     return re.findall(r"\d+ process(?:es)?, .*|process \d+ of .*|step \d+ .*|resumes .*|done, .*|SIGTERM: .*", output)
 
 
-def test_ssh_starts_one_program_of_two_processes(ssh):
-    lines = sorted(end(ssh("hello.py")))
+def test_ssh_starts_one_program_of_two_processes_on_two_nodes(login):
+    lines = sorted(end(login("ssh.sh", "hello.py")))
     assert len(lines) == 2
     for process, line in enumerate(lines):
-        assert line.startswith(f"process {process} of 2 on {socket.gethostname()}: 1 of 2 devices")
+        assert line.startswith(f"process {process} of 2 on node{process + 1}: 1 of 2 devices")
         assert line.endswith("sum 1")
+
+
+def test_mpirun_starts_one_program_of_eight_processes_on_two_nodes(login):
+    lines = sorted(end(login("mpirun.sh", "hello.py")))
+    assert len(lines) == 8
+    for process, line in enumerate(lines):
+        assert line.startswith(f"process {process} of 8 on node{1 + process // 4}: 1 of 8 devices")
+        assert f"JAX uses {process % 4}, " in line and line.endswith("sum 28")
+
+
+@pytest.mark.parametrize("script", ["ssh.sh", "mpirun.sh"])
+def test_where_gpus_are_meant_no_launcher_ends_in_a_success_on_cpus(login, script):
+    run = login(script, "hello.py", JAX_PLATFORMS="", EACH="1")
+    output, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode and "JAX finds no device for JAX_PLATFORMS=cuda" in output and "sum" not in output
+
+
+def test_a_program_alone_does_not_fall_back_to_cpus():
+    done = subprocess.run(
+        [sys.executable, "hello.py"], cwd=FOLDER, env=os.environ | on_cpus(1) | {"JAX_PLATFORMS": ""},
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 1 and "JAX finds no GPU or TPU and uses CPUs" in done.stderr and not done.stdout
 
 
 def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
@@ -127,28 +156,31 @@ def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
         assert re.fullmatch(rb"process 0 of 1 .* sum 0\n", reader.recv(4096))
 
 
-def test_ssh_trains_one_model_in_one_folder(ssh, tmp_path):
-    lines = end(ssh("train.py", "--folder", tmp_path / "run", "--steps", 3))
-    assert lines[0] == "2 processes, 2 devices"
+@pytest.mark.parametrize(("script", "processes"), [("ssh.sh", 2), ("mpirun.sh", 4)])
+def test_they_train_one_model_in_one_folder(login, tmp_path, script, processes):
+    lines = end(login(script, "train.py", "--folder", tmp_path / "run", "--steps", 3, EACH="2"))
+    assert lines[0] == f"{processes} processes, {processes} devices"
     same(lines[1:], alone("train.py", "--folder", tmp_path / "alone", "--steps", 3)[1:])
 
 
-def test_ssh_ends_all_processes_if_one_fails(ssh, tmp_path):
+@pytest.mark.parametrize(("script", "rank"), [("ssh.sh", "PROCESS_ID"), ("mpirun.sh", "OMPI_COMM_WORLD_RANK")])
+def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, rank):
     program = tmp_path / "program.py"
-    program.write_text("import os, sys, time\nos.environ['PROCESS_ID'] == '1' and sys.exit(3)\ntime.sleep(3600)\n")
-    run = ssh(program)
+    program.write_text(f"import os, sys, time\nos.environ['{rank}'] == '1' and sys.exit(3)\ntime.sleep(3600)\n")
+    run = login(script, program, EACH="1")
     run.communicate(timeout=PATIENCE)
-    assert run.returncode == 1
+    assert run.returncode in (1, 3)
+    wait_until(lambda: not processes_of(cluster, program), lambda: str(processes_of(cluster, program)))
 
 
-def test_sigterm_to_one_process_stops_training_at_one_saved_step(ssh, tmp_path):
-    run = ssh("train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05)
+def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login, tmp_path):
+    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    run = login("ssh.sh", *what)
     seen = []
     while not seen or "step 3 " not in seen[-1]:
         seen.append(run.stdout.readline())
         assert seen[-1], seen
-    children = psutil.Process(run.pid).children(recursive=True)
-    (second,) = [p for p in children if "train.py" in p.cmdline() and p.environ().get("PROCESS_ID") == "1"]
+    (second,) = [process for node, process in processes_of(cluster, "train.py") if node == "node2"]
     os.kill(second.pid, signal.SIGTERM)
     last = end(run)[-1]
     step = int(re.fullmatch(r"SIGTERM: saved step (\d+) and stopped", last)[1])
@@ -259,6 +291,25 @@ def test_a_job_that_finds_no_gpus_fails_and_does_not_run_on_cpus(cluster, script
     assert "JAX finds no device for JAX_PLATFORMS=cuda" in job.output, job.output
 
 
+def test_one_process_per_node_drives_all_of_its_gpus(cluster):
+    script = cluster.folder / "one-process-a-node.sbatch"
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    text = text.replace("--ntasks-per-node=4", "--ntasks-per-node=1").replace("--cpus-per-task=4", "--cpus-per-task=16")
+    script.write_text(text)
+    environment = {"JAX_LOCAL_DEVICE_IDS": "0,1,2,3", "JAX_NUM_CPU_DEVICES": "4"}
+    job = cluster.wait(cluster.submit(script, **environment))
+    assert job.state == "COMPLETED", job.output
+    for process, line in enumerate(said(job.output)[1:]):
+        assert f"process {process} of 2 on node{process + 1}: 4 of 8 devices" in line and "JAX uses 0,1,2,3" in line
+
+
+def test_an_interactive_allocation_runs_the_same_program(cluster):
+    options = "--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4", f"--chdir={FOLDER}"
+    command = "salloc", *options, "srun", sys.executable, "-u", "hello.py"
+    lines = [line for line in cluster.run(*command, **on_cpus(1)).splitlines() if line.startswith("process")]
+    assert len(lines) == 8 and all(line.endswith("sum 28") for line in lines)
+
+
 def test_tasks_have_several_cpus_each(cluster):
     program = "import os; print(os.environ['SLURM_CPUS_PER_TASK'])"
     script = cluster.folder / "cpus.py"
@@ -315,6 +366,22 @@ def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
     step = int(re.search(r"SIGTERM: saved step (\d+) and stopped", done.output)[1])
     again = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what, step + 1))
     assert f"resumes after step {step}" in again.output and f"step {step + 1} loss" in again.output
+
+
+def test_sigterm_with_requeue_brings_the_job_back(cluster):
+    run = cluster.folder / "comes back"
+    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps", 1000, "--requeue"
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
+    told = partial(cluster.told, job)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), told)
+    cluster.run("scancel", "--signal=TERM", job)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1" and cluster.show(job)["JobState"] == "PENDING", told)
+    step = int(re.search(r"SIGTERM: saved step (\d+) and stopped", cluster.output(job))[1])
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits until credentials have expired
+    wait_until(lambda: f"resumes after step {step}" in cluster.output(job), told)
+    cluster.run("scancel", job)
+    done = cluster.wait(job)
+    assert done.state == "CANCELLED", told()  # who cancels a job ends it
 
 
 def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapter(cluster):

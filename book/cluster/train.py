@@ -1,9 +1,14 @@
 """Train on all devices of a job; resume from the latest checkpoint if there is one.
 
 srun python train.py --folder /shared/run --steps 20
+
+On SIGTERM all processes save the same step and stop. With --requeue the job then goes back into Slurm's queue.
+The exit status is 0 when training is done or was stopped so, and another one if it failed.
 """
 
 import argparse
+import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -14,8 +19,11 @@ options = argparse.ArgumentParser()
 options.add_argument("--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share")
 options.add_argument("--steps", type=int, default=20)
 options.add_argument("--every", type=int, default=2, help="steps between two checkpoints; the last step is saved too")
+options.add_argument("--requeue", action="store_true", help="after SIGTERM, put the Slurm job back into the queue")
 options.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch")
 options = options.parse_args()
+if options.requeue and "SLURM_JOB_ID" not in os.environ:
+    raise SystemExit("--requeue is for jobs of Slurm; elsewhere start train.py again, and it resumes")
 
 join(heartbeat_timeout_seconds=20)
 
@@ -83,6 +91,8 @@ with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as mana
         time.sleep(options.pause)
 if first and stopped:
     print(f"SIGTERM: saved step {stopped} and stopped", flush=True)
+    if options.requeue and stopped > begin:  # without progress it would come back for ever
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
 elif first:
     total = sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state["params"]))
     print(f"done, sum of the absolute weights {total:.4f}", flush=True)
