@@ -329,6 +329,16 @@ def test_a_gpu_of_its_own_for_each_task_is_a_mistake(cluster):
     assert {len(gpus.split(",")) for gpus, _ in sees} == {1}
 
 
+def test_with_gpu_bind_none_slurm_does_not_say_which_gpus_are_the_jobs(cluster):
+    """Manuals advise it where a site binds GPUs to tasks; then only the site's cgroups keep jobs apart."""
+    script, program = cluster.folder / "bind-none.sbatch", cluster.folder / "visible.py"
+    program.write_text("import os; print('visible:', os.environ.get('CUDA_VISIBLE_DEVICES'))")
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    script.write_text(text.replace("srun ", "srun --gpu-bind=none "))
+    job = cluster.wait(cluster.submit(script, program))
+    assert said(job.output)[1:] == [f"{task}: visible: None" for task in range(8)]
+
+
 def test_without_srun_jax_raises_value_error(cluster):
     script = cluster.folder / "no-srun.sbatch"
     text = (FOLDER / "two-nodes.sbatch").read_text()

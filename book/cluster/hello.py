@@ -19,7 +19,7 @@ line = (
     f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}: "
     f"{jax.local_device_count()} of {jax.device_count()} devices "
     f"(platform {device.platform}, kind {device.device_kind}), "
-    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '')}, "
+    f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}, "
     f"JAX uses {jax.config.read('jax_cuda_visible_devices')}, sum {float(array.sum()):g}"
 )
 print(line + "\n", end="", flush=True)  # one write with its newline, so that lines of several processes do not mix
