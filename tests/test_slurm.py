@@ -5,6 +5,7 @@
 
 import ast
 import contextlib
+import copy
 import json
 import os
 import re
@@ -15,9 +16,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import psutil
 import pytest
+import yaml
 from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
@@ -225,6 +228,55 @@ def test_a_process_makes_only_the_examples_of_its_own_devices():
 def test_hello_names_the_platform_and_the_kind_of_device():
     (line,) = alone("hello.py", devices=4)
     assert "process 0 of 1" in line and "4 of 4 devices (platform cpu, kind cpu)" in line
+
+
+def problems(document, schemas):
+    """What Kubernetes would refuse in a document of jobset.yaml: wrong types, missing and unknown fields."""
+
+    def close(schema):
+        """Refuse fields that a schema does not list, as kubectl does with a custom resource."""
+        if isinstance(schema, list):
+            return [close(part) for part in schema]
+        if not isinstance(schema, dict):
+            return schema
+        closed = {key: close(part) for key, part in schema.items()}
+        if schema.get("x-kubernetes-int-or-string"):
+            closed.pop("type", None)
+        known = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+        return closed | ({"additionalProperties": False} if known and "additionalProperties" not in schema else {})
+
+    schema = close(schemas[document["kind"]])
+    return [
+        f"{error.json_path}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(document)
+    ]
+
+
+def test_kubernetes_would_take_jobset_yaml():
+    schemas = json.loads((ROOT / "tests" / "kubernetes.json").read_text())
+    documents = list(yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()))
+    assert [document["kind"] for document in documents] == ["ServiceAccount", "Role", "RoleBinding", "JobSet"]
+    assert [problems(document, schemas) for document in documents] == [[]] * 4
+
+    account, role, binding, jobset = documents
+    (job,) = jobset["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    # What the schemas cannot know: names that must agree, and what JAX reads (jax/_src/clusters/k8s_cluster.py).
+    assert {pod["serviceAccountName"], binding["subjects"][0]["name"]} == {account["metadata"]["name"]}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert {rights for rule in role["rules"] for rights in rule["resources"]} == {"pods", "services", "jobs"}
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert int(env["NUM_PROCESSES"]) == job["template"]["spec"]["parallelism"] == job["template"]["spec"]["completions"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert (FOLDER / container["command"][2]).exists()
+
+    for path, wrong in [
+        ("parallel", {"parallel": 2}), ("completions", {"completions": "two"}), ("template", {"template": None}),
+    ]:  # fmt: skip
+        broken = copy.deepcopy(jobset)
+        broken["spec"]["replicatedJobs"][0]["template"]["spec"] |= wrong
+        assert path in str(problems(broken, schemas)), path
 
 
 def lose_a_node(cluster):
