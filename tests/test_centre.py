@@ -9,7 +9,8 @@ ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "book/your_centre.md").read_text("utf-8")
 SCRIPT = (ROOT / "book/cluster/two-nodes.sbatch").read_text("utf-8").splitlines()
 CENTRES = dict(re.findall(r"^### ([^\n]*): lines to change\n(.*?)(?=^#|^:::)", TEXT, re.MULTILINE | re.DOTALL))
-SYMPTOMS = dict(re.findall(r"^### ([^\n]*)\n\n([^#]*?\*\*Cause\.\*\*.*?)(?=^#|^\(your|^```)", TEXT, re.MULTILINE | re.DOTALL))
+CAUSES = r"^### ([^\n]*)\n\n([^#]*?\*\*Cause\.\*\*.*?)(?=^#|^\(your|^```)"
+SYMPTOMS = dict(re.findall(CAUSES, TEXT, re.MULTILINE | re.DOTALL))
 
 
 @pytest.mark.parametrize("centre", CENTRES)

@@ -1621,8 +1621,6 @@ WRONG_ANSWERS = {
         "all visible GPUs are used": (
             "answer = {'A': ('alone', 1), 'B': ('idle', 32), 'C': ('CPUs', 0), 'D': ('well', 8)}"
         ),
-        "devices are GPUs": (
-            "answer = {'A': ('alone', 1), 'B': ('idle', 8), 'C': ('CPUs', 8), 'D': ('well', 8)}"
-        ),
+        "devices are GPUs": ("answer = {'A': ('alone', 1), 'B': ('idle', 8), 'C': ('CPUs', 8), 'D': ('well', 8)}"),
     },
 }
