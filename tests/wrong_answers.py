@@ -1605,4 +1605,22 @@ WRONG_ANSWERS = {
             "    return lax.scan(lambda t, x: (t + one_gradient(W, x), None), jnp.zeros_like(W), xs)[0]"
         ),
     },
+    "your_centre-five": {
+        "a line too many": "answer = [6, 7, 10, 11, 12, 16]",
+        "not the option that sbatch skips": "answer = [6, 7, 12, 13, 16]",
+        "one process a node": "answer = [5, 7, 11, 12, 16]",
+        "every line": "answer = range(1, len(lines) + 1)",
+    },
+    "your_centre-launch": {
+        "the right sum means that all is well": (
+            "answer = {'A': ('alone', 1), 'B': ('well', 8), 'C': ('CPUs', 0), 'D': ('well', 8)}"
+        ),
+        "eight GPUs add up in A": (
+            "answer = {'A': ('alone', 8), 'B': ('idle', 8), 'C': ('CPUs', 0), 'D': ('well', 8)}"
+        ),
+        "all visible GPUs are used": (
+            "answer = {'A': ('alone', 1), 'B': ('idle', 32), 'C': ('CPUs', 0), 'D': ('well', 8)}"
+        ),
+        "devices are GPUs": ("answer = {'A': ('alone', 1), 'B': ('idle', 8), 'C': ('CPUs', 8), 'D': ('well', 8)}"),
+    },
 }
