@@ -7,16 +7,21 @@ tests/test_slurm.py compares new runs with them.
 """
 
 import datetime
+import os
 import re
+import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from slurm_cluster import Cluster, missing  # noqa: E402
+from slurm_cluster import Cluster, missing, on_cpus  # noqa: E402
 from test_slurm import FOLDER, LINKS, RECORDINGS, lose_a_node, said  # noqa: E402
+from waiting import wait_until  # noqa: E402
 
 
 def main():
@@ -45,6 +50,41 @@ def main():
         write(slurm, "lost-node.txt", list(dict.fromkeys(lines)), command)
         cluster.slow("200mbit")
         record(cluster, slurm, LINKS, "two-nodes.sbatch", "links.py", bare=True)
+    with Cluster() as cluster:
+        record_ray(cluster)
+
+
+def record_ray(cluster):
+    """Train under Ray on the two nodes, and lose the second one; Ray comes into an environment of its own."""
+    print("ray.txt: running", flush=True)
+    names = "jax", "jaxlib", "numpy", "optax", "orbax-checkpoint"
+    with tempfile.TemporaryDirectory() as folder:
+        bin = Path(folder, "bin")
+        uv = Path(sys.executable).with_name("uv")
+        cluster.run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder)
+        pins = [f"{name}=={version(name)}" for name in names]
+        cluster.run(uv, "pip", "install", "--quiet", "--python", bin / "python", "ray", *pins)
+        settings = os.environ | on_cpus(1) | {"RAY_DEDUP_LOGS": "0", "PATH": f"{bin}:{os.environ['PATH']}"}
+        settings |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "2000"}
+        head = "--head", "--node-ip-address=10.77.0.1", "--include-dashboard=false", f"--temp-dir={cluster.folder}/ray"
+        second = "--address=10.77.0.1:6379", "--node-ip-address=10.77.0.2"
+        for name, how in (("node1", head), ("node2", second)):
+            cluster.run(*cluster.on(name, bin / "ray", "start", "--num-cpus=4", *how), **settings)
+        run = cluster.folder / "run"
+        what = "--processes", 4, "train.py", "--folder", run, "--steps", 12, "--every", 2, "--pause", 0.5
+        command = cluster.on("node1", bin / "python", "on_ray.py", *map(str, what))
+        output = Path(folder, "output.txt")
+        with output.open("w") as file:
+            training = subprocess.Popen(command, cwd=FOLDER, env=settings, stdout=file, stderr=subprocess.STDOUT)
+            wait_until(lambda: any((run / step).exists() for step in "46"), output.read_text)
+            cluster.kill("node2")
+            if training.wait(timeout=300):
+                sys.exit(f"on_ray.py failed:\n{output.read_text()}")
+        story = r"\d+ processes, .*|step \d+ loss .*|resumes .*|done, .*|start \d+ failed: .*"
+        lines = [line[:100] for line in re.findall(story, output.read_text())]
+        lines = [line for line, _ in groupby(lines)]  # here the nodes share /tmp, where each looks for Ray's logs
+        ray = cluster.run(bin / "python", "-c", "import ray; print(ray.__version__)").strip()
+    write(f"Ray {ray}", "ray.txt", lines, "python on_ray.py --processes 4 train.py …")
 
 
 def record(cluster, slurm, name, script, *arguments, bare=False, state="COMPLETED", **environment):
