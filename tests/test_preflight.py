@@ -182,6 +182,13 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
     assert list(run.iterdir()) == []
 
 
+def test_it_is_a_module_of_shardlab_too(tmp_path):
+    command = [sys.executable, "-m", "shardlab.preflight"]
+    given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, **given)
+    assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
+
+
 def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
     status, text, _ = end(begin(tmp_path))
     assert status == 1 and "FAIL platform: process 0 fell back to CPUs" in text

@@ -166,6 +166,14 @@ def test_they_train_one_model_in_one_folder(login, tmp_path, script, processes):
     same(lines[1:], alone("train.py", "--folder", tmp_path / "alone", "--steps", 3)[1:])
 
 
+@pytest.mark.parametrize(("script", "launcher", "processes"), [("ssh.sh", "by hand", 2), ("mpirun.sh", "Open MPI", 4)])
+def test_preflight_finds_them_ready(login, tmp_path, script, launcher, processes):
+    what = "preflight.py", "--processes", processes, "--folder", tmp_path / "shared", "--limit", PATIENCE
+    output, _ = (run := login(script, *what, EACH="2")).communicate(timeout=PATIENCE)
+    assert run.returncode == 0 and re.search(r"^ready\r?$", output, re.MULTILINE), output
+    assert f"launcher: {launcher}, " in output and f"{processes} processes on 2 hosts" in output
+
+
 @pytest.mark.parametrize(("script", "rank"), [("ssh.sh", "PROCESS_ID"), ("mpirun.sh", "OMPI_COMM_WORLD_RANK")])
 def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, rank):
     program = tmp_path / "program.py"
