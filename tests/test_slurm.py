@@ -9,6 +9,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -303,6 +304,7 @@ def lose_a_node(cluster):
     wait_until(lambda: cluster.show(job)["JobState"] not in ("RUNNING", "COMPLETING"), told)
     wait_until(lambda: "node2" in cluster.output(job), told)
     first_run = cluster.output(job)
+    shutil.copytree(run, cluster.folder / "left")  # what the loss has left, for a smaller job
     cluster.start_node("node2")
     cluster.wait_for_nodes()
     first_state = cluster.show(job)["JobState"]
@@ -578,3 +580,16 @@ def test_files_that_need_other_clusters_can_at_least_be_read():
         subprocess.run(["bash", "-n", script], check=True)
     for document in yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()):
         assert document["kind"] == "JobSet"
+
+
+def test_after_a_loss_a_smaller_job_goes_on_from_the_same_checkpoint(cluster, lost, tmp_path):
+    """Eight processes on two nodes lose a node, and one process on one node goes on, with the same losses."""
+    _, first_run = lost
+    what = "train.py", "--folder", cluster.folder / "left", "--steps", 12
+    job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", *what, JAX_NUM_CPU_DEVICES="4"))
+    assert job.state == "COMPLETED" and "1 process, 4 devices" in job.output, job.output
+    step = int(re.search(r"resumes after step (\d+)", job.output)[1])
+    one = alone("train.py", "--folder", tmp_path / "undisturbed", "--steps", 12)
+    before = [line.removeprefix("0: ") for line in first_run.splitlines() if re.match(r"0: step \d+ loss", line)]
+    assert 4 <= step <= len(before) < 12
+    same(before[:step] + said(job.output)[3:], one[1:])

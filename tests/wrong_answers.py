@@ -1623,4 +1623,25 @@ WRONG_ANSWERS = {
         ),
         "devices are GPUs": ("answer = {'A': ('alone', 1), 'B': ('idle', 8), 'C': ('CPUs', 8), 'D': ('well', 8)}"),
     },
+    "survive-batch": {
+        "for eight only": "answer = {'batch': 504, 'of eight': 63, 'of five': 101}",
+        "the product": "answer = {'batch': 1680, 'of eight': 210, 'of five': 336}",
+        "the same for each device": "answer = {'batch': 840, 'of eight': 105, 'of five': 105}",
+    },
+    "survive-interval": {
+        "without the factor of two": (
+            "T = np.sqrt(90 * day / 4)\nanswer = {'interval': T, 'share': share_lost(T, 90, day / 4), 'steps': T / 10}"
+        ),
+        "as rarely as the small job": (
+            "T = np.sqrt(180 * day)\nanswer = {'interval': T, 'share': share_lost(T, 90, day / 4), 'steps': T / 10}"
+        ),
+        "all steps of an interval": (
+            "T = np.sqrt(180 * day / 4)\nanswer = {'interval': T, 'share': share_lost(T, 90, day / 4), 'steps': T / 5}"
+        ),
+    },
+    "survive-hosts": {
+        "the next process": "def holder(i): return (i + 1) % 8",
+        "the other process of the host": "def holder(i): return i ^ 1",
+        "one process for all": "def holder(i): return 0 if i > 1 else 2",
+    },
 }
