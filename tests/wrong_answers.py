@@ -1605,4 +1605,9 @@ WRONG_ANSWERS = {
             "    return lax.scan(lambda t, x: (t + one_gradient(W, x), None), jnp.zeros_like(W), xs)[0]"
         ),
     },
+    "watch-two-columns": {
+        "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
+        "sharded over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))",
+        "never moved": "answer = A",
+    },
 }
