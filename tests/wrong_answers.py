@@ -1605,9 +1605,36 @@ WRONG_ANSWERS = {
             "    return lax.scan(lambda t, x: (t + one_gradient(W, x), None), jnp.zeros_like(W), xs)[0]"
         ),
     },
-    "watch-two-columns": {
-        "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
-        "sharded over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))",
-        "never moved": "answer = A",
+    "watch-limit": {
+        "ten usual steps": "answer = {'first': 300, 'limit': 20}",
+        "as long as the first": "answer = {'first': 300, 'limit': 300}",
+        "no room for the compilation": "answer = {'first': 100, 'limit': 90}",
+        "the longest step": "answer = {'first': 300, 'limit': 40}",
+    },
+    "watch-stacks": {
+        "one of those that wait": "answer = {'process': 0, 'step': 4, 'line': 20}",
+        "the line at which it waits": "answer = {'process': 2, 'step': 3, 'line': 13}",
+        "the call instead of the condition": "answer = {'process': 2, 'step': 3, 'line': 22}",
+        "the step of the others": "answer = {'process': 2, 'step': 4, 'line': 21}",
+    },
+    "watch-late": {
+        "the longest wait": (
+            "def stragglers(recorded):\n"
+            "    waits = [[b - a for name, a, b in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
+            "    return np.argmax(waits, axis=0).tolist()\n"
+            "check([stragglers(traces) for traces, _ in trials], all_last)"
+        ),
+        "the longest computation": (
+            "def stragglers(recorded):\n"
+            "    works = [[b - a for name, a, b in trace if name == 'compute'] for trace in recorded.values()]\n"
+            "    return np.argmax(works, axis=0).tolist()\n"
+            "check([stragglers(traces) for traces, _ in trials], all_last)"
+        ),
+        "clocks taken as they are": (
+            "def stragglers(recorded):\n"
+            "    starts = [[a for name, a, _ in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
+            "    return np.argmax(starts, axis=0).tolist()\n"
+            "check([stragglers(traces) for traces, _ in trials], all_last)"
+        ),
     },
 }
