@@ -24,16 +24,16 @@ class Watchdog:
         seconds, self.next = limit or self.next, self.limit
         self.now = time.monotonic() + seconds, seconds, name
 
-    def _watch(self, program, thread):
+    def _watch(self, path, thread):
         while (now := self.now)[0] > time.monotonic():
             faulthandler.dump_traceback_later(now[1] + 2, exit=True)
             time.sleep(0.5)  # longer only if C code holds the GIL
         frame = sys._current_frames().get(thread)
-        while frame and frame.f_code.co_filename != program:
+        while frame and frame.f_code.co_filename != path:
             frame = frame.f_back
         where = f"line {frame.f_lineno}" if frame else "the end"
         line = f"{now[2]} has not ended within {now[1]:g} s; it is at {where}"
-        print(f"{self.who}: {line} of {program.split('/')[-1]}", file=sys.stderr)
+        print(f"{self.who}: {line} of {path.split('/')[-1]}", file=sys.stderr)
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback()
         time.sleep(self.grace)
