@@ -1612,10 +1612,10 @@ WRONG_ANSWERS = {
         "the longest step": "answer = {'first': 300, 'limit': 40}",
     },
     "watch-stacks": {
-        "one of those that wait": "answer = {'process': 0, 'step': 4, 'line': 20}",
-        "the line at which it waits": "answer = {'process': 2, 'step': 3, 'line': 13}",
-        "the call instead of the condition": "answer = {'process': 2, 'step': 3, 'line': 22}",
-        "the step of the others": "answer = {'process': 2, 'step': 4, 'line': 21}",
+        "one of those that wait": "answer = {'process': 0, 'step': 4, 'line': 21}",
+        "the line at which it waits": "answer = {'process': 2, 'step': 3, 'line': 14}",
+        "the call instead of the condition": "answer = {'process': 2, 'step': 3, 'line': 23}",
+        "the step of the others": "answer = {'process': 2, 'step': 4, 'line': 22}",
     },
     "watch-late": {
         "the longest wait": (
