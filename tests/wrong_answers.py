@@ -1621,20 +1621,17 @@ WRONG_ANSWERS = {
         "the longest wait": (
             "def stragglers(recorded):\n"
             "    waits = [[b - a for name, a, b in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
-            "    return np.argmax(waits, axis=0).tolist()\n"
-            "check([stragglers(traces) for traces, _ in trials], all_last)"
+            "    return np.argmax(waits, axis=0).tolist()"
         ),
         "the longest computation": (
             "def stragglers(recorded):\n"
             "    works = [[b - a for name, a, b in trace if name == 'compute'] for trace in recorded.values()]\n"
-            "    return np.argmax(works, axis=0).tolist()\n"
-            "check([stragglers(traces) for traces, _ in trials], all_last)"
+            "    return np.argmax(works, axis=0).tolist()"
         ),
         "clocks taken as they are": (
             "def stragglers(recorded):\n"
             "    starts = [[a for name, a, _ in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
-            "    return np.argmax(starts, axis=0).tolist()\n"
-            "check([stragglers(traces) for traces, _ in trials], all_last)"
+            "    return np.argmax(starts, axis=0).tolist()"
         ),
     },
 }
