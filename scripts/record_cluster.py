@@ -40,6 +40,7 @@ def main():
         cluster.slow("200mbit")
         record(cluster, slurm, "preflight-slow.txt", "two-nodes.sbatch", *preflight, "--gbit", 1, state="FAILED")
         cluster.slow(None)
+        record_hang(cluster, slurm)
         print("lost-node.txt: running", flush=True)
         story = r"start \d|processes,|step \d+ loss|resumes|Gloo \w+ failed|heartbeat timeout|Node failure|NODE FAILURE"
         job, _, state = lose_a_node(cluster)
@@ -97,6 +98,15 @@ def record(cluster, slurm, name, script, *arguments, bare=False, state="COMPLETE
     command = " ".join(str(word).replace(str(cluster.folder), "/shared") for word in ("sbatch", script, *arguments))
     where = ", 200 Mbit/s between them" if bare else ""
     write(slurm, name, lines, command, where)
+
+
+def record_hang(cluster, slurm):
+    """Run a job that hangs and is ended by its watchdogs, and write what they and srun say of it."""
+    print("hang.txt: running", flush=True)
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "hang.py"))
+    lines = sorted(line for line in job.output.splitlines() if "has not ended" in line)
+    lines += [line for line in job.output.splitlines() if re.search("srun: error: .* exit code", line)]
+    write(slurm, "hang.txt", lines, f"sbatch two-nodes.sbatch hang.py, selected lines; the job ended as {job.state}")
 
 
 def write(slurm, name, lines, command, where=""):

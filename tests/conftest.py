@@ -63,7 +63,7 @@ def tiny(tmp_path):
 
 # Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
 SLOW = ("bookbinder", "browser", "explorer", "faults", "home", "matrix", "notebooks", "pages", "pdf", "preflight",
-        "questions", "search", "setup", "site", "slurm")  # fmt: skip
+        "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
 
 # Tests of one chapter that run or compile it whole, and how their names go on with its name.
 OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}

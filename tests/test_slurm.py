@@ -529,6 +529,15 @@ def test_preflight_finds_two_nodes_ready_and_a_slow_link(cluster):
     assert "less than half of 1" in job.output and "0: 1 of 7 checks failed" in job.output
 
 
+def test_watchdogs_end_a_job_that_hangs_and_say_where(cluster):
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "hang.py"))
+    assert job.state == "FAILED" and "Exited with exit code 124" in job.output, job.output
+    lines = {line for line in job.output.splitlines() if "has not ended" in line}
+    expected = {line for line in recorded("hang.txt") if "has not ended" in line}
+    assert len(expected) == 8 and lines <= expected and len(lines) >= 4  # on a busy machine some come too late
+    assert [line[0] for line in expected if "at the end" in line] == ["5"]
+
+
 def test_ipyparallel_starts_engines_through_slurm(cluster):
     """shardlab.processes with one argument changed: eight processes, at most four on a node in this partition."""
     program = f"""

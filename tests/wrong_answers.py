@@ -1644,4 +1644,33 @@ WRONG_ANSWERS = {
         "the other process of the host": "def holder(i): return i ^ 1",
         "one process for all": "def holder(i): return 0 if i > 1 else 2",
     },
+    "watch-limit": {
+        "ten usual steps": "answer = {'first': 300, 'limit': 20}",
+        "as long as the first": "answer = {'first': 300, 'limit': 300}",
+        "no room for the compilation": "answer = {'first': 100, 'limit': 90}",
+        "the longest step": "answer = {'first': 300, 'limit': 40}",
+    },
+    "watch-stacks": {
+        "one of those that wait": "answer = {'process': 0, 'step': 4, 'line': 21}",
+        "the line at which it waits": "answer = {'process': 2, 'step': 3, 'line': 14}",
+        "the call instead of the condition": "answer = {'process': 2, 'step': 3, 'line': 23}",
+        "the step of the others": "answer = {'process': 2, 'step': 4, 'line': 22}",
+    },
+    "watch-late": {
+        "the longest wait": (
+            "def stragglers(recorded):\n"
+            "    waits = [[b - a for name, a, b in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
+            "    return np.argmax(waits, axis=0).tolist()"
+        ),
+        "the longest computation": (
+            "def stragglers(recorded):\n"
+            "    works = [[b - a for name, a, b in trace if name == 'compute'] for trace in recorded.values()]\n"
+            "    return np.argmax(works, axis=0).tolist()"
+        ),
+        "clocks taken as they are": (
+            "def stragglers(recorded):\n"
+            "    starts = [[a for name, a, _ in trace if name == 'all-reduce'] for trace in recorded.values()]\n"
+            "    return np.argmax(starts, axis=0).tolist()"
+        ),
+    },
 }
