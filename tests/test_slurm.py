@@ -582,13 +582,8 @@ def test_the_numbers_in_costs_are_those_of_the_recording():
     assert day.rstrip(",") in text
 
 
-def test_files_that_need_other_clusters_can_at_least_be_read():
-    import yaml
-
-    for script in FOLDER.glob("*.sh"):
-        subprocess.run(["bash", "-n", script], check=True)
-    for document in yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()):
-        assert document["kind"] == "JobSet"
+def test_a_script_for_another_cluster_can_at_least_be_read():
+    subprocess.run(["bash", "-n", FOLDER / "tpu.sh"], check=True)
 
 
 def test_after_a_loss_a_smaller_job_goes_on_from_the_same_checkpoint(cluster, lost, tmp_path):
