@@ -46,8 +46,8 @@ def cluster():
 
 
 def said(output):
-    """What a job printed, ordered by process, without the lines of gloo and Slurm and without the job's number."""
-    lines = [line for line in output.splitlines() if not re.search(r"\[Gloo\]|slurmstepd|^srun:", line)]
+    """What a job printed, ordered by process, without empty lines, those of gloo and Slurm, and the job's number."""
+    lines = [line for line in output.splitlines() if not re.search(r"\[Gloo\]|slurmstepd|^srun:|^\d+: *$", line)]
     ranked = sorted(lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1)
     return [re.sub(r"^job \d+", "job N", line) for line in ranked]
 
