@@ -195,18 +195,52 @@ def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
     assert "     cure: ask for GPUs" in text and text.endswith("1 of 5 checks failed")
 
 
-def test_a_process_that_never_starts_ends_the_others_and_the_cure_is_named(tmp_path):
-    """JAX itself ends a process that cannot reach the others, or we do, with its stack."""
-    one = begin(tmp_path, "--limit", 5, index=1, port=a_port(), JAX_PLATFORMS="cpu")
-    status, text, said = end(one)
-    assert status != 0
-    assert "DEADLINE_EXCEEDED" in text + said or "in initialize" in said, (text, said)
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
+    status, text, said = end(begin(tmp_path, "--limit", 5, index=index, port=a_port(), JAX_PLATFORMS="cpu"))
+    assert status == 2, said
+    where = f"preflight: process {index} on {socket.gethostname()}"
+    assert f"{where} has waited 5 s for the others in jax.distributed.initialize" in text
+    assert "     cure: the processes do not reach process 0" in text and "in initialize" in said
+
+
+def test_two_platforms_in_one_job_are_told_and_not_waited_for(tmp_path):
+    """One process has no folder to share, and does not wait: facts go through the coordinator."""
+    facts = [fact(0), fact(1) | {"platform": "cpu", "kind": "cpu"}]
+    facts[0] |= {"all_devices": 2, "transport": "NCCL", "seconds": "the processes have different platforms"}
+    assert failures(facts)["network"].found == "an all-reduce by NCCL failed: the processes have different platforms"
+    assert "fell back to CPUs" in failures(facts)["platform"].found
+
+
+def test_gpus_that_nvidia_smi_does_not_list_are_not_called_well():
+    facts = [fact(process) | {"visible": [], "gpus": []} for process in range(4)]
+    (check,) = [check for check in judge(facts) if check.name == "GPUs"]
+    assert check.ok is None and preflight._table([check]).startswith("skip GPUs: nvidia-smi lists none")
+
+
+@pytest.mark.parametrize(
+    ("sees", "asks", "plugins", "cure"),
+    [
+        (1, "2", ["jax-cuda13-plugin"], "this task sees 1 GPU, but JAX asks for number 2"),
+        (0, "0", ["jax-cuda13-plugin"], "nvidia-smi lists no GPU for this task"),
+        (4, "2", [], "install JAX's plugin"),
+        (4, "2", ["jax-cuda13-plugin", "jax-cuda13-pjrt"], "jax-cuda13-plugin is there: compare its CUDA"),
+    ],
+)
+def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, asks, plugins, cure):
+    import jax
+
+    monkeypatch.setattr(preflight, "cards", lambda: [f"GPU-{n}" for n in range(sees)])
+    monkeypatch.setattr(jax.config, "read", {"jax_cuda_visible_devices": asks}.get)
+    made = [type("Distribution", (), {"name": name}) for name in ["numpy", *plugins]]
+    monkeypatch.setattr(preflight.importlib.metadata, "distributions", lambda: made)
+    assert cure in preflight._cure_of(SystemExit("JAX finds no device for JAX_PLATFORMS=cuda: AssertionError()"))
 
 
 def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
     status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda"))
     assert status == 2 and "JAX finds no device for JAX_PLATFORMS=cuda" in text
-    assert "     cure: install JAX's plugin" in text
+    assert "     cure: nvidia-smi lists no GPU for this task" in text
 
 
 def test_help_says_how_to_start_it(tmp_path):

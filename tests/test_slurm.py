@@ -201,6 +201,41 @@ def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login,
     assert again[1] == f"resumes after step {step}" and again[2].startswith(f"step {step + 1} loss")
 
 
+def test_sigterm_stops_a_single_process_too(tmp_path):
+    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-u", *map(str, what)]
+    with subprocess.Popen(command, cwd=FOLDER, env=clean | on_cpus(4), **pipes) as run:
+        seen = ""
+        while "step 3 " not in seen:
+            seen = run.stdout.readline()
+            assert seen
+        run.send_signal(signal.SIGTERM)
+        last = end(run)[-1]
+    step = int(re.fullmatch(r"SIGTERM: saved step (\d+) and stopped", last)[1])
+    again = alone("train.py", "--folder", tmp_path / "run", "--steps", step + 1)
+    assert again[1] == f"resumes after step {step}"
+
+
+def test_devices_that_do_not_divide_the_batch_are_refused(tmp_path):
+    command = [sys.executable, "train.py", "--folder", tmp_path]
+    done = subprocess.run(
+        command, cwd=FOLDER, env=os.environ | on_cpus(3), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1 and "64 examples cannot be sharded over 3 devices" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("two-nodes.sbatch", "before sbatch"), ("one-node.sbatch", "before sbatch"), ("ssh.sh", ""), ("mpirun.sh", "")],
+)
+def test_a_script_without_its_environment_says_so(script, says):
+    clean = {name: value for name, value in os.environ.items() if name != "VENV"}
+    done = subprocess.run(["bash", script, "hello.py"], cwd=FOLDER, env=clean, capture_output=True, text=True)
+    assert done.returncode and f"VENV: export VENV=/path/to/your/environment {says}".strip() in done.stderr
+
+
 def test_the_last_step_is_saved_although_it_is_not_due(tmp_path):
     lines = alone("train.py", "--folder", tmp_path / "run", "--steps", 7)
     assert lines[-1].startswith("done")

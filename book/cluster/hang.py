@@ -7,13 +7,15 @@ import jax
 from join import join
 
 join()
+if jax.process_count() < 6:
+    raise SystemExit("process 5 is the one that leaves: start six processes or more")
 
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from watchdog import Watchdog
 
 mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
-g = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), np.ones(1, np.float32))
+g = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), np.ones(jax.local_device_count(), np.float32))
 watchdog = Watchdog(limit=10)
 for step in range(20):
     watchdog.step(f"step {step}")

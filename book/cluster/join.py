@@ -17,9 +17,10 @@ def join(*, any_platform=False, **options):
         options["coordinator_address"] = os.environ["COORDINATOR"]
         options["num_processes"] = expected
         options["process_id"] = int(os.environ["PROCESS_ID"])
+        options["cluster_detection_method"] = "deactivate"  # within a Slurm job too, where JAX would ask Slurm
     else:
-        names = "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "NUM_PROCESSES"
-        expected = max(int(os.environ.get(name, 1)) for name in names)
+        names = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
+        expected = next((int(os.environ[name]) for name in names if name in os.environ), 1)
     if expected > 1:
         jax.distributed.initialize(**options)
     try:

@@ -3,6 +3,7 @@
 # its environment variables, and takes the host of mpirun for that of process 0. (From Open MPI 5 on it needs mpi4py.)
 set -euo pipefail
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
+: "${VENV:?export VENV=/path/to/your/environment}"
 hosts=(${HOSTS:-host1 host2}) each=${EACH:-4}
 settings=()
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC|LD_LIBRARY_PATH$)'); do settings+=(-x "$name"); done

@@ -40,7 +40,12 @@ def start(options, program, arguments):
     """Start all processes, and wait until the program has ended in each of them."""
     each = {"CPU": options.cpus} | ({"GPU": options.gpus} if options.gpus else {})
     places = placement_group([each] * options.processes, strategy="SPREAD")
-    ray.get(places.ready(), timeout=options.wait)
+    try:
+        ray.get(places.ready(), timeout=options.wait)
+    except ray.exceptions.GetTimeoutError:
+        remove_placement_group(places)
+        wanted = f"{options.processes} times {each}"
+        raise SystemExit(f"no room for {wanted} in {options.wait:g} s; `ray status` shows what is free") from None
     where = PlacementGroupSchedulingStrategy(places)
     how = {"num_cpus": options.cpus, "num_gpus": options.gpus, "scheduling_strategy": where}
     group = [Process.options(**how).remote() for _ in range(options.processes)]

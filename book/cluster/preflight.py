@@ -6,12 +6,13 @@ srun python -m shardlab.preflight                          # the same, where sha
 
 Every process checks itself and the others: how many they are, on which devices, with how many cores, whether they reach
 each other and how fast, whether they share a folder and have the same packages. Process 0 prints a line for each check.
-The exit status is 0 if all is well, 1 if a check failed, 2 if JAX could not start. It takes some ten seconds; one that
-hangs ends after --limit seconds, and each process prints where it waited.
+The exit status is 0 if all is well, 1 if a check failed, 2 if JAX could not start or a process waited in vain. It takes
+some ten seconds; a process that waits longer than --limit seconds says for what, prints its stacks, and ends.
 """
 
 import argparse
 import faulthandler
+import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -27,7 +29,10 @@ from pathlib import Path
 
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")
-ROOM = 8192  # bytes for the facts of one process
+UNREACHED = (
+    "the processes do not reach process 0: were all of them started, is its name resolved "
+    "(JAX_COORDINATOR_ADDRESS=name:port), is the port open?"
+)
 MEGABYTES = 16  # that each device has, when the transport is measured
 
 
@@ -37,13 +42,13 @@ class Check:
 
     Attributes:
       name: of the check, such as "platform".
-      ok: whether all is well.
+      ok: whether all is well; None if it could not be checked.
       found: what was found, in words.
       cure: what to do about it; "" if all is well.
     """
 
     name: str
-    ok: bool
+    ok: bool | None
     found: str
     cure: str = ""
 
@@ -57,10 +62,12 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
     found = [_counted(facts, processes, devices), _platform(facts, cpus)]
     if all(fact["platform"] == "gpu" and fact["visible"] for fact in facts):
         found.append(_claims(facts))
+    elif any(fact["platform"] == "gpu" and not fact["visible"] for fact in facts):
+        found.append(Check("GPUs", None, "nvidia-smi lists none, so who uses which cannot be compared"))
     found += [_cores(facts), _versions(facts)]
     if any(fact["reads"] is not None for fact in facts):
         found.append(_folder(facts))
-    if len(facts) > 1 and facts[0].get("seconds"):
+    if "seconds" in facts[0]:
         found.append(_network(facts[0], len({fact["host"] for fact in facts}) > 1, gbit))
     found += [_proxies(facts)] if any(fact.get("proxies") for fact in facts) else []
     return found
@@ -167,6 +174,9 @@ def _folder(facts):
 
 def _network(first, several_hosts, gbit):
     n, seconds, transport = first["all_devices"], first["seconds"], first["transport"]
+    if isinstance(seconds, str):  # what JAX said instead
+        cure = "NCCL_DEBUG=INFO says which interface and plugin it takes; the cause stands in its first WARN line"
+        return Check("network", False, f"an all-reduce by {transport} failed: {seconds}", cure)
     got = 2 * (n - 1) / n * MEGABYTES * 2**20 * 8 / seconds / 1e9  # a ring
     shown = f"{got:.2f} Gbit/s for each of {n} devices"
     how = f"{MEGABYTES} MiB all-reduced in {1000 * seconds:.1f} ms by {transport}"
@@ -218,8 +228,6 @@ def transport(platform, log):
 
 def _facts():
     """What this process sees."""
-    import importlib.metadata
-
     import jax
 
     visible = cards()
@@ -248,17 +256,18 @@ def _facts():
     }
 
 
-def _gathered(facts):
-    """The facts of all processes, by an all-gather of bytes."""
-    import numpy as np
-    from jax.experimental import multihost_utils
+def _shared(key, value, every=True):
+    """What all processes (or process 0 alone) say under a key, through the coordinator: no GPU takes part."""
+    import jax
+    from jax._src import distributed  # where JAX itself keeps it; no public name leads there
 
-    text = json.dumps(facts).encode()
-    if len(text) > ROOM:  # very many cores
-        text = json.dumps({**facts, "cores": facts["cores"][:64], "proxies": []}).encode()
-    padded = np.frombuffer(text.ljust(ROOM), np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded, tiled=False)).reshape(-1, ROOM)
-    return [json.loads(row.tobytes()) for row in rows]
+    store, mine = distributed.global_state.client, json.dumps(value)
+    if store is None:
+        return [value]
+    whose = range(jax.process_count()) if every else [0]
+    if jax.process_index() in whose:
+        store.key_value_set(f"preflight/{key}/{jax.process_index()}", mine)
+    return [json.loads(store.blocking_key_value_get(f"preflight/{key}/{one}", 10**8)) for one in whose]
 
 
 def _measured():
@@ -286,8 +295,6 @@ def _measured():
 def _reads(folder):
     """Whether this process reads in a folder what process 0 has written there just now; None without a folder."""
     import jax
-    import numpy as np
-    from jax.experimental import multihost_utils
 
     if not folder:
         return None
@@ -296,14 +303,40 @@ def _reads(folder):
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(word)
-    mine = np.frombuffer(word[:128].encode().ljust(128), np.uint8)
-    words = np.asarray(multihost_utils.process_allgather(mine, tiled=False)).reshape(-1, 128)
+    [word] = _shared("word", word, every=False)
     for _ in range(50):  # a shared file system may be slow to tell
         with suppress(OSError):
-            if file.read_text() == words[0].tobytes().decode().rstrip():
+            if file.read_text() == word:
                 return True
         time.sleep(0.1)
     return False
+
+
+class _Patience:
+    """Ends this process, with words, a cure and stacks, if what it does takes longer than a limit in seconds."""
+
+    def __init__(self, rank, limit):
+        self.rank, self.limit, self.doing, self.cure = rank, limit, "", ""
+        self.timer = threading.Timer(limit, self._end)
+        self.timer.daemon = True
+        self.timer.start()
+        faulthandler.dump_traceback_later(limit + 10, exit=True)  # if C code lets no thread run
+
+    def over(self, doing, cure):
+        """Say what begins, and what to do if it does not end."""
+        self.doing, self.cure = doing, cure
+
+    def stop(self):
+        """All is done."""
+        self.timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _end(self):
+        who = f"process {self.rank} on {socket.gethostname()}"
+        said = f"preflight: {who} has waited {self.limit} s {self.doing}\n     cure: {self.cure}\n"
+        print(said, end="", flush=True)
+        faulthandler.dump_traceback()
+        os._exit(2)
 
 
 def main():
@@ -332,24 +365,33 @@ def main():
     except ImportError:  # in the package
         from shardlab._join import join
 
-    faulthandler.dump_traceback_later(options.limit, exit=True)  # a hang: where does this process wait?
+    rank = os.environ.get(LAUNCHERS.get(launcher, ""), "0")
+    patience = _Patience(rank, options.limit)
+    patience.over("for the others in jax.distributed.initialize", UNREACHED)
     begin = time.perf_counter()
     try:
-        join(any_platform=True, initialization_timeout=options.limit)
+        join(any_platform=True, initialization_timeout=options.limit + 60)
     except (RuntimeError, ValueError, SystemExit) as error:
-        rank = os.environ.get(LAUNCHERS.get(launcher, ""), "0")
         said = f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
         print(said, end="", flush=True)
         return 2
     started = time.perf_counter() - begin
+    patience.over("for what the other processes see", "look at the processes that print nothing: did they all start?")
     facts = _facts()
     facts["reads"] = _reads(options.folder)
-    every = _gathered(facts)
-    every[0]["all_devices"] = jax.device_count()
-    if len(every) > 1:
-        every[0]["seconds"] = _measured()
+    every = _shared("facts", facts)
+    every[0]["all_devices"] = sum(one["devices"] for one in every)
+    if every[0]["all_devices"] > 1:
+        every[0]["seconds"] = "the processes have different platforms"
+        if len({one["platform"] for one in every}) == 1:
+            cure = "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME; is a port blocked?"
+            patience.over("in an all-reduce", cure)
+            try:
+                every[0]["seconds"] = _measured()
+            except (RuntimeError, ValueError) as error:
+                every[0]["seconds"] = str(error).splitlines()[0]
         every[0]["transport"] = transport(facts["platform"], log)
-    faulthandler.cancel_dump_traceback_later()
+    patience.stop()
     asked = {"cpus": cpus, "processes": options.processes, "devices": options.devices, "gbit": options.gbit}
     checks = judge(every, **asked)
     checks.insert(0, Check("launcher", True, f"{launcher}, joined in {started:.1f} s"))
@@ -361,27 +403,38 @@ def main():
     files += [Path(options.folder, ".preflight")] if options.folder and jax.process_index() == 0 else []
     for file in files:
         file.unlink(missing_ok=True)
-    return 0 if all(check.ok for check in checks) else 1
+    return 1 if any(check.ok is False for check in checks) else 0
 
 
 def _table(checks):
     lines = []
     for check in checks:
-        lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.found}")
+        word = {True: "ok  ", False: "FAIL", None: "skip"}[check.ok]
+        lines.append(f"{word} {check.name}: {check.found}")
         lines += [f"     cure: {check.cure}"] if check.cure else []
-    failed = sum(not check.ok for check in checks)
+    failed = sum(check.ok is False for check in checks)
     return "\n".join([*lines, f"{failed} of {len(checks)} checks failed" if failed else "ready"])
 
 
 def _cure_of(error):
     """What to do about an error at the start."""
     if "DEADLINE_EXCEEDED" in str(error):
-        return (
-            "the processes do not reach process 0: were all of them started, is its name resolved "
-            "(JAX_COORDINATOR_ADDRESS=name:port), is the port open?"
-        )
+        return UNREACHED
     if "no device" in str(error):
-        return "install JAX's plugin in this environment (pip install 'jax[cuda12]'), and look at nvidia-smi in the job"
+        import jax
+
+        sees, asks = cards(), str(jax.config.read("jax_cuda_visible_devices"))
+        if sees and asks.isdigit() and int(asks) >= len(sees):
+            return (
+                f"this task sees {_many(len(sees), 'GPU')}, but JAX asks for number {asks}: request GPUs per node "
+                "(--gres=gpu:4), or set JAX_LOCAL_DEVICE_IDS=0"
+            )
+        if not sees:
+            return "nvidia-smi lists no GPU for this task: request some (--gres=gpu:4), and look at it on the node"
+        plugins = [name for one in importlib.metadata.distributions() if "plugin" in (name := one.name.lower())]
+        if not any(name.startswith("jax-") for name in plugins):
+            return "install JAX's plugin in this environment: pip install 'jax[cuda12]'"
+        return f"{', '.join(plugins)} is there: compare its CUDA with the driver's in nvidia-smi; unset LD_LIBRARY_PATH"
     return "start it by srun, mpirun, or with COORDINATOR, NUM_PROCESSES and PROCESS_ID set, as ssh.sh does"
 
 

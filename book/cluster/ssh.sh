@@ -4,6 +4,7 @@
 # JAX, XLA and NCCL go along, as ssh takes over no variables.
 set -euo pipefail
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
+: "${VENV:?export VENV=/path/to/your/environment}"
 hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
 settings=
@@ -12,7 +13,7 @@ process_id=0
 for host in "${hosts[@]}"; do
   variables="COORDINATOR=${hosts[0]}:${PORT:-8476} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
   # -tt: when this script ends, so do the processes.
-  ssh -tt "$host" "cd '$PWD' && $settings$variables '$VENV/bin/python' -u ${program[*]@Q}" </dev/null &
+  ssh -tt "$host" "cd '$PWD' && env $settings$variables '$VENV/bin/python' -u ${program[*]@Q}" </dev/null &
   process_id=$((process_id + 1))
 done
 for _ in "${hosts[@]}"; do

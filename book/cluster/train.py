@@ -8,6 +8,7 @@ The exit status is 0 when training is done or was stopped so, and another one if
 
 import argparse
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -26,6 +27,11 @@ if options.requeue and "SLURM_JOB_ID" not in os.environ:
     raise SystemExit("--requeue is for jobs of Slurm; elsewhere start train.py again, and it resumes")
 
 join(heartbeat_timeout_seconds=20)
+if 64 % jax.device_count():
+    raise SystemExit(f"64 examples cannot be sharded over {jax.device_count()} devices; use 1, 2, 4, ... or 64")
+told = []  # whether SIGTERM came, where there is one process; several agree on a step by JAX's preemption service
+if jax.process_count() == 1:
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 
 import jax.numpy as jnp
 import numpy as np
@@ -68,11 +74,13 @@ replicated = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(cre
 state = jax.jit(create, out_shardings=replicated)()
 first = jax.process_index() == 0
 if first:
-    noun = "process" if jax.process_count() == 1 else "processes"
-    print(f"{jax.process_count()} {noun}, {jax.device_count()} devices", flush=True)
+    counts = {"process": jax.process_count(), "device": jax.device_count()}
+    plural = {"process": "processes", "device": "devices"}
+    print(", ".join(f"{n} {noun if n == 1 else plural[noun]}" for noun, n in counts.items()), flush=True)
 
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
-with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as manager:
+folder = options.folder if "://" in options.folder else Path(options.folder).resolve()  # gs://... is no path
+with ocp.CheckpointManager(folder, options=keep) as manager:
     begin, stopped = manager.latest_step() or 0, None
     if begin:
         target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
@@ -84,8 +92,9 @@ with ocp.CheckpointManager(Path(options.folder).resolve(), options=keep) as mana
         if first:
             print(f"step {step} loss {float(value):.6f}", flush=True)
         # A manager saves at the preemption sync point of JAX as well; then we leave.
-        manager.save(step, args=ocp.args.StandardSave(state), force=step == options.steps)
-        if manager.reached_preemption(step):
+        stop = bool(told)
+        manager.save(step, args=ocp.args.StandardSave(state), force=stop or step == options.steps)
+        if stop or manager.reached_preemption(step):
             stopped = step
             break
         time.sleep(options.pause)
