@@ -1,14 +1,12 @@
 """A training loop that process 5 leaves too early: the watchdogs of all processes say where they are, and the job ends.
 
-srun --kill-on-bad-exit=1 python hang.py
+srun --kill-on-bad-exit=1 python hang.py     (six processes or more)
 """
 
 import jax
 from join import join
 
 join()
-if jax.process_count() < 6:
-    raise SystemExit("process 5 is the one that leaves: start six processes or more")
 
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
