@@ -130,7 +130,7 @@ def test_chapters_of_one_part_have_its_number(built, book):
     parts = {file.stem: page.body.get("data-part") for file, page in built.items()}
     assert parts["index"] is None and parts["arrays"] == "1"
     assert len({parts[name] for name in ("auto", "explicit", "manual", "collectives")}) == 1
-    assert len(set(parts.values())) == 1 + 7
+    assert len(set(parts.values())) == 1 + 8
 
 
 def test_a_chapter_leads_to_the_form_for_mistakes_and_names_itself_there(built):

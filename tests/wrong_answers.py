@@ -1673,4 +1673,61 @@ WRONG_ANSWERS = {
             "    return np.argmax(starts, axis=0).tolist()"
         ),
     },
+    "serving-never": {
+        "attention does no FLOPs": (
+            "def longest_context(m, chip, itemsize):\n"
+            "    read = token_bytes(m, itemsize) / chip.hbm_bytes_per_second\n"
+            "    return round(2 * m.matmul_parameters / chip.peak() / read)"
+        ),
+        "one FLOP for a parameter": (
+            "def longest_context(m, chip, itemsize):\n"
+            "    read = token_bytes(m, itemsize) / chip.hbm_bytes_per_second\n"
+            "    attend = 4 * m.layers * m.heads * m.head_dim / chip.peak()\n"
+            "    return round(m.matmul_parameters / chip.peak() / (read - attend))"
+        ),
+        "where caches weigh as much as parameters": (
+            "def longest_context(m, chip, itemsize):\n"
+            "    return round(m.matmul_parameters * itemsize / token_bytes(m, itemsize))"
+        ),
+    },
+    "serving-combine": {
+        "minus infinity minus minus infinity": (
+            "def combine(mixed, total, top):\n"
+            "    shrink = jnp.exp(top - lax.pmax(top, MODEL))\n"
+            "    total = lax.psum(shrink * total, MODEL)\n"
+            "    return lax.psum(shrink[:, None] * mixed, MODEL) / total[:, None]"
+        ),
+        "devices with different maxima added": (
+            "def combine(mixed, total, top):\n"
+            "    total = lax.psum(total, MODEL)\n"
+            "    return lax.psum(mixed, MODEL) / jnp.where(total > 0, total, 1)[:, None]"
+        ),
+        "the mean of the devices' results": (
+            "def combine(mixed, total, top):\n"
+            "    return lax.pmean(mixed / jnp.where(total > 0, total, 1)[:, None], MODEL)"
+        ),
+        "everything gathered": (
+            "def combine(mixed, total, top):\n"
+            "    spread = lambda a: jnp.zeros((8, *a.shape)).at[lax.axis_index(MODEL)].set(a)\n"
+            "    own = jnp.where(jnp.isfinite(top), top, -1e9)\n"
+            "    mixed, total, own = (lax.psum(spread(a), MODEL) for a in (mixed, total, own))\n"
+            "    shrink = jnp.exp(own - own.max(0))\n"
+            "    total = (shrink * total).sum(0)\n"
+            "    mixed = (shrink[..., None] * mixed).sum(0)\n"
+            "    return mixed / jnp.where(total > 0, total, 1)[:, None]"
+        ),
+    },
+    "serving-latent": {
+        "positions over all devices": "answer = put(latents, P(None, None, MODEL))",
+        "by sequence alone": "answer = put(latents, P(None, 'kv'))",
+        "vectors in parts": "answer = put(latents, P(None, 'kv', None, 'group'))",
+    },
+    "serving-steps": {
+        "no slot ever waits": "def count_steps(wanted, slots): return -(-sum(wanted) // slots)",
+        "static batching": (
+            "def count_steps(wanted, slots):\n"
+            "    return sum(max(wanted[i : i + slots]) for i in range(0, len(wanted), slots))"
+        ),
+        "slots in turn": "def count_steps(wanted, slots): return max(sum(wanted[i::slots]) for i in range(slots))",
+    },
 }
