@@ -166,7 +166,7 @@ class _Notebook:
         if title and not other:  # a magic stays the first line, and a cell in another language is not changed
             first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
             source = "\n".join(part for part in (first, f"#@title {title}", rest) if part)
-        metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold else {}
+        metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold and not other else {}
         cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None, "outputs": []}
         self.cells.append(cell)
 
