@@ -1,13 +1,14 @@
 #!/bin/sh
 # Install what tests need besides Python packages: Slurm, sshd and Open MPI for the cluster chapter, npm for a renderer
 # of Markdown and for axe, and Chromium for the pages. Called by `make test`, `make pdf` and `make lighthouse`.
-# As root on Debian it installs what is missing, and starts no service. Elsewhere it prints in one line what is missing; the tests that need it
-# are skipped, or fail in CI.
+# As root on Debian it installs what is missing, and starts no service. Elsewhere it prints in one line what is missing;
+# the tests that need it are skipped, or fail in CI.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
 missing=
-for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 sshd:openssh-server mpirun:openmpi-bin npm:npm; do
+for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 sshd:openssh-server \
+  mpirun:openmpi-bin npm:npm; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;

@@ -204,8 +204,7 @@ def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
     assert "     cure: the processes do not reach process 0" in text and "in initialize" in said
 
 
-def test_two_platforms_in_one_job_are_told_and_not_waited_for(tmp_path):
-    """One process has no folder to share, and does not wait: facts go through the coordinator."""
+def test_an_all_reduce_that_cannot_be_made_is_told_beside_the_other_faults():
     facts = [fact(0), fact(1) | {"platform": "cpu", "kind": "cpu"}]
     facts[0] |= {"all_devices": 2, "transport": "NCCL", "seconds": "the processes have different platforms"}
     assert failures(facts)["network"].found == "an all-reduce by NCCL failed: the processes have different platforms"

@@ -1,5 +1,6 @@
 """The watchdog that readers copy: it ends a process whose step hangs, says where, and leaves all others alone."""
 
+import os
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ watchdog = Watchdog(limit=1, first=20, grace=0.1)
 for step in range(2):
     watchdog.step(f"step {step}")
 """
-LINE = f"process 0 on {__import__('os').uname().nodename}: "
+LINE = f"process 0 on {os.uname().nodename}: "
 
 
 def run(folder, program):
