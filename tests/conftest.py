@@ -61,9 +61,11 @@ def tiny(tmp_path):
     return TinyBook(tmp_path)
 
 
-# Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds.
-SLOW = ("bookbinder", "browser", "explorer", "faults", "home", "matrix", "notebooks", "pages", "pdf", "preflight",
-        "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
+# Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds, and the
+# fixtures of those that run a job's steps, or what authors run on all of the book's sources.
+SLOW = ("audit", "bookbinder", "browser", "explorer", "faults", "home", "matrix", "notebooks", "pages", "pdf",
+        "preflight", "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
+SLOW_FIXTURES = {"runner", "sources"}
 
 # Tests of one chapter that run or compile it whole, and how their names go on with its name.
 OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}
@@ -110,7 +112,7 @@ def is_quick(item, changed):
     for where, name in OF_A_CHAPTER.items():
         if where in (item.path.name, item.originalname):
             return item.name.startswith(tuple(item.originalname + name.format(chapter) for chapter in changed))
-    return item.path.name not in {f"test_{name}.py" for name in SLOW} and "runner" not in item.fixturenames
+    return item.path.stem not in {f"test_{name}" for name in SLOW} and SLOW_FIXTURES.isdisjoint(item.fixturenames)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -7,7 +7,7 @@ on a laptop that has none of them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from typing import Any, overload
 
@@ -98,7 +98,7 @@ class Layout:
         """The numbers of the devices, in the order of the mesh."""
         return tuple(shard.device for shard in self.shards)
 
-    @property
+    @cached_property  # drawing asks it for each device
     def replicas(self) -> int:
         """How many devices store each element, or each partial sum of it: 1 if nothing is replicated."""
         return (1 + max(shard.replica for shard in self.shards)) // self.partial_sums
