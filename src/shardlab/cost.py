@@ -519,12 +519,13 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
       batch_tokens: tokens in the batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
-        attention; "block", every layer.
+        attention; "block", every layer but its last product, whose result the backward pass does not need.
 
     Returns:
       FLOPs.
 
-    Source: Scaling Book, "Transformer math"; for "block" there "Gradient checkpointing" (8 instead of 6).
+    Source: Scaling Book, "Transformer math"; for "block" a compiled step (tests/test_cost.py). That book's "Gradient
+    checkpointing" counts the last product too, and has 8 FLOPs for each parameter instead of 6, where this has 7.5.
     """
     forwards, again = _forward_flops(model, amount("batch_tokens", batch_tokens), sequence, remat)
     return 3 * forwards + again
@@ -534,6 +535,7 @@ def _forward_flops(model, tokens, sequence, remat):
     """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
     scores = amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
     attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.ff_matmul_parameters
+    mlp *= 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
     again = model.layers * again[one_of("remat", remat, REMAT)]
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
@@ -695,23 +697,41 @@ def training_memory(
 
 @dataclass(frozen=True)
 class Fitted:
-    """What formulas cannot know of chips: numbers that `scripts/fit_planner.py` fits to published runs.
+    """What formulas cannot know of chips, fitted to runs that others published: `shardlab.published`.
+
+    `python scripts/fit_planner.py` fits it again and tests it on the runs that were left out.
 
     Attributes:
-      products: the share of the peak that large matrix products reach in a whole step.
-      half: the size of a product's smallest dimension at which it reaches half of that share.
+      products: for each chip the share of its peak that large matrix products reach in a whole step. Fitted.
+      other: that share for a chip without a published run: the geometric mean of the others.
+      half: the smallest dimension of a product at which it reaches half of that share: 128, the tile of a matrix unit.
       links, network: the share of their bandwidth that collectives reach within a slice or node, and between them.
-      spread: by which factor the expected times of runs are off that were left out of the fit, for nine in ten of them.
+        Measured by others: NCCL 0.8 on NVLink and 0.75 on eight network cards, TPUs all of their links (of 90 GB/s) and
+        a third of their cards.
+      call_seconds, hop_seconds, network_hop_seconds: what each collective takes besides: to begin, and for each hop
+        within a node and between nodes. NCCL's own numbers for large messages; none for TPUs, whose `Chip` has them.
+      spread: by which factor expected times are off, at most, for nine in ten of the runs that were left out.
+
+    Source: https://github.com/stas00/ml-engineering, network/benchmarks, and https://github.com/NVIDIA/nccl,
+    src/graph/tuning.cc (ring and tree, protocol "Simple"), for NCCL;
+    https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks, for TPUs; `shardlab.published` for the rest.
     """
 
-    products: float
+    products: Mapping[str, float]
+    other: float
     half: float
     links: float
     network: float
+    call_seconds: float
+    hop_seconds: float
+    network_hop_seconds: float
     spread: float
 
 
-FITTED = {"gpu": Fitted(0.7, 200.0, 0.8, 0.8, 1.2), "tpu": Fitted(0.75, 200.0, 0.9, 0.8, 1.2)}
+FITTED = {
+    "gpu": Fitted({"A100": 0.61, "H100": 0.56}, 0.58, 128.0, 0.8, 0.75, 8.4e-6, 3.4e-6, 14e-6, 1.32),
+    "tpu": Fitted({"v4": 0.73, "v5e": 0.74, "v5p": 0.88, "v6e": 0.6}, 0.73, 128.0, 1.0, 0.33, 0.0, 0.0, 0.0, 1.27),
+}
 
 
 @dataclass(frozen=True)
@@ -914,21 +934,21 @@ def step_cost(
         "expert": (("expert", (("all-to-all", chosen * micro / np.maximum(model.experts_per_token, 1),
                                 chosen * held / tensor),)),),
     }  # fmt: skip
-    near, far, sent = {}, {}, {}
+    near, far, sent, late = {}, {}, {}, {}
     for axis, parts in arrays.items():
-        near[axis] = far[axis] = sent[axis] = np.asarray(0.0)
+        near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)
         for where, kinds in parts:
             waits = axis in ("tensor", "pipeline", "context", "expert") or not chip.torus
             for kind, count, size_ in kinds:
                 one, other = _axis_seconds(kind, count, size_, places[where], waits, chip)
                 near[axis], far[axis] = near[axis] + one, far[axis] + other
+                late[axis] = late[axis] + count * _latency(kind, places[where], chip)
                 of = places[where].near * places[where].far
                 sent[axis] = sent[axis] + np.where(of > 1, collective_bytes(kind, size_, of), 0.0)
         seconds[axis] = np.maximum(near[axis], far[axis])
 
-    expected, exposed = _expected(
-        model, chip, parallelism, tokens, flops, in_layers, products, seconds, near, far, update
-    )
+    took = (near, far, late)
+    expected, exposed = _expected(model, chip, parallelism, tokens, flops, in_layers, products, took, update)
     named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
     named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
@@ -1022,7 +1042,26 @@ def _axis_seconds(kind, count, all_bytes, place, waits, chip):
     return near, np.minimum(*far)
 
 
-def _expected(model, chip, parallelism, tokens, flops, in_layers, products, seconds, near, far, update):
+def _latency(kind, place, chip):
+    """What a collective takes on GPUs besides its bytes: NCCL's own model, for the faster of a ring and a tree."""
+    fitted = _fitted(chip)
+    times, of = _GATHERS.get(kind, 1), place.near * place.far
+    if kind in ("collective-permute", "all-to-all"):
+        hops, across = np.minimum(place.near - 1, 1), np.minimum(place.far - 1, 1)
+    else:
+        hops, across = times * (of - place.far), times * (place.far - 1)
+    seconds = hops * fitted.hop_seconds + across * fitted.network_hop_seconds
+    if kind == "all-reduce":
+        tree = 2 * ((place.near - 1) * fitted.hop_seconds + np.log2(place.far) * fitted.network_hop_seconds)
+        seconds = np.minimum(seconds, tree)
+    return np.where(of > 1, fitted.call_seconds + seconds, 0.0)
+
+
+def _fitted(chip):
+    return FITTED["tpu" if chip.torus else "gpu"]
+
+
+def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent, update):
     """(the expected time of a step, what of it is communication that nothing hides).
 
     Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
@@ -1030,7 +1069,8 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, seco
     parallelism wait for their collectives, and the FSDP and data parallelism of a first and a last layer have nothing
     to hide behind.
     """
-    fitted = FITTED["tpu" if chip.torus else "gpu"]
+    fitted, (near, far, late) = _fitted(chip), sent
+    share = next((part for name, part in fitted.products.items() if chip.name.startswith(name)), fitted.other)
     tensor, micro = np.asarray(parallelism.tensor, float), np.asarray(parallelism.microbatches, float)
     rows = np.maximum(tokens / micro, 1e-9)
     parts = []  # (share of the layers' products, their smallest dimension)
@@ -1041,14 +1081,14 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, seco
         parts.append((ff, np.minimum(routed, (model.expert_d_ff or model.d_ff) / tensor)))
     else:
         parts.append((ff, np.minimum(rows, np.minimum(model.d_model, model.d_ff / tensor))))
-    slower = sum(share * (1 + fitted.half / smallest) for share, smallest in parts) / (attention + ff)
-    work = (in_layers / chip.peak(products) * slower + (flops - in_layers) / chip.peak("bf16")) / fitted.products
-    took = {axis: np.maximum(near[axis] / fitted.links, far[axis] / fitted.network) for axis in MESH_AXES}
+    slower = sum(many * (1 + fitted.half / smallest) for many, smallest in parts) / (attention + ff)
+    work = (in_layers / chip.peak(products) * slower + (flops - in_layers) / chip.peak("bf16")) / share
+    took = {axis: np.maximum(near[axis] / fitted.links, far[axis] / fitted.network) + late[axis] for axis in MESH_AXES}
     layers = model.layers / np.asarray(parallelism.pipeline, float)
     scores = flops - in_layers
-    exposed = took["tensor"] + took["expert"] + took["pipeline"] / np.maximum(micro, 1)
+    exposed = took["tensor"] + took["expert"] + took["pipeline"] / micro
     exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * micro)
     exposed = exposed + np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers
-    exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / fitted.products, 0)
+    exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0)
     update = update / chip.hbm_bytes_per_second
     return (work + exposed) * (1 + parallelism.idle) + update, exposed

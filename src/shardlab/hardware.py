@@ -110,6 +110,11 @@ class Chip:
 #         in both directions on 6 ports, so 100 GB/s one way
 #   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
 #         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
+#   [tpu7x] https://docs.cloud.google.com/tpu/docs/tpu7x, looked up on 2026-11-24: 2307 TFLOP/s bf16, 4614 fp8; 192 GiB,
+#         7380 GB/s; ICI 1200 GB/s in both directions on 6 ports, of which we take 90 GB/s one way as for v5p (a gather
+#         over two links reached 178.8 GB/s: https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood);
+#         DCN 100 Gbit/s a chip; 4 chips a host; pods of 9,216 chips, of which the largest slice listed in
+#         https://github.com/AI-Hypercomputer/maxtext, accelerator_to_spec_map.py, is 16x24x24
 #   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
 #   GiB/s, which is the same speed.
 #   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
@@ -129,6 +134,16 @@ class Chip:
 #   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
 #          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
 #          table, https://jax-ml.github.io/scaling-book/gpus/
+#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; in 72 GPUs
+#          360 PFLOP/s bf16 and 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130 TB/s
+#          in both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
+#   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with NVLink of 160 GB/s, here the 200
+#          one way of which that is what is reached, and InfiniBand of 50 GB/s. No data sheet of NVIDIA was seen.
+#   [H20]  https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8 and int8; 96 GB,
+#          4.0 TB/s; NVLink as H100. No data sheet of NVIDIA was seen.
+#   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s bf16, 2614.9 fp8 and
+#          int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without a switch, 448 together. Network cards
+#          are the builder's choice; 400 Gbit/s a GPU are common.
 #   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
 #          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
 #   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
@@ -147,6 +162,8 @@ CHIPS = {
              network_bytes_per_second=6.25e9, **_TPU),  # [v5p], links and int8 [SB]
         Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
              network_bytes_per_second=12.5e9, **_TPU),  # [v6e], links [SB]
+        Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9, torus=(16, 24, 24), node_chips=4,
+             network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
         Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
              network_bytes_per_second=25e9, **_GPU),  # [A100], [NCCL]
         Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
@@ -155,12 +172,19 @@ CHIPS = {
              network_bytes_per_second=50e9, **_GPU),  # [H200], [POD], [NCCL]
         Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
              network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
+        Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9, torus=(), node_chips=72,
+             host_chips=4, network_bytes_per_second=50e9, **_GPU),  # [GB200], [NCCL]
+        Chip("H800", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 200e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H800], [NCCL]
+        Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
+        Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
+             node_chips=8, network_bytes_per_second=50e9, **_GPU),  # [MI300X]; latencies as [NCCL]
     )
 }  # fmt: skip
 
 # For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices a chip is.
-# Source: https://docs.cloud.google.com/tpu/docs/tpu7x for tpu7x, which has no row above.
-COMPILED_TPUS = {name: (len(CHIPS[name].torus), 1) for name in ("v5e", "v5p", "v6e")} | {"tpu7x": (3, 2)}
+COMPILED_TPUS = {name: (len(CHIPS[name].torus), 2 if name == "tpu7x" else 1) for name in ("v5e", "v5p", "v6e", "tpu7x")}
 
 # What JAX calls these chips, by the `device_kind` of their devices.
 TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
