@@ -13,9 +13,9 @@ from shardlab.published import RUNS
 
 
 def main():
-    fitted = dict(cost.FITTED)
+    """Print the fit and how far off each run is."""
     for kind in ("gpu", "tpu"):
-        fitted[kind] = cost.FITTED[kind] = fit(kind)
+        cost.FITTED[kind] = fit(kind)
         print(f"    {kind!r}: {cost.FITTED[kind]},")
     for name, run in RUNS.items():
         step = run.cost()

@@ -12,6 +12,7 @@ compares bytes.
 
 import argparse
 import json
+import math
 import re
 import sys
 import time
@@ -94,6 +95,8 @@ class Choice:
 @dataclass(frozen=True)
 class Plan:
     """All meshes for a model on a machine: those that fit first, the fastest first.
+
+    Of meshes whose expected times are within about one per cent, those with fewer axes come first.
 
     Attributes:
       model, machine, batch_tokens, sequence, remat: as asked.
@@ -273,7 +276,7 @@ def plan(
     for axis in axes:
         one_of("axes", axis, MESH_AXES)
     sequences = batch_tokens // sequence
-    every = _meshes(machine.chips, model, axes, sequence)
+    every = _meshes(machine, model, axes, sequence)
     even = sequences % every.groups == 0
     uneven = int((~even).sum())
     if not even.any():
@@ -313,7 +316,7 @@ def _remedies(made, asked):
         kind = what.split()[-1]
         if kind in seen:
             continue
-        every = _meshes(larger.chips, model, asked["axes"], made.sequence)
+        every = _meshes(larger, model, asked["axes"], made.sequence)
         even = batch // made.sequence % every.groups == 0
         if not even.any():
             continue
@@ -324,11 +327,12 @@ def _remedies(made, asked):
             yield what, choices[0]
 
 
-def _meshes(chips, model, axes, sequence):
-    """Every mesh of these axes, as one `Parallelism` of arrays."""
+def _meshes(machine, model, axes, sequence):
+    """Every mesh of these axes, as one `Parallelism` of arrays. On GPUs tensor parallelism stays within a node."""
+    chips, most = machine.chips, machine.chips if machine.chip.torus else machine.near
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     allowed = {
-        "tensor": [n for n in divisors if model.splits(n)],
+        "tensor": [n for n in divisors if n <= most and model.splits(n)],
         "pipeline": [n for n in divisors if n <= min(model.layers, MOST_PIPELINE)],
         "context": [n for n in divisors if n <= MOST_CONTEXT and sequence % n == 0],
         "expert": [n for n in divisors if model.experts and model.experts % n == 0],
@@ -380,11 +384,9 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
             )
         )  # fmt: skip
 
-    def order(choice):
-        return (
-            not choice.fits, choice.expected_seconds if choice.fits else choice.total_bytes, choice.serial_seconds,
-            choice.tensor * choice.pipeline * choice.context,
-        )  # fmt: skip
+    def order(choice):  # meshes within one per cent of each other are equally fast: fewer axes first
+        rank = math.floor(100 * math.log(choice.expected_seconds)) if choice.fits else choice.total_bytes
+        return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
 
     return tuple(sorted(choices, key=order))
 

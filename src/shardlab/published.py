@@ -1,7 +1,7 @@
 """Training runs that others published, and what `shardlab.cost` expects of them: for fitting it, and for testing it.
 
-Each run has its source, and a step's time in seconds, which is what is compared: "model FLOPs" have several definitions.
-Where a source states tokens or FLOPs per second instead, the time is derived from them, with the definition that fits
+Each run has its source, and a step's time in seconds, which is what is compared, as "model FLOPs" have several
+definitions. Where a source states tokens or FLOPs per second instead, the time is derived from them, with the definition that fits
 its other numbers. A run is used for fitting or for testing, never for both; `scripts/fit_planner.py` fits.
 """
 
@@ -162,33 +162,37 @@ def _runs():
                   machine("A100", chips), how, batch, 2048, seconds, _NAR, remat="block")  # fmt: skip
     for size, heads, width, layers, pipeline, batch, micro, stages, seconds, fit in (
         ("22B", 64, 6144, 48, 1, 4, 1, 1, 1.10, True), ("175B", 96, 12_288, 96, 8, 64, 64, 3, 13.75, True),
-        ("530B", 128, 20_480, 105, 35, 280, 280, 3, 37.83, False), ("1T", 160, 25_600, 128, 64, 512, 512, 1, 71.49, False),
+        ("530B", 128, 20_480, 105, 35, 280, 280, 3, 37.83, False),
+        ("1T", 160, 25_600, 128, 64, 512, 512, 1, 71.49, False),
     ):  # fmt: skip
         how = Parallelism(1, 1, 8, pipeline, microbatches=micro, stages=stages)
         yield run(f"Megatron-LM 2022, {size} on {8 * pipeline} A100", _plain(layers, width, heads, 51_200),
                   machine("A100", 8 * pipeline), how, batch, 2048, seconds, _KOR, fit, remat="matmuls")  # fmt: skip
 
-    for size, layers, width, hidden, chips, axes, batch, seconds in (
-        ("8.9B", 32, 4096, 14_336, 16, (4, 1, 4, 1, 16), 256, 43.94), ("8.9B", 32, 4096, 14_336, 128, (16, 1, 8, 1, 2),
-                                                                      256, 36.33),
-        ("8.9B", 32, 4096, 14_336, 256, (32, 1, 8, 1, 1), 256, 32.71), ("80B", 80, 8192, 28_672, 128, (1, 1, 4, 32, 256),
-                                                                        256, 34.29),
-    ):  # fmt: skip
-        model = Model(layers, width, hidden, 32 if width == 4096 else 64, 32 if width == 4096 else 64, 128, 131_072)
-        flops = cost.training_flops(model, batch * 4096, 4096)  # the figure has the utilisation in per cent
+    for size, layers, width, hidden, chips, axes, percent in (  # the figure has the utilisation of the peak
+        ("8.9B", 32, 4096, 14_336, 16, (4, 1, 4, 1, 16), 43.94),
+        ("8.9B", 32, 4096, 14_336, 128, (16, 1, 8, 1, 2), 36.33),
+        ("8.9B", 32, 4096, 14_336, 256, (32, 1, 8, 1, 1), 32.71),
+        ("80B", 80, 8192, 28_672, 128, (1, 1, 4, 32, 256), 34.29),
+    ):
+        heads = 32 if width == 4096 else 64
+        model = Model(layers, width, hidden, heads, heads, 128, 131_072)
+        speed = chips * hardware.chip("H100").peak() * percent / 100
+        seconds = float(cost.training_flops(model, 256 * 4096, 4096) / speed)
         how = Parallelism(*axes[:4], microbatches=axes[4])
-        yield run(f"nanotron, {size} on {chips} H100", model, machine("H100", chips), how, batch, 4096,
-                  float(flops / chips / hardware.chip("H100").peak() / (seconds / 100)), _NAN, remat="none", gradients="f32")  # fmt: skip
-
+        yield run(f"nanotron, {size} on {chips} H100", model, machine("H100", chips), how, 256, 4096, seconds, _NAN,
+                  remat="none", gradients="f32")  # fmt: skip
     small = Model(28, 3072, 8192, 32, 32, 96, 131_072, tied=True, name="3.6B")
     for tensor, batch, flops in ((2, 3, 363.66e12), (4, 9, 345.51e12), (8, 18, 279.50e12), (16, 40, 158.10e12),
                                  (32, 90, 92.66e12)):  # fmt: skip
         seconds = cost.training_flops(small, batch * 4096, 4096) / flops / tensor
-        yield run(f"nanotron, 3.6B on {tensor} H100, tensor alone", small, machine("H100", tensor),
-                  Parallelism(1, 1, tensor), batch, 4096, float(seconds), _TEN, remat="none", gradients="f32")  # fmt: skip
+        how = Parallelism(1, 1, tensor)
+        yield run(f"nanotron, 3.6B on {tensor} H100, tensor alone", small, machine("H100", tensor), how, batch, 4096,
+                  float(seconds), _TEN, remat="none", gradients="f32")  # fmt: skip
 
     for name, model, chips, each, seconds, fit in (
-        ("8B on 8", _8B, 8, 3, 3.443, True), ("8B on 32", _8B, 32, 3, 3.495, False), ("8B on 256", _8B, 256, 4, 4.546, False),
+        ("8B on 8", _8B, 8, 3, 3.443, True), ("8B on 32", _8B, 32, 3, 3.495, False),
+        ("8B on 256", _8B, 256, 4, 4.546, False),
         ("70B on 64", _70B, 64, 2, 18.688, True), ("70B on 128", _70B, 128, 4, 34.786, False),
         ("70B on 256", _70B, 256, 5, 42.656, True),
     ):  # fmt: skip
