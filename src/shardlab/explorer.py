@@ -6,7 +6,7 @@ of `shardlab.layout` and `shardlab.cost` in JavaScript. tests/test_explorer.py c
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -17,11 +17,12 @@ from shardlab._svg import PALETTE, Picture, figure, hatching, ink, rect, row, te
 from shardlab._tables import aligned, html_table
 from shardlab.draw import draw
 from shardlab.layout import describe, index_text, itemsize, short_dtype
+from shardlab.plan import MOST_CONTEXT, MOST_PIPELINE
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
 
 SCRIPTS = (
-    "layout.js", "draw.js", "matmul.js", "fit.js", "names.js", "parts.js", "compare.js", "explorer.js",
+    "layout.js", "draw.js", "matmul.js", "fit.js", "plan.js", "names.js", "parts.js", "compare.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
 _FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
@@ -29,6 +30,10 @@ PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of 
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
 OWN = "own"
 MOST_DEVICES = 64
+MOST_CHIPS = 2**17
+# The explorer's steps are those of dense models, on meshes of these axes.
+MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
+STEP_AXES = tuple(axis for axis in cost.MESH_AXES if axis != "expert")
 REMATERIALISED = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
 
 
@@ -49,12 +54,11 @@ class Part:
     picture: Picture
 
     def _repr_html_(self):
-        output = _OUTPUT if self.name != "fit" else _OUTPUT.replace(_COPY_CODE, "")  # it has no program
         known = {key: value for key, value in data().items() if key in _USES[self.name]}
         blob = json.dumps(known).replace("<", "\\u003c")
         return (
             f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
-            f'<template><div class="explorer-both">{self.form}{output}</div></template>{self.picture.html}</div>'
+            f'<template><div class="explorer-both">{self.form}{_OUTPUT}</div></template>{self.picture.html}</div>'
             f'<script type="application/json" class="explorer-data">{blob}</script>'
         )
 
@@ -63,11 +67,19 @@ class Part:
 
 
 def data() -> dict:
-    """The dtypes, chips and models that the scripts use, ready for JSON: those of `shardlab` when the book is built."""
+    """The dtypes, chips and models that the scripts use, ready for JSON: those of `shardlab` when the book is built.
+
+    For each chip "slices" has, for each number of chips in a slice or node, its shape and which axes are rings.
+    """
     fields = (
-        "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips",
+        "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips", "host_chips",
         "network_bytes_per_second", "network_seconds",
     )  # fmt: skip
+
+    def slices(chip):
+        machines = [hardware.machine(chip, n) for n in hardware._slices(chip)]
+        return {machine.near: [list(machine.shape), list(machine.rings)] for machine in machines}
+
     return {
         "palette": [[colour, ink(colour)] for colour in PALETTE],
         "dtypes": {name: [itemsize(name), short_dtype(name)] for name in DTYPES},
@@ -76,14 +88,17 @@ def data() -> dict:
             name: {
                 "flops_per_second": dict(chip.flops_per_second),
                 "torus": list(chip.torus),
+                "slices": slices(chip),
                 **{field: getattr(chip, field) for field in fields},
             }
             for name, chip in hardware.CHIPS.items()
         },
         "models": {
             name: {size: getattr(model, size) for size in (*models.SIZES, "gated", "tied")}
-            for name, model in models.MODELS.items()
+            for name, model in MODELS.items()
         },
+        "fitted": {kind: asdict(fitted) for kind, fitted in cost.FITTED.items()},
+        "most": {"pipeline": MOST_PIPELINE, "context": MOST_CONTEXT},
     }
 
 
@@ -91,7 +106,7 @@ def data() -> dict:
 _USES = {
     "layout": ("palette", "dtypes"),
     "matmul": ("palette", "dtypes", "bytes", "chips"),
-    "fit": ("palette", "chips", "models"),
+    "fit": ("palette", "chips", "models", "fitted", "most"),
 }
 
 
@@ -104,11 +119,10 @@ def _known(kind, name, known):
 
 # --- Controls ----------------------------------------------------------------------------------------------------
 
-_COPY_CODE = '<button type="button" name="code">Copy code</button>'
 _OUTPUT = (
     '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div>'
     '<div class="explorer-bar"><button type="button" name="pin">Pin to compare</button>'
-    f'<button type="button" name="link">Copy link</button>{_COPY_CODE}'
+    '<button type="button" name="link">Copy link</button><button type="button" name="code">Copy code</button>'
     '<button type="button" name="again">Start again</button><span role="status"></span></div></div>'
 )
 

@@ -1,93 +1,283 @@
-// The memory and the time of a training step on each chip: shardlab.cost.step_cost, with a reserve of memory.
-//   case: { model: { layers, d_model, ... }, chip, batch, sequence, data, fsdp, tensor, remat, reserve }, with the reserve
-//   in per cent; the number of chips follows from the mesh
+// The memory and the time of a dense model's training step on each chip: shardlab.hardware.machine and
+// shardlab.cost.step_cost, with the same operations in the same order, so that even ties are ranked as there.
+//   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context,
+//   microbatches, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
 (function (explorer) {
 "use strict";
-const { max, min, floor, ceil } = Math;
+const { plain, product, times } = explorer;
+const { max, min, floor, ceil, log2 } = Math;
+const AXES = ["data", "fsdp", "tensor", "pipeline", "context"];
+const wrong = (words) => ({ error: { words } });
 
-function fit({ model, chip: name, batch, sequence, data, fsdp, tensor, remat, reserve }) {
+// --- Machines ---
+// The machine that so many chips form: { chip, shape, rings, near, slices, chips }, or an error with the nearest ones.
+function machine(name, chips, slices = 1) {
   const chip = explorer.data.chips[name];
-  const { layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab, gated, tied } = model;
-  const wrong = (words) => ({ error: { words } });
-  if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
-  const total = data * fsdp * tensor;
-  if (heads % tensor || (kv % tensor && tensor % kv)) {
-    return wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads evenly; use a divisor of ` +
-      `${heads} that divides ${kv} or is a multiple of it`);
-  }
-
-  const [attention, mlp] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f]; // parameters of a layer
-  const parameters = layers * (attention + mlp + 2 * d) + (tied ? 1 : 2) * vocab * d + d;
-  const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
-  const kept = { // elements that a layer keeps of a token
-    none: 4 * d + 2 * queries + 2 * keys + 2 * ins * f,
-    matmuls: queries + 2 * keys + 2 * d + ins * f,
-    mlp: ins * f + d,
-    block: d,
+  const known = Object.keys(chip.slices).map(Number);
+  const around = (all) => [max(...all.filter((n) => n < chips / slices)), min(...all.filter((n) => n > chips / slices))]
+    .filter(isFinite).map(plain).join(" or ");
+  const made = (near, many) => {
+    const [shape, rings] = chip.slices[near];
+    return { chip, shape, rings, near, slices: many, chips };
   };
-  const tokens = batch / (data * fsdp); // of a tensor group
-  const [gathered, sharded] = [parameters / tensor, parameters / (fsdp * tensor)];
-  const memory = { // in bf16, except moments and logits
-    parameters: 2 * sharded,
-    gradients: 2 * sharded,
-    moments: 8 * sharded,
-    activations: 2 * tokens * layers * kept[remat] / tensor,
-    working: remat === "none" ? 0 : 2 * tokens * kept.none / tensor,
-    gathered: fsdp > 1 ? 4 * (attention + mlp) / tensor : 0,
-    logits: 4 * tokens * vocab / tensor,
-  };
-  const held = Object.values(memory).reduce((all, part) => all + part);
-
-  const scores = 4 * sequence * heads * head_dim;
-  const forwards = (tokens / tensor) * (2 * (layers * (attention + mlp) + vocab * d) + layers * scores);
-  const again = { none: 0, matmuls: scores, mlp: 2 * attention + scores, block: 2 * attention + 2 * mlp + scores };
-  const flops = 3 * forwards + (tokens / tensor) * layers * again[remat];
-  const traffic = (remat === "block" ? 8 : 6) * gathered + 22 * sharded + 2 * memory.activations;
-
-  // For each axis: how often each kind runs, twice for a sum, and the bytes of all its arrays.
-  const pairs = layers * (4 + { none: 0, matmuls: 0, mlp: 1, block: 2 }[remat]) + 2;
-  const moves = {
-    data: [[2, layers, 2 * sharded]],
-    fsdp: [[1, 2 * layers, 4 * gathered], [1, layers, 2 * gathered]],
-    tensor: [[2, pairs, pairs * tokens * d * 2]],
-  };
-  const sizes = { data, fsdp, tensor };
-  const many = Object.values(sizes).filter((size) => size > 1).length;
-  const first = fsdp > 1 ? "fsdp" : data > 1 ? "data" : "tensor";
-  const node = chip.torus.length ? total : chip.node_chips;
-  const stride = { tensor: 1, fsdp: tensor, data: tensor * fsdp };
-  const [seconds, sent] = [{
-    compute: flops / chip.flops_per_second.bf16,
-    hbm: traffic / chip.hbm_bytes_per_second,
-  }, {}];
-  for (const [axis, kinds] of Object.entries(moves)) {
-    const inner = min(sizes[axis], max(floor(node / stride[axis]), 1));
-    const outer = ceil(sizes[axis] / inner);
-    // Torus axes: one for each mesh axis of more than one chip, or a share of one; the first gets those left over.
-    const has = chip.torus.length;
-    const torus = min(has / max(many, 1), 1) + (axis === first ? max(has - many, 0) : 0);
-    const hops = has ? max(torus, 1) * (inner ** (1 / max(torus, 1)) / 2) * (inner > 1) : inner - 1;
-    const ways = has ? torus * 2 : 1;
-    seconds[axis] = sent[axis] = 0;
-    for (const [twice, count, bytes] of kinds) {
-      const near = max(twice * (inner - 1) / inner * bytes / ways / chip.link_bytes_per_second,
-        count * twice * hops * chip.link_seconds);
-      const far = max(twice * (outer - 1) / outer * bytes / inner / chip.network_bytes_per_second,
-        count * twice * (outer - 1) * chip.network_seconds);
-      seconds[axis] += max(near, far);
-      sent[axis] += twice * (sizes[axis] - 1) / sizes[axis] * bytes;
+  if (!chip.torus.length) {
+    const host = chip.host_chips || chip.node_chips;
+    const nodes = ceil(chips / chip.node_chips);
+    const each = floor(chips / nodes);
+    slices = 1;
+    if (chips % nodes || !chip.slices[each] || (nodes > 1 && each % host)) {
+      const possible = [...known, ...times(floor(chips / host) + 1, (n) => host * (n + 1))];
+      return wrong(`${chips} ${name} do not fill hosts of ${host}, on ${nodes} nodes; use ${around(possible)}`);
     }
+    return made(each, nodes);
   }
-  const step = max(...Object.values(seconds));
+  if (chips % slices) return wrong(`${chips} chips cannot be spread evenly over ${slices} slices; use a multiple of ${slices}`);
+  const each = chips / slices;
+  if (chip.slices[each]) return made(each, slices);
+  const largest = max(...known);
+  const enough = times(998, (n) => n + 2).find((n) => chips % n === 0 && chip.slices[chips / n]);
+  const several = slices === 1 && each > largest && enough ? `, or slices=${enough}` : "";
+  return wrong(`no slice of ${name} has ${plain(each)} chips, the largest has ${plain(largest)}; use ${around(known)} ` +
+    `chips${several}`);
+}
+
+// --- Places: over which links each mesh axis sends ---
+function combinations(items, count) {
+  if (!count) return [[]];
+  return items.flatMap((item, i) => combinations(items.slice(i + 1), count - 1).map((rest) => [item, ...rest]));
+}
+const gcd = (a, b) => (b ? gcd(b, a % b) : a);
+
+// For each mesh axis its parts of axes of the torus: [chips, distance between them, whether they close to a ring].
+// Whole axes of the torus first; what is left is dealt out by common factors.
+function pieces(shape, rings, sizes) {
+  let free = shape.map((_, i) => i);
+  const found = sizes.map((size) => {
+    for (let count = free.length; count > 0 && size > 1; count--) {
+      const some = combinations(free, count).find((those) => product(those.map((i) => shape[i])) === size);
+      if (some) {
+        free = free.filter((i) => !some.includes(i));
+        return some.map((i) => [shape[i], 1, rings[i]]);
+      }
+    }
+    return null;
+  });
+  const taken = shape.map(() => 1);
+  return found.map((whole, axis) => whole || free.flatMap((i) => {
+    const part = gcd(sizes[axis], floor(shape[i] / taken[i]));
+    if (part === 1) return [];
+    const piece = [part, taken[i], rings[i] && part * taken[i] === shape[i]];
+    taken[i] *= part;
+    sizes[axis] = floor(sizes[axis] / part);
+    return [piece];
+  }));
+}
+
+// Links that a chip sends over at once, hops from end to end, groups on a link.
+function along(parts) {
+  const each = parts.filter(([n]) => n > 1).map(([n, stride, ring]) => [n, stride, ring ? 2 : 1]);
+  if (!each.length) return { ways: 1, hops: 0, crowd: 1 };
   return {
-    parameters, memory, total_bytes: held, hbm_bytes: chip.hbm_bytes, flops,
-    fits: held <= chip.hbm_bytes * (1 - reserve / 100),
-    parts: seconds, sent_bytes: sent, seconds: step,
-    serial_seconds: max(seconds.compute, seconds.hbm) + seconds.data + seconds.fsdp + seconds.tensor,
-    bound: Object.keys(seconds).find((part) => seconds[part] === step),
-    mfu: 3 * forwards / chip.flops_per_second.bf16 / step,
+    ways: each.reduce((all, [, stride, way]) => all + way / stride, 0),
+    hops: each.reduce((all, [n, stride, way]) => all + stride * (way === 2 ? floor(n / 2) : n - 1), 0),
+    crowd: min(...each.map(([, stride]) => stride)),
   };
 }
 
-explorer.fit = fit;
+// The place of each mesh axis, the innermost first: chips within a slice or node, slices or nodes, and their links.
+function place({ chip, shape, rings, near: all }, sizes) {
+  let stride = 1;
+  const near = sizes.map((size) => {
+    const inside = min(size, max(floor(all / stride), 1));
+    stride *= size;
+    return inside;
+  });
+  const links = chip.torus.length ? pieces(shape, rings, [...near]).map(along)
+    : near.map((n) => ({ ways: 1, hops: n - 1, crowd: 1 }));
+  return sizes.map((size, i) => ({ near: near[i], far: ceil(size / near[i]), ...links[i] }));
+}
+
+function places(made, { data, fsdp, tensor, pipeline, context }) {
+  const found = place(made, [tensor, context, fsdp, pipeline, data]);
+  const sharded = place(made, [tensor, fsdp * context, pipeline, data])[1]; // the state
+  return { tensor: found[0], context: found[1], fsdp: sharded, pipeline: found[3], data: found[4] };
+}
+
+// --- Collectives ---
+const TIMES = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
+const sentBytes = (kind, bytes, n) => (TIMES[kind] ? TIMES[kind] * (n - 1) / n * bytes : n > 1 ? bytes : 0);
+
+// The time between slices or nodes, by the faster of rings and trees.
+function network(kind, bytes, outer, chip, waiting) {
+  const ring = TIMES[kind] ? TIMES[kind] * (outer - 1) : outer > 1 ? 1 : 0;
+  const tree = TIMES[kind] ? TIMES[kind] * ceil(log2(outer)) : ring;
+  const [first, second] = [ring, tree].map((steps) => max(sentBytes(kind, bytes, outer) / chip.network_bytes_per_second,
+    waiting * steps * chip.network_seconds));
+  return min(first, second);
+}
+
+// [the time within a slice or node, that between them] of so many collectives of these bytes together.
+function axisSeconds(kind, count, bytes, { near, far, ways, hops, crowd }, waits, chip) {
+  const link = chip.link_bytes_per_second;
+  const within = TIMES[kind] ? sentBytes(kind, bytes, near) / (ways * link) : near > 1 ? crowd * bytes / link : 0;
+  const late = count * (TIMES[kind] ? TIMES[kind] * hops : Number(near > 1)) * chip.link_seconds;
+  const between = TIMES[kind] ? bytes / near : far > 1 ? bytes : 0;
+  return [max(within, late), network(kind, between, far, chip, waits ? count : min(count, 1))];
+}
+
+// What a collective takes on GPUs besides its bytes.
+function latency(kind, { near, far }, fitted) {
+  const of = near * far;
+  const hops = TIMES[kind] ? TIMES[kind] * (of - far) : min(near - 1, 1);
+  const across = TIMES[kind] ? TIMES[kind] * (far - 1) : min(far - 1, 1);
+  let seconds = hops * fitted.hop_seconds + across * fitted.network_hop_seconds;
+  if (kind === "all-reduce") {
+    seconds = min(seconds, 2 * ((near - 1) * fitted.hop_seconds + log2(far) * fitted.network_hop_seconds));
+  }
+  return of > 1 ? fitted.call_seconds + seconds : 0;
+}
+
+// --- A step ---
+// Parameters, and what a layer keeps of each token.
+function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab, gated, tied }) {
+  const [attention, mlp, embedding] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f, (tied ? 1 : 2) * vocab * d];
+  const parameters = layers * (attention + 2 * d) + layers * mlp + embedding + d;
+  const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
+  const kept = {
+    none: 4 * d + 2 * queries + 2 * keys + 2 * ins * f,
+    matmuls: queries + 2 * keys + d + ins * f + d,
+    mlp: ins * f + d,
+    block: d,
+  };
+  return { attention, mlp, embedding, parameters, kept, multiplied: layers * (attention + mlp) + vocab * d };
+}
+
+// Whether so many chips can share the heads of a layer.
+const splits = ({ heads, kv_heads: kv }, chips) => heads % chips === 0 && (kv % chips === 0 || chips % kv === 0);
+
+// Why there is no such model or mesh.
+function refused(model, { tensor, pipeline }) {
+  const { heads, kv_heads: kv, layers } = model;
+  if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
+  if (pipeline > layers) return wrong(`${pipeline} stages are more than the ${layers} layers`);
+  return splits(model, tensor) ? null : wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads ` +
+    `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
+}
+
+function memoryOf(model, counted, { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, remat }) {
+  const { layers, vocab } = model;
+  const { attention, mlp, embedding, parameters, kept } = counted;
+  const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
+  const shards = fsdp * context * tensor;
+  const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
+  return { // in bf16, except moments and logits; of the first stage, which holds a micro-batch for each stage
+    parameters: 2 * held,
+    gradients: 2 * held,
+    moments: 8 * held,
+    activations: 2 * tokens * min(micro, pipeline) * layers * kept[remat] / (tensor * pipeline),
+    working: 2 * tokens * (remat === "none" ? 0 : kept.none) / tensor,
+    gathered: shards > tensor ? 4 * (attention + mlp) / tensor : 0,
+    logits: 4 * tokens * vocab / tensor,
+  };
+}
+
+// The cost of a step, on a machine whose places are known.
+function step(model, counted, made, where, given) {
+  const { layers: allLayers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab } = model;
+  const { attention, mlp, parameters, kept, multiplied } = counted;
+  const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, remat, reserve } = given;
+  const { chip } = made;
+  const memory = memoryOf(model, counted, given);
+  const state = memory.parameters + memory.gradients + memory.moments;
+  const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
+  const tokens = batch / (data * fsdp * context); // of a tensor group, in all micro-batches
+  const [layers, peak] = [allLayers / pipeline, chip.flops_per_second.bf16];
+
+  // Compute.
+  const scores = sequence * heads * (4 * head_dim);
+  const twoThirds = 2 * mlp * (model.gated ? 2 / 3 : 1 / 2); // nothing needs the last product again
+  const repeat = { none: 0, matmuls: scores, mlp: 2 * attention + scores, block: 2 * attention + twoThirds + scores }[remat];
+  const forwards = tokens / tensor * (2 * multiplied + allLayers * scores) / pipeline;
+  const again = tokens / tensor * (allLayers * repeat) / pipeline;
+  const flops = 3 * forwards + again;
+  const products = 3 * (2 * allLayers * (attention + mlp) * tokens / (tensor * pipeline)) + again -
+    (remat === "none" ? 0 : scores * layers * tokens / tensor);
+  const seconds = { compute: products / peak + (flops - products) / peak };
+
+  // HBM.
+  const dense = parameters / (tensor * pipeline);
+  const update = 2 * (state - memory.gradients) + memory.gradients;
+  const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
+  seconds.hbm = (micro * ((remat === "block" ? 3 : 2) * 2 + 2) * dense + update + 2 * stored) / chip.hbm_bytes_per_second;
+
+  // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
+  const held = tokens * d * 2;
+  const pairs = layers * (4 + { none: 0, matmuls: 0, mlp: 0.5, block: 1.5 }[remat]) + 2;
+  const keys = 2 * kv * head_dim / tensor;
+  const blocks = (3 + (remat !== "none")) * layers * micro;
+  const crossings = pipeline > 1 ? 2 : 0;
+  const permute = "collective-permute";
+  const moves = {
+    data: [["all-reduce", layers, dense * tensor / (fsdp * context * tensor) * 2]],
+    fsdp: [["all-gather", 2 * micro * layers, 2 * micro * dense * 2], ["reduce-scatter", micro * layers, micro * dense * 2]],
+    tensor: [["all-reduce", micro * pairs, pairs * held]],
+    pipeline: [[permute, crossings * micro, crossings * held / tensor]],
+    context: [[permute, blocks * (context - 1), (context - 1) * blocks / micro * tokens * keys * 2]],
+  };
+  const fitted = explorer.data.fitted[chip.torus.length ? "tpu" : "gpu"];
+  const [took, sent] = [{}, {}];
+  for (const axis of AXES) {
+    let [near, far, late] = [0, 0, 0];
+    sent[axis] = 0;
+    for (const [kind, count, bytes] of moves[axis]) {
+      const waits = !["data", "fsdp"].includes(axis) || !chip.torus.length;
+      const [one, other] = axisSeconds(kind, count, bytes, where[axis], waits, chip);
+      [near, far] = [near + one, far + other];
+      late += count * latency(kind, where[axis], fitted);
+      const of = where[axis].near * where[axis].far;
+      sent[axis] += of > 1 ? sentBytes(kind, bytes, of) : 0;
+    }
+    seconds[axis] = max(near, far);
+    took[axis] = max(near / fitted.links, far / fitted.network) + late;
+  }
+
+  // The time to expect: products at the share of the peak that their sizes reach, and what nothing hides.
+  const [, share] = Object.entries(fitted.products).find(([name]) => given.chip.startsWith(name)) || [0, fitted.other];
+  const rows = max(tokens / micro, 1e-9);
+  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) +
+    mlp * (1 + fitted.half / min(rows, d, f / tensor))) / (attention + mlp);
+  const work = (products / peak * slower + (flops - products) / peak) / share;
+  const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
+  const open = (axis) => max(took[axis] - hidden[axis], 0);
+  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * micro) + open("data") +
+    took.data / layers + open("context");
+  const [bubble, updating] = [(pipeline - 1) / micro, update / chip.hbm_bytes_per_second];
+  const longest = max(...Object.values(seconds));
+  const least = longest * (1 + bubble);
+  const sum = AXES.reduce((all, axis) => all + seconds[axis], 0);
+  const expected = (work + exposed) * (1 + bubble) + updating;
+  const mfu = 3 * forwards / peak / least;
+  return {
+    parameters, memory, total_bytes: total, state_bytes: state, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
+    fits: total <= chip.hbm_bytes * (1 - reserve / 100),
+    parts: seconds, sent_bytes: sent, seconds: least,
+    serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
+    bound: Object.keys(seconds).find((part) => seconds[part] === longest),
+    expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
+    work_seconds: work, update_seconds: updating,
+    exposed: {
+      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * micro), tensor: took.tensor,
+      pipeline: took.pipeline / micro, context: open("context"),
+    },
+  };
+}
+
+function fit(given) {
+  const made = machine(given.chip, product(AXES.map((axis) => given[axis])), given.slices);
+  const error = made.error ? made : refused(given.model, given);
+  if (error) return error;
+  return step(given.model, sizesOf(given.model), made, places(made, given), given);
+}
+
+Object.assign(explorer, { AXES, fit, machine, places, sizesOf, splits, step });
 })(window.explorer);

@@ -1,0 +1,161 @@
+// Every mesh for a model on a machine, ranked as by shardlab.plan, why each loses against the first, and its program.
+//   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
+(function (explorer) {
+"use strict";
+const { AXES, count, machine, plain, places, sizesOf, splits, step, times, tuple } = explorer;
+const { floor, log, max, min } = Math;
+const MOST_MICRO = 13; // powers of two, from 1
+
+const divisors = (n) => {
+  const low = times(floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
+  return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
+};
+
+// Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node.
+const isSeveral = ({ chip, slices }) => !chip.torus.length && slices > 1;
+function meshes({ chip, near, chips }, model, sequence, several) {
+  const { pipeline, context } = explorer.data.most;
+  const every = divisors(chips);
+  const allowed = {
+    tensor: every.filter((n) => n <= (chip.torus.length ? chips : near) && splits(model, n)),
+    pipeline: every.filter((n) => n <= (several ? min(model.layers, pipeline) : 1)),
+    context: every.filter((n) => n <= (several ? context : 1) && sequence % n === 0),
+    fsdp: every,
+  };
+  let found = [{ data: chips }];
+  for (const [axis, sizes] of Object.entries(allowed)) {
+    found = found.flatMap((mesh) => sizes.filter((size) => mesh.data % size === 0).map((size) =>
+      ({ ...mesh, [axis]: size, data: mesh.data / size })));
+  }
+  return found;
+}
+
+// What it costs on each of the meshes, with the number of micro-batches that is best for it.
+function priced(made, some, given) {
+  const [counted, sequences] = [sizesOf(given.model), given.batch / given.sequence];
+  const choices = some.map((mesh) => {
+    const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
+    let best = null;
+    for (let i = 0; i < MOST_MICRO && each % 2 ** i === 0; i++) {
+      const asked = { ...given, ...mesh, microbatches: 2 ** i };
+      const cost = step(given.model, counted, made, where, asked);
+      const worth = cost.fits ? cost.expected_seconds : cost.total_bytes;
+      if (!best || cost.fits > best.fits || (cost.fits === best.fits && worth < best.worth)) {
+        best = { ...cost, worth, mesh, microbatches: 2 ** i };
+      }
+    }
+    best.axes = max(AXES.filter((axis) => mesh[axis] > 1).length, 1);
+    best.rank = best.fits ? floor(100 * log(best.expected_seconds)) : best.total_bytes;
+    return best;
+  });
+  // Of those within one per cent of each other, fewer axes first.
+  return choices.sort((p, q) => q.fits - p.fits || p.rank - q.rank || p.axes - q.axes ||
+    p.expected_seconds - q.expected_seconds || p.serial_seconds - q.serial_seconds);
+}
+
+const shared = (made, { model, batch, sequence }, several) => {
+  const all = meshes(made, model, sequence, several);
+  return [all, all.filter(({ data, fsdp }) => batch / sequence % (data * fsdp) === 0)];
+};
+
+// If nothing fits: the smallest changes with which something does, each as [words, the best choice].
+function* remedies(made, given) {
+  const tries = given.remat === "block" ? [] : [["remat block", made, "block"]];
+  for (const by of [2, 4, 8, 16]) {
+    const larger = machine(given.chip, made.chips * by, made.chip.torus.length && made.slices > 1 ? made.slices * by : 1);
+    if (!larger.error) tries.push([`${made.chips * by} chips`, larger, given.remat]);
+  }
+  const seen = new Set();
+  for (const [what, larger, remat] of tries) {
+    const kind = what.split(" ").at(-1);
+    const [, even] = seen.has(kind) ? [] : shared(larger, given, isSeveral(made));
+    const [best] = even?.length ? priced(larger, even, { ...given, remat }) : [];
+    if (best?.fits) {
+      seen.add(kind);
+      yield [what, best];
+    }
+  }
+}
+
+function plan(given) {
+  const { model, chip, chips, slices, batch, sequence } = given;
+  const made = machine(chip, chips, slices);
+  if (made.error) return made;
+  const wrong = (words) => ({ error: { words } });
+  if (model.heads % model.kv_heads) return wrong(`${model.heads} heads cannot share ${model.kv_heads} kv_heads evenly; use a divisor`);
+  if (batch % sequence) {
+    return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use a multiple`);
+  }
+  const [all, even] = shared(made, given, isSeveral(made));
+  if (!even.length) {
+    return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
+      `fits ${model.heads} heads; use another batch or fewer chips`);
+  }
+  const choices = priced(made, even, given);
+  const fitting = choices.filter(({ fits }) => fits).length;
+  return { choices, fitting, uneven: all.length - even.length, remedies: fitting ? [] : [...remedies(made, given)] };
+}
+
+// --- In words ---
+const gigabytes = (n) => `${Number((n / 1e9).toPrecision(2))} GB`;
+const percent = (share) => `${share >= 0.1 ? Math.round(100 * share) : Number((100 * share).toPrecision(1))} %`;
+
+// Why a choice comes after the first: what adds most to the time to expect.
+function why(choice, first, usable) {
+  if (choice === first && choice.fits) return "the first";
+  if (!choice.fits) return `does not fit: ${gigabytes(choice.total_bytes - usable)} too much`;
+  const slower = choice.expected_seconds / first.expected_seconds - 1;
+  if (slower < 0) return `less than 1 % faster, with ${count(choice.axes, "axis").replace("axiss", "axes")} for ${first.axes}`;
+  const more = (of) => of(choice) - of(first);
+  const reasons = [
+    [more((c) => c.work_seconds), "its products are smaller, and so slower"],
+    [more((c) => c.bubble * (c.work_seconds + c.exposed_seconds)), `waits ${percent(choice.bubble)} in the bubble`],
+    [more((c) => c.update_seconds), `updates ${gigabytes(more((c) => c.state_bytes))} more of state`],
+    ...AXES.map((axis) => {
+      const bytes = more((c) => c.sent_bytes[axis]);
+      return [more((c) => c.exposed[axis]), bytes > 0 ? `sends ${gigabytes(bytes)} more along ${axis}`
+        : `hides less of what it sends along ${axis}`];
+    }),
+  ];
+  const [seconds, words] = reasons.reduce((most, one) => (one[0] > most[0] ? one : most));
+  if (seconds <= 0) return "as fast";
+  return `${percent(slower)} slower: ${words}`;
+}
+
+// --- The program ---
+// The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are.
+function planCode(model, mesh, microbatches) {
+  const { layers: L, d_model: D, d_ff: F, heads, kv_heads: kv, head_dim: H, vocab: V, gated, tied } = model;
+  const order = ["data", "pipeline", "fsdp", "context", "tensor"].filter((axis) =>
+    ["data", "fsdp", "tensor"].includes(axis) || mesh[axis] > 1);
+  const fsdp = mesh.context > 1 ? ["fsdp", "context"] : ["fsdp"];
+  const stage = mesh.pipeline > 1 ? ["pipeline"] : [];
+  const tensor = ["tensor"];
+  const keys = kv % mesh.tensor ? [] : tensor; // otherwise several chips share a head
+  const up = gated ? [[2], [[]]] : [[], []];
+  const weights = [
+    ["embed", [V, D], [tensor, fsdp]],
+    ...(tied ? [] : [["out", [D, V], [fsdp, tensor]]]),
+    ["norm", [D], []],
+    ["norms", [L, 2, D], stage.length ? [stage] : []],
+    ["q", [L, D, heads * H], [stage, fsdp, tensor]],
+    ["kv", [L, 2, D, kv * H], [stage, [], fsdp, keys]],
+    ["o", [L, heads * H, D], [stage, tensor, fsdp]],
+    ["up", [L, ...up[0], D, F], [stage, ...up[1], fsdp, tensor]],
+    ["down", [L, F, D], [stage, tensor, fsdp]],
+  ];
+  const lines = weights.map(([name, shape, spec]) => `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}`);
+  const batch = explorer.specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
+  const split = microbatches > 1 ? `, in ${microbatches} micro-batches` : "";
+  return `import jax
+from jax.sharding import AxisType, PartitionSpec as P
+
+${explorer.meshCode(order.map((axis) => [axis, mesh[axis]]))}
+specs = {  # of the weights, with all layers in one array
+${lines.join("\n")}
+}
+tokens = ${batch}  # (sequences, tokens of each)${split}`;
+}
+
+Object.assign(explorer, { divisors, plan, planCode, why });
+})(window.explorer);
