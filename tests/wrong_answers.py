@@ -17,6 +17,12 @@ WRONG_ANSWERS = {
         "one axis on both surviving dimensions": "def product_specs(): return P('x'), P(None, 'x'), P('x')",
         "a replicated result": "def product_specs(): return P('x'), P(None, 'y'), P()",
     },
+    "explorer-fewest-chips": {
+        "the state fits, the activations do not": "answer = 10, {'fsdp': 10}, 8",
+        "twice as many": "answer = 32, {'fsdp': 32}, 2",
+        "one batch": "answer = 16, {'fsdp': 16}, 1",
+        "with tensor parallelism": "answer = 16, {'fsdp': 8, 'tensor': 2}, 8",
+    },
     "arrays-all-devices": {
         "right values, never moved": "answer = A",
         "right values, rows sharded and columns replicated": "answer = jax.device_put(A, NamedSharding(mesh, P('y')))",

@@ -293,56 +293,72 @@ def fit(
     sequence: int = 4096,
     remat: str = "block",
     reserve: float = 0.1,
+    slices: int = 1,
 ) -> Part:
-    """Whether a training step fits in the memory of its chips, and how long it takes.
+    """Whether a training step fits in the memory of its chips and how long it takes; on the page, the planner.
+
+    On 16 chips of a v5e FSDP alone holds too much for 64 sequences of 4,096 tokens of Llama 3 8B:
+
+    >>> explorer.fit("llama-3-8b", "v5e", cost.Parallelism(fsdp=16), 2**18).start[:45]
+    'model=llama-3-8b&chip=v5e&slices=1&batch=2621'
 
     Args:
-      model: the name of a model in `shardlab.models.MODELS`.
+      model: the name of a dense model in `shardlab.models.MODELS`: one without experts or latent attention.
       chip: the name of a chip in `shardlab.hardware.CHIPS`.
-      parallelism: a `shardlab.cost.Parallelism` of whole numbers.
+      parallelism: a `shardlab.cost.Parallelism` of whole numbers, with one stage on each chip and without experts.
       batch_tokens: tokens of the whole batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises, one of `shardlab.cost.REMAT`.
       reserve: the share of a chip's memory that is left for the compiler's buffers, as in `shardlab.plan.plan`; one of
         0, 0.05, 0.1, 0.2 and 0.3.
+      slices: over how many slices of a TPU the chips are spread.
 
     Returns:
       A `Part`, with the memory of a chip as a bar and both as a table.
 
     Raises:
-      ValueError: another reserve; no model or chip has that name, and the message suggests the nearest; or as
-        `shardlab.cost.step_cost` does.
+      ValueError: another reserve or parallelism; no model or chip has that name, and the message suggests the nearest;
+        or as `shardlab.hardware.machine` and `shardlab.cost.step_cost` do.
     """
     percent = round(100 * reserve)
     if percent not in RESERVES:
         raise ValueError(f"reserve={reserve} is not offered; use one of {', '.join(str(n / 100) for n in RESERVES)}")
-    model, chip = _known("model", model, models.MODELS), _known("chip", chip, hardware.CHIPS)
-    sizes, chips = models.model(model), int(parallelism.chips)
-    step = cost.step_cost(sizes, chip, parallelism, batch_tokens, sequence, chips, remat)
+    if (parallelism.expert, parallelism.stages, parallelism.schedule) != (1, 1, "1f1b"):
+        raise ValueError(f"the explorer has no experts, and one stage of 1f1b on each chip, not {parallelism}")
+    model, chip = _known("model", model, MODELS), _known("chip", chip, hardware.CHIPS)
+    sizes, chips, is_tpu = models.model(model), int(parallelism.chips), bool(hardware.chip(chip).torus)
+    machine = hardware.machine(chip, chips, slices=slices if is_tpu else None, reserve=reserve)
+    step = cost.step_cost(sizes, machine, parallelism, batch_tokens, sequence, remat)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
     names = ("parameters", "gradients", "moments", "activations", *kinds[4:])
     held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
-    total, has = float(step.memory.total_bytes), hardware.chip(chip).hbm_bytes
-    verdict = "fits" if total <= (1 - percent / 100) * has else "does not fit"
+    total, has = float(step.memory.total_bytes), machine.chip.hbm_bytes
+    verdict = "fits" if step.fits else "does not fit"
     rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
     rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
-    rows += [("a step", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
-    axes = "&".join(f"{axis}={getattr(parallelism, axis)}" for axis in cost.AXES)
-    start = f"model={model}&chip={chip}&batch={batch_tokens}&sequence={sequence}&{axes}&remat={remat}"
-    start += f"&reserve={percent}"
+    rows += [("a step, expected", f"{float(step.expected_seconds):.3f} s")]
+    rows += [("at least", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
+    mesh = {name: int(getattr(parallelism, name)) for name in (*STEP_AXES, "microbatches")}
+    start = f"model={model}&chip={chip}" + f"&slices={slices}" * is_tpu + f"&batch={batch_tokens}&sequence={sequence}"
+    start += "".join(f"&{name}={size}" for name, size in mesh.items()) + f"&remat={remat}&reserve={percent}"
     own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
-    mesh = "".join(_pulled(axis, axis, getattr(parallelism, axis), 10**6, reach=2**12) for axis in cost.AXES)
+    tpus = " ".join(name for name, one in hardware.CHIPS.items() if one.torus)
+    words = {"microbatches": "Micro-batches"}
     groups = {
-        "Model and chip": _select("model", "Model", (*models.MODELS, OWN))
+        "Model and machine": _select("model", "Model", (*MODELS, OWN))
         + _select("chip", "Chip", tuple(hardware.CHIPS))
-        + own,
-        "Mesh": mesh + _total("chips", "Chips", chips, 10**6, reach=2**14) + _meshes(),
+        + own
+        + _total("chips", "Chips", chips, MOST_CHIPS, reach=2**14)
+        + _pulled("slices", "Slices", slices, 2**9, f"chip {tpus}"),
         "Step": _pulled("batch", "Tokens in a batch", batch_tokens, 10**9, reach=2**24)
         + _pulled("sequence", "Tokens of a sequence", sequence, 10**7, reach=2**20)
         + _select("remat", "Rematerialised", REMATERIALISED)
         + _select("reserve", "Memory reserve, %", RESERVES),
+        "Mesh": "".join(
+            _pulled(name, words.get(name, name), size, MOST_CHIPS, reach=2**12) for name, size in mesh.items()
+        ),
     }
     said = f"{total / 1e9:.1f} GB on each chip"
     drawn = Picture(_bar(held, has, percent), said)

@@ -27,15 +27,22 @@ function problem(widget) {
   return first ? say(first) : widget.part.wrong?.(get(widget)) || (bad.length ? say(bad[0]) : "");
 }
 
+// Take a mesh that is offered, and what else belongs to it.
+function take({ part, form, form: { elements } }, { sizes, also = {} }) {
+  part.sizes(get({ form })).forEach((name, i) => { elements[name].value = sizes[i]; });
+  for (const [name, value] of Object.entries(also)) elements[name].value = value;
+}
+
 // The number of devices follows from the mesh; if it is what was changed, the mesh is the first that is offered for it.
-function settle({ part, form, form: { elements } }, changed) {
-  const [total, names] = [elements[part.total], part.sizes(get({ form }))];
+function settle(widget, changed) {
+  const { part, form, form: { elements } } = widget;
+  const total = elements[part.total];
   if (changed === part.total) {
     const [best] = total.validity.valid ? part.meshes(get({ form })) : [];
     if (!best) return;
-    names.forEach((name, i) => { elements[name].value = best.sizes[i]; });
+    take(widget, best);
   }
-  total.value = product(names.map((name) => Number(elements[name].value)));
+  total.value = product(part.sizes(get({ form })).map((name) => Number(elements[name].value)));
 }
 
 // Let each dimension choose among the axes that there are, and show the controls that are needed.
@@ -57,8 +64,9 @@ function arrange(widget) {
     if (!select.value) select.selectedIndex = 0;
   }
   for (const shown of form.querySelectorAll("[data-if]")) {
-    const [key, value] = shown.dataset.if.split(" ");
-    shown.hidden = isNaN(value) ? elements[key].value !== value : elements[key].value <= Number(value);
+    const [key, ...values] = shown.dataset.if.split(" ");
+    const { value } = elements[key];
+    shown.hidden = isNaN(values[0]) ? !values.includes(value) : value <= Number(values[0]);
   }
   // A slider stands at the nearest power of two, and goes no further than there may be devices.
   const sizes = part.sizes(get(widget));
@@ -72,6 +80,7 @@ function arrange(widget) {
   }
   widget.offered = problem(widget) ? [] : part.meshes(get(widget));
   const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => elements[name].value)];
+  if (!select) return;
   const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
   const others = widget.offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
   select.replaceChildren(...[...others, ...widget.offered].map(option));
@@ -79,13 +88,10 @@ function arrange(widget) {
 }
 
 // What the event of a control has changed: its name, after a slider has set its number and a choice its mesh.
-function changed({ part, form, form: { elements } }, { target }) {
+function changed(widget, { target }) {
   const { of, meshes } = target.dataset;
-  if (of) elements[of].value = 2 ** target.value;
-  if (meshes !== undefined) {
-    const sizes = target.value.split("x");
-    part.sizes(get({ form })).forEach((name, i) => { elements[name].value = sizes[i]; });
-  }
+  if (of) widget.form.elements[of].value = 2 ** target.value;
+  if (meshes !== undefined) take(widget, { sizes: target.value.split("x") });
   return of || target.name;
 }
 
@@ -172,7 +178,7 @@ function show(widget, words = "") {
   arrange(widget);
   const { part, pinned, output, buttons } = widget;
   const wrong = problem(widget);
-  const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : part.show(get(widget), widget.offered);
+  const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : part.show(get(widget));
   const compared = pinned && shown.numbers && compare(part.show(pinned), shown);
   const folds = () => output.querySelectorAll("details");
   const open = [...folds()].map((fold) => fold.open);
@@ -230,6 +236,13 @@ function build(box) {
     show(widget);
   });
   form.addEventListener("change", () => show(widget) && remember(widget));
+  output.addEventListener("click", ({ target }) => { // a mesh in the ranking
+    const { choose } = target.dataset;
+    if (choose === undefined) return;
+    take(widget, widget.offered[choose]);
+    if (show(widget)) remember(widget);
+    output.querySelector(`[data-choose="${choose}"]`)?.focus();
+  });
   show(widget); // if this fails, the page stays as it was
   box.replaceChildren(made);
   widgets[name] = widget;

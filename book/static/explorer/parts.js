@@ -1,7 +1,8 @@
 // The three calculators: what the address calls their controls, which meshes they offer, and how they show answers.
 (function (explorer) {
 "use strict";
-const { drawLayout, figure, h, hatching, indexText, plain, product, rect, specText, text, textWidth, times } = explorer;
+const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, indexText, plain, product, rect, specText, text, textWidth,
+  times } = explorer;
 
 // --- Reading ---
 const meshKeys = (most) => times(most, (i) => [`name${i}`, `size${i}`]).flat();
@@ -10,10 +11,6 @@ const numbers = (form, names) => names.map((name) => Number(form[name]));
 const axesOf = (form, names) => names.map((name) => (form[name] === "-" ? [] : form[name].split(".")));
 
 // --- Meshes of so many devices ---
-function divisors(n) {
-  const found = times(Math.floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
-  return [...new Set([...found, ...found.map((d) => n / d).reverse()])];
-}
 // 4 devices along two axes: [1, 4], [2, 2] and [4, 1].
 const factored = (n, axes) => (axes === 1 ? [[n]]
   : divisors(n).flatMap((d) => factored(n / d, axes - 1).map((rest) => [d, ...rest])));
@@ -157,7 +154,6 @@ const matmul = {
 
 // --- A training step ---
 const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"];
-const MESH = ["data", "fsdp", "tensor"];
 const pick = (form, names) => Object.fromEntries(names.map((name) => [name, Number(form[name])]));
 const gigabytes = (n) => `${(n / 1e9).toFixed(2)} GB`;
 const tenth = (n) => Math.round(10 * n) / 10;
@@ -205,59 +201,111 @@ function bar(memory, total, has, reserve, most, brief) {
   return figure(shapes, width, 66, title, `${said}; ${marks}.`, ...legend);
 }
 
+const meshText = (mesh, micro) => `${STEP_AXES.filter((axis) => mesh[axis] > 1).map((axis) => `${axis} ${mesh[axis]}`).join(" × ") ||
+  "one chip"}${micro > 1 ? `, ${micro} micro-batches` : ""}`;
+const share = (part) => `${plain(100 * part)} %`;
+const plans = new Map(); // the last few
+
 const fit = {
-  keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", "chips", "batch", "sequence", ...MESH, "remat", "reserve"]
-    .map((name) => [name, [name]])),
+  keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", "chips", "slices", "batch", "sequence", ...STEP_AXES,
+    "microbatches", "remat", "reserve"].map((name) => [name, [name]])),
   total: "chips",
-  sizes: () => MESH,
-  solve(form, mesh = pick(form, MESH)) {
+  sizes: () => STEP_AXES,
+  given(form) {
     const own = { ...pick(form, SIZES), gated: form.gated === "yes", tied: form.tied === "yes" };
-    const model = explorer.data.models[form.model] || own;
-    return explorer.fit({ model, chip: form.chip, remat: form.remat, ...pick(form, ["batch", "sequence", "reserve"]), ...mesh });
+    return { model: explorer.data.models[form.model] || own, chip: form.chip, remat: form.remat,
+      ...pick(form, ["chips", "slices", "batch", "sequence", "microbatches", "reserve", ...STEP_AXES]) };
   },
-  // As shardlab.plan orders them; if it can be, those that share the sequences of a batch evenly.
+  solve(form) {
+    return explorer.fit(this.given(form));
+  },
+  plan(form) {
+    const { microbatches, data, fsdp, tensor, pipeline, context, ...asked } = this.given(form);
+    const key = JSON.stringify(asked);
+    if (plans.size > 8) plans.clear();
+    if (!plans.has(key)) plans.set(key, explorer.plan(asked));
+    return plans.get(key);
+  },
+  // No such machine; or one whose meshes the planner cannot tell, so that there is no first one to take.
+  wrong(form) {
+    const { chip, chips, slices, ...sizes } = this.given(form);
+    const error = explorer.machine(chip, chips, slices).error ||
+      (product(STEP_AXES.map((axis) => sizes[axis])) !== chips && this.plan(form).error);
+    return error?.words;
+  },
   meshes(form) {
-    const { chips, batch, sequence } = pick(form, ["chips", "batch", "sequence"]);
-    const all = factored(chips, 3).reverse().map((sizes) => ({
-      sizes, ...this.solve(form, Object.fromEntries(MESH.map((axis, i) => [axis, sizes[i]]))),
-    })).filter(({ error }) => !error);
-    const even = batch % sequence ? [] : all.filter(({ sizes }) => batch / sequence % (sizes[0] * sizes[1]) === 0);
-    const key = (mesh) => [!mesh.fits, mesh.fits ? mesh.seconds : mesh.total_bytes, mesh.serial_seconds];
-    const sorted = (even.length ? even : all).map((mesh) => [key(mesh), mesh]).sort(([p], [q]) =>
-      p[0] - q[0] || p[1] - q[1] || p[2] - q[2]);
-    return sorted.map(([, { sizes, fits, total_bytes: bytes }]) => ({
-      sizes, fits, words: `${sizes.join(" × ")}: ${bytesText(bytes)}, ${fits ? "fits" : "does not fit"}`,
-    }));
+    return (this.plan(form).choices || []).map(({ mesh, microbatches }) =>
+      ({ sizes: STEP_AXES.map((axis) => mesh[axis]), also: { microbatches } }));
   },
-  show(form, meshes = []) {
-    const answer = this.solve(form);
-    if (answer.error) return refused(answer.error);
-    const { memory, total_bytes: total, hbm_bytes: has, fits } = answer;
+  // The first ten as a table, and the one that is shown.
+  ranking(form, usable) {
+    const { choices, error, remedies } = this.plan(form);
+    if (error) return { words: `No ranking: ${error.words}.`, nodes: [] };
+    const asked = this.given(form);
+    const now = choices.findIndex(({ mesh }) => STEP_AXES.every((axis) => mesh[axis] === asked[axis]));
+    const shown = [...new Set([...times(Math.min(10, choices.length), (i) => i), ...(now < 0 ? [] : [now])])];
+    const same = now >= 0 && choices[now].microbatches === asked.microbatches;
+    const rows = shown.map((i) => {
+      const choice = choices[i];
+      const button = h("button", { type: "button", "data-choose": i, "aria-pressed": `${same && i === now}` },
+        `${i + 1}. ${meshText(choice.mesh, choice.microbatches)}`);
+      return [
+        [button, h("small", {}, explorer.why(choice, choices[0], usable))],
+        timeText(choice.expected_seconds), timeText(choice.seconds),
+        share(choice.exposed_seconds / choice.expected_seconds), choice.bound, gigabytes(choice.total_bytes),
+        choice.fits ? "yes" : "no",
+      ];
+    });
+    const fitting = choices.filter(({ fits }) => fits).length;
+    const place = now < 0 ? "this is none of them" : same ? `this is number ${now + 1}`
+      : `this is number ${now + 1}, for which the planner takes ${choices[now].microbatches} micro-batches`;
+    const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
+      meshText(best.mesh, best.microbatches));
+    const none = fitting ? "" : helps.length ? ` What would fit: ${helps.join("; ")}.`
+      : " Neither up to sixteen times the chips nor more rematerialisation fits.";
+    const name = "Meshes, ranked";
+    return {
+      words: `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit; ${place}.${none}`,
+      nodes: [
+        h("p", { class: "explorer-side" }, h("strong", {}, name), ", with what each loses against the first. Choose one to see it."),
+        table(name, ["mesh", "expected", "at least", "exposed", "bound by", "memory", "fits"], ...rows),
+      ],
+    };
+  },
+  show(form) {
+    const [answer, asked] = [this.solve(form), this.given(form)];
+    const has = explorer.data.chips[form.chip].hbm_bytes;
     const usable = has * (1 - form.reserve / 100);
-    const times = Object.entries(answer.parts).map(([part, seconds]) =>
-      [part, bytesText(answer.sent_bytes[part] || 0), timeText(seconds)]);
-    const fitting = meshes.filter((mesh) => mesh.fits).length;
+    const ranked = this.ranking(form, usable);
+    if (answer.error) return refused(answer.error, ...ranked.nodes);
+    const { memory, total_bytes: total, fits, expected_seconds: expected, exposed_seconds: exposed, bubble } = answer;
+    const rows = Object.entries(answer.parts).filter(([part]) => !(asked[part] === 1)).map(([part, seconds]) =>
+      [part, bytesText(answer.sent_bytes[part] || 0), timeText(seconds), part in answer.exposed ? timeText(answer.exposed[part]) : ""]);
+    const waits = bubble ? ` The pipeline waits ${share(bubble)} of the time that it works.` : "";
     return {
       refused: !fits,
-      name: `${form.model}, ${MESH.map((axis) => `${axis} ${form[axis]}`).join(" × ")}, ${form.chip}, ${plain(Number(form.batch))} tokens`,
-      words: `A chip must hold ${bytesText(total)} and has ${bytesText(has)}, of which ${form.reserve} % are reserved: this ` +
-        `${fits ? "fits" : `does not fit: ${bytesText(total - usable)} more than the reserve leaves`}. A step takes ` +
-        `${timeText(answer.seconds)} if everything hides behind its longest part, ${answer.bound}, and ` +
-        `${timeText(answer.serial_seconds)} without overlap. Its MFU is at most ${plain(100 * answer.mfu)} %. ` +
-        `Of ${meshes.length} meshes of ${plain(Number(form.chips))} chips, ${fitting} fit.`,
-      said: ["all on a chip", "a step"],
+      name: `${form.model}, ${meshText(asked, asked.microbatches)}, ${form.chip}, ${plain(asked.batch)} tokens`,
+      words: `${fits ? "This fits" : "This does not fit"}: a chip must hold ${bytesText(total)} of ${bytesText(has)}, ` +
+        `${fits ? `with ${form.reserve} % reserved` : `${bytesText(total - usable)} more than a reserve of ${form.reserve} % leaves`}. ` +
+        `Expect ${timeText(expected)} for a step, and at least ${timeText(answer.seconds)}: its longest part is ${answer.bound}.` +
+        `${waits} ${ranked.words}`,
+      said: ["all on a chip", "expected"],
       extent: Math.max(total, has),
       draw: (most = Math.max(total, has), brief = false) => pictures(bar(memory, total, has, form.reserve, most, brief)),
       numbers: {
-        chips: [Number(form.chips), plain],
+        chips: [asked.chips, plain],
         ...Object.fromEntries(Object.entries(memory).map(([kind, bytes]) => [kind, [bytes, bytesText]])),
-        "all on a chip": [total, bytesText], "a step": [answer.seconds, timeText],
-        "without overlap": [answer.serial_seconds, timeText], "longest part": [answer.bound, String],
-        MFU: [answer.mfu, (share) => `${plain(100 * share)} %`],
+        "all on a chip": [total, bytesText], expected: [expected, timeText], "at least": [answer.seconds, timeText],
+        "without overlap": [answer.serial_seconds, timeText], "communication not hidden": [exposed, timeText],
+        "longest part": [answer.bound, String], MFU: [answer.expected_mfu, share],
       },
       nodes: [
-        table("Time of a step", ["part", "sent by a chip", "time"], ...times),
-        h("p", {}, `The model has ${plain(answer.parameters)} parameters.`),
+        ...ranked.nodes,
+        folded("Time of a step, by part", false,
+          table("Time of a step", ["part", "sent by a chip", "time", "not hidden"], ...rows,
+            ["without overlap", "", timeText(answer.serial_seconds), timeText(exposed)])),
+        codeBox(explorer.planCode(asked.model, asked, asked.microbatches)),
+        h("p", {}, `The model has ${plain(answer.parameters)} parameters. The MFU to expect is ${share(answer.expected_mfu)}.`),
       ],
     };
   },

@@ -2,7 +2,7 @@
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
 (function (explorer) {
 "use strict";
-const { AXES, count, machine, plain, places, sizesOf, splits, step, times, tuple } = explorer;
+const { AXES, machine, plain, places, sizesOf, splits, step, times, tuple } = explorer;
 const { floor, log, max, min } = Math;
 const MOST_MICRO = 13; // powers of two, from 1
 
@@ -105,7 +105,7 @@ function why(choice, first, usable) {
   if (choice === first && choice.fits) return "the first";
   if (!choice.fits) return `does not fit: ${gigabytes(choice.total_bytes - usable)} too much`;
   const slower = choice.expected_seconds / first.expected_seconds - 1;
-  if (slower < 0) return `less than 1 % faster, with ${count(choice.axes, "axis").replace("axiss", "axes")} for ${first.axes}`;
+  if (slower < 0) return `${percent(-slower)} faster, but has ${choice.axes} axes instead of ${first.axes}`;
   const more = (of) => of(choice) - of(first);
   const reasons = [
     [more((c) => c.work_seconds), "its products are smaller, and so slower"],
