@@ -23,10 +23,11 @@ from shardlab import cost, explorer
 from shardlab._arguments import nearest
 from shardlab.comms import collectives
 from shardlab.draw import draw
-from shardlab.hardware import CHIPS
+from shardlab.hardware import CHIPS, machine
 from shardlab.layout import describe, same_layout
 from shardlab.models import MODELS, Model
 from shardlab.plan import plan as planned
+from shardlab.training import training_step
 
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "book" / "static" / "explorer"
@@ -440,17 +441,46 @@ def test_the_code_of_a_product_sends_what_was_said(bare):
     assert {"slice", "all-gather", "all-reduce", "reduce-scatter"} <= set(kinds), kinds
 
 
-# --- Steps: against shardlab.cost --------------------------------------------------------------------------------
+# --- Steps and plans: against shardlab.cost and shardlab.plan ----------------------------------------------------
+
+SIZES_OF = {
+    name: {size: getattr(MODELS[name], size) for size in explorer.data()["models"][name]} for name in explorer.MODELS
+}
 
 
+def machine_of(case):
+    """The machine of a case, or ValueError."""
+    slices = case["slices"] if CHIPS[case["chip"]].torus else None
+    return machine(case["chip"], case["chips"], slices=slices, reserve=case["reserve"] / 100)
+
+
+def test_machines_are_those_of_shardlab_hardware_and_its_errors_too(bare):
+    numbers = [*range(1, 100), 128, 256, 512, 1000, 1024, 2048, 4096, 6144, 8960, 8961, 16_384, 100_000]
+    cases = [(chip, n, slices) for chip in CHIPS for n in numbers for slices in (1, 2, 3, 8)]
+    found, kinds = bare.evaluate("cases => cases.map((given) => explorer.machine(...given))", cases), Counter()
+    for (chip, chips, slices), one in zip(cases, found, strict=True):
+        try:
+            made = machine_of({"chip": chip, "chips": chips, "slices": slices, "reserve": 10})
+        except ValueError as error:
+            assert one == {"error": {"words": str(error)}}, (chip, chips, slices)
+            kinds[re.sub(r"[\d,]+", "", str(error).replace(chip, ""))[:12]] += 1
+            continue
+        kinds["possible"] += 1
+        assert (one["shape"], one["rings"], one["slices"], one["near"]) == (
+            list(made.shape), list(made.rings), made.slices, made.near,
+        )  # fmt: skip
+    assert len(kinds) == 4 and min(kinds.values()) > 100, kinds
+
+
+@cache
 def fit_cases():
     chance = random.Random(512)
     cases = []
-    sizes = {name: {key: getattr(m, key) for key in explorer.data()["models"][name]} for name, m in MODELS.items()}
     for chip, remat in product(CHIPS, cost.REMAT):
-        for _ in range(60):
+        wanted = len(cases) + 60
+        while len(cases) < wanted:
             if chance.random() < 0.6:
-                model = chance.choice(list(sizes.values()))
+                model = chance.choice(list(SIZES_OF.values()))
             else:
                 kv = chance.choice((1, 2, 3, 4, 8))
                 model = {
@@ -460,57 +490,225 @@ def fit_cases():
                     "head_dim": chance.choice((64, 100, 128)), "vocab": chance.randrange(100, 200_000),
                     "gated": chance.random() < 0.5, "tied": chance.random() < 0.5,
                 }  # fmt: skip
-            data, fsdp, tensor = (2 ** chance.randrange(6) * chance.choice((1, 1, 1, 3)) for _ in range(3))
-            tensor = tensor if chance.random() < 0.4 else min(tensor, 4)
-            data, fsdp = (1 if chance.random() < 0.25 else n for n in (data, fsdp))
-            batch, sequence = (
-                2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
-                chance.choice((512, 4096, 32_768)),
-            )
-            cases.append(
-                {"model": model, "chip": chip, "batch": batch, "sequence": sequence, "data": data,
-                 "fsdp": fsdp, "tensor": tensor, "remat": remat, "reserve": explorer.RESERVES[len(cases) % 5]}
-            )  # fmt: skip
+            sizes = [
+                2 ** chance.randrange(6) * chance.choice((1, 1, 1, 3)) if chance.random() < often else 1
+                for often in (0.6, 0.7, 0.6, 0.3, 0.3)
+            ]
+            case = {
+                "model": model, "chip": chip, "slices": chance.choice((1, 1, 1, 2, 4)), "remat": remat,
+                "batch": 2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
+                "sequence": chance.choice((512, 4096, 32_768)), "reserve": explorer.RESERVES[len(cases) % 5],
+                **dict(zip(explorer.STEP_AXES, sizes, strict=True)), "microbatches": 2 ** chance.randrange(8),
+                "chips": prod(sizes),
+            }  # fmt: skip
+            try:
+                machine_of(case)
+            except ValueError:
+                if chance.random() < 0.9:  # of impossible machines a few
+                    continue
+            cases.append(case)
     return cases
 
 
 def test_steps_take_what_shardlab_cost_says(bare):
     cases, kinds = fit_cases(), Counter()
     for case, answer in zip(cases, solve(bare, "fit", cases), strict=True):
-        parallelism = cost.Parallelism(case["data"], case["fsdp"], case["tensor"])
+        axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches")}
         try:
-            model = Model(**case["model"])
+            made, model = machine_of(case), Model(**case["model"])
             step = cost.step_cost(
-                model, case["chip"], parallelism, case["batch"], case["sequence"], remat=case["remat"]
-            )
+                model, made, cost.Parallelism(**axes), case["batch"], case["sequence"], case["remat"]
+            )  # fmt: skip
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}, case
-            kinds[re.sub(r"\d+", "", str(error))] += 1
+            kinds["refused"] += 1
             continue
-        memory, kinds_of = (
-            step.memory,
-            ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits"),
+        memory = step.memory
+        held = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
+        names = (
+            "flops",
+            "seconds",
+            "serial_seconds",
+            "expected_seconds",
+            "exposed_seconds",
+            "bubble",
+            "mfu",
+            "expected_mfu",
         )
-        assert list(answer["memory"].values()) == pytest.approx(
-            [float(getattr(memory, f"{kind}_bytes")) for kind in kinds_of], rel=1e-9
+        parts = ("compute", "hbm", *explorer.STEP_AXES)
+        expected = [
+            *(getattr(memory, f"{kind}_bytes") for kind in held), memory.total_bytes, memory.state_bytes,
+            *(getattr(step, name) for name in names), *(getattr(step, f"{part}_seconds") for part in parts),
+            *(getattr(step, f"{axis}_bytes") for axis in explorer.STEP_AXES),
+        ]  # fmt: skip
+        found = [
+            *answer["memory"].values(), answer["total_bytes"], answer["state_bytes"], *(answer[name] for name in names),
+            *(answer["parts"][part] for part in parts), *(answer["sent_bytes"][axis] for axis in explorer.STEP_AXES),
+        ]  # fmt: skip
+        assert found == pytest.approx(list(map(float, expected)), rel=1e-9), case
+        assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, made.chip.hbm_bytes)
+        assert (answer["fits"], answer["bound"]) == (bool(step.fits), str(step.bound)), case
+        assert sum(answer["exposed"].values()) == pytest.approx(answer["exposed_seconds"], rel=1e-9, abs=1e-15)
+        work = answer["work_seconds"] + answer["exposed_seconds"]
+        assert answer["expected_seconds"] == pytest.approx(
+            work * (1 + answer["bubble"]) + answer["update_seconds"], rel=1e-9
         )
-        parts = {name: float(getattr(step, f"{name}_seconds")) for name in ("compute", "hbm", "data", "fsdp", "tensor")}
-        assert answer["parts"] == pytest.approx(parts, rel=1e-9), case
-        sent = {axis: float(getattr(step, f"{axis}_bytes")) for axis in ("data", "fsdp", "tensor")}
-        assert answer["sent_bytes"] == pytest.approx(sent, rel=1e-9)
-        expected = {
-            "total_bytes": memory.total_bytes, "flops": step.flops, "seconds": step.seconds, "mfu": step.mfu,
-            "serial_seconds": step.serial_seconds,
+        full = memory.total_bytes <= made.chip.hbm_bytes
+        kinds["fits without a reserve only"] += bool(full and not step.fits)
+        kinds.update([answer["bound"], answer["fits"], *(axis for axis in axes if axes[axis] > 1)])
+    assert kinds[True] + kinds[False] > 2000 and min(kinds.values()) > 50, kinds
+    assert {"compute", "hbm", *axes, "fits without a reserve only", "refused"} <= set(kinds), kinds
+
+
+@cache
+def plan_cases():
+    chance = random.Random(24)
+    cases = []
+    while len(cases) < 104:
+        chip, name = list(CHIPS)[len(cases) % len(CHIPS)], chance.choice(list(SIZES_OF))
+        case = {
+            "name": name, "model": SIZES_OF[name], "chip": chip, "slices": chance.choice((1, 1, 2)),
+            "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)), "remat": chance.choice(cost.REMAT),
+            "batch": 2 ** chance.randrange(13, 23), "sequence": chance.choice((2048, 4096, 6144, 8192)),
+            "reserve": chance.choice(explorer.RESERVES),
         }  # fmt: skip
-        assert {key: answer[key] for key in expected} == pytest.approx(
-            {k: float(v) for k, v in expected.items()}, rel=1e-9
-        )
-        assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, CHIPS[case["chip"]].hbm_bytes)
-        fits = memory.total_bytes <= (1 - case["reserve"] / 100) * CHIPS[case["chip"]].hbm_bytes
-        assert (answer["fits"], answer["bound"]) == (bool(fits), str(step.bound)), case
-        kinds["fits without a reserve only"] += bool(step.fits and not fits)
-        kinds.update([answer["bound"], answer["fits"]])
-    assert len(cases) > 1900 and min(kinds.values()) >= 8 and len(kinds) == 10, kinds
+        try:
+            machine_of(case)
+        except ValueError:
+            if chance.random() < 0.8:
+                continue
+        cases.append(case)
+    return cases
+
+
+def planned_for(case):
+    options = {name: case[name] for name in ("sequence", "remat")} | {"reserve": case["reserve"] / 100}
+    slices = case["slices"] if CHIPS[case["chip"]].torus else None
+    return planned(case["name"], case["chip"], case["chips"], case["batch"], slices=slices, **options)
+
+
+def same_choice(found, choice):
+    assert [found["mesh"][axis] for axis in explorer.STEP_AXES] == [getattr(choice, a) for a in explorer.STEP_AXES]
+    assert (found["microbatches"], found["fits"], found["bound"]) == (choice.microbatches, choice.fits, choice.bound)
+    names = ("expected_seconds", "exposed_seconds", "seconds", "serial_seconds", "total_bytes", "bubble")
+    assert [found[name] for name in names] == pytest.approx([getattr(choice, name) for name in names], rel=1e-9)
+
+
+def test_meshes_are_ranked_as_by_shardlab_plan(bare):
+    kinds = Counter()
+    for case, answer in zip(plan_cases(), solve(bare, "plan", plan_cases()), strict=True):
+        try:
+            made = planned_for(case)
+        except ValueError as error:
+            assert answer == {"error": {"words": str(error)}}, case
+            kinds[re.sub(r"[\d,]+", "", str(error))[:12]] += 1
+            continue
+        assert len(answer["choices"]) == len(made.choices), case
+        for found, choice in zip(answer["choices"], made.choices, strict=True):
+            same_choice(found, choice)
+        assert (answer["fitting"], answer["uneven"]) == (len(made.fitting), made.uneven)
+        assert [what for what, _ in answer["remedies"]] == [what for what, _ in made.remedies], case
+        for (_, found), (_, choice) in zip(answer["remedies"], made.remedies, strict=True):
+            same_choice(found, choice)
+        first = made.choices[0]
+        kinds.update(
+            {"fits": first.fits, "remedy": bool(made.remedies), "uneven": made.uneven > 0,
+             "micro-batches": first.microbatches > 1, "nodes": any(choice.context > 1 for choice in made.choices)}
+        )  # fmt: skip
+    assert min(kinds[kind] for kind in ("fits", "remedy", "uneven", "micro-batches", "nodes")) >= 5, kinds
+    assert min(kinds.values()) >= 1 and len(kinds) >= 8, kinds
+
+
+def two(number):
+    """As the page writes gigabytes and per cent: with two digits."""
+    return float(f"{number:.2g}")
+
+
+def test_each_mesh_says_what_it_loses_against_the_first(bare):
+    script = """cases => cases.map((given) => {
+        const { choices } = explorer.plan(given);
+        const usable = explorer.data.chips[given.chip].hbm_bytes * (1 - given.reserve / 100);
+        return choices?.map((choice) => explorer.why(choice, choices[0], usable));
+    })"""
+    kinds = Counter()
+    for case, words in zip(plan_cases(), bare.evaluate(script, plan_cases()), strict=True):
+        if not words:
+            continue
+        made = planned_for(case)
+        first = made.choices[0]
+        for said, choice in zip(words, made.choices, strict=True):
+            loses = choice.expected_seconds / first.expected_seconds - 1
+            if not choice.fits:
+                much = float(re.fullmatch(r"does not fit: ([\d.e+-]+) GB too much", said)[1])
+                assert much == pytest.approx(two((choice.total_bytes - made.machine.usable_bytes) / 1e9), rel=0.02)
+                kinds["does not fit"] += 1
+            elif choice is first:
+                assert said == "the first"
+            elif loses < 0:
+                assert re.search(rf"% faster, but has {len(choice.mesh)} axes instead of {len(first.mesh)}$", said), (
+                    said
+                )
+                assert len(choice.mesh) > len(first.mesh) and loses > -0.011
+                kinds["faster"] += 1
+            elif said == "as fast":
+                assert loses < 1e-9
+            else:
+                slower, why = re.fullmatch(r"([\d.e-]+) % slower: (.*)", said).groups()
+                assert float(slower) == pytest.approx(100 * loses, rel=0.5, abs=0.5)
+                if sends := re.fullmatch(r"sends ([\d.e+-]+) GB more along (\w+)", why):
+                    more = choice.sent_bytes[sends[2]] - first.sent_bytes[sends[2]]
+                    assert float(sends[1]) == pytest.approx(two(more / 1e9), rel=0.06)
+                    kinds["sends more"] += 1
+                elif waits := re.fullmatch(r"waits ([\d.e-]+) % in the bubble", why):
+                    assert float(waits[1]) == pytest.approx(100 * choice.bubble, rel=0.1, abs=0.51)
+                    kinds["bubble"] += 1
+                elif updates := re.fullmatch(r"updates ([\d.e+-]+) GB more of state", why):
+                    assert float(updates[1]) == pytest.approx(
+                        two((choice.state_bytes - first.state_bytes) / 1e9), rel=0.06
+                    )
+                    kinds["updates more"] += 1
+                else:
+                    assert why.startswith(("its products are smaller", "hides less of what it sends along "))
+                    kinds[why[:12]] += 1
+    assert len(kinds) == 7 and min(kinds.values()) >= 3, kinds
+
+
+def test_the_code_of_a_plan_makes_its_mesh_and_the_specs_of_shardlab_training(bare):
+    chance, kinds = random.Random(3), Counter()
+    names = [*explorer.STEP_AXES]
+    for _ in range(60):
+        name = chance.choice(list(SIZES_OF))
+        model = MODELS[name]
+        sizes = dict(zip(names, (chance.choice((1, 2, 4)) for _ in names), strict=True))
+        if chance.random() < 0.5:
+            sizes |= {"pipeline": 1, "context": 1}
+        if prod(sizes.values()) > 64 or model.layers % sizes["pipeline"]:
+            continue
+        code = bare.evaluate("([model, mesh]) => explorer.planCode(model, mesh, 4)", [SIZES_OF[name], sizes])
+        made = run(code)
+        mesh, specs = made["mesh"], made["specs"]
+        assert {axis: n for axis, n in mesh.shape.items() if n > 1} == {a: n for a, n in sizes.items() if n > 1}
+        assert code.endswith("in 4 micro-batches")
+        shapes = {name: (shape, pads) for name, shape, pads in re.findall(r'"(\w+)": P\(.*  # \((.*?)\)(.*)', code)}
+        held = 0
+        for weight, spec in specs.items():
+            shape, pads = shapes[weight]
+            shape = tuple(int(size) for size in shape.split(",") if size.strip())
+            for before, after in re.findall(r"; pad (\d+) to (\d+)", pads):
+                shape = tuple(int(after) if size == int(before) else size for size in shape)
+                kinds["padded"] += 1
+            shard = NamedSharding(mesh, spec).shard_shape(shape)  # fails if it is not even
+            held += prod(shard) if weight not in ("embed", "out", "norm", "norms") else 0
+            kinds[len(shape)] += 1
+        layers = model.layers * (model.attention_parameters + model.mlp_parameters)
+        assert held == layers / prod(sizes[axis] for axis in names[1:])  # all axes but data
+        if model.gated and not model.tied and sizes["pipeline"] == sizes["context"] == 1:
+            groups = sizes["data"] * sizes["fsdp"]
+            _, (state, tokens) = training_step(model, mesh, groups, 512)
+            assert {name: array.sharding.spec for name, array in state["params"].items()} == specs
+            assert tokens.sharding.spec == made["tokens"]
+            kinds["training"] += 1
+    assert kinds["training"] >= 8 and kinds[4] > 20 and kinds["padded"], kinds
 
 
 # --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
@@ -559,7 +757,7 @@ def control(page, label, part="layout"):
 def test_scripts_and_styles_are_small_and_nothing_is_inline():
     files = list(STATIC.iterdir())
     assert sorted(file.name for file in files) == sorted([*explorer.SCRIPTS, "explorer.css"])
-    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 24 * 1024
+    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 32 * 1024
     text = "".join(file.read_text() for file in files)
     assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
 
@@ -681,11 +879,15 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
     assert "layers=32" in page.url and control(page, "vocab", "fit").is_visible()
     control(page, "Tokens in a batch", "fit").fill("131072")
     page.keyboard.press("Tab")
-    assert "10 % are reserved: this does not fit" in words(page, "fit")
+    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(page, "fit")
     control(page, "Memory reserve, %", "fit").select_option("5")
-    assert "5 % are reserved: this fits" in words(page, "fit") and page.url.endswith("&reserve=5")
+    assert (
+        "This fits" in words(page, "fit")
+        and "with 5 % reserved" in words(page, "fit")
+        and page.url.endswith("&reserve=5")
+    )
     page.go_back()
-    assert "10 % are reserved: this does not fit" in words(page, "fit")
+    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(page, "fit")
     page.go_back()
     assert "does not fit" in words(page, "fit")
     page.go_back()
@@ -736,7 +938,7 @@ def test_links_are_copied_and_told(visit):
     page.get_by_role("button", name="Copy link").nth(2).click()
     said = page.locator("[data-explorer=fit] [role=status]")
     said.filter(has_text="ink").wait_for()
-    assert "#fit?model=llama-3-8b&chip=v5e&batch=262144" in page.url and "chips=" not in page.url
+    assert "#fit?model=llama-3-8b&chip=v5e&slices=1&batch=262144" in page.url and "chips=" not in page.url
     if said.inner_text() == "Link copied":
         assert page.evaluate("navigator.clipboard.readText()") == page.url
     else:
@@ -783,45 +985,126 @@ def shown_mesh(page, part, names):
     return [int(control(page, name, part).input_value()) for name in names]
 
 
+def ranking(page):
+    """The rows of the ranking: {mesh: (what it loses, expected, at least, exposed, bound by, memory)}."""
+    rows = page.get_by_role("region", name="Meshes, ranked").locator("tbody tr")
+    found = {}
+    for cells in rows.evaluate_all("all => all.map((row) => [...row.cells].map((cell) => cell.innerText))"):
+        mesh, loses = cells[0].split("\n", 1)
+        found[mesh] = (loses.strip(), *(" ".join(cell.split()) for cell in cells[1:]))
+    return found
+
+
+def name_of(choice):
+    return str(choice).replace(" x ", " × ")
+
+
 @pytest.mark.parametrize(
     ("model", "chip", "chips", "tokens"),
-    [("llama-3-8b", "v5e", 16, 2**18), ("llama-3-8b", "v5e", 16, 2**17), ("llama-3-70b", "v5p", 512, 2**20)],
+    [("llama-3-8b", "v5e", 16, 2**18), ("llama-3-8b", "H100", 32, 2**20), ("llama-3-70b", "v5p", 512, 2**20)],
 )
 def test_chips_offer_the_meshes_of_the_planner_and_take_the_first(visit, model, chip, chips, tokens):
     made = planned(model, chip, chips, tokens)
     page = visit(f"#fit?model={model}&chip={chip}&batch={tokens}&chips={chips}")
-    found = {
-        text.partition(":")[0]: (text.endswith(", fits"), text.partition(": ")[2].split(" GB")[0])
-        for text in offered(page, "fit")
-    }
-    expected = {f"{c.data} × {c.fsdp} × {c.tensor}": (c.fits, c.total_bytes / 1e9) for c in made.choices}
-    assert {mesh: fits for mesh, (fits, _) in found.items()} == {mesh: fits for mesh, (fits, _) in expected.items()}
-    for mesh, (_, size) in found.items():
-        assert float(size) == pytest.approx(expected[mesh][1], rel=0.01)
+    rows = ranking(page)
+    assert list(rows) == [f"{n}. {name_of(choice)}" for n, choice in enumerate(made.choices[:10], 1)]
+    for row, choice in zip(rows.values(), made.choices, strict=False):
+        _, expected, least, exposed, bound, memory = row
+        assert [quantity(expected), quantity(least)] == pytest.approx(
+            [choice.expected_seconds, choice.seconds], rel=0.006
+        )
+        assert quantity(exposed) == pytest.approx(choice.exposed_seconds / choice.expected_seconds, abs=0.0006)
+        assert bound == choice.bound
+        assert memory == f"{choice.total_bytes / 1e9:.1f} GB {'fits' if choice.fits else 'too much'}"
     first = made.choices[0]
-    data, fsdp, tensor = shown_mesh(page, "fit", cost.AXES)
-    taken = next(c for c in made.choices if (c.data, c.fsdp, c.tensor) == (data, fsdp, tensor))
-    assert (taken.fits, taken.seconds) == (first.fits, pytest.approx(first.seconds))
-    assert f"Of {len(made.choices)} meshes of {chips} chips, {len(made.fitting)} fit." in words(page, "fit")
+    assert shown_mesh(page, "fit", [*explorer.STEP_AXES, "Micro-batches"]) == [
+        *(getattr(first, axis) for axis in explorer.STEP_AXES), first.microbatches
+    ]  # fmt: skip
+    assert (
+        f"Of {len(made.choices)} meshes that share the sequences evenly, {len(made.fitting)} fit; this is number 1."
+        in (words(page, "fit"))
+    )
+
+
+def test_a_mesh_of_the_ranking_is_chosen_by_keyboard_and_pointer(visit):
+    made = planned("llama-3-8b", "v5e", 16, 2**18)
+    page = visit()
+    assert "this is number 1, for which the planner takes 4 micro-batches" in words(page, "fit")
+    buttons = page.locator("[data-explorer=fit] [data-choose]")
+    buttons.nth(1).click()
+    second = made.choices[1]
+    shown = [*explorer.STEP_AXES, "Micro-batches"]
+    assert shown_mesh(page, "fit", shown) == [1, 8, 2, 1, 1, second.microbatches] and second.mesh == {
+        "fsdp": 8,
+        "tensor": 2,
+    }
+    assert "fsdp=8&tensor=2&pipeline=1&context=1&microbatches=2" in page.url
+    assert "This fits" in words(page, "fit") and "this is number 2." in words(page, "fit")
+    pressed = buttons.evaluate_all("all => all.map((button) => button.ariaPressed)")
+    assert pressed == ["false", "true", *["false"] * 8]
+    page.keyboard.press("Shift+Tab")  # the focus has stayed where it was
+    page.keyboard.press("Enter")
+    assert shown_mesh(page, "fit", shown) == [1, 16, 1, 1, 1, 4] and "this is number 1." in words(page, "fit")
+    page.go_back()
+    assert shown_mesh(page, "fit", shown) == [1, 8, 2, 1, 1, 2]
+    control(page, "data", "fit").fill("16")  # the mesh that is shown is a row, wherever it is
+    control(page, "fsdp", "fit").fill("1")
+    control(page, "tensor", "fit").fill("1")
+    assert list(ranking(page))[10].startswith("15. data 16") and "number 15" in words(page, "fit")
+
+
+def test_a_plan_that_is_not_possible_says_why(visit):
+    page = visit("#fit?model=llama-3-70b&chip=v5p&batch=1048576&chips=8")
+    (what, choice), *more = planned("llama-3-70b", "v5p", 8, 2**20).remedies
+    assert not more and f"What would fit: {what}: {choice.total_bytes / 1e9:.2f} GB" in words(page, "fit")
+    assert words(page, "fit").endswith(f"on {name_of(choice)}.")
+    control(page, "Chips", "fit").fill("16384")
+    assert words(page, "fit") == (
+        "no slice of v5p has 16,384 chips, the largest has 8,960; use 8,960 chips, or slices=2."
+    )
+    assert not ranking(page)
+    control(page, "Slices", "fit").fill("2")
+    control(page, "Chips", "fit").fill("12288")
+    assert "12,288" not in words(page, "fit") and prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 12_288
+    control(page, "Chip", "fit").select_option("H100")
+    assert control(page, "Slices", "fit").is_hidden() and "slices" not in page.url
+    control(page, "Chips", "fit").fill("12")
+    assert words(page, "fit") == "12 H100 do not fill hosts of 8, on 2 nodes; use 8 or 16."
+    control(page, "Chips", "fit").fill("16")
+    control(page, "Tokens in a batch", "fit").fill("1048577")  # the step has a price, the ranking has none
+    assert "No ranking: a batch of 1048577 tokens is not a whole number of sequences" in words(page, "fit")
+    assert "Expect" in words(page, "fit") and not ranking(page)
+    control(page, "Tokens in a batch", "fit").fill("1048576")
+    control(page, "tensor", "fit").fill("3")
+    control(page, "fsdp", "fit").fill("16")
+    control(page, "data", "fit").fill("1")
+    assert "a tensor axis of 3 cannot split 64 heads" in words(page, "fit") and ranking(page)
+
+
+def test_links_of_earlier_pages_show_the_same_step(visit):
+    page = visit(
+        "#fit?model=llama-3-8b&chip=v5e&batch=131072&sequence=4096&data=1&fsdp=8&tensor=2&remat=block&reserve=10"
+    )
+    assert shown_mesh(page, "fit", [*explorer.STEP_AXES, "Micro-batches", "Slices"]) == [1, 8, 2, 1, 1, 1, 1]
+    step = cost.step_cost("llama-3-8b", "v5e", cost.Parallelism(1, 8, 2), 2**17)
+    assert f"must hold {step.memory.total_bytes / 1e9:.1f} GB" in words(page, "fit")
 
 
 def test_chips_follow_from_the_mesh(visit):
     page = visit()
-    for axis, size in (("data", 3), ("fsdp", 5), ("tensor", 2)):
+    for axis, size in (("data", 2), ("fsdp", 8), ("tensor", 2)):
         control(page, axis, "fit").fill(str(size))
-        data, fsdp, tensor = shown_mesh(page, "fit", cost.AXES)
-        assert int(control(page, "Chips", "fit").input_value()) == data * fsdp * tensor
-        assert "product" not in words(page, "fit") and "A chip must hold" in words(page, "fit")
+        sizes = shown_mesh(page, "fit", explorer.STEP_AXES)
+        assert int(control(page, "Chips", "fit").input_value()) == prod(sizes)
+        assert "a chip must hold" in words(page, "fit")
     control(page, "Chips", "fit").fill("64")
-    assert prod(shown_mesh(page, "fit", cost.AXES)) == 64
-    control(page, "Possible meshes", "fit").select_option("8x4x2")
-    assert shown_mesh(page, "fit", cost.AXES) == [8, 4, 2] and "data=8&fsdp=4&tensor=2" in page.url
+    assert prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 64
     control(page, "Chips", "fit").fill("")
-    assert words(page, "fit") == "Chips: a whole number from 1 to 1,000,000."
-    assert shown_mesh(page, "fit", cost.AXES) == [8, 4, 2]
+    assert words(page, "fit") == "Chips: a whole number from 1 to 131,072."
+    assert prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 64
     page = visit("#fit?chips=3&data=2&fsdp=4&tensor=1")  # the mesh decides
     assert control(page, "Chips", "fit").input_value() == "8"
-    assert "“Chips” cannot be “0”, only a whole number from 1 to 1,000,000" in words(visit("#fit?chips=0"), "fit")
+    assert "“Chips” cannot be “0”, only a whole number from 1 to 131,072" in words(visit("#fit?chips=0"), "fit")
 
 
 @pytest.mark.parametrize("part", ["layout", "matmul"])
@@ -941,7 +1224,7 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
         if html is None:
             continue
         model = Model(**case["model"])
-        axes = cost.Parallelism(case["data"], case["fsdp"], case["tensor"])
+        axes = cost.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches")})
         memory = cost.training_memory(model, axes, case["batch"], case["remat"])
         figure = BeautifulSoup(html, "html.parser").figure
         widths, end, last = bar_of(figure.svg)
@@ -979,15 +1262,17 @@ def test_two_steps_are_compared_in_numbers(visit):
     page = visit()
     page.locator("[data-explorer=fit]").get_by_role("button", name="Pin to compare").click()
     assert {row[2] for row in compared(page, "fit").values()} == {"same"}
-    control(page, "Chips", "fit").fill("64")
-    control(page, "Possible meshes", "fit").select_option("4x16x1")
     control(page, "Chip", "fit").select_option("v5p")
+    control(page, "Chips", "fit").fill("64")
+    for label, size in (("data", "4"), ("fsdp", "16"), ("Micro-batches", "1")):
+        control(page, label, "fit").fill(size)
     rows = compared(page, "fit")
     model, before, after = MODELS["llama-3-8b"], cost.Parallelism(1, 16, 1), cost.Parallelism(4, 16, 1)
     a, b = cost.step_cost(model, "v5e", before, 2**18), cost.step_cost(model, "v5p", after, 2**18)
     expected = {
-        "activations": (a.memory.activation_bytes, b.memory.activation_bytes), "a step": (a.seconds, b.seconds),
-        "all on a chip": (a.memory.total_bytes, b.memory.total_bytes), "MFU": (a.mfu, b.mfu),
+        "activations": (a.memory.activation_bytes, b.memory.activation_bytes), "at least": (a.seconds, b.seconds),
+        "expected": (a.expected_seconds, b.expected_seconds),
+        "all on a chip": (a.memory.total_bytes, b.memory.total_bytes), "MFU": (a.expected_mfu, b.expected_mfu),
         "without overlap": (a.serial_seconds, b.serial_seconds),
     }  # fmt: skip
     for name, (old, new) in expected.items():

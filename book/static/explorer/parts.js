@@ -252,8 +252,8 @@ const fit = {
       return [
         [button, h("small", {}, explorer.why(choice, choices[0], usable))],
         timeText(choice.expected_seconds), timeText(choice.seconds),
-        share(choice.exposed_seconds / choice.expected_seconds), choice.bound, gigabytes(choice.total_bytes),
-        choice.fits ? "yes" : "no",
+        share(choice.exposed_seconds / choice.expected_seconds), choice.bound,
+        [`${(choice.total_bytes / 1e9).toFixed(1)} GB`, h("small", {}, choice.fits ? "fits" : "too much")],
       ];
     });
     const fitting = choices.filter(({ fits }) => fits).length;
@@ -268,7 +268,7 @@ const fit = {
       words: `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit; ${place}.${none}`,
       nodes: [
         h("p", { class: "explorer-side" }, h("strong", {}, name), ", with what each loses against the first. Choose one to see it."),
-        table(name, ["mesh", "expected", "at least", "exposed", "bound by", "memory", "fits"], ...rows),
+        table(name, ["mesh", "expected", "at least", "exposed", "bound by", "memory"], ...rows),
       ],
     };
   },

@@ -2,7 +2,7 @@
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
 (function (explorer) {
 "use strict";
-const { AXES, machine, plain, places, sizesOf, splits, step, times, tuple } = explorer;
+const { AXES, machine, plain, places, product, sizesOf, splits, step, times, tuple } = explorer;
 const { floor, log, max, min } = Math;
 const MOST_MICRO = 13; // powers of two, from 1
 
@@ -144,7 +144,13 @@ function planCode(model, mesh, microbatches) {
     ["up", [L, ...up[0], D, F], [stage, ...up[1], fsdp, tensor]],
     ["down", [L, F, D], [stage, tensor, fsdp]],
   ];
-  const lines = weights.map(([name, shape, spec]) => `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}`);
+  const lines = weights.map(([name, shape, spec]) => {
+    const pads = spec.flatMap((axes, i) => { // JAX shards evenly only
+      const n = product(axes.map((axis) => mesh[axis]));
+      return shape[i] % n ? [`; pad ${shape[i]} to ${Math.ceil(shape[i] / n) * n}`] : [];
+    });
+    return `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}${pads.join("")}`;
+  });
   const batch = explorer.specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
   const split = microbatches > 1 ? `, in ${microbatches} micro-batches` : "";
   return `import jax
