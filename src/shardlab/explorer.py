@@ -98,7 +98,7 @@ def data() -> dict:
             for name, model in MODELS.items()
         },
         "fitted": {kind: asdict(fitted) for kind, fitted in cost.FITTED.items()},
-        "most": {"pipeline": MOST_PIPELINE, "context": MOST_CONTEXT},
+        "most": {"chips": MOST_CHIPS, "pipeline": MOST_PIPELINE, "context": MOST_CONTEXT},
     }
 
 

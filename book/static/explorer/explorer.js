@@ -128,15 +128,9 @@ function encode(widget) {
   return text.join("&");
 }
 
-function address(widget) {
-  const [{ pinned }, now] = [widget, get(widget)];
-  const here = encode(widget);
-  if (!pinned) return `#${widget.name}?${here}`;
-  set(widget, pinned);
-  const there = encode(widget);
-  set(widget, now);
-  return `#${widget.name}?${here}~${there}`;
-}
+// What is shown, to be pinned, with its address as "~".
+const shownNow = (widget) => ({ ...get(widget), "~": encode(widget) });
+const address = (widget) => `#${widget.name}?${encode(widget)}${widget.pinned ? `~${widget.pinned["~"]}` : ""}`;
 
 function read(widget, text) {
   const values = {};
@@ -163,7 +157,7 @@ function decode(widget, text) {
   try {
     if (other !== undefined) {
       read(widget, other);
-      pinned = get(widget);
+      pinned = shownNow(widget);
       if (!widget.part.show(pinned).numbers) throw new Wrong("what it pins is not possible");
     }
     read(widget, now);
@@ -214,7 +208,7 @@ function build(box) {
     () => { said.textContent = done; }, () => { said.textContent = failed; });
   const actions = {
     pin() {
-      widget.pinned = widget.pinned ? null : get(widget);
+      widget.pinned = widget.pinned ? null : shownNow(widget);
       show(widget);
       remember(widget);
     },

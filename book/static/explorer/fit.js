@@ -26,7 +26,7 @@ function machine(name, chips, slices = 1) {
     const each = floor(chips / nodes);
     slices = 1;
     if (chips % nodes || !chip.slices[each] || (nodes > 1 && each % host)) {
-      const possible = [...known, ...times(floor(chips / host) + 1, (n) => host * (n + 1))];
+      const possible = [...known, ...[-1, 0, 1].map((n) => host * (floor(chips / host) + n)).filter((n) => n > 0)];
       return wrong(`${chips} ${name} do not fill hosts of ${host}, on ${nodes} nodes; use ${around(possible)}`);
     }
     return made(each, nodes);

@@ -87,10 +87,13 @@ function matmul(given) {
     const error = refusal({ mesh, shape, spec });
     if (error) return { error: { ...error, words: `${of}: ${error.words}` } };
   }
-  const { torus, flops_per_second: peaks } = explorer.data.chips[name];
+  const { torus, flops_per_second: peaks, node_chips: node } = explorer.data.chips[name];
+  const devices = product(mesh.map(([, size]) => size));
   const long = mesh.find(([, size]) => size > Math.max(...torus) && torus.length);
   const words = long
     ? `${long[1]} chips do not fit along an axis of ${name}, whose largest slice is ${torus.join(" x ")}`
+    : !torus.length && devices > node
+    ? `${devices} ${name} are in several nodes of ${node}, between which there is no NVLink`
     : !peaks[dtype] && `${name} has no peak for '${dtype}'; it has ${Object.keys(peaks).join(", ")}`;
   if (words) return { error: { kind: "chip", words } };
 

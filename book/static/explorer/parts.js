@@ -229,6 +229,7 @@ const fit = {
   // No such machine; or one whose meshes the planner cannot tell, so that there is no first one to take.
   wrong(form) {
     const { chip, chips, slices, ...sizes } = this.given(form);
+    if (!(Number.isInteger(chips) && chips > 0 && chips <= explorer.data.most.chips)) return "";
     const error = explorer.machine(chip, chips, slices).error ||
       (product(STEP_AXES.map((axis) => sizes[axis])) !== chips && this.plan(form).error);
     return error?.words;
