@@ -442,7 +442,7 @@ class Verdict:
         return f"{mesh}: {'; '.join(said)}; {self.program.source}, {self.program.seconds:.0f} s"
 
 
-def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
+def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Choices with pipeline, context or expert axes, or with micro-batches, are left out: the step that is compiled has
@@ -450,7 +450,7 @@ def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
 
     Args:
       made: a `Plan`, of a dense model.
-      best: how many choices.
+      best: how many choices; or which.
       **options: for `shardlab.pods.Pod.compile`, such as `cache=False`.
 
     Yields:
@@ -467,7 +467,7 @@ def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
         raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
     pod = Pod(made.machine.name)
     plain = [choice for choice in made.choices if choice.microbatches == 1 and {*choice.mesh} <= {*AXES}]
-    for choice in plain[:best]:
+    for choice in plain[:best] if isinstance(best, int) else best:
         mesh = pod.mesh((choice.data, choice.fsdp, choice.tensor), AXES, split=not pod.is_gpu)
         step, arguments = training_step(made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat)
         name = f"{made.model.name or 'model'}-{choice.data}x{choice.fsdp}x{choice.tensor}"
