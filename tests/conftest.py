@@ -32,15 +32,17 @@ emulate(64)
 
 import oracle  # noqa: E402
 
+from bookbinder.book import load  # noqa: E402
+
 oracle.watch()
+
+BOOK = load(ROOT)  # read once for all files: several name a test after each chapter
 
 
 @pytest.fixture(scope="session")
 def book():
     """The book of this repository."""
-    from bookbinder.book import load
-
-    return load(ROOT)
+    return BOOK
 
 
 def copy_sources(folder):

@@ -14,14 +14,14 @@ import jupytext
 import nbformat
 import pytest
 import yaml
-from conftest import copy_sources
+from conftest import BOOK, copy_sources
 from jupytext.config import load_jupytext_config
 
 from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
 TOOLS = Path(sys.executable).parent
-CHAPTERS = [chapter for chapter in load(ROOT).chapters if chapter.runs]
+CHAPTERS = [chapter for chapter in BOOK.chapters if chapter.runs]
 # What a kernel says of itself; JupyterLab and VS Code write it into a notebook that they have run.
 LANGUAGE = {"name": "python", "version": "3.13.1", "pygments_lexer": "ipython3", "file_extension": ".py"}
 

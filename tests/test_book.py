@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from conftest import BOOK
 
 import shardlab.check
 import shardlab.comms
@@ -29,10 +30,8 @@ import shardlab.pytest_plugin
 import shardlab.specs
 import shardlab.testing
 import shardlab.training
-from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)
 PROGRAMS = [chapter for chapter in BOOK.chapters if chapter.runs]
 
 

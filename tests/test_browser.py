@@ -16,14 +16,13 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from conftest import BOOK
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
 from bookbinder import address
-from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)
 WHERE = address.of(BOOK.config)
 CHAPTERS = [chapter.name for chapter in BOOK.chapters]
 SHORT_TITLES = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_exercises
-from conftest import COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources
+from conftest import BOOK, COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources
 from packaging.version import Version
 from tiny_book import FRONT
 from wrong_answers import WRONG_ANSWERS
@@ -25,7 +25,6 @@ from bookbinder.progress import Progress
 from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
 # For a newer JAX than Colab's: in Colab their first cell upgrades it (tested below), here they run where the book does.
 NEWER = {

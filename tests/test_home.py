@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from conftest import BOOK
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from playwright.sync_api import expect
@@ -18,7 +19,6 @@ from bookbinder import address, book
 from shardlab.specs import compare_specs
 
 ROOT = Path(__file__).parent.parent
-BOOK = book.load(ROOT)
 WHERE = address.of(BOOK.config)
 PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]
 TITLES = {Path(one["file"]).name: one["title"] for part in PARTS for one in part["chapters"]}

@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import BOOK
 
 from bookbinder import terms
-from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)
 TERMS = [names[0] for names in terms.entries(BOOK)]
 WORDS = tomllib.loads((ROOT / "tests" / "style_words.toml").read_text())["words"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from conftest import BOOK
 from test_colab import git
 from tiny_book import TinyBook, chapter, statuses
 from waiting import PATIENCE, wait_until
@@ -389,7 +390,7 @@ def test_the_versions_have_what_chapters_import(monkeypatch):
     assert floor == "jax>=0.7.1" and "jax==0.7.1" in versions["0.7.1"].requirements
     assert floor in versions["newest"].requirements and versions["newest"].daily
     imported = set()
-    for page in load(ROOT).chapters:
+    for page in BOOK.chapters:
         for cell in page.cells:
             if cell.source.startswith("%%writefile"):  # perhaps a part of a file
                 continue

@@ -16,12 +16,13 @@ import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from conftest import BOOK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_book import FRONT, TinyBook
 
 from bookbinder import address, notebooks
-from bookbinder.book import Book, BookError, Chapter, load
+from bookbinder.book import Book, BookError, Chapter
 
 ROOT = Path(__file__).parent.parent
 SITE = "https://tiny.github.io/here/"
@@ -527,7 +528,6 @@ def test_raw_markup_would_be_found():
 
 # --- The real book's notebooks ----------------------------------------------------------------------------
 
-BOOK = load(ROOT)
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
 
 

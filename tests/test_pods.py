@@ -21,13 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from conftest import changed_files
+from conftest import BOOK, changed_files
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
-from bookbinder.book import load
 from shardlab import comms, pods
 from shardlab.flops import MatmulFlops
 from shardlab.hlo import Program
@@ -569,7 +568,7 @@ ASKS_AND_READS = r"src/shardlab/(pods|hlo|comms|flops|schedule|cost|hardware)\.p
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", sorted({*RECORDINGS, *record_pods.compiling(load(ROOT))}))
+@pytest.mark.parametrize("name", sorted({*RECORDINGS, *record_pods.compiling(BOOK)}))
 def test_a_chapter_compiles_what_is_recorded(name, own_cache, request):
     """Where neither the chapter nor what asks and reads compilers has changed, the same text has the same answer."""
     changed = request.config.option.again or re.search(rf"^(book/{name}\.md|{ASKS_AND_READS})$", changed_files(), re.M)

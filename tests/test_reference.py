@@ -9,14 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMPILE_ONLY
+from conftest import BOOK, COMPILE_ONLY
 
 from bookbinder import reference
-from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
 PAGE = reference.page(ROOT / "src" / "shardlab")
-BOOK = load(ROOT)
 
 MODULE = '''
 """Do one thing.

@@ -14,12 +14,9 @@ from urllib.parse import unquote, urlsplit
 import lxml.html
 import pytest
 from bs4 import BeautifulSoup
-from conftest import copy_sources
-
-from bookbinder.book import load
+from conftest import BOOK, copy_sources
 
 ROOT = Path(__file__).parent.parent
-BOOK = load(ROOT)
 
 
 @pytest.fixture(scope="module")

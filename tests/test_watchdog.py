@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import BOOK
 from waiting import PATIENCE
-
-from bookbinder.book import load
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "book" / "cluster" / "watchdog.py"
@@ -84,6 +83,6 @@ def test_steps_within_their_limits_and_a_long_first_one_are_left_alone(tmp_path)
 
 def test_it_is_short_and_the_chapter_has_it_as_it_is():
     text = FILE.read_text()
-    cells = [cell.source for cell in load(ROOT).chapter("watch").cells if "/watchdog.py\n" in cell.source]
+    cells = [cell.source for cell in BOOK.chapter("watch").cells if "/watchdog.py\n" in cell.source]
     parts = [cell.partition("\n")[2].rstrip("\n") for cell in cells]
     assert len(text.splitlines()) <= 40 and "\n".join(parts) + "\n" == text

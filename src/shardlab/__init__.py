@@ -14,10 +14,11 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.findings`: judge a compiled program: what usually causes a collective, and what to change
 - `shardlab.flops`: count the FLOPs of a compiled program's matrix products
 - `shardlab.lifetimes`: follow the parameters of each layer through a compiled program: gathered, used, held, scattered
-- `shardlab.hardware`: chips and links by their data sheets
+- `shardlab.hardware`: chips and links by their data sheets, and the machines that they form
 - `shardlab.models`: transformers by their sizes
 - `shardlab.cost`: predict the time and memory of programs by formula, on chips that you do not have
-- `shardlab.plan`: list the meshes on which a model fits, by predicted step time
+- `shardlab.inference`: predict what serving a model costs: prefill, decode and KV caches
+- `shardlab.plan`: list the meshes on which a model fits, by the step time to expect
 - `shardlab.training`: a decoder's training step, for compilers to judge a plan by
 - `shardlab.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
 - `shardlab.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
@@ -55,13 +56,14 @@ _MODULES = {  # each with the names that can be imported from the package
     "findings": ("Finding",),
     "flops": (),
     "follow": (),
-    "hardware": ("CHIPS", "Chip", "chip"),
+    "hardware": ("CHIPS", "Chip", "Machine", "chip", "machine"),
     "hlo": ("UnreadableProgram",),
+    "inference": (),
     "layout": ("Layout", "MeshLayout", "Shard", "describe", "same_layout"),
     "lifetimes": ("Lifetimes",),
     "models": ("MODELS", "Model", "model"),
     "origins": (),
-    "plan": ("Choice", "Plan", "Verdict", "pod_name", "verify"),
+    "plan": ("Choice", "Plan", "Verdict", "verify"),
     "pods": ("NoCompiler", "Pod", "PodProgram"),
     "processes": ("ProcessFailure", "Processes", "start"),
     "schedule": ("Timeline", "step_timeline"),
@@ -126,7 +128,13 @@ if TYPE_CHECKING:  # what type checkers do not see, because it is loaded when it
         explain as explain,
     )
     from shardlab.findings import Finding as Finding
-    from shardlab.hardware import CHIPS as CHIPS, Chip as Chip, chip as chip
+    from shardlab.hardware import (
+        CHIPS as CHIPS,
+        Chip as Chip,
+        Machine as Machine,
+        chip as chip,
+        machine as machine,
+    )
     from shardlab.hlo import UnreadableProgram as UnreadableProgram
     from shardlab.layout import (
         Layout as Layout,
@@ -137,7 +145,7 @@ if TYPE_CHECKING:  # what type checkers do not see, because it is loaded when it
     )
     from shardlab.lifetimes import Lifetimes as Lifetimes
     from shardlab.models import MODELS as MODELS, Model as Model, model as model
-    from shardlab.plan import Choice as Choice, Plan as Plan, Verdict as Verdict, pod_name as pod_name, verify as verify
+    from shardlab.plan import Choice as Choice, Plan as Plan, Verdict as Verdict, verify as verify
     from shardlab.pods import NoCompiler as NoCompiler, Pod as Pod, PodProgram as PodProgram
     from shardlab.processes import ProcessFailure as ProcessFailure, Processes as Processes, start as start
     from shardlab.schedule import Timeline as Timeline, step_timeline as step_timeline

@@ -2,9 +2,9 @@
 
 A device computes, moves data between its memory (HBM) and its compute units, and communicates with other devices. Each
 of the three has a speed, so each gives a time, and the largest of the three is a lower bound for all of them together:
-the roofline. This module applies it to collectives, matrix products, transformer layers, training steps and decoding
-steps. Arguments that are `Numbers` may be NumPy arrays, which broadcast: a function that takes one `Parallelism` also
-takes 100,000.
+the roofline. This module applies it to collectives, matrix products, transformer layers and training steps;
+`shardlab.inference` to serving. Arguments that are `Numbers` may be NumPy arrays, which broadcast: a function that
+takes one `Parallelism` also takes 100,000.
 
 Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*: the result of an
 all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all or a permute.
@@ -23,19 +23,24 @@ from functools import reduce
 import numpy as np
 
 from shardlab import hardware
-from shardlab._arguments import Numbers, amount, first, one_of, whole
-from shardlab.hardware import Chip
+from shardlab._arguments import Numbers, amount, first, nearest, one_of, whole
+from shardlab._placement import Place, place
+from shardlab.hardware import Chip, Machine
 from shardlab.models import Model
+from shardlab.models import model as known_model
 
 __all__ = [
-    "AXES", "BYTES", "PARTS", "REMAT", "DecodeCost", "Memory", "Numbers", "Parallelism", "Roofline", "StepCost",
-    "activation_bytes", "collective_bytes", "collective_seconds", "crossover_bytes", "decode_cost",
-    "hierarchical_seconds", "latency_seconds", "layer", "matmul", "node_bytes", "parallelisms", "step_cost",
-    "training_flops", "training_memory",
+    "ALGORITHMS", "AXES", "BYTES", "FITTED", "MESH_AXES", "PARTS", "REMAT", "SCHEDULES", "Fitted", "Memory", "Numbers",
+    "Parallelism", "Roofline", "StepCost", "activation_bytes", "collective_bytes", "collective_seconds",
+    "crossover_bytes", "hierarchical_seconds", "latency_seconds", "layer", "matmul", "node_bytes", "parallelisms",
+    "step_cost", "training_flops", "training_memory",
 ]  # fmt: skip
 
-AXES = ("data", "fsdp", "tensor")  # of a training step's mesh
-PARTS = ("compute", "hbm", *AXES)  # of the time of a training step
+AXES = ("data", "fsdp", "tensor")  # of the mesh of a dense model's training step
+MESH_AXES = (*AXES, "pipeline", "context", "expert")  # all that a step can have
+PARTS = ("compute", "hbm", *MESH_AXES)  # of the time of a training step
+SCHEDULES = ("gpipe", "1f1b")  # of a pipeline; 1f1b with several stages on each device is the interleaved one
+ALGORITHMS = ("ring", "tree", "in-network")  # of a collective between nodes
 
 BYTES = {"f32": 4, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5}
 REMAT = ("none", "matmuls", "mlp", "block")
@@ -159,6 +164,7 @@ def hierarchical_seconds(
     outer: Numbers,
     chip: str | Chip,
     overlap: bool = True,
+    algorithm: str = "ring",
 ) -> Numbers:
     """The time of a collective over `outer` nodes or slices of `inner` chips: within each, and between them.
 
@@ -176,13 +182,16 @@ def hierarchical_seconds(
       outer: nodes or slices that take part.
       chip: a `shardlab.hardware.Chip`, or the name of one.
       overlap: whether the two levels run at the same time; otherwise their times are added.
+      algorithm: between the nodes: "ring"; "tree", whose messages grow with the logarithm of the nodes; "in-network",
+        where switches add up an all-reduce (NVIDIA calls it SHARP), so that each chip sends its share only once.
 
     Returns:
       Seconds.
 
-    Source: Scaling Book, part on GPUs, "Cross-node collectives"; for TPUs "Scaling Across Pods".
+    Source: Scaling Book, part on GPUs, "Cross-node collectives"; for TPUs "Scaling Across Pods"; for trees Sanders,
+    Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009.
     """
-    near, far = _two_levels(kind, array_bytes, inner, outer, hardware.chip(chip))
+    near, far = _two_levels(kind, array_bytes, inner, outer, hardware.chip(chip), algorithm)
     return np.maximum(near, far) if overlap else near + far
 
 
@@ -222,6 +231,12 @@ def _load(kind, sizes, chip, ring=None):
     sizes = tuple(whole("sizes", size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
     total = reduce(np.multiply, sizes)
     if not chip.torus:
+        if np.any(total > chip.node_chips):
+            many = first(total, total > chip.node_chips)
+            raise ValueError(
+                f"{many:g} {chip.name} are in several nodes of {chip.node_chips}, between which there is no NVLink; "
+                f"use cost.hierarchical_seconds with inner={chip.node_chips} and outer={-(-many // chip.node_chips):g}"
+            )
         if kind == "collective-permute":
             return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
         times = _GATHERS.get(kind, 1)
@@ -246,21 +261,31 @@ def _load(kind, sizes, chip, ring=None):
     return times * (total - 1) / total / np.maximum(out, 1), times * hops
 
 
-def _two_levels(kind, array_bytes, inner, outer, chip):
+def _two_levels(kind, array_bytes, inner, outer, chip, algorithm):
     array_bytes, outer = amount("array_bytes", array_bytes), whole("outer", outer)
     sizes = inner if isinstance(inner, tuple | list) else (inner,)
     chips = reduce(np.multiply, (whole("inner", size) for size in sizes))
     if kind == "all-to-all":  # within the node a share of 1/outer, the rest to other nodes
         near = collective_seconds(kind, array_bytes / outer, inner, chip)
-        return near, _network(array_bytes * (outer - 1) / outer, outer - 1, chip)
+        return near, _network(kind, array_bytes, outer, chip, algorithm)
     near = collective_seconds(kind, array_bytes, inner, chip)
-    steps = 0 + (outer > 1) if kind == "collective-permute" else _GATHERS.get(kind, 1) * (outer - 1)
     part = array_bytes if kind == "collective-permute" else array_bytes / chips
-    return near, _network(collective_bytes(kind, part, outer), steps, chip)
+    return near, _network(kind, part, outer, chip, algorithm)
 
 
-def _network(sent_bytes, steps, chip):
-    return np.maximum(sent_bytes / chip.network_bytes_per_second, steps * chip.network_seconds)
+def _network(kind, array_bytes, outer, chip, algorithm="ring", count=1, waits=1):
+    """The time between slices or nodes of `count` collectives of arrays of these bytes together, over `outer` of them.
+
+    `waits` of the collectives begin only when the one before has ended; the latencies of the others overlap.
+    """
+    sent = collective_bytes(kind, array_bytes, outer)
+    times = _GATHERS.get(kind, 1)
+    steps = np.where(outer > 1, 1, 0) if kind == "collective-permute" else times * (outer - 1)
+    if one_of("algorithm", algorithm, ALGORITHMS) != "ring" and kind in _GATHERS:
+        steps = times * np.ceil(np.log2(outer))
+        if algorithm == "in-network" and kind == "all-reduce":
+            sent = np.where(outer > 1, array_bytes, 0.0)
+    return np.maximum(sent / chip.network_bytes_per_second, np.minimum(count, waits) * steps * chip.network_seconds)
 
 
 # --- Parallelism -----------------------------------------------------------------------------------------------
@@ -268,7 +293,7 @@ def _network(sent_bytes, steps, chip):
 
 @dataclass(frozen=True)
 class Parallelism:
-    """How a training step is parallelised: sizes of the data, fsdp and tensor axes, whole numbers or arrays of them.
+    """How a training step is parallelised: the sizes of the axes of its mesh, whole numbers or arrays of them.
 
     >>> print(cost.Parallelism(data=4, fsdp=16, tensor=8).chips, "chips")
     512 chips
@@ -277,27 +302,55 @@ class Parallelism:
       data: data-parallel replicas of the model, each with examples of its own.
       fsdp: chips of a replica with examples of their own, each with a shard of parameters, gradients and moments.
       tensor: chips that share the heads and the MLP of each layer.
-      slices: ICI slices over which the chips are spread evenly, the data axis first; for TPUs.
+      pipeline: groups of chips with layers of their own.
+      context: chips that share each sequence, with attention in a ring. They shard the state too, as fsdp does.
+      expert: chips that share the experts of each layer. They have examples of their own, as data and fsdp have.
+      microbatches: into how many the batch of each data group is split: those of a pipeline, or, with pipeline=1, those
+        of gradient accumulation.
+      stages: stages on each chip of a pipeline; more than one is an interleaved schedule.
+      schedule: of the pipeline, one of `SCHEDULES`.
     """
 
     data: Numbers = 1
     fsdp: Numbers = 1
     tensor: Numbers = 1
-    slices: int = 1
+    pipeline: Numbers = 1
+    context: Numbers = 1
+    expert: Numbers = 1
+    microbatches: Numbers = 1
+    stages: Numbers = 1
+    schedule: str = "1f1b"
 
     def __post_init__(self) -> None:
-        for axis in AXES:
+        for axis in MESH_AXES:
             whole(f"the {axis} axis", getattr(self, axis))
-        whole("slices", self.slices)
+        whole("microbatches", self.microbatches)
+        whole("stages", self.stages)
+        one_of("schedule", self.schedule, SCHEDULES)
 
     @property
     def chips(self) -> Numbers:
         """The product of the axes."""
-        return np.multiply(np.multiply(self.data, self.fsdp), self.tensor)
+        return reduce(np.multiply, (getattr(self, axis) for axis in MESH_AXES))
+
+    @property
+    def groups(self) -> Numbers:
+        """How many groups of chips have sequences of their own: data x fsdp x expert."""
+        return np.multiply(np.multiply(self.data, self.fsdp), self.expert)
+
+    @property
+    def shards(self) -> Numbers:
+        """Over how many chips the state of a layer is sharded: fsdp x context x expert x tensor."""
+        return reduce(np.multiply, (self.fsdp, self.context, self.expert, self.tensor))
+
+    @property
+    def idle(self) -> Numbers:
+        """The bubble: the time that a pipeline waits, as a share of the time that it works."""
+        return (np.asarray(self.pipeline, float) - 1) / (np.asarray(self.microbatches, float) * self.stages)
 
 
-def parallelisms(chips: int, model: Model | None = None, slices: int = 1) -> Parallelism:
-    """Every way to parallelise a step over a number of chips, as one `Parallelism` of arrays.
+def parallelisms(chips: int, model: Model | None = None) -> Parallelism:
+    """Every way to divide a number of chips into data, fsdp and tensor axes, as one `Parallelism` of arrays.
 
     As (data, fsdp, tensor), four chips can be (4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 4, 1), (1, 2, 2) or (1, 1, 4).
 
@@ -308,7 +361,6 @@ def parallelisms(chips: int, model: Model | None = None, slices: int = 1) -> Par
     Args:
       chips: how many.
       model: if given, tensor axes that do not divide its heads are left out.
-      slices: as in `Parallelism`.
 
     Returns:
       A `Parallelism`.
@@ -317,7 +369,7 @@ def parallelisms(chips: int, model: Model | None = None, slices: int = 1) -> Par
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     fitting = [t for t in divisors if model is None or model.splits(t)]
     found = [(chips // (f * t), f, t) for t in fitting for f in divisors if chips // t % f == 0]
-    return Parallelism(*np.array(sorted(found, reverse=True)).T, slices)
+    return Parallelism(*np.array(sorted(found, reverse=True)).T)
 
 
 def _check_split(model, tensor):
@@ -398,7 +450,13 @@ def matmul(
 
 
 def layer(
-    model: Model, chip: str | Chip, tokens: Numbers, sequence: Numbers, tensor: Numbers = 1, dtype: str = "bf16"
+    model: Model,
+    chip: str | Chip,
+    tokens: Numbers,
+    sequence: Numbers,
+    tensor: Numbers = 1,
+    dtype: str = "bf16",
+    sequences: Numbers | None = None,
 ) -> dict[str, Roofline]:
     """The rooflines of one transformer layer's forward pass, on each of the chips that share it, by part.
 
@@ -417,6 +475,8 @@ def layer(
       sequence: tokens that each token attends to (not halved for causal masks, which not every kernel uses).
       tensor: chips that share the layer.
       dtype: of parameters, activations and FLOPs.
+      sequences: how many of that length their keys and values belong to; by default tokens / sequence, as in training
+        and prefill. In a decode step each token has a sequence of its own: give the same number as `tokens`.
 
     Returns:
       A dict: "attention projections" (Q, K, V and output), "attention" (scores and their product with the values; the
@@ -427,7 +487,8 @@ def layer(
     _check_split(model, tensor)
     chip, size, tensor = hardware.chip(chip), _size("dtype", dtype), whole("tensor", tensor)
     tokens, sequence = amount("tokens", tokens), amount("sequence", sequence)
-    d, f = model.d_model, model.d_ff
+    cached = tokens if sequences is None else amount("sequences", sequences) * sequence  # tokens with keys and values
+    d, f = model.d_model, model.hidden
     queries, keys = (n * model.head_dim / tensor for n in (model.heads, model.kv_heads))
     wide = (3 if model.gated else 2) * f / tensor
 
@@ -436,8 +497,10 @@ def layer(
 
     return {
         "attention projections": product(model.attention_parameters, 2 * d + 2 * queries + 2 * keys),
-        "attention": _roofline(4.0 * tokens * sequence * queries, size * tokens * 2 * (queries + keys), chip, dtype),
-        "mlp": product(model.mlp_parameters, 2 * d + wide),
+        "attention": _roofline(
+            4.0 * tokens * sequence * queries, size * 2 * (tokens * queries + cached * keys), chip, dtype
+        ),
+        "mlp": product(model.ff_matmul_parameters, 2 * d + wide),
     }
 
 
@@ -456,12 +519,13 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
       batch_tokens: tokens in the batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
-        attention; "block", every layer.
+        attention; "block", every layer but its last product, whose result the backward pass does not need.
 
     Returns:
       FLOPs.
 
-    Source: Scaling Book, "Transformer math"; for "block" there "Gradient checkpointing" (8 instead of 6).
+    Source: Scaling Book, "Transformer math"; for "block" a compiled step (tests/test_cost.py). That book's "Gradient
+    checkpointing" counts the last product too, and has 8 FLOPs for each parameter instead of 6, where this has 7.5.
     """
     forwards, again = _forward_flops(model, amount("batch_tokens", batch_tokens), sequence, remat)
     return 3 * forwards + again
@@ -469,8 +533,9 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
 
 def _forward_flops(model, tokens, sequence, remat):
     """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
-    scores = 4.0 * amount("sequence", sequence) * model.heads * model.head_dim
-    attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.mlp_parameters
+    scores = amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+    attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.ff_matmul_parameters
+    mlp *= 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
     again = model.layers * again[one_of("remat", remat, REMAT)]
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
@@ -536,8 +601,8 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: 
 
 def _kept_width(model, remat):
     """Elements that one layer keeps for a token."""
-    d, f, ins = model.d_model, model.d_ff, 2 if model.gated else 1
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    d, f, ins = model.d_model, model.hidden, 2 if model.gated else 1
+    queries, keys = model.heads * (model.head_dim + model.rope_dim), model.kv_heads * model.head_dim
     return {
         # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and out's input
         "none": 2 * d + 2 * queries + 2 * keys + 2 * d + (ins + 1 + (1 if model.gated else 0)) * f,
@@ -558,6 +623,7 @@ def training_memory(
     master: str | None = None,
     activations: str | None = "bf16",
     logits: str | None = "f32",
+    gathers: int = 2,
 ) -> Memory:
     """The memory of each chip in a training step with Adam.
 
@@ -572,21 +638,26 @@ def training_memory(
     Args:
       model: a `shardlab.models.Model`.
       parallelism: a `Parallelism`, of numbers or arrays.
-      batch_tokens: tokens in the global batch; with gradient accumulation, those of one micro-batch.
+      batch_tokens: tokens in the global batch, of all micro-batches together.
       remat: what the backward pass rematerialises; see `activation_bytes`.
       parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
         two moments for each parameter, and master weights are one more value in higher precision.
+      gathers: as for `step_cost`; with 1, the gathered parameters and gradients of all layers are held at once.
 
     Returns:
-      `Memory`. Activations are sharded over tensor too, as in sequence parallelism; norms are counted as if sharded
-      like matrices; the compiler's own buffers are not included.
+      `Memory`, of the first stage of a pipeline: it keeps the activations of as many micro-batches as there are
+      stages, or of all of them with "gpipe". Activations are sharded over tensor too, as in sequence parallelism; norms
+      are counted as if sharded like matrices; the compiler's own buffers are not included.
 
     Source: ZeRO (Rajbhandari and others, 2020), sections 3 and 5; Korthikanti and others, "Reducing Activation
     Recomputation in Large Transformer Models", 2022, section 4, for activations over tensor and sequence.
     """
     _check_split(model, parallelism.tensor)
-    data, fsdp, tensor = (np.asarray(a, float) for a in (parallelism.data, parallelism.fsdp, parallelism.tensor))
-    tokens = amount("batch_tokens", batch_tokens) / (data * fsdp)
+    tensor, pipeline, expert, context = (
+        np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert", "context")
+    )
+    micro = np.asarray(parallelism.microbatches, float)
+    tokens = amount("batch_tokens", batch_tokens) / (parallelism.groups * context * micro)  # of a micro-batch
     size = {
         name: _size(name, dtype) if dtype else 0
         for name, dtype in (
@@ -594,22 +665,73 @@ def training_memory(
             ("activations", activations), ("logits", logits),
         )
     }  # fmt: skip
-    sharded = model.parameters / (fsdp * tensor)
-    layer_parameters = model.attention_parameters + model.mlp_parameters
+    layers = model.parameters - model.embedding_parameters
+    held = (layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
+    at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
+        pipeline * parallelism.stages), 1)  # fmt: skip
+    gathered = model.attention_parameters + (
+        model.mlp_parameters
+        if not model.experts
+        else model.shared_experts * model.expert_parameters + model.experts * model.expert_parameters / expert
+    )
+    whole_bytes = 2 * size["parameters"] * gathered
+    if gathers == 1:
+        whole_bytes = (size["parameters"] + size["gradients"]) * model.layers / pipeline * gathered
     working = _kept_width(model, "none") if remat != "none" else 0
     return Memory(
-        parameter_bytes=size["parameters"] * sharded,
-        gradient_bytes=size["gradients"] * sharded,
-        moment_bytes=2 * size["moments"] * sharded,
-        master_bytes=size["master"] * sharded,
-        activation_bytes=size["activations"] * tokens * model.layers * _kept_width(model, remat) / tensor,
+        parameter_bytes=size["parameters"] * held,
+        gradient_bytes=size["gradients"] * held,
+        moment_bytes=2 * size["moments"] * held,
+        master_bytes=size["master"] * held,
+        activation_bytes=size["activations"] * tokens * at_once * model.layers * _kept_width(model, remat)
+        / (tensor * pipeline),
         working_bytes=size["activations"] * tokens * working / tensor,
-        gathered_bytes=np.where(fsdp > 1, 2 * size["parameters"] * layer_parameters / tensor, 0.0)[()],
+        gathered_bytes=np.where(np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0)[()],
         logits_bytes=size["logits"] * tokens * model.vocab / tensor,
-    )
+    )  # fmt: skip
 
 
 # --- Steps -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What formulas cannot know of chips, fitted to runs that others published: `shardlab.published`.
+
+    `python scripts/fit_planner.py` fits it again and tests it on the runs that were left out.
+
+    Attributes:
+      products: for each chip the share of its peak that large matrix products reach in a whole step. Fitted.
+      other: that share for a chip without a published run: the geometric mean of the others.
+      half: the smallest dimension of a product at which it reaches half of that share: 128, the tile of a matrix unit.
+      links, network: the share of their bandwidth that collectives reach within a slice or node, and between them.
+        Measured by others: NCCL 0.8 on NVLink and 0.75 on eight network cards, TPUs all of their links (of 90 GB/s) and
+        a third of their cards.
+      call_seconds, hop_seconds, network_hop_seconds: what each collective takes besides: to begin, and for each hop
+        within a node and between nodes. NCCL's own numbers for large messages; none for TPUs, whose `Chip` has them.
+      spread: by which factor expected times are off, at most, for nine in ten of the runs that were left out.
+
+    Source: https://github.com/stas00/ml-engineering, network/benchmarks, and https://github.com/NVIDIA/nccl,
+    src/graph/tuning.cc (ring and tree, protocol "Simple"), for NCCL;
+    https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks, for TPUs; `shardlab.published` for the rest.
+    """
+
+    products: Mapping[str, float]
+    other: float
+    half: float
+    links: float
+    network: float
+    call_seconds: float
+    hop_seconds: float
+    network_hop_seconds: float
+    spread: float
+
+
+FITTED = {
+    "gpu": Fitted({"A100": 0.61, "H100": 0.56}, 0.58, 128.0, 0.8, 0.75, 8.4e-6, 3.4e-6, 14e-6, 1.34),
+    "tpu": Fitted({"v4": 0.73, "v5e": 0.74, "v5p": 0.89, "v6e": 0.6}, 0.73, 128.0, 1.0, 0.33, 0.0, 0.0, 0.0, 1.26),
+}
 
 
 @dataclass(frozen=True)
@@ -619,11 +741,17 @@ class StepCost:
     Attributes:
       flops: of one chip, with what is rematerialised.
       compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
-      data_seconds, fsdp_seconds, tensor_seconds: the time of the collectives along each axis.
-      data_bytes, fsdp_bytes, tensor_bytes: what a chip sends along each axis, on rings, as `shardlab.comms` counts.
+      data_seconds, fsdp_seconds, tensor_seconds, pipeline_seconds, context_seconds, expert_seconds: the time of the
+        collectives along each axis.
+      data_bytes, fsdp_bytes, tensor_bytes, pipeline_bytes, context_bytes, expert_bytes: what a chip sends along each
+        axis, on rings, as `shardlab.comms` counts.
+      bubble: the time that a pipeline waits, as a share of the time that it works.
       memory: a `Memory`.
-      fits: whether its total is no more than the chip's HBM.
+      fits: whether its total is no more than the chip's HBM, less the reserve.
       mfu: model FLOPs utilisation: the share of the peak that useful FLOPs reach, if all communication is overlapped.
+      expected_seconds: the time to expect: products at the share of the peak that their sizes reach, communication at
+        the share of the bandwidth that collectives reach, and what of it cannot overlap added; see `FITTED`.
+      exposed_seconds: of that, the communication that nothing hides.
     """
 
     flops: float
@@ -632,45 +760,59 @@ class StepCost:
     data_seconds: float
     fsdp_seconds: float
     tensor_seconds: float
+    pipeline_seconds: float
+    context_seconds: float
+    expert_seconds: float
     data_bytes: float
     fsdp_bytes: float
     tensor_bytes: float
+    pipeline_bytes: float
+    context_bytes: float
+    expert_bytes: float
+    bubble: float
     memory: Memory
     fits: bool
     mfu: float
+    expected_seconds: float
+    exposed_seconds: float
 
     def _parts(self):
         return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
 
     @property
     def seconds(self) -> Numbers:
-        """The time of the largest part, a lower bound: everything else overlaps with it."""
-        return self._parts().max(0)
+        """The time of the largest part, and of the bubble: a lower bound, if everything else overlaps with it."""
+        return (self._parts().max(0) * (1 + self.bubble))[()]
 
     @property
     def serial_seconds(self) -> Numbers:
-        """The time if nothing overlaps: compute or HBM, whichever is more, plus all collectives."""
-        sent = self.data_seconds + self.fsdp_seconds + self.tensor_seconds
-        return np.maximum(self.compute_seconds, self.hbm_seconds) + sent
+        """The time if nothing overlaps: compute or HBM, whichever is more, plus all collectives, plus the bubble."""
+        sent = sum(getattr(self, f"{axis}_seconds") for axis in MESH_AXES)
+        return (np.maximum(self.compute_seconds, self.hbm_seconds) + sent) * (1 + self.bubble)
+
+    @property
+    def expected_mfu(self) -> Numbers:
+        """The share of the peak that useful FLOPs reach in the expected time."""
+        return self.mfu * self.seconds / self.expected_seconds
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "compute", "hbm", "data", "fsdp" or "tensor"."""
+        """The name of the largest part: "compute", "hbm" or an axis of the mesh."""
         return np.array(PARTS)[self._parts().argmax(0)]
 
 
 def step_cost(
-    model: Model,
-    chip: str | Chip,
+    model: str | Model,
+    machine: str | Chip | Machine,
     parallelism: Parallelism,
     batch_tokens: Numbers,
     sequence: Numbers = 4096,
-    chips: int | None = None,
     remat: str = "block",
+    *,
     torus_axes: Mapping[str, Numbers] | None = None,
-    ring: bool = True,
     efficiency: float = 1.0,
     gathers: int = 2,
+    products: str = "bf16",
     parameters: str = "bf16",
     gradients: str = "bf16",
     moments: str | None = "f32",
@@ -681,218 +823,272 @@ def step_cost(
     """What a training step costs, by part, for one `Parallelism` or many.
 
     Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
-    once in the backward pass, and reduce-scatters gradients. Tensor parallelism all-gathers the activations of its
-    group before attention and before the MLP and reduce-scatters the results, in the forward and the backward pass, and
-    for "block" in the rematerialised forward pass too.
+    once in the backward pass of each micro-batch, and reduce-scatters gradients. Tensor parallelism all-gathers the
+    activations of its group before attention and before the MLP and reduce-scatters the results, in the forward and the
+    backward pass, and for "block" all but the last in the rematerialised forward pass too. A pipeline sends the
+    activations of each micro-batch from stage to stage, and their gradients back. Context parallelism sends keys and
+    values around a ring, and in the backward pass them and their gradients; expert parallelism sends each token to its
+    experts and back, in both passes.
 
     >>> fsdp = cost.Parallelism(fsdp=512)
-    >>> step = cost.step_cost(model("llama-3-70b"), "v5p", fsdp, 4 * 2**20)
+    >>> step = cost.step_cost("llama-3-70b", "v5p", fsdp, 4 * 2**20)
     >>> print(f"{step.seconds:.2f} s, {step.bound}-bound, MFU {step.mfu:.0%}")
     10.65 s, compute-bound, MFU 75%
 
     Args:
-      model: a `shardlab.models.Model`.
-      chip: a `shardlab.hardware.Chip`, or the name of one.
+      model: a `shardlab.models.Model`, or the name of one.
+      machine: a `shardlab.hardware.Machine`; or a `Chip` or the name of one, for the machine that as many of them form
+        as the parallelism has.
       parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
       batch_tokens: tokens in the global batch.
       sequence: tokens that each token attends to.
-      chips: if given, every one must have this many.
       remat: as for `training_flops`.
-      torus_axes: how many of a TPU's torus axes each axis runs over, a dict with "data", "fsdp" and "tensor". By
-        default each axis larger than 1 has one, and those left over go to fsdp, or else data, or else tensor; if there
-        are more than the torus has, they share.
-      ring: whether these form rings.
-      efficiency: share of the peak FLOP/s that products reach.
-      gathers: how often fsdp gathers a parameter in a step: 2, or 1 if the forward pass's gathered parameters are kept.
+      torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs over, all of them as
+        rings: a dict such as {"fsdp": 2, "tensor": 1}.
+      efficiency: share of the peak FLOP/s that products reach, in all times but the expected ones.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step, if the
+        gathered parameters and their gradients are kept until its end (ZeRO-1).
+      products: dtype of the matrix products of the layers; attention and the output matrix stay in bf16.
       parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
 
     Raises:
-      ValueError: an axis is not a whole number, or the product is not `chips`; the tensor axis does not divide the
-        heads; slices do not divide the chips; an unknown chip, remat or dtype. The message names the value.
+      ValueError: an axis is not a whole number, or their product is not the number of chips; there is no such machine;
+        the tensor axis does not divide the heads; an unknown chip, axis, remat or dtype. The message names the value.
 
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
     this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
     """
-    chip = hardware.chip(chip)
-    total = np.asarray(parallelism.chips, float)
-    if chips is not None and np.any(total != chips):
-        wrong = first(total, total != chips)
-        raise ValueError(f"the axes of this mesh have {wrong:g} chips, their product, but chips={chips}")
-    if np.any(total % parallelism.slices):
-        wrong = first(total, total % parallelism.slices != 0)
-        raise ValueError(f"{wrong:g} chips cannot be spread evenly over {parallelism.slices} slices")
+    model = known_model(model)
+    chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
+    if not isinstance(parallelism, Parallelism):
+        raise ValueError(f"a shardlab.cost.Parallelism is needed, not {parallelism!r}")
+    total = np.asarray(parallelism.chips)
+    if isinstance(machine, Machine) and np.any(total != machine.chips):
+        wrong = first(total, total != machine.chips)
+        raise ValueError(
+            f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has {machine.chips}"
+        )
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
+    if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
+        raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
+    _check_layers(model, parallelism)
     memory = training_memory(
-        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits
+        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
     )
-    data, fsdp, tensor = (np.asarray(a, float) for a in (parallelism.data, parallelism.fsdp, parallelism.tensor))
-    tokens = amount("batch_tokens", batch_tokens) / (data * fsdp)  # of a tensor group
+    size = {axis: np.asarray(getattr(parallelism, axis), float) for axis in MESH_AXES}
+    tensor, pipeline, context, expert = (size[axis] for axis in ("tensor", "pipeline", "context", "expert"))
+    micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
+    batch = amount("batch_tokens", batch_tokens)
+    tokens = batch / (parallelism.groups * context)  # of a tensor group, in all micro-batches
 
-    forwards, again = _forward_flops(model, tokens / tensor, sequence, remat)
+    # Compute. The backward pass takes twice the FLOPs of the forward pass.
+    forwards, again = (flops / pipeline for flops in _forward_flops(model, tokens / tensor, sequence, remat))
     flops = 3 * forwards + again
-    compute = flops / (chip.peak("bf16") * efficiency)
+    scores = amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+    in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
+    in_layers = 3 * in_layers + again - np.where(remat != "none", scores * layers * tokens / tensor, 0)
+    seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
 
-    # Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
+    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
     # the optimiser reads and writes its state.
-    gathered = model.parameters / tensor
+    routed, dense = (part / (tensor * pipeline) for part in (model.routed_parameters / expert,
+                     model.parameters - model.routed_parameters))  # fmt: skip
+    gathered = routed + dense
     reads = 3 if remat == "block" else 2
-    passes = reads * _size("parameters", parameters) * gathered + _size("gradients", gradients) * gathered
+    passes = micro * (reads * _size("parameters", parameters) + _size("gradients", gradients)) * gathered
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    hbm = (passes + update + 2 * memory.activation_bytes) / chip.hbm_bytes_per_second
+    kept = _kept_width(model, remat) * tokens * model.layers / (tensor * pipeline) * _size("activations", activations)
+    seconds["hbm"] = (passes + update + 2 * kept) / chip.hbm_bytes_per_second
 
-    repeated = {"none": 0, "matmuls": 0, "mlp": 1, "block": 2}[remat]
-    pairs = model.layers * (4 + repeated) + 2  # a gather and a scatter; two for the embedding and the output matrix
-    held = tokens * model.d_model * _size("activations", activations)
-    kept = gathered * _size("gradients", gradients) / fsdp
-    calls = model.layers
-    arrays = {  # for each axis: how often each kind, and the bytes of all its arrays together
-        "data": (("all-reduce", calls, kept),),
-        "fsdp": (
-            ("all-gather", gathers * calls, gathers * gathered * _size("parameters", parameters)),
-            ("reduce-scatter", calls, gathered * _size("gradients", gradients)),
-        ),
-        "tensor": (("all-reduce", pairs, pairs * held),),
-    }
-    axes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-    torus_axes = _torus_axes(axes, chip) if torus_axes is None else torus_axes
-    node = total / parallelism.slices if chip.torus else np.asarray(float(chip.node_chips))
-    stride = {"tensor": np.asarray(1.0), "fsdp": tensor, "data": tensor * fsdp}
-    seconds, sent = {}, {}
-    for axis, kinds in arrays.items():
-        inner = np.minimum(axes[axis], np.maximum(node // stride[axis], 1))
-        outer = np.ceil(axes[axis] / inner)
-        seconds[axis] = sum(
-            _axis_seconds(kind, count, size, inner, outer, torus_axes.get(axis, 1), ring, chip)
-            for kind, count, size in kinds
+    # Communication: for each axis a list of (kind, how often, bytes of all its arrays together).
+    places = _places(machine, chip, parallelism, torus_axes)
+    held = tokens * model.d_model * _size("activations", activations)  # the activations of a layer, in a tensor group
+    repeated = {"none": 0, "matmuls": 0, "mlp": 0.5, "block": 1.5}[remat]  # a gather and a scatter are one each
+    pairs = layers * (4 + repeated) + 2  # and two for the embedding and the output matrix
+    keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
+    blocks = (3 + (remat != "none")) * layers * micro  # of keys and values around the ring
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + (remat == "block"))
+    crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
+    sent_parameters, sent_gradients = _size("parameters", parameters), _size("gradients", gradients)
+
+    gather, scatter = (2 * micro, micro) if gathers == 2 else (1, 1)
+
+    def sharded(parameters, count):
+        return (
+            ("all-gather", gather * count, gather * parameters * sent_parameters),
+            ("reduce-scatter", scatter * count, scatter * parameters * sent_gradients),
         )
-        sent[axis] = sum(_GATHERS[kind] * (axes[axis] - 1) / axes[axis] * size for kind, count, size in kinds)
 
-    named = {"flops": flops, "compute_seconds": compute, "hbm_seconds": hbm}
-    named |= {f"{axis}_seconds": seconds[axis] for axis in axes} | {f"{axis}_bytes": sent[axis] for axis in axes}
-    named |= {"fits": memory.total_bytes <= chip.hbm_bytes, "mfu": 3 * forwards / chip.peak("bf16")}
+    summed = (dense + routed * expert) * tensor / parallelism.shards * sent_gradients
+    arrays = {
+        "data": (("data", (("all-reduce", layers, summed),)),),
+        "fsdp": (("sharded", sharded(dense, layers)), ("routed", sharded(routed, layers) if model.experts else ())),
+        "tensor": (("tensor", (("all-reduce", micro * pairs, pairs * held),)),),
+        "pipeline": (("pipeline", (("collective-permute", crossings * micro, crossings * held / tensor),)),),
+        "context": (("context", (("collective-permute", blocks * (context - 1), (context - 1) * blocks / micro * tokens
+                                  * keys * _size("activations", activations)),)),),
+        "expert": (("expert", (("all-to-all", chosen * micro / np.maximum(model.experts_per_token, 1),
+                                chosen * held / tensor),)),),
+    }  # fmt: skip
+    near, far, sent, late = {}, {}, {}, {}
+    for axis, parts in arrays.items():
+        near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)
+        for where, kinds in parts:
+            waits = axis in ("tensor", "pipeline", "context", "expert") or not chip.torus
+            for kind, count, size_ in kinds:
+                one, other = _axis_seconds(kind, count, size_, places[where], waits, chip)
+                near[axis], far[axis] = near[axis] + one, far[axis] + other
+                late[axis] = late[axis] + count * _latency(kind, places[where], chip)
+                of = places[where].near * places[where].far
+                sent[axis] = sent[axis] + np.where(of > 1, collective_bytes(kind, size_, of), 0.0)
+        seconds[axis] = np.maximum(near[axis], far[axis])
+
+    took = (near, far, late)
+    expected, exposed = _expected(model, chip, parallelism, tokens, flops, in_layers, products, took, update)
+    named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
+    named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
+    usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
+    named |= {
+        "bubble": parallelism.idle,
+        "fits": memory.total_bytes <= usable,
+        "mfu": 3 * forwards / chip.peak(products),
+    }
+    named |= {"expected_seconds": expected, "exposed_seconds": exposed}
     named = {name: array[()] for name, array in zip(named, np.broadcast_arrays(*named.values()), strict=True)}
     cost = StepCost(memory=memory, **named)
     return replace(cost, mfu=cost.mfu / cost.seconds)
 
 
-def _torus_axes(axes, chip):
-    """How many torus axes each mesh axis gets: one each, the rest to the first of fsdp, data, tensor that is in use."""
-    used = {axis: size > 1 for axis, size in axes.items()}
-    number, has = sum(np.asarray(one, int) for one in used.values()), len(chip.torus)
-    spare, share = np.maximum(has - number, 0), np.minimum(has / np.maximum(number, 1), 1)
-    first = np.where(used["fsdp"], "fsdp", np.where(used["data"], "data", "tensor"))
-    return {axis: share + spare * (first == axis) for axis in axes}
+def _check_layers(model, parallelism):
+    """Whether stages and experts can be shared evenly."""
+    stages = np.multiply(parallelism.pipeline, parallelism.stages)
+    if np.any(stages > model.layers):
+        raise ValueError(f"{first(stages, stages > model.layers):g} stages are more than the {model.layers} layers")
+    expert = np.asarray(parallelism.expert)
+    if np.any((expert > 1) & (model.experts % expert != 0 if model.experts else True)):
+        wrong = first(expert, (expert > 1) & (model.experts % expert != 0 if model.experts else True))
+        has = f"{model.experts} experts" if model.experts else "a model without experts"
+        raise ValueError(f"an expert axis of {wrong:g} cannot share {has}; use a divisor of them")
 
 
-def _axis_seconds(kind, count, all_bytes, inner, outer, torus_axes, ring, chip):
-    """The time of `count` collectives along a mesh axis of inner chips on each of outer nodes."""
-    if chip.torus:
-        side = inner ** (1 / np.maximum(torus_axes, 1))  # chips along each torus axis
-        hops = np.maximum(torus_axes, 1) * (side / 2 if ring else side - 1) * (inner > 1)
-        ways = torus_axes * (2 if ring else 1)
+def _places(machine, chip, parallelism, torus_axes):
+    """The `Place` of each axis, and of those together over which states are sharded: "sharded"; of experts "routed"."""
+    size = {axis: np.asarray(getattr(parallelism, axis)) for axis in MESH_AXES}
+    joint = np.multiply(np.multiply(size["fsdp"], size["context"]), size["expert"])
+    if torus_axes is not None:
+        joint = {"sharded": joint, "routed": np.multiply(size["context"], size["fsdp"])}
+        return _stated_places(chip, size | joint, torus_axes)
+    known = {}
+
+    def of(chips):
+        if chips not in known:
+            known[chips] = machine if isinstance(machine, Machine) else hardware.machine(chip, chips)
+        return known[chips]
+
+    order = ("tensor", "context", "expert", "fsdp", "pipeline", "data")  # the innermost first
+    found = dict(zip(order, place(of, [size[axis] for axis in order]), strict=True))
+    rest = [size["pipeline"], size["data"]]
+    found["sharded"] = place(of, [size["tensor"], joint, *rest])[1]
+    found["routed"] = place(of, [size["tensor"], size["expert"], np.multiply(size["context"], size["fsdp"]), *rest])[2]
+    return found
+
+
+def _stated_places(chip, sizes, torus_axes):
+    """Places of axes that run over stated numbers of torus axes, as rings within one slice."""
+    if not isinstance(torus_axes, Mapping):
+        raise ValueError(f"torus_axes={torus_axes!r}; use a dict such as {{'fsdp': 2, 'tensor': 1}}")
+    for axis, number in torus_axes.items():
+        if axis not in MESH_AXES:
+            raise ValueError(
+                f"torus_axes has an axis {axis!r}; known are {', '.join(MESH_AXES)}{nearest(axis, MESH_AXES)}"
+            )
+        if not np.all((np.asarray(number) > 0) & (np.asarray(number) <= 3)):
+            raise ValueError(
+                f"torus_axes[{axis!r}] is {number!r}; use a number above 0 and up to 3, the axes of a torus"
+            )
+    if not chip.torus:
+        raise ValueError(f"torus_axes is given, but a switch connects {chip.name}: leave it out")
+    found = {}
+    for axis, size in sizes.items():
+        axes = np.asarray(torus_axes.get("fsdp" if axis in ("sharded", "routed") else axis, 1), float)
+        side = size ** (1 / np.maximum(axes, 1))  # chips along each torus axis
+        hops = np.maximum(axes, 1) * side / 2 * (size > 1)
+        found[axis] = Place(size, np.asarray(1), 2 * axes, hops, side / 8, np.asarray(1))
+    return found
+
+
+def _axis_seconds(kind, count, all_bytes, place, waits, chip):
+    """(the time within a slice or node, that between them) of `count` collectives of these bytes together."""
+    if kind == "all-to-all":
+        within, between = all_bytes / place.far, all_bytes
+        near = place.routed * within / chip.link_bytes_per_second
+    elif kind == "collective-permute":  # one of the near chips of an axis sends to another slice or node
+        between = np.where(place.far > 1, all_bytes, 0.0)
+        near = np.where(place.near > 1, place.crowd * all_bytes / chip.link_bytes_per_second, 0.0)
     else:
-        hops, ways = inner - 1, 1
-    times = _GATHERS[kind]
-    sent = times * (inner - 1) / inner * all_bytes
-    near = np.maximum(sent / ways / chip.link_bytes_per_second, count * times * hops * chip.link_seconds)
-    far = _network(times * (outer - 1) / outer * all_bytes / inner, count * times * (outer - 1), chip)
-    return np.maximum(near, far)
-
-
-@dataclass(frozen=True)
-class DecodeCost:
-    """What it costs to generate one token for each sequence of a batch, on each chip, by part.
-
-    Attributes:
-      parameter_seconds: the time to read the parameters.
-      cache_seconds: the time to read the KV cache of all sequences.
-      compute_seconds: the time of the products with the parameters.
-      tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
-      cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
-      fits: whether the total is no more than the chip's HBM.
-    """
-
-    parameter_seconds: float
-    cache_seconds: float
-    compute_seconds: float
-    tensor_seconds: float
-    cache_bytes: float
-    total_bytes: float
-    fits: bool
-
-    @property
-    def seconds(self) -> Numbers:
-        """Reading the cache, plus the larger of reading parameters and multiplying; the all-reduces, if longer."""
-        work = self.cache_seconds + np.maximum(self.parameter_seconds, self.compute_seconds)
-        return np.maximum(work, self.tensor_seconds)
-
-    @property
-    def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "parameters", "cache", "compute" or "tensor"."""
-        parts = self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.tensor_seconds
-        names = np.array(["parameters", "cache", "compute", "tensor"])
-        return names[np.stack(np.broadcast_arrays(*parts)).argmax(0)]
-
-
-def decode_cost(
-    model: Model,
-    chip: str | Chip,
-    batch: Numbers,
-    context: Numbers,
-    tensor: Numbers = 1,
-    weights: str = "bf16",
-    cache: str = "bf16",
-    dtype: str = "bf16",
-    torus_axes: Numbers = 1,
-) -> DecodeCost:
-    """What one decoding step costs: a token for each of `batch` sequences.
-
-    Each step reads all parameters and the KV cache, for 2 FLOPs with each parameter and sequence. Small batches are
-    therefore memory-bound on the parameters, and long contexts memory-bound on the cache.
-
-    >>> step = cost.decode_cost(model("llama-3-8b"), "v5e", 8, 4096, tensor=4)
-    >>> print(f"{step.seconds * 1e3:.1f} ms, most of them for the {step.bound}")
-    5.9 ms, most of them for the parameters
-
-    Args:
-      model: a `shardlab.models.Model`.
-      chip: a `shardlab.hardware.Chip`, or the name of one.
-      batch: sequences.
-      context: tokens of each sequence so far.
-      tensor: chips that share parameters and cache evenly (beyond kv_heads, the cache is sharded along batch or
-        context).
-      weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs.
-
-    Returns:
-      `DecodeCost`. The FLOPs of attention are not included: 2 heads / kv_heads for each byte of an int8 cache, which is
-      far below the intensity of these chips for grouped-query attention. They can exceed the time of reading the cache
-      for multi-query attention (one kv head) with a very small cache dtype.
-
-    Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput".
-    """
-    chip, tensor = hardware.chip(chip), whole("tensor", tensor)
-    if np.any(model.heads % tensor):
-        raise ValueError(f"tensor={first(tensor, model.heads % tensor != 0)} does not divide {model.heads} heads")
-    batch, context = amount("batch", batch), amount("context", context)
-    cached = 2.0 * context * model.layers * model.kv_heads * model.head_dim * _size("cache", cache)
-    cached, read = batch * cached / tensor, model.matmul_parameters * _size("weights", weights) / tensor
-    held = batch * model.d_model * float(_size("dtype", dtype))
-    node = np.asarray(chip.node_chips if not chip.torus else tensor)
-    inner = np.minimum(tensor, node)
-    calls = 2 * model.layers
-    sums = _axis_seconds("all-reduce", calls, calls * held, inner, np.ceil(tensor / inner), torus_axes, True, chip)
-    total = cached + model.parameters * _size("weights", weights) / tensor
-    return DecodeCost(
-        parameter_seconds=read / chip.hbm_bytes_per_second,
-        cache_seconds=cached / chip.hbm_bytes_per_second,
-        compute_seconds=2.0 * batch * model.matmul_parameters / tensor / chip.peak(dtype),
-        tensor_seconds=sums,
-        cache_bytes=cached,
-        total_bytes=total,
-        fits=total <= chip.hbm_bytes,
+        between = all_bytes / place.near
+        near = collective_bytes(kind, all_bytes, place.near) / (place.ways * chip.link_bytes_per_second)
+    hops = {"all-to-all": place.hops, "collective-permute": place.near > 1}.get(
+        kind, _GATHERS.get(kind, 1) * place.hops
     )
+    near = np.maximum(near, count * hops * chip.link_seconds)
+    # Libraries take whichever is faster, rings or trees.
+    waiting = count if waits else np.asarray(1.0)
+    far = [_network(kind, between, place.far, chip, way, count, waiting) for way in ("ring", "tree")]
+    return near, np.minimum(*far)
+
+
+def _latency(kind, place, chip):
+    """What a collective takes on GPUs besides its bytes: NCCL's own model, for the faster of a ring and a tree."""
+    fitted = _fitted(chip)
+    times, of = _GATHERS.get(kind, 1), place.near * place.far
+    if kind in ("collective-permute", "all-to-all"):
+        hops, across = np.minimum(place.near - 1, 1), np.minimum(place.far - 1, 1)
+    else:
+        hops, across = times * (of - place.far), times * (place.far - 1)
+    seconds = hops * fitted.hop_seconds + across * fitted.network_hop_seconds
+    if kind == "all-reduce":
+        tree = 2 * ((place.near - 1) * fitted.hop_seconds + np.log2(place.far) * fitted.network_hop_seconds)
+        seconds = np.minimum(seconds, tree)
+    return np.where(of > 1, fitted.call_seconds + seconds, 0.0)
+
+
+def _fitted(chip):
+    return FITTED["tpu" if chip.torus else "gpu"]
+
+
+def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent, update):
+    """(the expected time of a step, what of it is communication that nothing hides).
+
+    Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
+    the backward pass of the last micro-batch; the ring of context parallelism behind attention. Tensor and expert
+    parallelism wait for their collectives, and the FSDP and data parallelism of a first and a last layer have nothing
+    to hide behind.
+    """
+    fitted, (near, far, late) = _fitted(chip), sent
+    share = next((part for name, part in fitted.products.items() if chip.name.startswith(name)), fitted.other)
+    tensor, micro = np.asarray(parallelism.tensor, float), np.asarray(parallelism.microbatches, float)
+    rows = np.maximum(tokens / micro, 1e-9)
+    parts = []  # (share of the layers' products, their smallest dimension)
+    attention, ff = model.attention_parameters, model.ff_matmul_parameters
+    parts.append((attention, np.minimum(rows, np.minimum(model.d_model, model.heads * model.head_dim / tensor))))
+    if model.experts:
+        routed = rows * model.experts_per_token * parallelism.expert / model.experts
+        parts.append((ff, np.minimum(routed, (model.expert_d_ff or model.d_ff) / tensor)))
+    else:
+        parts.append((ff, np.minimum(rows, np.minimum(model.d_model, model.d_ff / tensor))))
+    slower = sum(many * (1 + fitted.half / smallest) for many, smallest in parts) / (attention + ff)
+    work = (in_layers / chip.peak(products) * slower + (flops - in_layers) / chip.peak("bf16")) / share
+    took = {axis: np.maximum(near[axis] / fitted.links, far[axis] / fitted.network) + late[axis] for axis in MESH_AXES}
+    layers = model.layers / np.asarray(parallelism.pipeline, float)
+    scores = flops - in_layers
+    exposed = took["tensor"] + took["expert"] + took["pipeline"] / micro
+    exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * micro)
+    exposed = exposed + np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers
+    exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0)
+    update = update / chip.hbm_bytes_per_second
+    return (work + exposed) * (1 + parallelism.idle) + update, exposed

@@ -1,17 +1,22 @@
-"""Chips and their links: the numbers of data sheets, each with its source, and what compilers must know of GPUs.
+"""Chips, their links and the machines that they form: data sheets with sources, shapes that exist, hosts, rings.
 
 Whatever the book, its planner and its calculators say of hardware comes from here.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
+from itertools import product
 
 import numpy as np
 
-from shardlab._arguments import Numbers, nearest, one_of
+from shardlab._arguments import Numbers, nearest, one_of, whole
 
-__all__ = ["CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "chip"]
+__all__ = [
+    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,10 @@ class Chip:
       link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU together.
       link_seconds: latency of one hop over that link, in seconds.
       torus: the largest slice, in chips along each axis; () where a switch connects the chips of a node.
-      node_chips: chips on a host (TPU) or in an NVLink node (GPU).
+      node_chips: chips on a host (TPU), or in a node (GPU): those that one NVLink switch connects.
       network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
       network_seconds: latency of a message over that network, in seconds.
+      host_chips: chips on a host, where that is less than `node_chips`; 0 where it is the same.
     """
 
     name: str
@@ -44,6 +50,7 @@ class Chip:
     node_chips: int
     network_bytes_per_second: float
     network_seconds: float
+    host_chips: int = 0
 
     def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
         """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
@@ -103,6 +110,11 @@ class Chip:
 #         in both directions on 6 ports, so 100 GB/s one way
 #   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
 #         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
+#   [tpu7x] https://docs.cloud.google.com/tpu/docs/tpu7x, looked up on 2026-11-24: 2307 TFLOP/s bf16, 4614 fp8; 192 GiB,
+#         7380 GB/s; ICI 1200 GB/s in both directions on 6 ports, of which we take 90 GB/s one way as for v5p (a gather
+#         over two links reached 178.8 GB/s: https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood);
+#         DCN 100 Gbit/s a chip; 4 chips a host; pods of 9,216 chips, of which the largest slice listed in
+#         https://github.com/AI-Hypercomputer/maxtext, accelerator_to_spec_map.py, is 16x24x24
 #   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
 #   GiB/s, which is the same speed.
 #   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
@@ -122,6 +134,16 @@ class Chip:
 #   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
 #          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
 #          table, https://jax-ml.github.io/scaling-book/gpus/
+#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; they have
+#          360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130 TB/s in
+#          both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
+#   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with an NVLink of which 160 GB/s are
+#          reached, here 200 one way, and InfiniBand of 50 GB/s. No data sheet of NVIDIA was seen.
+#   [H20]  https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8 and int8; 96 GB,
+#          4.0 TB/s; NVLink as H100. No data sheet of NVIDIA was seen.
+#   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s bf16, 2614.9 fp8
+#          and int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without a switch, 448 together. Network
+#          cards are the builder's choice; 400 Gbit/s a GPU are common.
 #   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
 #          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
 #   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
@@ -140,6 +162,8 @@ CHIPS = {
              network_bytes_per_second=6.25e9, **_TPU),  # [v5p], links and int8 [SB]
         Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
              network_bytes_per_second=12.5e9, **_TPU),  # [v6e], links [SB]
+        Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9, torus=(16, 24, 24), node_chips=4,
+             network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
         Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
              network_bytes_per_second=25e9, **_GPU),  # [A100], [NCCL]
         Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
@@ -148,12 +172,19 @@ CHIPS = {
              network_bytes_per_second=50e9, **_GPU),  # [H200], [POD], [NCCL]
         Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
              network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
+        Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9, torus=(), node_chips=72,
+             host_chips=4, network_bytes_per_second=50e9, **_GPU),  # [GB200], [NCCL]
+        Chip("H800", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 200e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H800], [NCCL]
+        Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
+        Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
+             node_chips=8, network_bytes_per_second=50e9, **_GPU),  # [MI300X]; latencies as [NCCL]
     )
 }  # fmt: skip
 
 # For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices a chip is.
-# Source: https://docs.cloud.google.com/tpu/docs/tpu7x for tpu7x, which has no row above.
-COMPILED_TPUS = {name: (len(CHIPS[name].torus), 1) for name in ("v5e", "v5p", "v6e")} | {"tpu7x": (3, 2)}
+COMPILED_TPUS = {name: (len(CHIPS[name].torus), 2 if name == "tpu7x" else 1) for name in ("v5e", "v5p", "v6e", "tpu7x")}
 
 # What JAX calls these chips, by the `device_kind` of their devices.
 TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
@@ -218,3 +249,195 @@ def chip(name: str | Chip) -> Chip:
         known = ", ".join(CHIPS)
         raise ValueError(f"no chip is called {name!r}; known are {known}, or pass your own Chip{nearest(name, CHIPS)}")
     return CHIPS[name]
+
+
+# --- Machines ----------------------------------------------------------------------------------------------------
+
+# Slices of the TPUs with two axes; a host of eight chips is 2x4. Source: [v5e] and [v6e] above.
+_FLAT_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+# Of those with three axes, what is smaller than a cube of 4x4x4; larger ones are made of such cubes. Source: [v5p].
+_PARTS_OF_A_CUBE = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The chips that run one program: which, how many, how they are connected, and what their memory has room for.
+
+    >>> pods = machine("v5e", 512, slices=2)
+    >>> pods.shape, pods.rings, pods.hosts
+    ((16, 16), (True, True), 64)
+    >>> f"{pods.usable_bytes / 1e9:.1f} GB"
+    '14.4 GB'
+
+    Attributes:
+      chip: a `Chip`.
+      shape: chips along each axis of the torus of a slice, or (chips of a node,) for GPUs.
+      slices: how many slices, connected by the DCN, or how many nodes.
+      reserve: the share of the chips' memory that is left for the compiler's buffers.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+    reserve: float = 0.1
+
+    @property
+    def near(self) -> int:
+        """Chips of a slice or node, which fast links connect."""
+        return math.prod(self.shape)
+
+    @property
+    def chips(self) -> int:
+        """All chips."""
+        return self.near * self.slices
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts: JAX runs a process on each."""
+        return self.slices * max(self.near // (self.chip.host_chips or self.chip.node_chips), 1)
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Which axes of a slice have links that wrap around; on a switch any order of the chips is a ring."""
+        return tuple(bool(ring) for ring in self.chip.rings(self.shape))
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of a chip's memory, less the reserve."""
+        return self.chip.hbm_bytes * (1 - self.reserve)
+
+    @property
+    def name(self) -> str:
+        """As `shardlab.pods.Pod` takes it: "v5p:8x8x8", "h100:8x8"; for several slices with their number in front."""
+        if not self.chip.torus:
+            return f"{self.chip.name.lower()}:{self.slices}x{self.near}"
+        return f"{self.slices} x " * (self.slices > 1) + f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+
+def _slices(chip):
+    """The shapes of all slices of a chip, each in one order, by the number of their chips."""
+    return _slices_of(chip.torus, chip.node_chips, chip.host_chips or chip.node_chips)
+
+
+@cache
+def _slices_of(torus, node, host):
+    if not torus:
+        shapes = [(n,) for n in range(1, node + 1) if host % n == 0 or n % host == 0]
+    elif len(torus) == 2:
+        shapes = [shape for shape in _FLAT_SLICES if shape <= tuple(torus)]
+    else:
+        most = sorted(torus)
+        sides = (range(4, size + 1, 4) for size in most)
+        shapes = [*_PARTS_OF_A_CUBE, *(shape for shape in product(*sides) if list(shape) == sorted(shape))]
+    found = {}
+    for shape in shapes:
+        found.setdefault(math.prod(shape), []).append(shape)
+    return found
+
+
+def _around(number, known):
+    """The known numbers next to one, as text."""
+    below, above = [n for n in known if n < number], [n for n in known if n > number]
+    return " or ".join(f"{n:,}" for n in ([max(below)] if below else []) + ([min(above)] if above else []))
+
+
+def machine(
+    name: "str | Chip | Machine",
+    chips: int | None = None,
+    *,
+    slices: int | None = None,
+    shape: Sequence[int] | None = None,
+    reserve: float = 0.1,
+) -> Machine:
+    """The machine that so many chips form, if there is one.
+
+    Of the slices of a TPU with that many chips it is the most cubic. GPUs fill their nodes.
+
+    >>> machine("v5p", 512).name, machine("H100", 64).name, machine("v5e:4x4").rings
+    ('v5p:8x8x8', 'h100:8x8', (False, False))
+
+    Args:
+      name: one of `CHIPS`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8"; a `Chip`; or a
+        `Machine`, which is returned as it is.
+      chips: how many, in all slices together.
+      slices: over how many slices of a TPU they are spread evenly; by default 1. Of GPUs, how many nodes.
+      shape: chips along each axis of a slice, in any order.
+      reserve: the share of a chip's memory that is left for the compiler's buffers.
+
+    Returns:
+      A `Machine`.
+
+    Raises:
+      ValueError: there is no such chip or no such machine; the message names the nearest that exist.
+
+    Source: the pages about each TPU that are named in the code.
+    """
+    if isinstance(name, Machine):
+        if chips not in (None, name.chips):
+            raise ValueError(f"{name.name} has {name.chips} chips, not {chips}")
+        return name
+    if isinstance(name, str) and ":" in name:
+        name, _, sizes = name.partition(":")
+        if not re.fullmatch(r"\d+(x\d+)*", sizes):
+            raise ValueError(f"{sizes!r} is no shape; write it as in v5p:8x8x8, or for nodes x GPUs h100:2x8")
+        shape = tuple(map(int, sizes.split("x")))
+        one = chip(name)
+        if not one.torus:
+            if len(shape) != 2:
+                raise ValueError(f"{one.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8")
+            slices, shape = shape[0], shape[1:]
+    one = chip(name)
+    if not 0 <= reserve < 1:
+        raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
+    if slices is not None:
+        slices = int(whole("slices", slices))
+    return _shaped(one, shape, slices or 1, chips, reserve) if shape else _sized(one, chips, slices, reserve)
+
+
+def _shaped(chip, shape, slices, chips, reserve):
+    """The machine of slices of a shape."""
+    shape = tuple(int(whole("shape", size)) for size in shape)
+    sizes, known = math.prod(shape), _slices(chip)
+    if sorted(shape) not in map(sorted, known.get(sizes, ())):
+        what = "node" if not chip.torus else "slice"
+        alike = [one for every in known.values() for one in every if len(one) == len(shape)] or [(1,)]
+
+        def apart(one):
+            return sum(abs(a - b) for a, b in zip(sorted(one), sorted(shape), strict=len(one) == len(shape)))
+
+        near = min(alike, key=apart)
+        raise ValueError(
+            f"there is no {what} {'x'.join(map(str, shape))} of {chip.name}; the nearest is {'x'.join(map(str, near))}"
+        )
+    if chips not in (None, sizes * slices):
+        raise ValueError(f"{slices} x {'x'.join(map(str, shape))} are {sizes * slices} chips, not {chips}")
+    return Machine(chip, shape, slices, reserve)
+
+
+def _sized(chip, chips, slices, reserve):
+    """The machine of a number of chips."""
+    chips = 1 if chips is None else int(whole("chips", chips))
+    known = _slices(chip)
+    if not chip.torus:
+        host = chip.host_chips or chip.node_chips
+        nodes = slices or -(-chips // chip.node_chips)
+        each = chips // nodes
+        if chips % nodes or each not in known or (nodes > 1 and each % host):
+            possible = [n for n in known if n <= chip.node_chips] + [host * n for n in range(1, chips // host + 2)]
+            raise ValueError(
+                f"{chips} {chip.name} do not fill hosts of {host}, on {nodes} nodes; use {_around(chips, possible)}"
+            )
+        return Machine(chip, (each,), nodes, reserve)
+    slices = slices or 1
+    if chips % slices:
+        raise ValueError(f"{chips} chips cannot be spread evenly over {slices} slices; use a multiple of {slices}")
+    each = chips // slices
+    if each not in known:
+        largest = max(known)
+        enough = next((n for n in range(2, 1000) if chips % n == 0 and chips // n in known), None)
+        several = f", or slices={enough}" if slices == 1 and each > largest and enough else ""
+        raise ValueError(
+            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use {_around(each, known)} "
+            f"chips{several}"
+        )
+    return Machine(chip, min(known[each], key=sum), slices, reserve)

@@ -1,12 +1,16 @@
 """Transformers by their sizes, and how many parameters those make; some published ones by name."""
 
+import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from shardlab._arguments import Numbers, nearest, whole
 
-__all__ = ["MODELS", "SIZES", "Model", "model", "parse"]
+__all__ = ["MODELS", "SIZES", "Model", "from_config", "model", "parse"]
 
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")  # the attributes that are numbers
 
@@ -20,11 +24,27 @@ class Model:
     >>> small.attention_parameters, small.parameters
     (12288, 251200)
 
+    In a mixture of experts each token uses some of the experts, so fewer parameters are active than there are.
+
+    >>> mixture = model("mixtral-8x7b")
+    >>> f"{mixture.parameters / 1e9:.1f} billion, {mixture.active_parameters / 1e9:.1f} of them active"
+    '46.7 billion, 12.9 of them active'
+
     Attributes:
       layers, d_model, d_ff, heads, kv_heads, head_dim, vocab: whole numbers.
       gated: whether the MLP has two input matrices (as SwiGLU) or one; it has one output matrix either way.
       tied: whether the embedding is also the output matrix.
       name: any text.
+      experts: routed experts of a layer, each an MLP; 0 for a dense model.
+      experts_per_token: how many of them a token uses.
+      shared_experts: further experts that every token uses.
+      expert_d_ff: hidden units of an expert; 0 for as many as `d_ff`.
+      dense_layers: how many layers at the beginning have a plain MLP of `d_ff` instead of experts.
+      kv_rank: with multi-head latent attention (MLA), the size of the latent from which keys and values are made, and
+        which is cached instead of them; 0 without.
+      q_rank: with MLA, the size of the latent of the queries; 0 for none.
+      rope_dim: with MLA, the size of the part of queries and keys that has rotary positions, in addition to `head_dim`;
+        this part of the keys is shared by all heads.
     """
 
     layers: int
@@ -37,22 +57,51 @@ class Model:
     gated: bool = True
     tied: bool = False
     name: str = ""
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_d_ff: int = 0
+    dense_layers: int = 0
+    kv_rank: int = 0
+    q_rank: int = 0
+    rope_dim: int = 0
 
     def __post_init__(self) -> None:
         for size in SIZES:
             whole(size, getattr(self, size))
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly; use a divisor")
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"experts_per_token is {self.experts_per_token}; use a number from 1 to {self.experts}, the experts"
+            )
+        if not 0 <= self.dense_layers <= self.layers:
+            raise ValueError(f"dense_layers is {self.dense_layers}; use a number from 0 to {self.layers}, the layers")
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def attention_parameters(self) -> int:
         """Parameters of one layer's attention: queries and output for each head, keys and values for each kv head."""
-        return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
+        if not self.kv_rank:
+            return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
+        made = self.heads * (self.head_dim + self.rope_dim)  # queries
+        queries = self.q_rank * (self.d_model + made) if self.q_rank else self.d_model * made
+        latent = self.d_model * (self.kv_rank + self.rope_dim)
+        return queries + latent + self.heads * self.head_dim * (2 * self.kv_rank + self.d_model)
 
     @property
     def mlp_parameters(self) -> int:
-        """Parameters of one layer's MLP."""
+        """Parameters of one layer's MLP, where it is no mixture of experts."""
         return (3 if self.gated else 2) * self.d_model * self.d_ff
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        return (3 if self.gated else 2) * self.d_model * (self.expert_d_ff or self.d_ff)
 
     @property
     def embedding_parameters(self) -> int:
@@ -60,15 +109,55 @@ class Model:
         return (1 if self.tied else 2) * self.vocab * self.d_model
 
     @property
+    def routed_parameters(self) -> int:
+        """Parameters of all routed experts of all layers: those that expert parallelism shards."""
+        return self.expert_layers * self.experts * self.expert_parameters
+
+    @property
     def parameters(self) -> int:
         """All parameters, with two norms in each layer and one at the end. Llama 3 70B: 70,553,706,496."""
-        layer = self.attention_parameters + self.mlp_parameters + 2 * self.d_model
-        return self.layers * layer + self.embedding_parameters + self.d_model
+        dense = self.layers - self.expert_layers
+        always = self.shared_experts * self.expert_parameters + self.d_model * self.experts  # and the router
+        layers = self.layers * (self.attention_parameters + 2 * self.d_model) + dense * self.mlp_parameters
+        return layers + self.expert_layers * always + self.routed_parameters + self.embedding_parameters + self.d_model
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that a token uses: all but the routed experts that it is not sent to."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.expert_layers * idle * self.expert_parameters
 
     @property
     def matmul_parameters(self) -> int:
         """Those that every token is multiplied with: no norms, and the embedding once, as the output matrix."""
-        return self.layers * (self.attention_parameters + self.mlp_parameters) + self.vocab * self.d_model
+        return self.layers * self.layer_matmul_parameters + self.vocab * self.d_model
+
+    @property
+    def layer_matmul_parameters(self) -> float:
+        """Those of a layer, on average over the layers."""
+        return self.attention_parameters + self.ff_matmul_parameters
+
+    @property
+    def ff_matmul_parameters(self) -> float:
+        """Those of a layer's MLP, or of the experts that a token uses and their router, on average over the layers."""
+        if not self.experts:
+            return self.mlp_parameters
+        used = (self.experts_per_token + self.shared_experts) * self.expert_parameters + self.d_model * self.experts
+        return (self.expert_layers * used + self.dense_layers * self.mlp_parameters) / self.layers
+
+    @property
+    def hidden(self) -> float:
+        """Hidden units of the MLPs that a token passes through in a layer, on average over the layers."""
+        if not self.experts:
+            return self.d_ff
+        used = (self.experts_per_token + self.shared_experts) * (self.expert_d_ff or self.d_ff)
+        return (self.expert_layers * used + self.dense_layers * self.d_ff) / self.layers
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that the KV cache holds for a token, in all layers: keys and values, or with MLA their latent."""
+        each = self.kv_rank + self.rope_dim if self.kv_rank else 2 * self.kv_heads * self.head_dim
+        return self.layers * each
 
     def splits(self, chips: Numbers) -> bool | np.ndarray:
         """Whether so many chips, a number or an array, can share the heads and the kv heads of a layer evenly.
@@ -80,16 +169,34 @@ class Model:
         )
 
 
-# Sizes: Scaling Book, "Training LLaMA 3 on TPUs"; for Llama 2 "Training", "Some Problems to Work"; for Llama 3 8B
-# Llama Team, "The Llama 3 Herd of Models", 2024, table 3, https://arxiv.org/abs/2407.21783.
+# Sizes: Scaling Book, "Training LLaMA 3 on TPUs"; for Llama 2 "Training", "Some Problems to Work"; for Llama 3 8B and
+# 405B Llama Team, "The Llama 3 Herd of Models", 2024, table 3, https://arxiv.org/abs/2407.21783; for GPT-3 Brown and
+# others, 2020, table 2.1, https://arxiv.org/abs/2005.14165. The others from the config.json that is published with
+# them: https://huggingface.co/mistralai/Mixtral-8x7B-v0.1, https://huggingface.co/mistralai/Mixtral-8x22B-v0.1,
+# https://huggingface.co/deepseek-ai/DeepSeek-V3, https://huggingface.co/google/gemma-7b, and gemma-2-27b there.
 MODELS = {
     model.name: model
     for model in (
         Model(40, 5120, 13824, 40, 40, 128, 32_000, name="llama-2-13b"),
         Model(32, 4096, 14_336, 32, 8, 128, 128_256, name="llama-3-8b"),
         Model(80, 8192, 28_672, 64, 8, 128, 128_256, name="llama-3-70b"),
+        Model(126, 16_384, 53_248, 128, 8, 128, 128_256, name="llama-3-405b"),
+        Model(96, 12_288, 49_152, 96, 96, 128, 50_257, gated=False, tied=True, name="gpt-3-175b"),
+        Model(28, 3072, 24_576, 16, 16, 256, 256_000, tied=True, name="gemma-7b"),
+        Model(46, 4608, 36_864, 32, 16, 128, 256_000, tied=True, name="gemma-2-27b"),
+        Model(32, 4096, 14_336, 32, 8, 128, 32_000, experts=8, experts_per_token=2, name="mixtral-8x7b"),
+        Model(56, 6144, 16_384, 48, 8, 128, 32_768, experts=8, experts_per_token=2, name="mixtral-8x22b"),
+        Model(
+            61, 7168, 18_432, 128, 128, 128, 129_280, experts=256, experts_per_token=8, shared_experts=1,
+            expert_d_ff=2048, dense_layers=3, kv_rank=512, q_rank=1536, rope_dim=64, name="deepseek-v3",
+        ),
     )
-}
+}  # fmt: skip
+
+
+def _plain(name):
+    """A name without what people write differently: "Llama3 70B" and "llama-3-70b" are both "llama370b"."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"^.*/|^meta-", "", str(name).lower()))
 
 
 def model(name: str | Model) -> Model:
@@ -97,32 +204,101 @@ def model(name: str | Model) -> Model:
 
     >>> model("llama-3-70b").layers
     80
-    >>> f"{model('llama-3-70b').parameters:,} parameters"
+    >>> f"{model('Llama3 70B').parameters:,} parameters"
     '70,553,706,496 parameters'
 
     Args:
-      name: one of `MODELS`, or a `Model`, which is returned as it is.
+      name: one of `MODELS`, however it is spaced and hyphenated, or a `Model`, which is returned as it is.
 
     Raises:
       ValueError: there is no such model; the message lists the known ones.
     """
     if isinstance(name, Model):
         return name
-    if name not in MODELS:
-        known = ", ".join(MODELS)
-        raise ValueError(f"no model is called {name!r}; known are {known}, or give its sizes{nearest(name, MODELS)}")
-    return MODELS[name]
+    known = {_plain(one): one for one in MODELS}
+    if _plain(name) not in known:
+        raise ValueError(
+            f"no model is called {name!r}; known are {', '.join(MODELS)}; or give its sizes, or the file of its "
+            f"config.json{nearest(name, MODELS)}"
+        )
+    return MODELS[known[_plain(name)]]
+
+
+_CONFIG = {  # what Hugging Face's configurations call each size
+    "layers": ("num_hidden_layers", "n_layer"),
+    "d_model": ("hidden_size", "n_embd", "d_model"),
+    "d_ff": ("intermediate_size", "n_inner", "ffn_dim"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+    "head_dim": ("qk_nope_head_dim", "head_dim"),
+    "vocab": ("vocab_size",),
+    "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+    "shared_experts": ("n_shared_experts",),
+    "expert_d_ff": ("moe_intermediate_size",),
+    "dense_layers": ("first_k_dense_replace",),
+    "kv_rank": ("kv_lora_rank",),
+    "q_rank": ("q_lora_rank",),
+    "rope_dim": ("qk_rope_head_dim",),
+}
+_UNGATED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "starcoder2")
+
+
+def from_config(config: str | Path | Mapping) -> Model:
+    """The model that a `config.json` describes, as Hugging Face publishes one with each model.
+
+    >>> config = {
+    ...     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    ...     "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+    ... }
+    >>> models.from_config(config).parameters == model("mixtral-8x7b").parameters
+    True
+
+    Args:
+      config: the path of the file, or what is in it.
+
+    Returns:
+      A `Model`. Biases and learned positions are not counted.
+
+    Raises:
+      ValueError: it is no JSON, or a size is missing; the message names it.
+      OSError: the file cannot be read.
+    """
+    name = ""
+    if not isinstance(config, Mapping):
+        name = Path(config).resolve().parent.name
+        try:
+            config = json.loads(Path(config).read_text("utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{config} is no JSON: {error}; give the config.json of a model") from None
+    config = config.get("text_config", config)  # of a model that sees pictures too
+    found = {}
+    for size, keys in _CONFIG.items():
+        value = next((config[key] for key in keys if config.get(key) is not None), None)
+        if value is not None:
+            found[size] = value
+    if "head_dim" not in found and {"d_model", "heads"} <= found.keys():
+        found["head_dim"] = found["d_model"] // found["heads"]
+    if "d_ff" not in found and "d_model" in found:
+        found["d_ff"] = 4 * found["d_model"]
+    if missing := [size for size in SIZES if size not in found]:
+        looked = " or ".join(_CONFIG[missing[0]])
+        raise ValueError(f"the configuration has no {missing[0]}: looked for {looked}; add it")
+    gated = config.get("model_type") not in _UNGATED
+    name = str(config.get("_name_or_path") or name)
+    return Model(**found, gated=gated, tied=bool(config.get("tie_word_embeddings", False)), name=name.split("/")[-1])
 
 
 def parse(text: str) -> Model:
-    """The model that a command line names: a known one, or sizes such as `layers=32,d_model=4096,...`.
+    """The model that a command line names: a known one, a file, or sizes such as `layers=32,d_model=4096,...`.
 
     >>> sizes = "layers=2,d_model=64,d_ff=256,heads=4,kv_heads=2,head_dim=16,vocab=9"
     >>> models.parse(sizes).d_ff, models.parse("llama-3-8b").d_ff
     (256, 14336)
 
     Args:
-      text: a name from `MODELS`, or all of `SIZES` with their values.
+      text: a name from `MODELS`; the path of a config.json; or all of `SIZES` with their values, and those of `Model`'s
+        other attributes that differ from none.
 
     Returns:
       A `Model`.
@@ -130,12 +306,17 @@ def parse(text: str) -> Model:
     Raises:
       ValueError: there is no such model, or a size is missing, unknown or no whole number.
     """
+    if text.endswith(".json"):
+        try:
+            return from_config(text)
+        except OSError as error:
+            raise ValueError(f"{text} cannot be read: {error.strerror}") from None
     if "=" not in text:
         return model(text)
     pairs = [pair.partition("=") for pair in text.split(",")]
     sizes = {name.strip(): value.strip() for name, _, value in pairs}
-    if sorted(sizes) != sorted(SIZES):
-        wrong = sorted(set(sizes) ^ set(SIZES))
+    wrong = [size for size in SIZES if size not in sizes] + [size for size in sizes if size not in _CONFIG]
+    if wrong:
         raise ValueError(f"a model has the sizes {', '.join(SIZES)}; missing or unknown: {', '.join(wrong)}")
     for name, value in sizes.items():
         if not value.isdigit():

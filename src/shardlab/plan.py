@@ -1,29 +1,35 @@
 """Plan a training run: which meshes fit, and which is fastest, for a model, a kind of chip and a number of chips.
 
-    python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4194304
-    python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4194304 --verify 3 --plot plan.svg
+    python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4M
+    python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4M --verify 3 --plot plan.svg
 
-`shardlab.cost` predicts the cost of every mesh of data, fsdp and tensor parallelism; pipeline and expert parallelism
-are not considered. The predicted time of a step assumes the data sheet's speeds and full overlap, so it is a lower
-bound. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips, and
+`shardlab.cost` predicts the cost of every mesh, and for each the fewest micro-batches that fit are chosen. The meshes
+have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, and for a mixture of experts an
+expert axis. They are ranked by the time to expect, of which `shardlab.cost.FITTED` says what is fitted, and how far off
+it may be. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips, and
 compares bytes.
 """
 
 import argparse
+import json
+import math
+import re
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import reduce
-from itertools import product
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from shardlab import cost, hardware, models
+from shardlab._arguments import one_of
 from shardlab._tables import aligned
-from shardlab.cost import AXES, PARTS
+from shardlab.cost import AXES, MESH_AXES, PARTS
 
-__all__ = ["Choice", "Plan", "Verdict", "plan", "pod_name", "verify"]
+__all__ = ["Choice", "Plan", "Verdict", "count", "plan", "verify"]
+
+MOST_PIPELINE, MOST_CONTEXT = 32, 16  # stages and chips of a ring; longer ones are not tried
 
 
 @dataclass(frozen=True)
@@ -31,23 +37,32 @@ class Choice:
     """A mesh, and what a step costs on it.
 
     Attributes:
-      data, fsdp, tensor: sizes of the mesh's axes.
-      seconds: predicted for a step, with everything overlapped; `serial_seconds`: with nothing overlapped.
-      bound: the part that takes longest: "compute", "hbm", "data", "fsdp" or "tensor" (compute-bound, memory-bound, or
-        communication-bound along that axis).
+      data, fsdp, tensor, pipeline, context, expert: sizes of the mesh's axes.
+      microbatches: into how many the batch of a data group is split.
+      expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it that nothing hides.
+      seconds: at least, with everything overlapped; `serial_seconds`: with nothing overlapped.
+      bound: the part that takes longest: "compute", "hbm" (memory-bound) or an axis (communication-bound along it).
+      bubble: the time that a pipeline waits, as a share of the time that it works.
       parts: seconds of each of these parts.
       sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.comms` counts.
       total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
       fits: whether that is no more than the chip's memory, less the reserve.
-      mfu: useful FLOPs as a share of the peak, if everything is overlapped.
+      mfu: useful FLOPs as a share of the peak, in the expected time.
     """
 
     data: int
     fsdp: int
     tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    microbatches: int
+    expected_seconds: float
+    exposed_seconds: float
     seconds: float
     serial_seconds: float
     bound: str
+    bubble: float
     parts: dict[str, float]
     sent_bytes: dict[str, float]
     total_bytes: float
@@ -55,27 +70,59 @@ class Choice:
     fits: bool
     mfu: float
 
+    @property
+    def parallelism(self) -> cost.Parallelism:
+        """The same as a `shardlab.cost.Parallelism`."""
+        return cost.Parallelism(*(getattr(self, axis) for axis in MESH_AXES), microbatches=self.microbatches)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes of more than one chip with their sizes, the outermost first; {"data": 1} on one chip."""
+        order = ("data", "pipeline", "fsdp", "expert", "context", "tensor")
+        return {axis: getattr(self, axis) for axis in order if getattr(self, axis) > 1} or {"data": 1}
+
+    @property
+    def code(self) -> str:
+        """The call that makes this mesh, ready to copy."""
+        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
+        return f"jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * {len(names)})"
+
+    def __str__(self) -> str:
+        words = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        return words + (f", {self.microbatches} micro-batches" if self.microbatches > 1 else "")
+
 
 @dataclass(frozen=True)
 class Plan:
-    """All meshes for a model on some chips: those that fit first, the fastest first.
+    """All meshes for a model on a machine: those that fit first, the fastest first.
+
+    Of meshes whose expected times are within about one per cent, those with fewer axes come first.
 
     Attributes:
-      model, chip, chips, batch_tokens, sequence, remat: as asked.
-      memory_bytes: bytes of a chip's memory, less the reserve.
+      model, machine, batch_tokens, sequence, remat: as asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
+      remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
     """
 
     model: models.Model
-    chip: hardware.Chip
-    chips: int
+    machine: hardware.Machine
     batch_tokens: int
     sequence: int
     remat: str
-    memory_bytes: float
     choices: tuple[Choice, ...]
     uneven: int
+    remedies: tuple[tuple[str, Choice], ...] = ()
+
+    @property
+    def chip(self) -> hardware.Chip:
+        """The chip of the machine."""
+        return self.machine.chip
+
+    @property
+    def chips(self) -> int:
+        """How many chips the machine has."""
+        return self.machine.chips
 
     @property
     def fitting(self) -> tuple[Choice, ...]:
@@ -84,39 +131,61 @@ class Plan:
 
     def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
-        head = ("data", "fsdp", "tensor", "step ms", "if serial", "bound by", "memory GB", "MFU")
+        shown = self.choices[:most]
+        axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
+        micro = ["microbatches"] * any(choice.microbatches > 1 for choice in shown)
+        head = [*axes, *micro, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB", "MFU"]
         rows = [
             (
-                *(str(getattr(choice, axis)) for axis in AXES),
+                *(str(getattr(choice, axis)) for axis in (*axes, *micro)),
+                f"{choice.expected_seconds * 1e3:,.0f}",
                 f"{choice.seconds * 1e3:,.0f}",
                 f"{choice.serial_seconds * 1e3:,.0f}",
+                f"{choice.exposed_seconds / choice.expected_seconds:.0%}",
                 choice.bound,
                 f"{choice.total_bytes / 1e9:.1f}" + ("" if choice.fits else " too much"),
                 f"{choice.mfu:.0%}",
             )
-            for choice in self.choices[:most]
+            for choice in shown
         ]
         return aligned([head, *rows], ">")
 
     def report(self, most: int = 10) -> str:
-        """The table with a heading, and, where no mesh fits, what the smallest needs and what may help."""
+        """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest needs and helps."""
         fitting, sequences = len(self.fitting), self.batch_tokens // self.sequence
         uneven = f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
         said = (
             f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion parameters, on {self.chips} "
-            f"{self.chip.name}\n{fitting} of {len(self.choices)} meshes fit in {self.memory_bytes / 1e9:.1f} GB{uneven}"
-            f"\n\n{self.table(most)}"
+            f"{self.chip.name} ({self.machine.name})\n{fitting} of {len(self.choices)} meshes fit in "
+            f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
         )
         if fitting:
-            return said
+            spread = cost.FITTED["tpu" if self.chip.torus else "gpu"].spread
+            return (
+                f"{said}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
+                f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}"
+            )
         least = self.choices[0]
-        remedies = "Use more chips, or gradient accumulation over smaller micro-batches" + (
-            ", or --remat block" * (self.remat != "block")
+        helps = "".join(
+            f"\n  {what}: {choice.total_bytes / 1e9:.1f} GB, {choice.expected_seconds * 1e3:,.0f} ms on {choice}"
+            for what, choice in self.remedies
         )
         return (
             f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
-            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. {remedies}."
+            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
+            + (f"What would fit:{helps}" if helps else "Neither four times the chips nor more rematerialisation fits.")
         )
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        about = {
+            "model": asdict(self.model), "machine": self.machine.name, "chips": self.chips,
+            "batch_tokens": self.batch_tokens, "sequence": self.sequence, "remat": self.remat,
+            "usable_bytes": self.machine.usable_bytes, "uneven": self.uneven,
+            "choices": [asdict(choice) | {"code": choice.code} for choice in self.choices],
+            "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
+        }  # fmt: skip
+        return json.dumps(about, indent=1)
 
     def plot(self, file: str, most: int = 10) -> None:
         """Draw the time of each part of a step, for the first choices, as bars into an image file."""
@@ -125,15 +194,19 @@ class Plan:
         except ImportError:
             raise ImportError("the plot needs matplotlib: pip install matplotlib") from None
         shown = self.choices[:most]
+        parts = [part for part in PARTS if any(choice.parts[part] for choice in shown)]
         figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(shown)), layout="constrained")
-        for n, part in enumerate(shown[0].parts):
+        width = 0.8 / len(parts)
+        for n, part in enumerate(parts):
             heights = [choice.parts[part] * 1e3 for choice in shown]
-            places = [place + 0.16 * (n - 2) for place in range(len(shown))]
-            axes.barh(places, heights, height=0.16, label=part)
-        names = [f"{choice.data} × {choice.fsdp} × {choice.tensor}" for choice in shown]
-        axes.set_yticks(range(len(shown)), names)
+            places = [place + width * (n - (len(parts) - 1) / 2) for place in range(len(shown))]
+            axes.barh(places, heights, height=width, label=part)
+        axes.plot(
+            [choice.expected_seconds * 1e3 for choice in shown], range(len(shown)), "|k", ms=14, label="expected step"
+        )
+        axes.set_yticks(range(len(shown)), [str(choice) for choice in shown])
         axes.invert_yaxis()
-        axes.set(xlabel="ms in a step, without overlap", ylabel="data × fsdp × tensor")
+        axes.set(xlabel="ms in a step, without overlap")
         axes.legend(title=f"{self.model.name or 'model'} on {self.chips} {self.chip.name}")
         figure.savefig(file)
         plt.close(figure)
@@ -141,82 +214,181 @@ class Plan:
 
 def plan(
     model: str | models.Model,
-    chip: str | hardware.Chip,
-    chips: int,
-    batch_tokens: int,
+    chip: str | hardware.Chip | hardware.Machine,
+    chips: int | None = None,
+    batch_tokens: int = 4 * 2**20,
     *,
+    slices: int | None = None,
     sequence: int = 4096,
     remat: str = "block",
     reserve: float = 0.1,
-    efficiency: float = 1.0,
+    products: str = "bf16",
+    axes: Sequence[str] | None = None,
+    microbatches: int | None = None,
 ) -> Plan:
-    """Predict the cost of every mesh for a model on a number of chips.
+    """Predict the cost of every mesh for a model on a machine.
 
-    `plan("llama-3-70b", "v5p", 512, 4 * 2**20).choices[0]` is the fastest mesh that fits.
+    `plan("llama-3-70b", "v5p", 512).choices[0]` is the mesh that fits with the least time to expect.
 
     >>> made = plan("llama-3-70b", "v5p", 512, 4 * 2**20)
-    >>> print(made.table(3))
-    data  fsdp  tensor  step ms  if serial  bound by  memory GB  MFU
-       1   512       1   10,652     11,435   compute       22.7  75%
-       2   256       1   10,652     11,827   compute       24.4  75%
-       4   128       1   10,652     11,828   compute       27.7  75%
+    >>> made.choices[0].mesh, made.choices[0].bound
+    ({'fsdp': 512}, 'compute')
 
     Args:
       model: a `shardlab.models.Model`, or the name of a known one.
-      chip: a `shardlab.hardware.Chip`, or the name of a known one.
-      chips: how many.
+      chip: a `shardlab.hardware.Machine`; or a `Chip`, or the name of a known one.
+      chips: how many, in all slices or nodes together.
       batch_tokens: tokens of a batch, a multiple of `sequence`.
+      slices: over how many slices of a TPU the chips are spread; by default one.
       sequence: tokens of a sequence.
       remat: what the backward pass rematerialises: one of `shardlab.cost.REMAT`.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
-      efficiency: the share of the peak that matrix products reach.
+      products: dtype of the matrix products of the layers, such as "fp8".
+      axes: which axes to try, of `shardlab.cost.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
+        pipeline and context too; for a mixture of experts expert too.
+      microbatches: how many; by default for each mesh the fewest that fit, but for a pipeline more, if that is faster.
 
     Returns:
       A `Plan`.
 
     Raises:
-      ValueError: a number is out of range, or a name unknown; the message says what is allowed.
+      ValueError: a number is out of range, a name is unknown, or there is no such machine; the message says what is
+        allowed.
     """
-    model, chip = models.model(model), hardware.chip(chip)
+    model = models.model(model)
     for name, value in (("chips", chips), ("batch_tokens", batch_tokens), ("sequence", sequence)):
+        if name == "chips" and isinstance(chip, hardware.Machine) and value is None:
+            continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
-    if not 0 <= reserve < 1:
-        raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
+    machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
     if batch_tokens % sequence:
         raise ValueError(
             f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use a multiple"
         )
-
-    every = cost.parallelisms(chips, model)
-    even = (batch_tokens // sequence) % (every.data * every.fsdp) == 0
+    if microbatches is not None and (not isinstance(microbatches, int) or microbatches < 1):
+        raise ValueError(f"microbatches is {microbatches!r}; use a whole number of at least 1")
+    one_of("remat", remat, cost.REMAT)
+    machine.chip.peak(products)
+    if axes is None:
+        axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
+        axes += ("expert",) * (model.experts > 0)
+    for axis in axes:
+        one_of("axes", axis, MESH_AXES)
+    sequences = batch_tokens // sequence
+    every = _meshes(machine, model, axes, sequence)
+    even = sequences % every.groups == 0
     uneven = int((~even).sum())
     if not even.any():
         raise ValueError(
-            f"{batch_tokens // sequence} sequences cannot be shared evenly by {chips} chips in any mesh whose "
+            f"{sequences} sequences cannot be shared evenly by {machine.chips} chips in any mesh whose "
             f"tensor axis fits {model.heads} heads; use another batch or fewer chips"
         )
-    data, fsdp, tensor = (getattr(every, axis)[even] for axis in AXES)
-    priced = cost.step_cost(
-        model, chip, cost.Parallelism(data, fsdp, tensor), batch_tokens, sequence, chips=chips, remat=remat,
-        efficiency=efficiency,
-    )  # fmt: skip
-    limit = chip.hbm_bytes * (1 - reserve)
-    parts = {part: np.broadcast_to(getattr(priced, f"{part}_seconds"), data.shape) for part in PARTS}
-    sent = {axis: np.broadcast_to(getattr(priced, f"{axis}_bytes"), data.shape) for axis in AXES}
-    choices = [
-        Choice(
-            int(data[n]), int(fsdp[n]), int(tensor[n]),
-            float(priced.seconds[n]), float(priced.serial_seconds[n]), str(priced.bound[n]),
-            {part: float(values[n]) for part, values in parts.items()},
-            {axis: float(values[n]) for axis, values in sent.items()},
-            float(priced.memory.total_bytes[n]), float(priced.memory.state_bytes[n]),
-            bool(priced.memory.total_bytes[n] <= limit), float(priced.mfu[n]),
-        )
-        for n in range(len(data))
-    ]  # fmt: skip
-    choices.sort(key=lambda c: (not c.fits, c.seconds if c.fits else c.total_bytes, c.serial_seconds))
-    return Plan(model, chip, chips, batch_tokens, sequence, remat, limit, tuple(choices), uneven)
+    every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
+    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches)
+    made = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
+    if made.fitting:
+        return made
+    asked = {"sequence": sequence, "reserve": reserve, "products": products, "axes": axes, "microbatches": microbatches}
+    return replace(made, remedies=tuple(_remedies(made, asked)))
+
+
+def _remedies(made, asked):
+    """The smallest changes with which something fits: (what, the best choice)."""
+    model, machine = made.model, made.machine
+    if asked["reserve"] < 0:  # asked by this function itself
+        return
+    tries = []
+    if made.remat != "block":
+        tries.append(("remat block", machine, "block", made.batch_tokens))
+    for times in (2, 4, 8, 16):
+        try:
+            shape = None if machine.slices == 1 or not machine.chip.torus else machine.shape
+            larger = hardware.machine(
+                machine.chip, machine.chips * times, slices=machine.slices * times if shape else None, shape=shape,
+                reserve=machine.reserve,
+            )  # fmt: skip
+        except ValueError:
+            continue
+        tries.append((f"{larger.chips} chips", larger, made.remat, made.batch_tokens))
+    seen = set()
+    for what, larger, remat, batch in tries:
+        kind = what.split()[-1]
+        if kind in seen:
+            continue
+        every = _meshes(larger, model, asked["axes"], made.sequence)
+        even = batch // made.sequence % every.groups == 0
+        if not even.any():
+            continue
+        every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
+        choices = _priced(model, larger, every, batch, made.sequence, remat, asked["products"], asked["microbatches"])
+        if choices[0].fits:
+            seen.add(kind)
+            yield what, choices[0]
+
+
+def _meshes(machine, model, axes, sequence):
+    """Every mesh of these axes, as one `Parallelism` of arrays. On GPUs tensor parallelism stays within a node."""
+    chips, most = machine.chips, machine.chips if machine.chip.torus else machine.near
+    divisors = [n for n in range(1, chips + 1) if chips % n == 0]
+    allowed = {
+        "tensor": [n for n in divisors if n <= most and model.splits(n)],
+        "pipeline": [n for n in divisors if n <= min(model.layers, MOST_PIPELINE)],
+        "context": [n for n in divisors if n <= MOST_CONTEXT and sequence % n == 0],
+        "expert": [n for n in divisors if model.experts and model.experts % n == 0],
+        "fsdp": divisors,
+    }
+    meshes = [{}]
+    for axis, sizes in allowed.items():
+        sizes = sizes if axis in axes else [1]
+        left = [(mesh, chips // int(np.prod([*mesh.values()], dtype=np.int64))) for mesh in meshes]
+        meshes = [mesh | {axis: size} for mesh, rest in left for size in sizes if rest % size == 0]
+    for mesh in meshes:
+        mesh["data"] = chips // int(np.prod([*mesh.values()], dtype=np.int64))
+    if "data" not in axes:
+        meshes = [mesh for mesh in meshes if mesh["data"] == 1]
+    return cost.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
+
+
+def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches):
+    """The choices for some meshes in their order, each with the number of micro-batches that is best for it."""
+    each = batch_tokens // sequence // every.groups  # sequences of a data group
+    numbers = [microbatches] if microbatches else [2**n for n in range(13)]
+    best = {}
+    for number in numbers:
+        able = np.nonzero(each % number == 0)[0]
+        if not len(able):
+            continue
+        some = cost.Parallelism(*(getattr(every, axis)[able] for axis in MESH_AXES), microbatches=number)
+        priced = cost.step_cost(model, machine, some, batch_tokens, sequence, remat, products=products)
+        totals = np.broadcast_to(priced.memory.total_bytes, able.shape)
+        for n, place in enumerate(able):
+            fits = bool(totals[n] <= machine.usable_bytes)
+            key = (not fits, float(priced.expected_seconds[n]) if fits else float(totals[n]))
+            if place not in best or key < best[place][0]:
+                best[place] = (key, priced, n, number, float(totals[n]), fits)
+    choices = []
+    for place, (_, priced, n, number, total, fits) in best.items():
+
+        def at(array, n=n, like=priced.expected_seconds):
+            return float(np.broadcast_to(array, like.shape)[n])
+
+        choices.append(
+            Choice(
+                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), number,
+                at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
+                str(priced.bound[n]), at(priced.bubble),
+                {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
+                {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
+                total, at(priced.memory.state_bytes), fits, at(priced.expected_mfu),
+            )
+        )  # fmt: skip
+
+    def order(choice):  # meshes within one per cent of each other are equally fast: fewer axes first
+        rank = math.floor(100 * math.log(choice.expected_seconds)) if choice.fits else choice.total_bytes
+        return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
+
+    return tuple(sorted(choices, key=order))
 
 
 # --- Compared with a compiler ------------------------------------------------------------------------------
@@ -249,7 +421,7 @@ class Verdict:
 
     def __str__(self) -> str:
         choice, ratios = self.choice, self.ratios
-        mesh = f"{choice.data} x {choice.fsdp} x {choice.tensor}"
+        mesh = str(choice)
         if self.program.fits is False:
             return f"{mesh}: does not fit: {self.program.message.splitlines()[0][:200]}"
         predicted = sum(choice.sent_bytes.values())
@@ -267,8 +439,11 @@ class Verdict:
 def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
+    Choices with pipeline, context or expert axes, or with micro-batches, are left out: the step that is compiled has
+    data, fsdp and tensor axes.
+
     Args:
-      made: a `Plan`.
+      made: a `Plan`, of a dense model.
       best: how many choices.
       **options: for `shardlab.pods.Pod.compile`, such as `cache=False`.
 
@@ -282,100 +457,168 @@ def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
     from shardlab.pods import Pod
     from shardlab.training import training_step
 
-    pod = Pod(pod_name(made.chip, made.chips))
-
-    for choice in made.choices[:best]:
+    if made.machine.chip.torus and made.machine.slices > 1:
+        raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
+    pod = Pod(made.machine.name)
+    plain = [choice for choice in made.choices if choice.microbatches == 1 and {*choice.mesh} <= {*AXES}]
+    for choice in plain[:best]:
         mesh = pod.mesh((choice.data, choice.fsdp, choice.tensor), AXES, split=not pod.is_gpu)
         step, arguments = training_step(made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat)
         name = f"{made.model.name or 'model'}-{choice.data}x{choice.fsdp}x{choice.tensor}"
         yield Verdict(choice, pod.compile(step, *arguments, name=name, donate_argnums=0, **options))
 
 
-def pod_name(chip: str | hardware.Chip, chips: int) -> str:
-    """The name of the most cubic slice with a number of chips, as `shardlab.pods.Pod` takes it: "v5p:8x8x8" for 512.
+# --- The command line -------------------------------------------------------------------------------------
 
-    >>> pod_name("v5p", 512), pod_name("H100", 64)
-    ('v5p:8x8x8', 'h100:8x8')
+
+def count(text: str) -> int:
+    """A number as people write it.
+
+    >>> from shardlab.plan import count
+    >>> count("4M"), count("512k"), count("1_048_576")
+    (4194304, 524288, 1048576)
 
     Args:
-      chip: a `shardlab.hardware.Chip`, or the name of a known one.
-      chips: how many.
+      text: digits, perhaps with k, M or G, which are powers of 1024.
 
     Raises:
-      ValueError: no slice has that many.
+      ValueError: it is none.
     """
-    chip = hardware.chip(chip)
-    if not chip.torus:
-        each = min(chips, chip.node_chips)
-        if chips % each:
-            raise ValueError(f"{chips} {chip.name} do not fill nodes of {each}; use a multiple of {each}")
-        return f"{chip.name.lower()}:{chips // each}x{each}"
-    sizes = [n for n in range(1, max(chip.torus) + 1) if n in (1, 2) or n % 4 == 0]
-    shapes = [
-        shape
-        for shape in product(sizes, repeat=len(chip.torus))
-        if reduce(int.__mul__, shape) == chips
-        and list(shape) == sorted(shape)
-        and all(size <= most for size, most in zip(shape, sorted(chip.torus), strict=True))
-    ]
-    if not shapes:
-        largest = " x ".join(map(str, chip.torus))
-        raise ValueError(
-            f"no slice of {chip.name} has {chips} chips; use a product of 1, 2 and multiples of 4 within {largest}"
-        )
-    return f"{chip.name}:{'x'.join(map(str, min(shapes, key=sum)))}"
+    match = re.fullmatch(r"([\d_,]+(?:\.\d+)?)\s*([kmg]?)i?", text.strip().lower())
+    value = float(re.sub("[_,]", "", match[1])) * 1024 ** " kmg".index(match[2] or " ") if match else 0.5
+    if value != int(value):
+        raise ValueError(f"{text!r} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x 1024 x 1024)")
+    return int(value)
 
 
-# --- The command line -------------------------------------------------------------------------------------
+def _number(text):
+    try:
+        return count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    made = argparse.ArgumentParser(prog="python -m shardlab.plan", description=__doc__.split("\n\n")[0])
+    sizes = ",".join(f"{size}=N" for size in models.SIZES)
+    made.add_argument("model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}")
+    made.add_argument("chip", help=", ".join(hardware.CHIPS))
+    made.add_argument("chips", type=_number, help="how many chips")
+    made.add_argument("--batch-tokens", type=_number, default=4 * 2**20, metavar="N", help="tokens in a batch (4M)")
+    made.add_argument("--sequence", type=_number, default=4096, metavar="N", help="tokens of a sequence (4096)")
+    made.add_argument("--slices", type=_number, metavar="N", help="slices of a TPU, connected by the DCN (1)")
+    made.add_argument(
+        "--remat", default="block", choices=cost.REMAT, help="what the backward pass rematerialises (block)"
+    )
+    made.add_argument("--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)")
+    made.add_argument("--axes", help=f"which axes to try, of {','.join(MESH_AXES)}")
+    made.add_argument("--microbatches", type=_number, metavar="N", help="how many (the best for each mesh)")
+    made.add_argument(
+        "--reserve", type=float, default=0.1, metavar="SHARE", help="share of memory kept for the compiler (0.1)"
+    )
+    made.add_argument("--top", type=_number, default=10, metavar="N", help="rows to show (10)")
+    made.add_argument("--json", action="store_true", help="print all meshes as JSON")
+    made.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
+    made.add_argument(
+        "--verify", type=_number, default=0, metavar="N", help="compile the best N meshes, and compare bytes; minutes"
+    )
+    made.add_argument("--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)")
+    served = made.add_argument_group("serving instead of training")
+    served.add_argument("--serve", action="store_true", help="plan inference: prefill and decode on so many chips")
+    served.add_argument("--context", type=_number, default=8192, metavar="N", help="tokens of each sequence (8192)")
+    served.add_argument("--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds")
+    served.add_argument("--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)")
+    served.add_argument("--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)")
+    return made
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print a plan; returns the exit status: 0, 1 if no mesh fits, 2 for bad arguments."""
-    parser = argparse.ArgumentParser(prog="python -m shardlab.plan", description=__doc__.split("\n\n")[0])
-    sizes = ",".join(f"{size}=N" for size in models.SIZES)
-    parser.add_argument("model", help=f"{', '.join(models.MODELS)}, or sizes: {sizes}")
-    parser.add_argument("chip", help=", ".join(hardware.CHIPS))
-    parser.add_argument("chips", type=int, help="how many chips")
-    parser.add_argument("--batch-tokens", type=int, default=4 * 2**20, metavar="N", help="tokens in a batch (4194304)")
-    parser.add_argument("--sequence", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
-    parser.add_argument(
-        "--remat", default="block", choices=cost.REMAT, help="what the backward pass rematerialises (block)"
-    )
-    parser.add_argument(
-        "--reserve", type=float, default=0.1, metavar="SHARE", help="share of memory kept for the compiler (0.1)"
-    )
-    parser.add_argument("--efficiency", type=float, default=1.0, metavar="SHARE", help="share of the peak FLOP/s (1)")
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="rows to show (10)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
-    parser.add_argument(
-        "--verify", type=int, default=0, metavar="N", help="compile the best N meshes, and compare bytes"
-    )
-    options = parser.parse_args(arguments)
+    asked = parser()
+    options = asked.parse_args(arguments)
     try:
-        made = plan(
-            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
-            remat=options.remat, reserve=options.reserve, efficiency=options.efficiency,
-        )  # fmt: skip
         if options.top < 1 or options.verify < 0:
             raise ValueError(f"--top {options.top} --verify {options.verify}: use numbers of at least 1 and 0")
+        if options.serve:
+            return _serve(options)
+        made = plan(
+            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
+            slices=options.slices, remat=options.remat, reserve=options.reserve, products=options.products,
+            axes=tuple(options.axes.split(",")) if options.axes else None, microbatches=options.microbatches,
+        )  # fmt: skip
     except ValueError as error:
-        parser.error(str(error))
-    print(made.report(options.top))
+        asked.error(str(error))
+    print(made.to_json() if options.json else made.report(options.top))
     fitting = len(made.fitting)
     if options.plot:
         made.plot(options.plot, options.top)
-        print(f"\nthe plot is in {options.plot}")
+        print(f"\nthe plot is in {options.plot}", file=sys.stderr if options.json else sys.stdout)
     if options.verify and fitting:
-        from shardlab.pods import NoCompiler
-
-        print("\ncompared with the compiler:")
-        try:
-            for verdict in verify(made, min(options.verify, fitting)):
-                print(verdict, flush=True)
-        except (NoCompiler, ValueError) as error:
-            print(f"cannot compile: {error}", file=sys.stderr)
-            return 1
+        return _compare(made, min(options.verify, fitting), options.time_limit)
     return 0 if fitting else 1
+
+
+def _compare(made, best, limit):
+    """Print what the compiler says of the best meshes."""
+    from shardlab.pods import NoCompiler
+
+    print(f"\ncompared with the compiler, {best} programs of a minute or more each:", flush=True)
+    start = time.monotonic()
+    try:
+        for n, verdict in enumerate(verify(made, best), 1):
+            print(f"{n} of {best}: {verdict}", flush=True)
+            if n < best and time.monotonic() - start > limit:
+                print(f"stopped after {limit:g} s; --time-limit allows more", file=sys.stderr)
+                break
+    except (NoCompiler, ValueError) as error:
+        print(f"cannot compile: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(options):
+    """Print what decode and prefill take for the batches that fit."""
+    from shardlab import inference
+
+    model = models.parse(options.model)
+    machine = hardware.machine(options.chip, options.chips, reserve=options.reserve)
+    how = {"tensor": options.chips, "weights": options.weights, "cache": options.cache}
+    if machine.chip.torus:
+        how["torus_axes"] = max(sum(size > 1 for size in machine.shape), 1)
+    first = inference.prefill_cost(model, machine.chip, options.context, **how)
+    rows = [("batch", "token ms", "tokens/s", "bound by", "memory GB")]
+    found = []
+    for batch in (2**n for n in range(13)):
+        step = inference.decode_cost(model, machine.chip, batch, options.context, **how)
+        slow = options.latency is not None and step.serial_seconds * 1e3 > options.latency
+        if step.total_bytes > machine.usable_bytes or slow:
+            break
+        found.append({
+            "batch": batch, "seconds": float(step.serial_seconds), "bound": str(step.bound),
+            "bytes": float(step.total_bytes), "tokens_per_second": batch / float(step.serial_seconds),
+        })  # fmt: skip
+        one = found[-1]
+        rows.append((
+            str(batch), f"{one['seconds'] * 1e3:.1f}", f"{one['tokens_per_second']:,.0f}", one["bound"],
+            f"{one['bytes'] / 1e9:.1f}",
+        ))  # fmt: skip
+    if options.json:
+        print(json.dumps({"prefill_seconds": float(first.seconds), "decode": found}, indent=1))
+        return 0 if found else 1
+    print(
+        f"{model.name or 'model'} on {machine.name}, tensor-parallel over {options.chips}, with {options.context:,} "
+        "tokens of context\n"
+        f"prefill of one prompt: {first.seconds * 1e3:,.0f} ms, {first.bound}-bound\n"
+    )
+    print(aligned(rows, ">"))
+    if not found:
+        one = inference.decode_cost(model, machine.chip, 1, options.context, **how)
+        print(
+            f"\nNot even one sequence: it needs {one.total_bytes / 1e9:.1f} GB on each chip of "
+            f"{machine.usable_bytes / 1e9:.1f} GB, and {one.serial_seconds * 1e3:.1f} ms a token."
+        )
+    return 0 if found else 1
 
 
 if __name__ == "__main__":
