@@ -105,7 +105,7 @@ def test_a_wrong_layout_is_refused(refused, arguments, said):
 
 # --- plan -------------------------------------------------------------------------------------------------------
 
-CHIPS = ("plan", "--model", "llama-3-8b", "--chip", "v5p", "--chips", "64", "--tokens", "1048576")
+CHIPS = ("plan", "llama-3-8b", "v5p", "64", "--batch-tokens", "1M")
 
 
 def test_a_plan_is_that_of_the_planner(run):
@@ -114,32 +114,72 @@ def test_a_plan_is_that_of_the_planner(run):
     told = json.loads(run(*CHIPS, "--top", "3", "--json")[1])
     assert [choice["seconds"] for choice in told["choices"]] == [choice.seconds for choice in made.choices[:3]]
     assert (told["meshes"], told["fitting"]) == (len(made.choices), len(made.fitting))
-    assert told["model"]["layers"] == 32 and told["chip"]["name"] == "v5p"
+    assert told["model"]["layers"] == 32 and told["chip"] == "v5p" and told["machine"] == "v5p:4x4x4"
 
 
 def test_no_mesh_that_fits_is_another_status(run):
-    few = ("plan", "--model", "llama-3-70b", "--chip", "v5e", "--chips", "8", "--tokens", "32768")
+    few = ("plan", "llama-3-70b", "v5e", "16", "--batch-tokens", "64k")
     status, out, err = run(*few)
-    assert status == 1 and "No mesh fits." in out and not err
-    assert json.loads(run(*few, "--json")[1])["fitting"] == 0
+    assert status == 1 and "No mesh fits." in out and "What would fit:\n  64 chips: " in out and not err
+    told = json.loads(run(*few, "--json")[1])
+    assert told["fitting"] == 0 and told["remedies"][0]["change"] == "64 chips"
+    assert told["remedies"][0]["choice"]["fits"]
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (("--model", "llama-3-7b"), "no model is called 'llama-3-7b'; known are"),
-        (("--model", "llama-3-7b"), "did you mean 'llama-3-"),
-        (("--model", "layers=3"), "missing or unknown: d_ff"),
-        (("--chip", "v5pp"), "did you mean 'v5p'?"),
-        (("--tokens", "5"), "a batch of 5 tokens is not a whole number of sequences"),
-        (("--tokens", "0"), "--tokens is 0; use a whole number"),
-        (("--chips", "many"), "invalid int value: 'many'"),
-        (("--remat", "all"), "invalid choice: 'all'"),
-        (("--top", "0"), "--top is 0"),
+        (("llama-3-7b", "v5p", "8"), "no model is called 'llama-3-7b'; known are"),
+        (("llama-3-7b", "v5p", "8"), "did you mean 'llama-3-"),
+        (("layers=3", "v5p", "8"), "missing or unknown: d_model"),
+        (("layers=x,d_model=1,d_ff=1,heads=1,kv_heads=1,head_dim=1,vocab=1", "v5p", "8"), "layers is 'x'"),
+        (("missing.json", "v5p", "8"), "missing.json cannot be read"),
+        (("llama-3-8b", "v5pp", "8"), "did you mean 'v5p'?"),
+        (("llama-3-8b", "v5e", "1024"), "the largest has 256; use 256 chips, or slices=4"),
+        (("llama-3-8b", "h100", "12"), "12 H100 do not fill hosts of 8; use 8 or 16"),
+        (("llama-3-8b", "v5p", "many"), "'many' is no whole number; write it as"),
+        ((*CHIPS[1:], "--batch-tokens", "5"), "a batch of 5 tokens is not a whole number of sequences"),
+        ((*CHIPS[1:], "--batch-tokens", "0"), "batch_tokens is 0; use a whole number"),
+        ((*CHIPS[1:], "--batch-tokens", "0.3k"), "'0.3k' is no whole number"),
+        ((*CHIPS[1:], "--remat", "all"), "invalid choice: 'all'"),
+        ((*CHIPS[1:], "--top", "0"), "--top is 0"),
+        ((*CHIPS[1:], "--axes", "data,model"), "axes='model' is not known; use one of data, fsdp"),
+        ((*CHIPS[1:], "--products", "fp6"), "v5p has no peak for 'fp6'"),
+        ((*CHIPS[1:], "--reserve", "2"), "reserve=2.0"),
     ],
 )
 def test_a_wrong_plan_is_refused(refused, changed, said):
-    assert said in refused(*CHIPS, *changed)
+    assert said in refused("plan", *changed)
+
+
+def test_names_and_numbers_as_people_write_them(run):
+    assert run("plan", "Llama3 8B", "V5P", "64", "--batch-tokens", "1_048_576") == run(*CHIPS)
+
+
+def test_serving_is_planned_up_to_the_memory_or_a_latency(run):
+    serve = ("plan", "llama-3-70b", "h100", "8", "--serve", "--context", "8k")
+    status, out, err = run(*serve)
+    assert status == 0 and not err and "prefill of one prompt: " in out
+    fast = json.loads(run(*serve, "--latency", "8", "--json")[1])["decode"]
+    every = json.loads(run(*serve, "--json")[1])["decode"]
+    assert every[: len(fast)] == fast and fast[-1]["seconds"] <= 8e-3 < every[len(fast)]["seconds"]
+    speeds = [step["tokens_per_second"] for step in every]
+    assert speeds == sorted(speeds) and every[-1]["bytes"] <= 0.9 * 80e9
+    status, out, _ = run("plan", "llama-3-70b", "h100", "1", "--serve")
+    assert status == 1 and "Not even one sequence: it needs" in out
+
+
+def test_a_model_from_the_file_that_is_published_with_it(run, tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    file = tmp_path / "mine" / "config.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(config))
+    status, out, _ = run("plan", str(file), *CHIPS[2:])
+    assert status == 0 and out.splitlines()[1:] == run(*CHIPS)[1].splitlines()[1:] and out.startswith("mine: 8.0 ")
 
 
 # --- explain ----------------------------------------------------------------------------------------------------
@@ -271,7 +311,7 @@ def test_help_has_examples_that_work(run, explained):
     for command in ("layout", "plan", "explain"):
         status, out, err = run(command, "--help")
         examples = re.findall(r"^  shardlab (.*)$", out, re.MULTILINE)
-        assert status == 0 and len(examples) == 3 - (command == "plan") and "--json" in out
+        assert status == 0 and len(examples) == 3 and "--json" in out
         for example in examples if command != "explain" else ():
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', example)]
             assert run(*words)[0] == 0, example

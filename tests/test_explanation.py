@@ -419,7 +419,7 @@ def test_bf16_that_this_backend_widens_is_told_and_a_pod_answers():
 
 def test_every_pod_names_a_chip_for_the_times(monkeypatch):
     square = lambda a: (a * a).sum(0)  # noqa: E731
-    assert explain(square, struct((B, D), "data"), mesh=Pod("tpu7x:2x2x1")).chip == "v5p"  # no data sheet of its own
+    assert explain(square, struct((B, D), "data"), mesh=Pod("tpu7x:2x2x1")).chip == "tpu7x"
     monkeypatch.setattr(Pod, "like", lambda self, *args: args)  # a compiler for GPUs is not always installed
     assert explain(square, struct((B, D), "data"), mesh=Pod("h100:1x8")).chip == "H100"
 

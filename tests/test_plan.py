@@ -1,8 +1,10 @@
 """The planner: what it ranks, what it refuses, and its predictions against programs that are really compiled."""
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jax
@@ -15,8 +17,8 @@ from shardlab import cost
 from shardlab.comms import collectives
 from shardlab.cost import AXES, PARTS
 from shardlab.hardware import CHIPS
-from shardlab.models import MODELS, Model
-from shardlab.plan import plan, pod_name, verify
+from shardlab.models import Model
+from shardlab.plan import MESH_AXES, count, plan, verify
 from shardlab.training import training_step
 
 TINY = Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
@@ -26,29 +28,85 @@ PLANNED = Path(__file__).with_name("planned")
 
 def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
     made = plan(LLAMA, "v5p", 512, 4 * 2**20)
-    meshes = [(choice.data, choice.fsdp, choice.tensor) for choice in made.choices]
-    assert len(set(meshes)) == len(meshes) and all(d * f * t == 512 for d, f, t in meshes)
-    assert {t for *_, t in meshes} == {1, 2, 4, 8, 16, 32, 64}  # what divides 64 heads
+    meshes = [tuple(getattr(choice, axis) for axis in MESH_AXES) for choice in made.choices]
+    assert len(set(meshes)) == len(meshes) and all(math.prod(mesh) == 512 for mesh in meshes)
+    assert {mesh[2] for mesh in meshes} == {1, 2, 4, 8, 16, 32, 64}  # what divides 64 heads
+    assert {mesh[3:] for mesh in meshes} == {(1, 1, 1)}  # by default no pipeline, context or experts on one slice
     fits = [choice.fits for choice in made.choices]
-    assert fits == sorted(fits, reverse=True) and True in fits and False in fits
-    assert [choice.seconds for choice in made.fitting] == sorted(choice.seconds for choice in made.fitting)
+    assert fits == sorted(fits, reverse=True) and True in fits
+    times = [choice.expected_seconds for choice in made.fitting]
+    assert all(later > 0.98 * before for before, later in pairwise(times))
     for choice in made.choices:
-        assert choice.seconds == pytest.approx(max(choice.parts.values())) and choice.parts.keys() == set(PARTS)
-        assert choice.bound == max(PARTS, key=choice.parts.get) and choice.seconds <= choice.serial_seconds
+        assert choice.seconds == pytest.approx(max(choice.parts.values()) * (1 + choice.bubble))
+        assert choice.parts.keys() == set(PARTS) and choice.bound == max(PARTS, key=choice.parts.get)
+        assert choice.seconds <= choice.serial_seconds and choice.seconds < choice.expected_seconds
         assert choice.fits == (choice.total_bytes <= 0.9 * CHIPS["v5p"].hbm_bytes)
 
 
-def test_a_choice_is_what_shardlab_cost_says_of_its_layout():
-    for choice in plan(LLAMA, "H100", 64, 2**20, remat="none").choices[::5]:
-        layout = cost.Parallelism(choice.data, choice.fsdp, choice.tensor)
-        priced = cost.step_cost(MODELS[LLAMA], "H100", layout, 2**20, 4096, remat="none")
+def test_a_choice_is_what_shardlab_cost_says_of_its_parallelism():
+    for choice in plan("llama-3-405b", "H100", 1024, 2**22, sequence=8192).choices[::40]:
+        priced = cost.step_cost("llama-3-405b", "H100", choice.parallelism, 2**22, 8192)
         assert choice.seconds == pytest.approx(float(priced.seconds))
+        assert choice.expected_seconds == pytest.approx(float(priced.expected_seconds))
         assert choice.total_bytes == pytest.approx(float(priced.memory.total_bytes))
-        assert choice.sent_bytes == {axis: pytest.approx(float(getattr(priced, f"{axis}_bytes"))) for axis in AXES}
+        assert choice.sent_bytes == {a: pytest.approx(float(getattr(priced, f"{a}_bytes"))) for a in MESH_AXES}
+
+
+def test_of_equally_fast_meshes_the_simpler_comes_first():
+    first, *others = plan(LLAMA, "H100", 64, 2**22).fitting
+    assert list(first.mesh) == ["fsdp"]
+    close = [choice for choice in others if choice.expected_seconds < 1.005 * first.expected_seconds]
+    assert close and all(len(choice.mesh) > 1 for choice in close[:3])
+
+
+def test_micro_batches_are_chosen_so_that_a_step_fits():
+    """70 B on 64 H100s with a batch of 4 M tokens holds too many activations at once, so it accumulates gradients."""
+    chosen = plan(LLAMA, "H100", 64, 2**22)
+    assert chosen.fitting and chosen.fitting[0].microbatches > 1
+    assert not plan(LLAMA, "H100", 64, 2**22, microbatches=1, axes=("data", "fsdp")).fitting
+    pipeline = [choice for choice in plan("llama-3-405b", "H100", 1024, 2**24).fitting if choice.pipeline > 8]
+    assert all(choice.microbatches >= choice.pipeline for choice in pipeline)  # more micro-batches, a smaller bubble
+
+
+def test_the_axes_that_are_tried_are_those_that_help():
+    assert {c.expert for c in plan("mixtral-8x7b", "v5p", 64, 2**20).choices} == {1, 2, 4, 8}
+    nodes = plan(LLAMA, "H100", 64, 2**22)
+    assert {c.pipeline for c in nodes.choices} > {1, 2, 4} and {c.tensor for c in nodes.choices} == {1, 2, 4, 8}
+    only = plan(LLAMA, "H100", 64, 2**22, axes=("fsdp", "tensor"))
+    assert all(set(c.mesh) <= {"fsdp", "tensor"} for c in only.choices)
+
+
+def test_when_nothing_fits_the_smallest_changes_that_do_are_named():
+    made = plan(LLAMA, "v5e", 16, 2**16, remat="none")
+    assert not made.fitting and made.remedies
+    for what, choice in made.remedies:
+        assert choice.fits and choice.total_bytes <= 0.9 * 16e9
+        assert what == "128 chips"  # 64 are too few, with any mesh
+    assert not plan(LLAMA, "v5e", 64, 2**16, remat="none").fitting
+    least = plan("llama-3-8b", "v5e", 16, 2**17, remat="none", microbatches=1)
+    assert not least.fitting and least.remedies[0][0] == "remat block"
+
+
+def test_the_call_for_a_mesh_is_ready_to_copy():
+    choice = next(c for c in plan(TINY, "v5p", 8, 2**14, sequence=1024).choices if len(c.mesh) == 3)
+    mesh = eval(choice.code, {"jax": jax}).abstract_mesh
+    assert dict(mesh.shape) == choice.mesh and mesh.size == 8
+
+
+def test_numbers_as_people_write_them():
+    assert [count(text) for text in ("4M", "512k", "1.5k", "1_000", "4,096", "2Gi")] == [
+        4 * 2**20, 512 * 2**10, 1536, 1000, 4096, 2**31,
+    ]  # fmt: skip
+
+
+def test_a_plan_of_several_slices_keeps_data_parallelism_between_them():
+    one, four = plan("llama-3-8b", "v5e", 256, 2**22), plan("llama-3-8b", "v5e", 1024, 2**24, slices=4)
+    assert four.machine.name == "4 x v5e:16x16" and four.choices[0].data == 4
+    assert four.choices[0].expected_seconds == pytest.approx(one.choices[0].expected_seconds, rel=0.02)
 
 
 def test_more_reserve_fits_less_and_sequences_must_be_dealt_out_evenly():
-    many, few = (plan(LLAMA, "v5p", 128, 2**20, reserve=share) for share in (0.0, 0.6))
+    many, few = (plan(LLAMA, "v5p", 128, 2**20, reserve=share) for share in (0.0, 0.8))
     assert len(many.fitting) > len(few.fitting) > 0
     made = plan(LLAMA, "v5p", 512, 64 * 4096)  # 64 sequences
     assert made.uneven > 0 and all(64 % (choice.data * choice.fsdp) == 0 for choice in made.choices)
@@ -57,7 +115,7 @@ def test_more_reserve_fits_less_and_sequences_must_be_dealt_out_evenly():
 # The CPU's compiler sends bfloat16 as float32: twice the bytes that are predicted. Parameters are gathered for the
 # repeated way forwards too, three times instead of two, and what a small model adds up besides is not small. It knows
 # no reduce-scatter of activations either, and makes a sum everywhere, which is twice as much, and then cuts it.
-@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.78)])
+@pytest.mark.parametrize(("shape", "most"), [((8, 1, 1), 1.02), ((1, 8, 1), 1.25), ((1, 1, 4), 1.93)])
 def test_predicted_bytes_against_a_compiled_program(shape, most):
     count = shape[0] * shape[1] * shape[2]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:count])
@@ -98,15 +156,6 @@ def test_the_step_trains(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chip", "chips", "name"),
-    [("v5p", 512, "v5p:8x8x8"), ("v5p", 4096, "v5p:16x16x16"), ("v5e", 16, "v5e:4x4"), ("v6e", 256, "v6e:16x16"),
-     ("v5e", 32, "v5e:4x8"), ("H100", 64, "h100:8x8"), ("H200", 4, "h200:1x4")],
-)  # fmt: skip
-def test_pods_are_named_after_the_most_cubic_slice(chip, chips, name):
-    assert pod_name(chip, chips) == name
-
-
-@pytest.mark.parametrize(
     ("arguments", "changes", "words"),
     [
         (("gpt", "v5p", 8, 4096), {}, "no model is called 'gpt'"),
@@ -117,18 +166,16 @@ def test_pods_are_named_after_the_most_cubic_slice(chip, chips, name):
         ((LLAMA, "v5p", 8, 5000), {}, "5000 tokens is not a whole number of sequences of 4096"),
         ((LLAMA, "v5p", 8, 4096), {"reserve": 1.5}, "reserve=1.5"),
         ((LLAMA, "v5p", 8, 4096), {"remat": "all"}, "remat='all'"),
-        ((LLAMA, "v5p", 7 * 11, 4096), {}, "cannot be shared evenly by 77 chips"),
+        ((LLAMA, "v5p", 7 * 11, 4096), {}, "no slice of v5p has 77 chips.*use 64 or 128"),
+        ((LLAMA, "v5p", 1024, 8192), {}, "2 sequences cannot be shared evenly by 1024 chips"),
+        ((LLAMA, "v5p", 8, 4096), {"axes": ("model",)}, "axes='model'"),
+        ((LLAMA, "v5p", 8, 4096), {"microbatches": 0}, "microbatches is 0"),
+        ((LLAMA, "v5p", 8, 4096), {"products": "fp8"}, "v5p has no peak for 'fp8'"),
     ],
 )
 def test_bad_numbers_are_named(arguments, changes, words):
     with pytest.raises(ValueError, match=words.replace("(", r"\(")):
         plan(*arguments, **changes)
-
-
-@pytest.mark.parametrize(("chip", "chips"), [("v5e", 7), ("v5e", 512), ("H100", 12)])
-def test_no_such_slice(chip, chips):
-    with pytest.raises(ValueError, match=f"{chips}.*use a"):
-        pod_name(chip, chips)
 
 
 def command(*arguments):
@@ -142,25 +189,11 @@ def test_the_command_prints_a_table_and_draws(tmp_path):
     lines = out.splitlines()
     assert "70.6 billion parameters" in lines[0] and "meshes fit in 85.5 GB" in lines[1]
     assert lines[3].split()[:3] == ["data", "fsdp", "tensor"] and len(lines[4:8]) == 4
+    assert "off by a factor of up to 1.26" in out and "jax.make_mesh((256,), ('fsdp',)" in out
     assert "<svg" in (tmp_path / "plan.svg").read_text()
     sizes = "layers=32,d_model=4096,d_ff=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256"
     status, out, _ = command(sizes, "v5e", "256", "--batch-tokens", "1048576")
     assert status == 0 and "8.0 billion parameters" in out
-
-
-def test_the_command_says_what_is_wrong_or_does_not_fit():
-    status, out, _ = command(LLAMA, "v5e", "16", "--batch-tokens", "65536")
-    assert status == 1 and "No mesh fits." in out and "too much" in out and "or --remat block" not in out
-    for arguments, words in (
-        (["gpt", "v5p", "8"], "no model is called 'gpt'"),
-        (["layers=2", "v5p", "8"], "d_model"),
-        (["layers=x,d_model=1,d_ff=1,heads=1,kv_heads=1,head_dim=1,vocab=1", "v5p", "8"], "layers is 'x'"),
-        ([LLAMA, "v5p", "8", "--top", "0"], "--top 0"),
-    ):
-        status, out, err = command(*arguments)
-        assert status == 2 and words in err and not out
-    status, out, _ = command("--help")
-    assert status == 0 and "--verify" in out and LLAMA in out
 
 
 @needs_libtpu
@@ -170,7 +203,7 @@ def test_the_best_three_are_what_the_compiler_of_the_chips_says():
 
     With another program or another compiler this test compiles again, and fails once: commit what it then leaves there.
     """
-    made = plan(LLAMA, "v5p", 512, 128 * 4096)
+    made = plan(LLAMA, "v5p", 512, 128 * 4096, microbatches=1)
     before = set(PLANNED.iterdir())
     verdicts = list(verify(made, 3, cache=PLANNED))
     assert [verdict.choice for verdict in verdicts] == list(made.choices[:3])

@@ -169,6 +169,8 @@ def test_slices_that_do_not_exist_are_refused_at_once(name, near):
         Pod(name)
     assert all(Pod(f"{name.split(':')[0]}:{shape}").size for shape in near.split(", "))
     assert Pod("h100:3x5").size == 15
+    with pytest.raises(ValueError, match=r"no v5p:28x28x28, which has 21,952 chips: the largest slice is 16x20x28, of"):
+        Pod("v5p:28x28x28")
 
 
 @needs_libtpu

@@ -1,7 +1,6 @@
 """The command line of shardlab: describe a layout, plan a training run, or explain a program, as text or JSON."""
 
 import argparse
-import dataclasses
 import importlib
 import json
 import math
@@ -28,10 +27,12 @@ Dimensions at the end may be left out. No devices are needed.
 """
 _PLAN = """\
 examples:
-  shardlab plan --model llama-3-70b --chip v5p --chips 512 --tokens 4194304
-  shardlab plan --model llama-3-8b --chip H100 --chips 256 --sequence 8192 --efficiency 0.5 --json
+  shardlab plan llama-3-70b v5p 512
+  shardlab plan llama-3-8b h100 256 --batch-tokens 4M --sequence 8192 --json
+  shardlab plan llama-3-70b h100 8 --serve --context 8k --latency 30
 
-Times and bytes are predicted by formula. `python -m shardlab.plan` compares them with the chips' own compiler too.
+Times and bytes are predicted by formula; --verify 3 compares the bytes of the best three with the chips' own compiler,
+which needs no chips but takes minutes. A model of your own: give the path of its config.json, or its sizes.
 """
 _EXPLAIN = """\
 examples:
@@ -216,39 +217,18 @@ def _spec(text, axes):
 
 
 def _plan_arguments(command):
-    from shardlab import cost, hardware, models
+    from shardlab.plan import add_arguments
 
-    sizes = ",".join(f"{size}=N" for size in models.SIZES)
-    command.add_argument("--model", required=True, help=f"{', '.join(models.MODELS)}, or sizes: {sizes}")
-    command.add_argument("--chip", required=True, help=", ".join(hardware.CHIPS))
-    command.add_argument("--chips", required=True, type=int, metavar="N", help="how many chips")
-    command.add_argument("--tokens", type=int, default=4 * 2**20, metavar="N", help="tokens in a batch (4194304)")
-    command.add_argument("--sequence", type=int, default=4096, metavar="N", help="tokens of a sequence (4096)")
-    command.add_argument("--remat", default="block", choices=cost.REMAT, help="what is rematerialised (block)")
-    command.add_argument("--reserve", type=float, default=0.1, metavar="SHARE", help="memory kept free (0.1)")
-    command.add_argument("--efficiency", type=float, default=1.0, metavar="SHARE", help="share of the peak FLOP/s (1)")
-    command.add_argument("--top", type=int, default=10, metavar="N", help="meshes to show (10)")
+    add_arguments(command)
 
 
 def _plan(options):
-    from shardlab.models import parse
-    from shardlab.plan import plan
+    from shardlab.plan import run
 
-    if options.top < 1:
-        raise _Wrong(f"--top is {options.top}; use a whole number of at least 1")
     try:
-        made = plan(
-            parse(options.model), options.chip, options.chips, options.tokens, sequence=options.sequence,
-            remat=options.remat, reserve=options.reserve, efficiency=options.efficiency,
-        )  # fmt: skip
+        return run(options)
     except ValueError as error:
-        raise _Wrong(str(error).replace("batch_tokens", "--tokens")) from None
-    if options.json:
-        told = dataclasses.asdict(dataclasses.replace(made, choices=made.choices[: options.top]))
-        print(json.dumps(told | {"meshes": len(made.choices), "fitting": len(made.fitting)}))
-    else:
-        print(made.report(options.top))
-    return 0 if made.fitting else 1
+        raise _Wrong(str(error)) from None
 
 
 # --- explain ----------------------------------------------------------------------------------------------------

@@ -278,8 +278,7 @@ def explain(
       *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
       mesh: the mesh whose axes name the groups, by default that of the arguments; or a `shardlab.pods.Pod`: then the
         program is compiled by the compiler of those chips, for a mesh with the axes of the arguments.
-      chip: the chip of the predicted times, a name or a `shardlab.hardware.Chip`; with a `Pod` that of the pod, unless
-        `shardlab.hardware` has no data sheet of it (tpu7x).
+      chip: the chip of the predicted times, a name or a `shardlab.hardware.Chip`; with a `Pod` always that of the pod.
 
     Returns:
       `Report`.
@@ -288,9 +287,7 @@ def explain(
       TypeError: `f` is nothing that can be compiled.
       shardlab.hlo.UnreadableProgram: the program contains a line of unknown form; the message shows it.
     """
-    if isinstance(mesh, Pod) and mesh.chip in map(str.lower, hardware.CHIPS):
-        chip = mesh.chip
-    chip = hardware.chip(chip)
+    chip = hardware.chip(mesh.chip if isinstance(mesh, Pod) else chip)
     if isinstance(f, str):
         return _of_text(f, None if mesh is None else [mesh], chip, name="program")[0]
     if not callable(f) and not hasattr(f, "as_text"):

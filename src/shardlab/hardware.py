@@ -134,9 +134,9 @@ class Chip:
 #   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
 #          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
 #          table, https://jax-ml.github.io/scaling-book/gpus/
-#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; they have
-#          360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130 TB/s in
-#          both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
+#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; they
+#          have 360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130
+#          TB/s in both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
 #   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with an NVLink of which 160 GB/s are
 #          reached, here 200 one way, and InfiniBand of 50 GB/s. No data sheet of NVIDIA was seen.
 #   [H20]  https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8 and int8; 96 GB,
@@ -414,20 +414,31 @@ def _shaped(chip, shape, slices, chips, reserve):
     return Machine(chip, shape, slices, reserve)
 
 
+def _nodes(chip, chips):
+    """The fewest nodes over which so many GPUs can be spread evenly, on whole hosts; 0 if there is no such number."""
+    host, known = chip.host_chips or chip.node_chips, _slices(chip)
+    fewest = -(-chips // chip.node_chips)
+    if fewest == 1:
+        return int(chips in known)
+    able = (n for n in range(fewest, chips // host + 1) if chips % n == 0 and chips // n % host == 0)
+    return next(able, 0)
+
+
 def _sized(chip, chips, slices, reserve):
     """The machine of a number of chips."""
     chips = 1 if chips is None else int(whole("chips", chips))
     known = _slices(chip)
     if not chip.torus:
-        host = chip.host_chips or chip.node_chips
-        nodes = slices or -(-chips // chip.node_chips)
-        each = chips // nodes
-        if chips % nodes or each not in known or (nodes > 1 and each % host):
-            possible = [n for n in known if n <= chip.node_chips] + [host * n for n in range(1, chips // host + 2)]
+        nodes = slices or _nodes(chip, chips)
+        if not nodes or chips % nodes or chips // nodes not in known:
+            host = chip.host_chips or chip.node_chips
+            several = f" on {nodes} nodes" if slices else ""
+            possible = [n for n in known if n <= host] + [host * n for n in range(1, chips // host + 2)]
             raise ValueError(
-                f"{chips} {chip.name} do not fill hosts of {host}, on {nodes} nodes; use {_around(chips, possible)}"
+                f"{chips} {chip.name} do not fill hosts of {host}{several}; use "
+                f"{_around(chips, [n for n in possible if _nodes(chip, n)])}"
             )
-        return Machine(chip, (each,), nodes, reserve)
+        return Machine(chip, (chips // nodes,), nodes, reserve)
     slices = slices or 1
     if chips % slices:
         raise ValueError(f"{chips} chips cannot be spread evenly over {slices} slices; use a multiple of {slices}")

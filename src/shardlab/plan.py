@@ -176,13 +176,13 @@ class Plan:
             + (f"What would fit:{helps}" if helps else "Neither four times the chips nor more rematerialisation fits.")
         )
 
-    def to_json(self) -> str:
-        """All of it as JSON."""
+    def to_json(self, most: int | None = None) -> str:
+        """All of it as JSON, or only the first choices."""
         about = {
-            "model": asdict(self.model), "machine": self.machine.name, "chips": self.chips,
+            "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
             "batch_tokens": self.batch_tokens, "sequence": self.sequence, "remat": self.remat,
-            "usable_bytes": self.machine.usable_bytes, "uneven": self.uneven,
-            "choices": [asdict(choice) | {"code": choice.code} for choice in self.choices],
+            "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
+            "uneven": self.uneven, "choices": [asdict(one) | {"code": one.code} for one in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
         }  # fmt: skip
         return json.dumps(about, indent=1)
@@ -328,7 +328,10 @@ def _remedies(made, asked):
 
 
 def _meshes(machine, model, axes, sequence):
-    """Every mesh of these axes, as one `Parallelism` of arrays. On GPUs tensor parallelism stays within a node."""
+    """Every mesh of these axes, as one `Parallelism` of arrays.
+
+    On GPUs tensor parallelism stays within a node. Between slices of TPUs are only data and pipeline axes, if they can.
+    """
     chips, most = machine.chips, machine.chips if machine.chip.torus else machine.near
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     allowed = {
@@ -347,6 +350,9 @@ def _meshes(machine, model, axes, sequence):
         mesh["data"] = chips // int(np.prod([*mesh.values()], dtype=np.int64))
     if "data" not in axes:
         meshes = [mesh for mesh in meshes if mesh["data"] == 1]
+    if machine.chip.torus and machine.slices > 1:
+        apart = [mesh for mesh in meshes if mesh["data"] * mesh["pipeline"] % machine.slices == 0]
+        meshes = apart or meshes
     return cost.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
 
 
@@ -436,7 +442,7 @@ class Verdict:
         return f"{mesh}: {'; '.join(said)}; {self.program.source}, {self.program.seconds:.0f} s"
 
 
-def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
+def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Choices with pipeline, context or expert axes, or with micro-batches, are left out: the step that is compiled has
@@ -444,7 +450,7 @@ def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
 
     Args:
       made: a `Plan`, of a dense model.
-      best: how many choices.
+      best: how many choices; or which.
       **options: for `shardlab.pods.Pod.compile`, such as `cache=False`.
 
     Yields:
@@ -461,7 +467,7 @@ def verify(made: Plan, best: int = 3, **options: Any) -> Iterator[Verdict]:
         raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
     pod = Pod(made.machine.name)
     plain = [choice for choice in made.choices if choice.microbatches == 1 and {*choice.mesh} <= {*AXES}]
-    for choice in plain[:best]:
+    for choice in plain[:best] if isinstance(best, int) else best:
         mesh = pod.mesh((choice.data, choice.fsdp, choice.tensor), AXES, split=not pod.is_gpu)
         step, arguments = training_step(made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat)
         name = f"{made.model.name or 'model'}-{choice.data}x{choice.fsdp}x{choice.tensor}"
@@ -498,9 +504,8 @@ def _number(text):
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of the command line."""
-    made = argparse.ArgumentParser(prog="python -m shardlab.plan", description=__doc__.split("\n\n")[0])
+def add_arguments(made: argparse.ArgumentParser) -> None:
+    """Add the options of the command line to a parser."""
     sizes = ",".join(f"{size}=N" for size in models.SIZES)
     made.add_argument("model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}")
     made.add_argument("chip", help=", ".join(hardware.CHIPS))
@@ -518,7 +523,6 @@ def parser() -> argparse.ArgumentParser:
         "--reserve", type=float, default=0.1, metavar="SHARE", help="share of memory kept for the compiler (0.1)"
     )
     made.add_argument("--top", type=_number, default=10, metavar="N", help="rows to show (10)")
-    made.add_argument("--json", action="store_true", help="print all meshes as JSON")
     made.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
     made.add_argument(
         "--verify", type=_number, default=0, metavar="N", help="compile the best N meshes, and compare bytes; minutes"
@@ -530,26 +534,24 @@ def parser() -> argparse.ArgumentParser:
     served.add_argument("--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds")
     served.add_argument("--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)")
     served.add_argument("--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)")
-    return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print a plan; returns the exit status: 0, 1 if no mesh fits, 2 for bad arguments."""
-    asked = parser()
-    options = asked.parse_args(arguments)
-    try:
-        if options.top < 1 or options.verify < 0:
-            raise ValueError(f"--top {options.top} --verify {options.verify}: use numbers of at least 1 and 0")
-        if options.serve:
-            return _serve(options)
-        made = plan(
-            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
-            slices=options.slices, remat=options.remat, reserve=options.reserve, products=options.products,
-            axes=tuple(options.axes.split(",")) if options.axes else None, microbatches=options.microbatches,
-        )  # fmt: skip
-    except ValueError as error:
-        asked.error(str(error))
-    print(made.to_json() if options.json else made.report(options.top))
+def run(options: argparse.Namespace) -> int:
+    """Print a plan; returns the exit status: 0, or 1 if no mesh fits.
+
+    Raises:
+      ValueError: an option is wrong; the message says what is allowed.
+    """
+    if options.top < 1:
+        raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
+    if options.serve:
+        return _serve(options)
+    made = plan(
+        models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
+        slices=options.slices, remat=options.remat, reserve=options.reserve, products=options.products,
+        axes=tuple(options.axes.split(",")) if options.axes else None, microbatches=options.microbatches,
+    )  # fmt: skip
+    print(made.to_json(options.top) if options.json else made.report(options.top))
     fitting = len(made.fitting)
     if options.plot:
         made.plot(options.plot, options.top)
@@ -557,6 +559,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.verify and fitting:
         return _compare(made, min(options.verify, fitting), options.time_limit)
     return 0 if fitting else 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """`python -m shardlab.plan`, which is `shardlab plan`."""
+    from shardlab.__main__ import main as command
+
+    return command(["plan", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def _compare(made, best, limit):

@@ -250,7 +250,8 @@ class Pod:
     """A description of a pod, and the compiler for its chips; the chips themselves are not needed.
 
     `Pod("v5p:8x8x8")` is a torus of 8 * 8 * 8 = 512 TPU v5p; `Pod("h100:8x8")` is 8 hosts of 8 GPUs each. Known are the
-    TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200.
+    TPUs v5e, v5p, v6e and tpu7x, and the GPUs a100, h100, h200 and b200. Compilers also describe slices of other shapes
+    than those on offer, which `shardlab.hardware.machine` knows.
 
     >>> pod = Pod("v5p:8x8x8")
     >>> pod.size, pod.shape
@@ -289,6 +290,12 @@ class Pod:
             raise ValueError(
                 f"there is no {self.name}: a host has 2x2 chips, so the first two sizes are even, or 1; the nearest "
                 f"are {near}"
+            )
+        largest = None if self.is_gpu else hardware.chip(self.chip).torus
+        if largest and math.prod(self.shape) > math.prod(largest):
+            raise ValueError(
+                f"there is no {self.name}, which has {math.prod(self.shape):,} chips: the largest slice is "
+                f"{'x'.join(map(str, largest))}, of {math.prod(largest):,}"
             )
         self.size = math.prod(self.shape) * per_chip
         self.compiler = _gpu_compiler() if self.is_gpu else _tpu_compiler()

@@ -1,8 +1,9 @@
 """Training runs that others published, and what `shardlab.cost` expects of them: for fitting it, and for testing it.
 
 Each run has its source, and a step's time in seconds, which is what is compared, as "model FLOPs" have several
-definitions. Where a source states tokens or FLOPs per second instead, the time is derived from them, with the definition that fits
-its other numbers. A run is used for fitting or for testing, never for both; `scripts/fit_planner.py` fits.
+definitions. Where a source states tokens or FLOPs per second instead, the time is derived from them, with the
+definition that fits its other numbers. A run is used for fitting or for testing, never for both;
+`scripts/fit_planner.py` fits.
 """
 
 from collections.abc import Mapping
