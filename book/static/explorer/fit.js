@@ -22,14 +22,15 @@ function machine(name, chips, slices = 1) {
   };
   if (!chip.torus.length) {
     const host = chip.host_chips || chip.node_chips;
-    const nodes = ceil(chips / chip.node_chips);
-    const each = floor(chips / nodes);
+    const fewest = ceil(chips / chip.node_chips);
     slices = 1;
-    if (chips % nodes || !chip.slices[each] || (nodes > 1 && each % host)) {
-      const possible = [...known, ...[-1, 0, 1].map((n) => host * (floor(chips / host) + n)).filter((n) => n > 0)];
-      return wrong(`${chips} ${name} do not fill hosts of ${host}, on ${nodes} nodes; use ${around(possible)}`);
-    }
-    return made(each, nodes);
+    // The fewest nodes over which they can be spread evenly, on whole hosts.
+    let nodes = fewest;
+    while (nodes > 1 && nodes <= chips / host && (chips % nodes || chips / nodes % host)) nodes++;
+    if (fewest === 1 ? chip.slices[chips] : nodes <= chips / host) return made(chips / nodes, nodes);
+    const possible = [...known.filter((n) => n <= host),
+      ...[-1, 0, 1].map((n) => host * (floor(chips / host) + n)).filter((n) => n > 0)];
+    return wrong(`${chips} ${name} do not fill hosts of ${host}; use ${around(possible)}`);
   }
   if (chips % slices) return wrong(`${chips} chips cannot be spread evenly over ${slices} slices; use a multiple of ${slices}`);
   const each = chips / slices;

@@ -11,9 +11,10 @@ const divisors = (n) => {
   return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
 };
 
-// Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node.
+// Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
+// slices of TPUs are only data and pipeline axes, if they can.
 const isSeveral = ({ chip, slices }) => !chip.torus.length && slices > 1;
-function meshes({ chip, near, chips }, model, sequence, several) {
+function meshes({ chip, near, chips, slices }, model, sequence, several) {
   const { pipeline, context } = explorer.data.most;
   const every = divisors(chips);
   const allowed = {
@@ -27,7 +28,8 @@ function meshes({ chip, near, chips }, model, sequence, several) {
     found = found.flatMap((mesh) => sizes.filter((size) => mesh.data % size === 0).map((size) =>
       ({ ...mesh, [axis]: size, data: mesh.data / size })));
   }
-  return found;
+  const apart = chip.torus.length && slices > 1 ? found.filter((mesh) => mesh.data * mesh.pipeline % slices === 0) : [];
+  return apart.length ? apart : found;
 }
 
 // What it costs on each of the meshes, with the number of micro-batches that is best for it.
@@ -97,23 +99,23 @@ function plan(given) {
 }
 
 // --- In words ---
-const gigabytes = (n) => `${Number((n / 1e9).toPrecision(2))} GB`;
+const sizeText = (n) => (n < 1e8 ? `${Number((n / 1e6).toPrecision(2))} MB` : `${Number((n / 1e9).toPrecision(2))} GB`);
 const percent = (share) => `${share >= 0.1 ? Math.round(100 * share) : Number((100 * share).toPrecision(1))} %`;
 
 // Why a choice comes after the first: what adds most to the time to expect.
 function why(choice, first, usable) {
   if (choice === first && choice.fits) return "the first";
-  if (!choice.fits) return `does not fit: ${gigabytes(choice.total_bytes - usable)} too much`;
+  if (!choice.fits) return `does not fit: ${sizeText(choice.total_bytes - usable)} too much`;
   const slower = choice.expected_seconds / first.expected_seconds - 1;
   if (slower < 0) return `${percent(-slower)} faster, but has ${choice.axes} axes instead of ${first.axes}`;
   const more = (of) => of(choice) - of(first);
   const reasons = [
     [more((c) => c.work_seconds), "its products are smaller, and so slower"],
     [more((c) => c.bubble * (c.work_seconds + c.exposed_seconds)), `waits ${percent(choice.bubble)} in the bubble`],
-    [more((c) => c.update_seconds), `updates ${gigabytes(more((c) => c.state_bytes))} more of state`],
+    [more((c) => c.update_seconds), `updates ${sizeText(more((c) => c.state_bytes))} more of state`],
     ...AXES.map((axis) => {
       const bytes = more((c) => c.sent_bytes[axis]);
-      return [more((c) => c.exposed[axis]), bytes > 0 ? `sends ${gigabytes(bytes)} more along ${axis}`
+      return [more((c) => c.exposed[axis]), bytes > 0 ? `sends ${sizeText(bytes)} more along ${axis}`
         : `hides less of what it sends along ${axis}`];
     }),
   ];
