@@ -1730,4 +1730,9 @@ WRONG_ANSWERS = {
         ),
         "slots in turn": "def count_steps(wanted, slots): return max(sum(wanted[i::slots]) for i in range(slots))",
     },
+    "equinox-two-columns": {
+        "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
+        "sharded over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))",
+        "never moved": "answer = A",
+    },
 }
