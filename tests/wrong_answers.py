@@ -1730,4 +1730,28 @@ WRONG_ANSWERS = {
         ),
         "slots in turn": "def count_steps(wanted, slots): return max(sum(wanted[i::slots]) for i in range(slots))",
     },
+    "equinox-transposed": {
+        "the colleague's": (
+            "mlp_rules = [(r'0/weight$', P(None, 'model')), (r'1/weight$', P('model', None)), (r'bias$', P())]"
+        ),
+        "replicated": "mlp_rules = [(r'', P())]",
+        "biases without a rule": ("mlp_rules = [(r'0/weight$', P('model', None)), (r'1/weight$', P(None, 'model'))]"),
+        "rows of both": "mlp_rules = [(r'weight$', P('model', None)), (r'bias$', P())]",
+    },
+    "equinox-trainable": {
+        "all biases": (
+            "def trainable(model):\n"
+            "    return jax.tree_util.tree_map_with_path(\n"
+            "        lambda path, leaf: jax.tree_util.keystr(path).endswith('.bias'), model\n"
+            "    )"
+        ),
+        "whatever is an array": "def trainable(model): return jax.tree.map(eqx.is_array, model)",
+        "the first layer only": (
+            "def trainable(model):\n"
+            "    nothing = jax.tree.map(lambda leaf: False, model)\n"
+            "    names = 'query_proj', 'key_proj', 'value_proj'\n"
+            "    biases = lambda tree: [getattr(tree.layers[0].attention, name).bias for name in names]\n"
+            "    return eqx.tree_at(biases, nothing, replace_fn=lambda leaf: True)"
+        ),
+    },
 }
