@@ -155,7 +155,6 @@ SHOWN = (
     "layout",
     "models",
     "plan",
-    "published",
     "specs",
     "testing",
 )
