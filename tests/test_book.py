@@ -20,12 +20,14 @@ import shardlab.flops
 import shardlab.follow
 import shardlab.hardware
 import shardlab.hlo
+import shardlab.inference
 import shardlab.layout
 import shardlab.lifetimes
 import shardlab.models
 import shardlab.plan
 import shardlab.pods
 import shardlab.processes
+import shardlab.published
 import shardlab.pytest_plugin
 import shardlab.specs
 import shardlab.testing
@@ -154,12 +156,14 @@ MODULES = [
     shardlab.follow,
     shardlab.hardware,
     shardlab.hlo,
+    shardlab.inference,
     shardlab.layout,
     shardlab.lifetimes,
     shardlab.models,
     shardlab.plan,
     shardlab.pods,
     shardlab.processes,
+    shardlab.published,
     shardlab.pytest_plugin,
     shardlab.specs,
     shardlab.testing,
@@ -189,9 +193,9 @@ def test_modules_import_in_the_readme_order_without_jupyter():
     program = """
 import sys
 import shardlab.check, shardlab.comms, shardlab.cost, shardlab.devices, shardlab.draw, shardlab.explorer
-import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.layout, shardlab.lifetimes
-import shardlab.models, shardlab.plan, shardlab.pods, shardlab.processes, shardlab.specs, shardlab.testing
-import shardlab.training
+import shardlab.flops, shardlab.follow, shardlab.hardware, shardlab.hlo, shardlab.inference, shardlab.layout
+import shardlab.lifetimes, shardlab.models, shardlab.plan, shardlab.pods, shardlab.processes, shardlab.published
+import shardlab.specs, shardlab.testing, shardlab.training
 foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
 foreign |= {"pytest"}  # except in its plugin
 foreign &= set(sys.modules)

@@ -273,6 +273,13 @@ def test_eight_devices_and_a_newer_jax_are_readied_where_a_chapter_wants_them(wr
     assert '< Version("0.99.1")' in code and '"jax>=0.99.1"' in code and "Restart session" in code
 
 
+def test_what_colab_lacks_is_installed_where_a_chapter_imports_it(write):
+    cells = [write(f"```{{code-cell}}\n{source}\n```\n") for source in ("import equinox as eqx", "import jax")]
+    with_equinox, without = ("".join(set_up["source"]) for _, set_up, *_ in cells)
+    assert re.search(r"^%pip install --quiet equinox==[\d.]+$", with_equinox, re.MULTILINE)
+    assert "equinox" not in without
+
+
 def test_footnotes_cross_cells(write):
     cells = write(f"A[^x].\n\n{CODE}\nB[^y].\n\n{CODE}\n[^y]: why\n\n[^x]: ex\n\n    more\n")
     texts = ["".join(cell["source"]) for cell in cells[2:]]

@@ -145,7 +145,19 @@ def test_every_public_name_of_shardlab_is_there_with_its_arguments():
 # --- Examples ---------------------------------------------------------------------------------------------------
 
 # Modules whose public functions all have an example, and functions that need what a test cannot have.
-SHOWN = ("check", "comms", "cost", "explanation", "hardware", "layout", "models", "plan", "specs", "testing")
+SHOWN = (
+    "check",
+    "comms",
+    "cost",
+    "explanation",
+    "hardware",
+    "inference",
+    "layout",
+    "models",
+    "plan",
+    "specs",
+    "testing",
+)
 NOT_SHOWN = ("verify",)  # it takes minutes, and the compiler of the chips
 RUN = """
 import doctest, importlib, sys

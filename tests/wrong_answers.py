@@ -1117,7 +1117,7 @@ WRONG_ANSWERS = {
     },
     "pods-flops": {
         "six for each parameter and token": "answer = 6 * parameters('70B') * 128 * 4096 / 512",
-        "the whole layer twice": ("answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block') / 512"),
+        "the whole layer twice": ("answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096) * 4 / 3 / 512"),
         "nothing twice": "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096) / 512",
         "the loop's body once": "answer = large.flops_once",
         "of all chips": (
@@ -1735,5 +1735,29 @@ WRONG_ANSWERS = {
             "    return sum(max(wanted[i : i + slots]) for i in range(0, len(wanted), slots))"
         ),
         "slots in turn": "def count_steps(wanted, slots): return max(sum(wanted[i::slots]) for i in range(slots))",
+    },
+    "equinox-transposed": {
+        "the colleague's": (
+            "mlp_rules = [(r'0/weight$', P(None, 'model')), (r'1/weight$', P('model', None)), (r'bias$', P())]"
+        ),
+        "replicated": "mlp_rules = [(r'', P())]",
+        "biases without a rule": ("mlp_rules = [(r'0/weight$', P('model', None)), (r'1/weight$', P(None, 'model'))]"),
+        "rows of both": "mlp_rules = [(r'weight$', P('model', None)), (r'bias$', P())]",
+    },
+    "equinox-trainable": {
+        "all biases": (
+            "def trainable(model):\n"
+            "    return jax.tree_util.tree_map_with_path(\n"
+            "        lambda path, leaf: jax.tree_util.keystr(path).endswith('.bias'), model\n"
+            "    )"
+        ),
+        "whatever is an array": "def trainable(model): return jax.tree.map(eqx.is_array, model)",
+        "the first layer only": (
+            "def trainable(model):\n"
+            "    nothing = jax.tree.map(lambda leaf: False, model)\n"
+            "    names = 'query_proj', 'key_proj', 'value_proj'\n"
+            "    biases = lambda tree: [getattr(tree.layers[0].attention, name).bias for name in names]\n"
+            "    return eqx.tree_at(biases, nothing, replace_fn=lambda leaf: True)"
+        ),
     },
 }

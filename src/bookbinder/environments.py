@@ -17,6 +17,7 @@ from bookbinder.stopping import Stop, Stopped
 RUNNER = ("ipykernel", "nbclient")  # what run_notebook.py needs
 JAX = ("jax>=0.dev0", "jaxlib>=0.dev0")  # also of last night
 COLAB = Path(__file__).with_name("colab.txt")
+NOT_IN_COLAB = ("equinox==0.13.8",)  # what notebooks install there besides, in versions that work with Colab's JAX
 
 
 class EnvironmentFault(Exception):
@@ -57,7 +58,7 @@ def environments(root):
     index = os.environ.get("JAX_NIGHTLY")
     nightly = Environment("nightly", recent, (*JAX, "numpy", *others), daily=True, index=index)
     return (
-        Environment("colab", ("3.13", "3.12"), ("jax", "numpy", "pip", *others), constraints=COLAB),
+        Environment("colab", ("3.13", "3.12"), ("jax", "numpy", "pip", *others, *NOT_IN_COLAB), constraints=COLAB),
         Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
         Environment("lock", python=sys.executable),
         Environment("newest", recent, (*project["dependencies"], *others), daily=True),

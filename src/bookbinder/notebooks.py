@@ -14,6 +14,7 @@ from packaging.version import Version
 from bookbinder import address as addresses
 from bookbinder import plain
 from bookbinder.book import BookError
+from bookbinder.environments import NOT_IN_COLAB
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
@@ -199,8 +200,12 @@ print(len(emulate(8)), "devices are ready")
 
 
 def set_up(chapter, address, commit):
-    """The first cell of a notebook: it installs only shardlab, and emulates eight devices if the chapter uses them."""
+    """The first cell of a notebook: it installs shardlab and what the chapter imports but Colab lacks, and emulates."""
     code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
+    for package in NOT_IN_COLAB:
+        imports = rf"^import {package.partition('==')[0]}\b"
+        if any(re.search(imports, cell.source, re.MULTILINE) for cell in chapter.cells):
+            code += f"%pip install --quiet {package}\n"
     if chapter.jax_floor and Version(chapter.jax_floor) > Version(colab_version("jax")):
         code += _UPGRADE.format(floor=chapter.jax_floor)
     if any("emulate(8)" in cell.source for cell in chapter.cells):

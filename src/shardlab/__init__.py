@@ -18,6 +18,7 @@ The companion package of the book *One Program, Many Devices*. Each module does 
 - `shardlab.models`: transformers by their sizes
 - `shardlab.cost`: predict the time and memory of programs by formula, on chips that you do not have
 - `shardlab.inference`: predict what serving a model costs: prefill, decode and KV caches
+- `shardlab.published`: training runs that others published, to which the costs are fitted and on which they are tested
 - `shardlab.plan`: list the meshes on which a model fits, by the step time to expect
 - `shardlab.training`: a decoder's training step, for compilers to judge a plan by
 - `shardlab.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
@@ -66,6 +67,7 @@ _MODULES = {  # each with the names that can be imported from the package
     "plan": ("Choice", "Plan", "Verdict", "verify"),
     "pods": ("NoCompiler", "Pod", "PodProgram"),
     "processes": ("ProcessFailure", "Processes", "start"),
+    "published": (),
     "schedule": ("Timeline", "step_timeline"),
     "specs": ("compare_specs",),
     "testing": ("Agreement", "assert_collectives", "assert_equal_to_one_device", "assert_layout"),

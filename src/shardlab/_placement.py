@@ -64,42 +64,42 @@ def _placed(machine, sizes):
     if not machine.chip.torus:
         links = [(1.0, n - 1, (n - 1) / n, 1) for n in near]
     else:
-        links = [_along(pieces) for pieces in _pieces(machine.shape, machine.rings, near)]
+        links = [_along(parts) for parts in _parts(machine.shape, machine.rings, near)]
     return [(n, f, *link) for n, f, link in zip(near, far, links, strict=True)]
 
 
-def _pieces(shape, rings, sizes):
+def _parts(shape, rings, sizes):
     """For each mesh axis its parts of axes of the torus: (chips, distance between them, whether they close to a ring).
 
     Whole axes of the torus first, as many as make the size; what is left is dealt out by common factors.
     """
-    free, pieces = list(range(len(shape))), [None] * len(sizes)
+    free, parts = list(range(len(shape))), [None] * len(sizes)
     for axis, size in enumerate(sizes):
         for count in range(len(free), 0, -1):
             fitting = (some for some in combinations(free, count) if math.prod(shape[i] for i in some) == size)
             if size > 1 and (some := next(fitting, None)):
-                pieces[axis] = [(shape[i], 1, rings[i]) for i in some]
+                parts[axis] = [(shape[i], 1, rings[i]) for i in some]
                 free = [i for i in free if i not in some]
                 break
     taken = dict.fromkeys(free, 1)
     for axis, size in enumerate(sizes):
-        if pieces[axis] is None:
-            pieces[axis] = []
+        if parts[axis] is None:
+            parts[axis] = []
             for i in free:
                 part = math.gcd(size, shape[i] // taken[i])
                 if part > 1:
-                    pieces[axis].append((part, taken[i], rings[i] and part * taken[i] == shape[i]))
+                    parts[axis].append((part, taken[i], rings[i] and part * taken[i] == shape[i]))
                     taken[i] *= part
                     size //= part
-    return pieces
+    return parts
 
 
-def _along(pieces):
-    """(ways, hops, what an all-to-all routes over the busiest link, groups on a link) of the pieces of an axis."""
-    pieces = [piece for piece in pieces if piece[0] > 1]
-    if not pieces:
+def _along(parts):
+    """(ways, hops, what an all-to-all routes over the busiest link, groups on a link) of the parts of an axis."""
+    parts = [part for part in parts if part[0] > 1]
+    if not parts:
         return 1.0, 0, 0.0, 1
-    each = [(n, stride, 2 if ring else 1) for n, stride, ring in pieces]
+    each = [(n, stride, 2 if ring else 1) for n, stride, ring in parts]
     return (
         sum(way / stride for _, stride, way in each),
         sum(stride * (n // 2 if way == 2 else n - 1) for n, stride, way in each),

@@ -833,7 +833,7 @@ def step_cost(
     >>> fsdp = cost.Parallelism(fsdp=512)
     >>> step = cost.step_cost("llama-3-70b", "v5p", fsdp, 4 * 2**20)
     >>> print(f"{step.seconds:.2f} s, {step.bound}-bound, MFU {step.mfu:.0%}")
-    10.65 s, compute-bound, MFU 75%
+    9.98 s, compute-bound, MFU 80%
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.

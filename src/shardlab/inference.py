@@ -226,9 +226,9 @@ def prefill_cost(
 ) -> PrefillCost:
     """What the prefill of some prompts costs; for one prompt it is the least time to the first token.
 
-    >>> first = inference.prefill_cost("llama-3-70b", "v5e", 8192, tensor=16)
+    >>> first = inference.prefill_cost("llama-3-70b", "v5p", 8192, tensor=8)
     >>> print(f"{first.seconds:.2f} s, {first.bound}-bound; leaves {first.cache_bytes / 1e9:.2f} GB of cache")
-    0.83 s, compute-bound; leaves 2.68 GB of cache
+    0.57 s, compute-bound; leaves 2.68 GB of cache
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.
@@ -266,10 +266,10 @@ def disaggregated(prefill: PrefillCost, decode: DecodeCost, prompts: Numbers, ba
 
     A decode server finishes `batch` sequences in `tokens` of its steps. In that time as many prompts must be prefilled.
 
-    >>> first = inference.prefill_cost("llama-3-70b", "v5e", 8192, tensor=16)
-    >>> step = inference.decode_cost("llama-3-70b", "v5e", 32, 8192 + 256, tensor=16)
+    >>> first = inference.prefill_cost("llama-3-70b", "v5p", 8192, tensor=8)
+    >>> step = inference.decode_cost("llama-3-70b", "v5p", 32, 8192 + 256, tensor=8)
     >>> print(f"{inference.disaggregated(first, step, 1, 32, 512):.1f} prefill servers for each decode server")
-    2.8 prefill servers for each decode server
+    3.1 prefill servers for each decode server
 
     Args:
       prefill: a `PrefillCost`, of `prompts` prompts.

@@ -23,7 +23,7 @@ class Run:
 
     >>> run = published.RUNS["torchtitan, 70B on 64 A100"]
     >>> f"measured {run.seconds} s, at least {run.cost().seconds:.1f} s"
-    'measured 24.75 s, at least 18.5 s'
+    'measured 24.75 s, at least 15.8 s'
 
     Attributes:
       name: of the run.
