@@ -77,7 +77,7 @@ def data() -> dict:
     )  # fmt: skip
 
     def slices(chip):
-        machines = [hardware.machine(chip, n) for n in hardware._slices(chip)]
+        machines = [hardware.machine(chip, n) for n in hardware.shapes(chip)]
         return {machine.near: [list(machine.shape), list(machine.rings)] for machine in machines}
 
     return {

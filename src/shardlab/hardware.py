@@ -15,7 +15,7 @@ import numpy as np
 from shardlab._arguments import Numbers, nearest, one_of, whole
 
 __all__ = [
-    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
+    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine", "shapes",
 ]  # fmt: skip
 
 
@@ -314,9 +314,21 @@ class Machine:
         return f"{self.slices} x " * (self.slices > 1) + f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
 
 
-def _slices(chip):
-    """The shapes of all slices of a chip, each in one order, by the number of their chips."""
-    return _slices_of(chip.torus, chip.node_chips, chip.host_chips or chip.node_chips)
+def shapes(name: str | Chip) -> dict[int, list[tuple[int, ...]]]:
+    """The shapes of all slices of a chip, or of its nodes, by the number of their chips.
+
+    >>> from shardlab.hardware import shapes
+    >>> shapes("v5e")[8], shapes("H100")[8]
+    ([(2, 4)], [(8,)])
+
+    Args:
+      name: as for `chip`.
+
+    Returns:
+      A dict from numbers of chips to shapes, each in one order.
+    """
+    one = chip(name)
+    return _slices_of(one.torus, one.node_chips, one.host_chips or one.node_chips)
 
 
 @cache
@@ -397,7 +409,7 @@ def machine(
 def _shaped(chip, shape, slices, chips, reserve):
     """The machine of slices of a shape."""
     shape = tuple(int(whole("shape", size)) for size in shape)
-    sizes, known = math.prod(shape), _slices(chip)
+    sizes, known = math.prod(shape), shapes(chip)
     if sorted(shape) not in map(sorted, known.get(sizes, ())):
         what = "node" if not chip.torus else "slice"
         alike = [one for every in known.values() for one in every if len(one) == len(shape)] or [(1,)]
@@ -416,7 +428,7 @@ def _shaped(chip, shape, slices, chips, reserve):
 
 def _nodes(chip, chips):
     """The fewest nodes over which so many GPUs can be spread evenly, on whole hosts; 0 if there is no such number."""
-    host, known = chip.host_chips or chip.node_chips, _slices(chip)
+    host, known = chip.host_chips or chip.node_chips, shapes(chip)
     fewest = -(-chips // chip.node_chips)
     if fewest == 1:
         return int(chips in known)
@@ -427,7 +439,7 @@ def _nodes(chip, chips):
 def _sized(chip, chips, slices, reserve):
     """The machine of a number of chips."""
     chips = 1 if chips is None else int(whole("chips", chips))
-    known = _slices(chip)
+    known = shapes(chip)
     if not chip.torus:
         nodes = slices or _nodes(chip, chips)
         if not nodes or chips % nodes or chips // nodes not in known:
