@@ -15,7 +15,8 @@ import numpy as np
 from shardlab._arguments import Numbers, nearest, one_of, whole
 
 __all__ = [
-    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine", "shapes",
+    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
+    "shapes",
 ]  # fmt: skip
 
 
