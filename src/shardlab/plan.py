@@ -3,7 +3,7 @@
     python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4M
     python -m shardlab.plan llama-3-70b v5p 512 --batch-tokens 4M --verify 3 --plot plan.svg
 
-`shardlab.cost` predicts the cost of every mesh, and for each the fewest micro-batches that fit are chosen. The meshes
+`shardlab.cost` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes
 have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, and for a mixture of experts an
 expert axis. They are ranked by the time to expect, of which `shardlab.cost.FITTED` says what is fitted, and how far off
 it may be. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips, and
@@ -246,7 +246,7 @@ def plan(
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.cost.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
         pipeline and context too; for a mixture of experts expert too.
-      microbatches: how many; by default for each mesh the fewest that fit, but for a pipeline more, if that is faster.
+      microbatches: how many; by default for each mesh the number with which it fits and is fastest.
 
     Returns:
       A `Plan`.
