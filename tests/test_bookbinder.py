@@ -363,6 +363,31 @@ def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
     assert text.splitlines()[failure.line - 1] == "x / 0" and ": ZeroDivisionError: division by zero" in str(failure)
 
 
+def test_a_chapter_runs_again_when_its_own_recording_changes_and_no_other(tiny):
+    """Chapter two reads all recordings, as `shardlab.pods` does."""
+    places = [f"src/shardlab/recordings/{name}.json" for name in ("one", "two")]
+    (tiny.root / "src/shardlab/recordings").mkdir()
+    for place in places:
+        tiny.write(place, "1")
+    look = "from pathlib import Path\nimport shardlab\n"
+    look += "for file in Path('../src/shardlab/recordings').iterdir():\n    file.read_text()"
+    tiny.write("book/two.md", FRONT + f"# Two\n\n```{{code-cell}}\n{look}\n```\n")
+
+    def again():
+        book, cache = load(tiny.root), tiny.root / "_build" / site.CACHE
+        results = execute.run(book, cache)
+        assert not [result.failure for result in results if result.failure]
+        return [result.name for result in results if result.status == "ran"]
+
+    again()
+    assert again() == []
+    tiny.write(places[0], "2")
+    tiny.write("src/shardlab/recordings/three.json", "1")
+    assert again() == []
+    tiny.write(places[1], "2")
+    assert again() == ["two"]
+
+
 def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch):
     book = load(tiny.root)
 

@@ -33,6 +33,7 @@ from bookbinder.stopping import Stopped
 
 RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
+RECORDINGS = Path("src", "shardlab", "recordings")  # a file for each chapter that compiles for pods, with its name
 KEPT = 6  # runs of one chapter in one environment
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
@@ -96,8 +97,12 @@ class Report:
 
 
 def package_files(root):
-    """The names of shardlab's files that are no modules, as a text; on contents a run depends if it has read them."""
-    return "\n".join(str(path) for path in disk.files(root / "src" / "shardlab") if path.suffix != ".py")
+    """The names of shardlab's files that are no modules, as a text; on contents a run depends if it has read them.
+
+    Recordings are left out: a chapter's run depends on its own, if it has read that.
+    """
+    kept = (path for path in disk.files(root / "src" / "shardlab") if path.suffix != ".py")
+    return "\n".join(str(path) for path in kept if path.parent.name != RECORDINGS.name)
 
 
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
@@ -307,7 +312,10 @@ def _run(run, progress, stop, processes):
 
 
 def _read_before(run, found, began_ns):
-    """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again."""
+    """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again.
+
+    Who compiles for a pod reads all recordings to find one program; those of other chapters change nothing.
+    """
 
     def digest(name):
         with suppress(OSError):
@@ -315,7 +323,9 @@ def _read_before(run, found, began_ns):
                 return ""
         return _digest(run, name)
 
-    return {name: digest(name) for name in found.get("read", ())}
+    others = (name for name in map(Path, found.get("read", ())) if name.stem != run.place.name)
+    read = {*found.get("read", ())} - {str(name) for name in others if name.parent == RECORDINGS}
+    return {name: digest(name) for name in sorted(read)}
 
 
 def _found(line, status, said):
