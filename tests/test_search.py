@@ -89,7 +89,7 @@ FIRST = {
     "checkpoint restore": ["checkpoints#restore-"],
     "roofline": ["costs#roofline-"],
     "mfu": ["costs#planner-"],
-    "kv cache": ["costs#prefill-and-decode-"],
+    "kv cache": ["serving#kv-cache-", "costs#prefill-and-decode-"],
     "donate": ["training#donation-"],
     "mixed precision": ["training#mixed-precision-"],
     "pmap": ["from_old_jax#pjit-and-pmap-"],
