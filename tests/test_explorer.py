@@ -776,7 +776,7 @@ def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(bro
 
 
 # Where cells show a calculator besides the explorer's own page.
-EMBEDDED = {"arrays": ["layout"], "costs": ["matmul", "fit"], "explorer": ["layout", "matmul", "fit"]}
+EMBEDDED = {"arrays": ["layout"], "costs": ["matmul"], "explorer": ["layout", "matmul", "fit"]}
 
 
 def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):

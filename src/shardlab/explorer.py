@@ -24,7 +24,7 @@ __all__ = ["Part", "data", "fit", "layout", "matmul"]
 SCRIPTS = (
     "layout.js", "draw.js", "matmul.js", "fit.js", "plan.js", "names.js", "parts.js", "compare.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
-_FILES = " ".join(f"explorer/{name}" for name in ("explorer.css", *SCRIPTS))
+_OF_FIT = ("fit.js", "plan.js")  # what no other calculator needs
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.cost, and JAX's names
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
@@ -56,8 +56,10 @@ class Part:
     def _repr_html_(self):
         known = {key: value for key, value in data().items() if key in _USES[self.name]}
         blob = json.dumps(known).replace("<", "\\u003c")
+        files = [name for name in ("explorer.css", *SCRIPTS) if self.name == "fit" or name not in _OF_FIT]
+        files = " ".join(f"explorer/{name}" for name in files)
         return (
-            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{_FILES}">'
+            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{files}">'
             f'<template><div class="explorer-both">{self.form}{_OUTPUT}</div></template>{self.picture.html}</div>'
             f'<script type="application/json" class="explorer-data">{blob}</script>'
         )

@@ -272,9 +272,11 @@ function restore(saved) {
 
 explorer.data = Object.assign({}, ...[...document.querySelectorAll("script.explorer-data")].map((script) =>
   JSON.parse(script.textContent)));
-document.querySelectorAll("[data-explorer]").forEach(build);
-if (history.state?.explorer) restore(history.state.explorer);
-else follow();
-history.replaceState({ explorer: forms() }, "");
-addEventListener("popstate", ({ state }) => (state?.explorer ? restore(state.explorer) : follow()));
+document.addEventListener("DOMContentLoaded", () => { // when the scripts that only some calculators need have run too
+  document.querySelectorAll("[data-explorer]").forEach(build);
+  if (history.state?.explorer) restore(history.state.explorer);
+  else follow();
+  history.replaceState({ explorer: forms() }, "");
+  addEventListener("popstate", ({ state }) => (state?.explorer ? restore(state.explorer) : follow()));
+});
 })(window.explorer);

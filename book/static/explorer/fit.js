@@ -4,9 +4,8 @@
 //   microbatches, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
 (function (explorer) {
 "use strict";
-const { plain, product, times } = explorer;
+const { AXES, plain, product, times } = explorer;
 const { max, min, floor, ceil, log2 } = Math;
-const AXES = ["data", "fsdp", "tensor", "pipeline", "context"];
 const wrong = (words) => ({ error: { words } });
 
 // --- Machines ---
@@ -280,5 +279,5 @@ function fit(given) {
   return step(given.model, sizesOf(given.model), made, places(made, given), given);
 }
 
-Object.assign(explorer, { AXES, fit, machine, places, sizesOf, splits, step });
+Object.assign(explorer, { fit, machine, places, sizesOf, splits, step });
 })(window.explorer);

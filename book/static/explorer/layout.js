@@ -4,6 +4,11 @@
 "use strict";
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const times = (n, make) => Array.from({ length: n }, (_, i) => make(i));
+const divisors = (n) => {
+  const low = times(Math.floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
+  return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
+};
+const AXES = ["data", "fsdp", "tensor", "pipeline", "context"]; // of a training step's mesh
 const plain = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 1 });
 const count = (n, noun) => `${plain(n)} ${noun}${n === 1 ? "" : "s"}`;
 
@@ -97,5 +102,7 @@ ${meshCode(mesh)}
 sharding = NamedSharding(mesh, ${specText(spec)})
 x = jax.device_put(jnp.zeros(${tuple(shape)}, jnp.${dtype}), sharding)`;
 
-Object.assign(explorer, { layout, refusal, meshCode, specText, indexText, over, tuple, count, plain, product, times });
+Object.assign(explorer, {
+  AXES, count, divisors, indexText, layout, meshCode, over, plain, product, refusal, specText, times, tuple,
+});
 })((window.explorer = window.explorer || {}));

@@ -2,14 +2,10 @@
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
 (function (explorer) {
 "use strict";
-const { AXES, machine, plain, places, product, sizesOf, splits, step, times, tuple } = explorer;
+const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple } = explorer;
 const { floor, log, max, min } = Math;
 const MOST_MICRO = 13; // powers of two, from 1
 
-const divisors = (n) => {
-  const low = times(floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
-  return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
-};
 
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
 // slices of TPUs are only data and pipeline axes, if they can.
@@ -165,5 +161,5 @@ ${lines.join("\n")}
 tokens = ${batch}  # (sequences, tokens of each)${split}`;
 }
 
-Object.assign(explorer, { divisors, plan, planCode, why });
+Object.assign(explorer, { plan, planCode, why });
 })(window.explorer);
