@@ -531,9 +531,14 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
     return 3 * forwards + again
 
 
+def _score_flops(model, sequence):
+    """FLOPs of a token's scores and their product with the values, in one layer's forward pass."""
+    return amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+
+
 def _forward_flops(model, tokens, sequence, remat):
     """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
-    scores = amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+    scores = _score_flops(model, sequence)
     attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.ff_matmul_parameters
     mlp *= 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
@@ -888,7 +893,7 @@ def step_cost(
     # Compute. The backward pass takes twice the FLOPs of the forward pass.
     forwards, again = (flops / pipeline for flops in _forward_flops(model, tokens / tensor, sequence, remat))
     flops = 3 * forwards + again
-    scores = amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+    scores = _score_flops(model, sequence)
     in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
     in_layers = 3 * in_layers + again - np.where(remat != "none", scores * layers * tokens / tensor, 0)
     seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
@@ -937,8 +942,8 @@ def step_cost(
     near, far, sent, late = {}, {}, {}, {}
     for axis, parts in arrays.items():
         near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)
+        waits = axis not in ("data", "fsdp") or not chip.torus
         for where, kinds in parts:
-            waits = axis in ("tensor", "pipeline", "context", "expert") or not chip.torus
             for kind, count, size_ in kinds:
                 one, other = _axis_seconds(kind, count, size_, places[where], waits, chip)
                 near[axis], far[axis] = near[axis] + one, far[axis] + other
@@ -969,8 +974,9 @@ def _check_layers(model, parallelism):
     if np.any(stages > model.layers):
         raise ValueError(f"{first(stages, stages > model.layers):g} stages are more than the {model.layers} layers")
     expert = np.asarray(parallelism.expert)
-    if np.any((expert > 1) & (model.experts % expert != 0 if model.experts else True)):
-        wrong = first(expert, (expert > 1) & (model.experts % expert != 0 if model.experts else True))
+    uneven = (expert > 1) & (model.experts % expert != 0 if model.experts else True)
+    if np.any(uneven):
+        wrong = first(expert, uneven)
         has = f"{model.experts} experts" if model.experts else "a model without experts"
         raise ValueError(f"an expert axis of {wrong:g} cannot share {has}; use a divisor of them")
 

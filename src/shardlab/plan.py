@@ -275,56 +275,48 @@ def plan(
         axes += ("expert",) * (model.experts > 0)
     for axis in axes:
         one_of("axes", axis, MESH_AXES)
-    sequences = batch_tokens // sequence
-    every = _meshes(machine, model, axes, sequence)
-    even = sequences % every.groups == 0
-    uneven = int((~even).sum())
-    if not even.any():
+    asked = (axes, batch_tokens, sequence, products, microbatches)
+    choices, uneven = _choices(model, machine, remat, *asked)
+    if not choices:
         raise ValueError(
-            f"{sequences} sequences cannot be shared evenly by {machine.chips} chips in any mesh whose "
+            f"{batch_tokens // sequence} sequences cannot be shared evenly by {machine.chips} chips in any mesh whose "
             f"tensor axis fits {model.heads} heads; use another batch or fewer chips"
         )
-    every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches)
     made = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
-    if made.fitting:
-        return made
-    asked = {"sequence": sequence, "reserve": reserve, "products": products, "axes": axes, "microbatches": microbatches}
-    return replace(made, remedies=tuple(_remedies(made, asked)))
+    return made if made.fitting else replace(made, remedies=tuple(_remedies(made, asked)))
+
+
+def _choices(model, machine, remat, axes, batch_tokens, sequence, products, microbatches):
+    """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
+    every = _meshes(machine, model, axes, sequence)
+    even = batch_tokens // sequence % every.groups == 0
+    uneven = int((~even).sum())
+    if not even.any():
+        return (), uneven
+    every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
+    return _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches), uneven
 
 
 def _remedies(made, asked):
     """The smallest changes with which something fits: (what, the best choice)."""
-    model, machine = made.model, made.machine
-    if asked["reserve"] < 0:  # asked by this function itself
-        return
-    tries = []
+    machine = made.machine
     if made.remat != "block":
-        tries.append(("remat block", machine, "block", made.batch_tokens))
+        choices, _ = _choices(made.model, machine, "block", *asked)
+        if choices[0].fits:
+            yield "remat block", choices[0]
+    shape = machine.shape if machine.slices > 1 and machine.chip.torus else None  # more slices, not larger ones
     for times in (2, 4, 8, 16):
         try:
-            shape = None if machine.slices == 1 or not machine.chip.torus else machine.shape
             larger = hardware.machine(
                 machine.chip, machine.chips * times, slices=machine.slices * times if shape else None, shape=shape,
                 reserve=machine.reserve,
             )  # fmt: skip
         except ValueError:
             continue
-        tries.append((f"{larger.chips} chips", larger, made.remat, made.batch_tokens))
-    seen = set()
-    for what, larger, remat, batch in tries:
-        kind = what.split()[-1]
-        if kind in seen:
-            continue
-        every = _meshes(larger, model, asked["axes"], made.sequence)
-        even = batch // made.sequence % every.groups == 0
-        if not even.any():
-            continue
-        every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-        choices = _priced(model, larger, every, batch, made.sequence, remat, asked["products"], asked["microbatches"])
-        if choices[0].fits:
-            seen.add(kind)
-            yield what, choices[0]
+        choices, _ = _choices(made.model, larger, made.remat, *asked)
+        if choices and choices[0].fits:
+            yield f"{larger.chips} chips", choices[0]
+            return
 
 
 def _meshes(machine, model, axes, sequence):
