@@ -406,7 +406,9 @@ def test_the_versions_have_what_chapters_import(monkeypatch):
         for version in versions.values():
             installed = [re.match(r"[\w-]+", requirement)[0] for requirement in version.requirements]
             assert version.name == "lock" or package in installed, f"{version.name} lacks {package}"
-    assert {re.match(r"[\w-]+", name)[0] for name in versions["colab"].requirements} <= set(pins())
+    known = {re.match(r"[\w-]+", name)[0] for name in (*pins(), *environments.NOT_IN_COLAB)}
+    assert {re.match(r"[\w-]+", name)[0] for name in versions["colab"].requirements} <= known
+    assert not set(pins()) & {name.split("==")[0] for name in environments.NOT_IN_COLAB}
 
 
 def test_the_pins_of_colab_can_be_renewed(tmp_path):

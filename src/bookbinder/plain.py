@@ -502,7 +502,7 @@ class Plain:
             authors, year, address = self.targets.works[key]
             address = address or self.address.page("references")
             shown.append(f"{authors} \\[[{year}]({address})\\]" if textual else f"{authors}, [{year}]({address})")
-        return ", ".join(shown) if textual else f"\\[{'; '.join(shown)}\\]"
+        return ", ".join(shown) if textual else f"\\[{', '.join(shown)}\\]"
 
     def _substitution(self, name, line, convert):
         if name.strip() in ("repository", "pdf"):
