@@ -69,6 +69,9 @@ SLOW = ("audit", "bookbinder", "browser", "explorer", "faults", "home", "matrix"
         "preflight", "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
 SLOW_FIXTURES = {"runner", "sources"}
 
+# Tests that start many processes, each for seconds: `make check` runs them where they or one of these modules changed.
+OF_MODULES = {"processes": ("processes", "_engine", "_join")}
+
 # Tests of one chapter that run or compile it whole, and how their names go on with its name.
 OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}
 
@@ -109,12 +112,22 @@ def changed_chapters():
     return re.findall(r"^book/(\w+)\.md$", changed_files(), re.MULTILINE)
 
 
+def is_unchanged(tests):
+    """Whether a file of `OF_MODULES` and its modules are as on the main branch."""
+    files = [f"tests/test_{tests}.py", *(f"src/shardlab/{module}.py" for module in OF_MODULES[tests])]
+    real = {str((ROOT / file).resolve(strict=True).relative_to(ROOT)) for file in files}  # one is a link into the book
+    return real.isdisjoint(changed_files().split("\n"))
+
+
 def is_quick(item, changed):
     """Whether `make check` runs a test."""
     for where, name in OF_A_CHAPTER.items():
         if where in (item.path.name, item.originalname):
             return item.name.startswith(tuple(item.originalname + name.format(chapter) for chapter in changed))
-    return item.path.stem not in {f"test_{name}" for name in SLOW} and SLOW_FIXTURES.isdisjoint(item.fixturenames)
+    tests = item.path.stem.removeprefix("test_")
+    if tests in SLOW or (tests in OF_MODULES and is_unchanged(tests)):
+        return False
+    return SLOW_FIXTURES.isdisjoint(item.fixturenames)
 
 
 def pytest_collection_modifyitems(config, items):
