@@ -31,6 +31,8 @@ __all__ = ["Choice", "Plan", "Verdict", "count", "plan", "verify"]
 
 MOST_PIPELINE, MOST_CONTEXT = 32, 16  # stages and chips of a ring; longer ones are not tried
 
+ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")  # of a mesh's axes, the outermost first
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -48,6 +50,7 @@ class Choice:
       total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
       fits: whether that is no more than the chip's memory, less the reserve.
       mfu: useful FLOPs as a share of the peak, in the expected time.
+      flops: FLOPs of matrix products on a chip in a step, with those of rematerialisation.
     """
 
     data: int
@@ -69,6 +72,7 @@ class Choice:
     state_bytes: float
     fits: bool
     mfu: float
+    flops: float
 
     @property
     def parallelism(self) -> cost.Parallelism:
@@ -78,8 +82,7 @@ class Choice:
     @property
     def mesh(self) -> dict[str, int]:
         """The axes of more than one chip with their sizes, the outermost first; {"data": 1} on one chip."""
-        order = ("data", "pipeline", "fsdp", "expert", "context", "tensor")
-        return {axis: getattr(self, axis) for axis in order if getattr(self, axis) > 1} or {"data": 1}
+        return {axis: getattr(self, axis) for axis in ORDER if getattr(self, axis) > 1} or {"data": 1}
 
     @property
     def code(self) -> str:
@@ -378,7 +381,7 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
                 str(priced.bound[n]), at(priced.bubble),
                 {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
                 {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
-                total, at(priced.memory.state_bytes), fits, at(priced.expected_mfu),
+                total, at(priced.memory.state_bytes), fits, at(priced.expected_mfu), at(priced.flops),
             )
         )  # fmt: skip
 
@@ -411,11 +414,15 @@ class Verdict:
 
     @property
     def ratios(self) -> dict[str, float | None]:
-        """Compiled over predicted, of all bytes sent and of the memory; None where one is unknown."""
+        """Compiled over predicted, of all bytes sent, the FLOPs and the memory; None where one is unknown."""
         predicted = sum(self.choice.sent_bytes.values())
         sent = self.sent_bytes / predicted if predicted and self.sent_bytes is not None else None
-        memory = self.program.peak_bytes
-        return {"sent": sent, "memory": memory / self.choice.total_bytes if memory else None}
+        flops, memory = self.program.flops, self.program.peak_bytes
+        return {
+            "sent": sent,
+            "flops": flops / self.choice.flops if flops else None,
+            "memory": memory / self.choice.total_bytes if memory else None,
+        }
 
     def __str__(self) -> str:
         choice, ratios = self.choice, self.ratios
@@ -437,11 +444,11 @@ class Verdict:
 def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
-    Choices with pipeline, context or expert axes, or with micro-batches, are left out: the step that is compiled has
-    data, fsdp and tensor axes.
+    Pipelines are compiled as GPipe, which keeps the activations of all micro-batches and not only those of as many as
+    there are stages. Choices with both a pipeline and expert axes are left out.
 
     Args:
-      made: a `Plan`, of a dense model.
+      made: a `Plan`.
       best: how many choices; or which.
       **options: for `shardlab.pods.Pod.compile`, such as `cache=False`.
 
@@ -458,11 +465,16 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
     if made.machine.chip.torus and made.machine.slices > 1:
         raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
     pod = Pod(made.machine.name)
-    plain = [choice for choice in made.choices if choice.microbatches == 1 and {*choice.mesh} <= {*AXES}]
-    for choice in plain[:best] if isinstance(best, int) else best:
-        mesh = pod.mesh((choice.data, choice.fsdp, choice.tensor), AXES, split=not pod.is_gpu)
-        step, arguments = training_step(made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat)
-        name = f"{made.model.name or 'model'}-{choice.data}x{choice.fsdp}x{choice.tensor}"
+    able = [choice for choice in made.choices if choice.pipeline == 1 or choice.expert == 1]
+    for choice in able[:best] if isinstance(best, int) else best:
+        axes = [axis for axis in ORDER if axis in AXES or axis in choice.mesh]
+        sizes = [getattr(choice, axis) for axis in axes]
+        mesh = pod.mesh(sizes, axes, split=not pod.is_gpu)
+        step, arguments = training_step(
+            made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat, choice.microbatches
+        )
+        parts = "x".join(str(size) for size in sizes) if axes == [*AXES] else str(choice).replace(" ", "")
+        name = f"{made.model.name or 'model'}-{parts}"
         yield Verdict(choice, pod.compile(step, *arguments, name=name, donate_argnums=0, **options))
 
 

@@ -630,8 +630,8 @@ def _devices_of(pod, compiler):
 
     chip, _, shape = pod.partition(":")
     try:
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # plug-ins load once, perhaps for a TPU first
         if chip in COMPILED_GPUS:
-            os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
             described = {"target_config": _target(chip, compiler), "topology": f"1x{shape}"}
             topology = topologies.get_topology_desc(platform="cuda", topology_name=chip, **described)
         else:
