@@ -519,7 +519,8 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
       batch_tokens: tokens in the batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
-        attention; "block", every layer but its last product, whose result the backward pass does not need.
+        attention; "block", every layer but its last product, whose result the backward pass does not need, unless it
+        is of routed experts.
 
     Returns:
       FLOPs.
@@ -540,7 +541,12 @@ def _forward_flops(model, tokens, sequence, remat):
     """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
     scores = _score_flops(model, sequence)
     attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.ff_matmul_parameters
-    mlp *= 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
+    share = 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
+    if model.experts:  # that of the routed experts is needed, for the gradient of the router
+        routed = 2.0 * model.experts_per_token * model.expert_parameters * model.expert_layers / model.layers
+        mlp = routed + (mlp - routed) * share
+    else:
+        mlp *= share
     again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
     again = model.layers * again[one_of("remat", remat, REMAT)]
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
@@ -916,7 +922,8 @@ def step_cost(
     pairs = layers * (4 + repeated) + 2  # and two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
     blocks = (3 + (remat != "none")) * layers * micro  # of keys and values around the ring
-    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + (remat == "block"))
+    # With "block" to the experts and back once more: the router's gradient needs what comes back.
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * (remat == "block"))
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
     sent_parameters, sent_gradients = _size("parameters", parameters), _size("gradients", gradients)
 

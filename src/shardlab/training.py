@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -134,15 +133,15 @@ def training_step(
     own = sequence // size["context"]
     block = next(n for n in range(min(own, 512), 0, -1) if own % n == 0)
 
-    def scores_of(q, k, seen):
-        scores = jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * m.head_dim**-0.5
-        return jnp.where(seen, scores, -1e30)
+    def scores_of(q, k):
+        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * m.head_dim**-0.5
 
     def attend_all(q, k, v):  # a block of queries at a time, so that never all scores are held at once
         @jax.checkpoint
         def attend(start, q):
+            scores = scores_of(q, k)
             seen = jnp.arange(sequence) <= start + jnp.arange(block)[:, None]
-            weights = jax.nn.softmax(scores_of(q, k, seen), -1).astype(dtype)
+            weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), -1).astype(dtype)
             return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v)
 
         starts = jnp.arange(0, sequence, block)
@@ -158,7 +157,7 @@ def training_step(
             @jax.checkpoint
             def attend(start, q):
                 seen = source * own + jnp.arange(own) <= start + jnp.arange(block)[:, None]
-                scores = scores_of(q, k, seen)
+                scores = jnp.where(seen, scores_of(q, k), -1e30)
                 top = jnp.max(scores, -1, keepdims=True)
                 weights = jnp.exp(scores - top)
                 value = jnp.einsum("bhgqk,bkhd->bhgqd", weights.astype(dtype), v)
@@ -192,7 +191,8 @@ def training_step(
         return result.reshape(count, sequence, queries) @ w["o"]
 
     def swiglu(x, up, down):
-        return (jax.nn.silu(x @ up[0]) * (x @ up[1])) @ down
+        gate, wide = x @ up[0], x @ up[1]
+        return (jax.nn.silu(gate) * wide) @ down
 
     def to_experts(x, router, up, down):  # manual along all axes but tensor and pipeline: the tokens of a chip
         tokens, each = x.reshape(-1, m.d_model), m.experts_per_token
@@ -245,7 +245,8 @@ def training_step(
             return lax.ppermute(done, "pipeline", [(n, n + 1) for n in range(stages - 1)]), done
 
         idle = jnp.zeros((stages - 1, *x.shape[1:]), x.dtype)
-        _, done = lax.scan(tick, scattered(lax.pcast(x[0] * 0, stage, to="varying")), spread(jnp.concatenate([x, idle])))
+        first = scattered(lax.pcast(x[0] * 0, stage, to="varying"))
+        _, done = lax.scan(tick, first, spread(jnp.concatenate([x, idle])))
         # Of the collectives in a shard_map along some of the axes, the compilers keep an array sharded along the others
         # in permutes and all-reduces, but not in all-gathers and all-to-alls.
         return lax.psum(jnp.where(here == stages - 1, spread(done[stages - 1 :]), 0), "pipeline")
