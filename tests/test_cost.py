@@ -1,11 +1,6 @@
-"""shardlab.cost against published answers, against compiled programs, and against what must always hold.
+"""shardlab.cost against compiled programs, and against what must always hold.
 
-The published answers are those of *How To Scale Your Model*, https://jax-ml.github.io/scaling-book/, read in its
-repository, github.com/jax-ml/scaling-book: part "tpus" at commit 54e2c43, "training" at dea4256, "gpus" at 1a55377,
-"roofline" at 0296c23; "sharding", "transformers", "applied-training", "inference" and "applied-inference" at 04d8de5.
-Its questions without a published answer are not here (sharding 5 to 8, applied-training's last two), nor those about
-what `shardlab.cost` does not have: PCIe (tpus 3), VMEM (tpus 4.2), units and clocks (gpus, quiz 1: 1, 2, 5 to 7),
-switches and SHARP (gpus, quiz 2: 1 and 2, quiz 3, quiz 4: 1 to 4), experts and pipelines.
+tests/test_published_problems.py holds it against the published answers of *How To Scale Your Model*.
 """
 
 import inspect
@@ -40,6 +35,7 @@ from shardlab.cost import (
     matmul,
     node_bytes,
     parallelisms,
+    send_seconds,
     step_cost,
     training_flops,
     training_memory,
@@ -50,286 +46,12 @@ from shardlab.models import MODELS, Model
 from shardlab.training import training_step
 
 LLAMA2, LLAMA3 = MODELS["llama-2-13b"], MODELS["llama-3-70b"]
-DAY = 24 * 3600
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
-def first_bound_by_compute(*shape, **how):
-    """The smallest m from which (m, k) @ (k, n) is bound by compute."""
-    m = np.arange(1, 5000)
-    return m[matmul(m, *shape, **how).bound == "compute"][0]
-
-
 def of_many(seconds, n):
-    """(n-1)/n becomes 1, which is how the book gives times of gathers."""
+    """(n-1)/n becomes 1."""
     return seconds * n / (n - 1)
-
-
-def shared(remat="none", **how):
-    """Llama 2 13B on a v5p slice of 16x16x16, of question 3 in "training"."""
-    return step_cost(LLAMA2, "v5p", Parallelism(1, 1024, 4), 3e6, sequence=0, remat=remat, **how)
-
-
-GPU_NODE = 2 * 1024 * 16_384  # bytes, "gpus", pop quiz 1
-WIDE = Model(64, 4096, 4 * 4096, 32, 32, 128, 32_000)  # "transformers", question 1
-
-# part, question: (published answer, ours, tolerance). The tolerance is wide where the book rounds what goes in.
-PUBLISHED = {
-    "roofline, intensity of a v5e": (240, lambda: chip("v5e").intensity(), 0.01),
-    "roofline, tokens for a bf16 matmul": (240, lambda: first_bound_by_compute(10**6, 10**6, chip="v5e"), 0.01),
-    "roofline, two chips, D": (8755, lambda: 2 * chip("v5e").peak() / chip("v5e").link_bytes_per_second, 0.001),
-    "roofline 1, int8": (240, lambda: first_bound_by_compute(10**6, 10**6, chip="v5e", dtype="int8"), 0.01),
-    "roofline 2, int8 weights": (120, lambda: first_bound_by_compute(10**6, 10**6, chip="v5e", weights="int8"), 0.02),
-    # 3: its plot is made by 2 B D² / 1.97e14 against (4 B D + D²) / 8.2e11, which meet at these batches
-    "roofline 3, D = 4096": (135.9, lambda: first_bound_by_compute(4096, 4096, chip="v5e", weights="int8"), 0.01),
-    "roofline 3, D = 1024": (225.9, lambda: first_bound_by_compute(1024, 1024, chip="v5e", weights="int8"), 0.01),
-    "roofline 4, a matrix for each example": (2, lambda: matmul(1, 8192, 8192, "v5e", "int8").intensity, 0.001),
-    "roofline 5, H100": (295, lambda: chip("H100").intensity(), 0.01),
-    "tpus 1, 200B on 32 v4, ms": (10, lambda: 400e9 / 32 / chip("v4").hbm_bytes_per_second * 1e3, 0.05),
-    "tpus 2, FLOP/s of a v5e pod": (5.1e16, lambda: math.prod(chip("v5e").torus) * chip("v5e").peak(), 0.02),
-    "tpus 2, hosts of a v5e pod": (32, lambda: math.prod(chip("v5e").torus) / chip("v5e").node_chips, 0),
-    "tpus 2, HBM of a v5e pod, TB": (4, lambda: math.prod(chip("v5e").torus) * chip("v5e").hbm_bytes / 1e12, 0.03),
-    "tpus 2, FLOP/s of a v5p pod": (4e18, lambda: math.prod(chip("v5p").torus) * chip("v5p").peak(), 0.03),
-    "tpus 2, hosts of a v5p pod": (2240, lambda: math.prod(chip("v5p").torus) / chip("v5p").node_chips, 0),
-    "tpus 2, HBM of a v5p pod, TB": (860, lambda: math.prod(chip("v5p").torus) * chip("v5p").hbm_bytes / 1e12, 0.02),
-    "tpus 4, tokens": (271, lambda: first_bound_by_compute(4096, 16_384, chip="v5e", dtype="int8"), 0.05),
-    "tpus 5, the first byte, us": (6, lambda: latency_seconds("all-gather", (4, 4), "v5e") * 1e6, 0),
-    "tpus 6, gather, s": (
-        16e9 / 9e10,
-        lambda: of_many(collective_seconds("all-gather", 16e9, (4, 4), "v5e"), 16),
-        0.001,
-    ),
-    "tpus 6, matmul from HBM, ms": (19, lambda: matmul(8, 2**17, 2**17, "v5e", weights="int8").seconds * 1e3, 0.15),
-    "tpus 6, operations of it, ms": (
-        1.3,
-        lambda: matmul(8, 2**17, 2**17, "v5e", weights="int8").compute_seconds * 1e3,
-        0.1,
-    ),
-    "sharding, quiz 2.1 if it were a ring, us": (
-        377,
-        lambda: of_many(collective_seconds("all-gather", 34e6, 4, "v5e", ring=True), 4) * 1e6,
-        0.01,
-    ),
-    "sharding, quiz 2.1, us": (560, lambda: collective_seconds("all-gather", 4 * 8.4e6, 4, "v5e") * 1e6, 0.001),
-    "sharding, quiz 2.2, us": (3, lambda: collective_seconds("all-gather", 256 * 256 * 2, 4, "v5e") * 1e6, 0),
-    "sharding, all-to-all of a gather": (
-        1 / 4,
-        lambda: (
-            collective_seconds("all-to-all", 1e9 / 16, 16, "v5e")
-            / of_many(collective_seconds("all-gather", 1e9, 16, "v5e"), 16)
-        ),
-        1e-9,
-    ),
-    "sharding 1, copies": (16, lambda: Parallelism(4, 8, 2).chips / 4, 0),
-    "sharding 2.1 and 2.2, us": (
-        23,
-        lambda: of_many(collective_seconds("all-gather", 2 * 1024 * 4096 / 4, 4, "v4"), 4) * 1e6,
-        0.02,
-    ),
-    "sharding 2.3, us": (
-        46,
-        lambda: of_many(collective_seconds("all-gather", 2 * 1024 * 4096, (4, 4), "v4"), 16) * 1e6,
-        0.02,
-    ),
-    "sharding 2.4, us": (
-        5.8,
-        lambda: of_many(collective_seconds("all-gather", 2 * 1024 * 4096 / 16, 4, "v4"), 4) * 1e6,
-        0.01,
-    ),
-    "sharding 3, us": (2, lambda: collective_seconds("all-gather", 256, 4, "v4") * 1e6, 0),
-    "sharding 4, D": (5100, lambda: 2 * chip("v5p").intensity(over="links"), 0.001),
-    "transformers, T where attention is as much as all products, over D": (
-        8,
-        lambda: (
-            sum(r.flops for p, r in layer(WIDE, "v5p", 1, 1, 1).items() if p != "attention")
-            / layer(WIDE, "v5p", 1, 1)["attention"].flops
-            / WIDE.d_model
-        ),
-        1e-9,
-    ),
-    # 4M tokens, 64 layers, D = 8192, "avoids all unnecessary backward pass compute"; F = 3.5 D and 8 kv heads are ours
-    "transformers, activations, TB": (
-        84,
-        lambda: activation_bytes(Model(64, 8192, 28_672, 64, 8, 128, 128_256), 4e6, "none") / 1e12,
-        0.02,
-    ),
-    "transformers, activations with block remat, TB": (
-        4.2,
-        lambda: activation_bytes(Model(64, 8192, 28_672, 64, 8, 128, 128_256), 4e6, "block") / 1e12,
-        0.01,
-    ),
-    "transformers 1, parameters": (16e9, lambda: WIDE.parameters, 0.1),
-    "transformers 1, share of attention": (
-        1 / 4,
-        lambda: WIDE.attention_parameters / (WIDE.attention_parameters + WIDE.mlp_parameters),
-        0,
-    ),
-    "transformers 1, cache for a token, kB": (
-        512,
-        lambda: decode_cost(WIDE, "v5e", 1, 1, cache="int8").cache_bytes / 1024,
-        0,
-    ),
-    "transformers 5, T where attention is as much as its projections": (
-        8192,
-        lambda: layer(WIDE, "v5p", 1, 1)["attention projections"].flops / layer(WIDE, "v5p", 1, 1)["attention"].flops,
-        0,
-    ),
-    "training, bytes for a parameter": (
-        10,
-        lambda: training_memory(LLAMA2, Parallelism(), 1, gradients=None).state_bytes / LLAMA2.parameters,
-        0,
-    ),
-    "training, tokens for data and FSDP on v5p": (2550, lambda: chip("v5p").intensity(over="links"), 0),
-    "training, on three axes": (850, lambda: chip("v5p").intensity(over="links", axes=3), 0),
-    "training, chips for DeepSeek-V2's 40M tokens": (
-        47_000,
-        lambda: 40e6 / chip("v5p").intensity(over="links", axes=3),
-        0.01,
-    ),
-    "training, days for Llama 3 70B": (
-        17,
-        lambda: training_flops(LLAMA3, 15e12) / (18_823 * chip("v5p").peak() * 0.5) / DAY,
-        0.02,
-    ),
-    "training, tensor parallelism of Gemma 7B": (19, lambda: 49_152 / chip("v5p").intensity(over="links"), 0.02),
-    "training, mixed, tokens for a chip": (
-        99,
-        lambda: chip("v5p").intensity(over="links") ** 2 / (2 * 32_768),
-        0.01,
-    ),
-    "training, DCN, tokens for a slice": (71_360, lambda: chip("v5p").intensity(over="network"), 0.03),
-    "training 1, parameters": (13.1e9, lambda: LLAMA2.parameters, 0.01),
-    "training 1, of the MLPs": (8.5e9, lambda: LLAMA2.layers * LLAMA2.mlp_parameters, 0.01),
-    "training 1, of attention": (4.2e9, lambda: LLAMA2.layers * LLAMA2.attention_parameters, 0.01),
-    "training 1, of the vocabulary": (0.3e9, lambda: LLAMA2.embedding_parameters, 0.1),
-    "training 2, state, GB": (
-        130,
-        lambda: training_memory(LLAMA2, Parallelism(), 16e6, gradients=None).state_bytes / 1e9,
-        0.01,
-    ),
-    "training 2, activations, TB": (42, lambda: activation_bytes(LLAMA2, 16e6, "mlp") / 1e12, 0.01),
-    "training 3.2, activations, TB": (7.86, lambda: activation_bytes(LLAMA2, 3e6, "mlp") / 1e12, 0.01),
-    "training 3.2, batch for FSDP": (3.48e6, lambda: 4096 * chip("v5p").intensity(over="links", axes=3), 0.01),
-    "training 3.3, tokens for a chip": (
-        235,
-        lambda: chip("v5p").intensity(over="links") ** 2 / (2 * LLAMA2.d_ff),
-        0.01,
-    ),
-    "training 3.3, step, ms": (300, lambda: shared(efficiency=0.4).compute_seconds * 1e3, 0.05),
-    "applied-training, parameters": (70.4e9, lambda: LLAMA3.parameters, 0.01),
-    "applied-training, of the MLPs": (56.3e9, lambda: LLAMA3.layers * LLAMA3.mlp_parameters, 0.01),
-    "applied-training, of the vocabulary": (2.1e9, lambda: LLAMA3.embedding_parameters, 0.01),
-    "applied-training, of attention": (12e9, lambda: LLAMA3.layers * LLAMA3.attention_parameters, 0.01),
-    "applied-training, FLOPs for a token": (4.2e11, lambda: training_flops(LLAMA3, 1), 0.01),
-    "applied-training, FLOPs of 15T tokens": (6.3e24, lambda: training_flops(LLAMA3, 15e12), 0.01),
-    "applied-training, years on one v5p": (
-        435,
-        lambda: training_flops(LLAMA3, 15e12) / chip("v5p").peak() / DAY / 365,
-        0.02,
-    ),
-    "applied-training, days on a pod": (
-        44,
-        lambda: training_flops(LLAMA3, 15e12) / (8960 * 0.4 * chip("v5p").peak()) / DAY,
-        0.01,
-    ),
-    "applied-training, three inputs kept, TB": (15.8, lambda: 3 * activation_bytes(LLAMA3, 4e6, "block") / 1e12, 0.01),
-    "applied-training, v5p to hold 16.5 TB": (171, lambda: 16.5e12 / chip("v5p").hbm_bytes, 0.02),
-    "applied-training, tensor parallelism": (11, lambda: LLAMA3.d_ff / chip("v5p").intensity(over="links"), 0.03),
-    "gpus, quiz 1.3, H100": (295, lambda: chip("H100").intensity(), 0.01),
-    "gpus, quiz 1.3, B200": (281, lambda: chip("B200").intensity(), 0.01),
-    "gpus, quiz 1.3, H100 fp8": (590, lambda: chip("H100").intensity("fp8"), 0.01),
-    "gpus, quiz 1.3, B200 fp8": (562, lambda: chip("B200").intensity("fp8"), 0.01),
-    "gpus, quiz 1.4, 64 rows, us": (8.6, lambda: matmul(64, 4096, 8192, "B200").seconds * 1e6, 0.01),
-    "gpus, quiz 1.4, 512 rows, us": (15, lambda: matmul(512, 4096, 8192, "B200").seconds * 1e6, 0.03),
-    "gpus, quiz 2.3, ms": (
-        1.04,
-        lambda: collective_seconds("all-gather", 2 * 4096 * 65_536, 8, "H100") * 1e3,
-        0.01,
-    ),
-    "gpus, pop quiz 1, us": (65, lambda: collective_seconds("all-gather", GPU_NODE, 8, "H100") * 1e6, 0.01),
-    # its B is the whole array, of which each GPU holds an eighth
-    "gpus, pop quiz 2, s for a byte": (
-        7 / 64 / 450e9,
-        lambda: collective_seconds("all-to-all", 1e9 / 8, 8, "H100") / 1e9,
-        1e-9,
-    ),
-    "gpus, gather over 32 nodes, bytes/s": (
-        413e9,
-        lambda: 1e12 / hierarchical_seconds("all-gather", 1e12, 8, 32, "H100"),
-        0.01,
-    ),
-    "gpus, all-to-all over 4 nodes, s for a byte": (
-        3 / 16 / 400e9,
-        lambda: hierarchical_seconds("all-to-all", 1e12 / 32, 8, 4, "H100") / 1e12,
-        1e-9,
-    ),
-    "gpus, pop quiz 3, Y = 8, s for a byte": (
-        31 / 32 / 400e9,
-        lambda: hierarchical_seconds("all-gather", 1e12 / 8, 1, 32, "H100") / 1e12,
-        1e-9,
-    ),
-    "gpus, quiz 4.5, over 2 nodes, bytes/s": (
-        514e9,
-        lambda: 1e12 / hierarchical_seconds("all-gather", 1e12, 8, 2, "H100"),
-        0.001,
-    ),
-    "gpus, tokens within a node": (2200, lambda: chip("H100").intensity(over="links"), 0.001),
-    "gpus, tokens between nodes": (2475, lambda: chip("H100").intensity(over="network", chips=8), 0.001),
-    "gpus, quiz 5.1, B200 within": (2500, lambda: chip("B200").intensity(over="links"), 0),
-    "gpus, quiz 5.1, B200 between": (5625, lambda: chip("B200").intensity(over="network", chips=8), 0),
-    "gpus, quiz 5.2.1, H100s for the state": (
-        9,
-        lambda: np.ceil(training_memory(LLAMA3, Parallelism(), 1, gradients=None).state_bytes / chip("H100").hbm_bytes),
-        0,
-    ),
-    "gpus, quiz 5.2.2, days": (
-        40,
-        lambda: training_flops(LLAMA3, 15e12) / (4096 * 0.45 * chip("H100").peak()) / DAY,
-        0.02,
-    ),
-    "gpus, quiz 5.2.3, GB of a GPU": (
-        87.5,
-        lambda: training_memory(LLAMA3, Parallelism(512, 1, 8), 4e6, gradients=None).state_bytes / 1e9,
-        0.01,
-    ),
-    "inference, cache of 8192 tokens, GB": (6.7, lambda: decode_cost(LLAMA2, "v5e", 1, 8192).cache_bytes / 1e9, 0.01),
-    **{
-        f"inference, {batch} sequences on 8 v5e, ms": (
-            ms,
-            lambda batch=batch: decode_cost(LLAMA2, "v5e", batch, 8192, tensor=8).seconds * 1e3,
-            0.03,
-        )
-        for batch, ms in ((1, 4.98), (8, 12.13), (16, 20.30), (32, 36.65), (64, 69.33), (240, 249.09))
-    },
-    "applied-inference, cache for a token, KiB": (
-        160,
-        lambda: decode_cost(LLAMA3, "v5e", 1, 1, cache="int8").cache_bytes / 1024,
-        0,
-    ),
-    "applied-inference, v5e for bf16 parameters": (8.75, lambda: 2 * LLAMA3.parameters / chip("v5e").hbm_bytes, 0.01),
-    "applied-inference, a full HBM, ms": (
-        19,
-        lambda: chip("v5e").hbm_bytes / chip("v5e").hbm_bytes_per_second * 1e3,
-        0.03,
-    ),
-}
-
-# What we get instead of a published answer, and why.
-LOOSER = {
-    "transformers, FLOPs with block remat": (
-        8 / 6,
-        1.2557,
-        lambda: training_flops(LLAMA2, 1, remat="block") / training_flops(LLAMA2, 1),
-        "The book counts the whole forward pass again; the compiler leaves out each layer's last product, whose result "
-        "the backward pass does not need, and the output matrix is not rematerialised.",
-    ),
-}
-
-
-@pytest.mark.parametrize("question", LOOSER)
-def test_where_a_published_answer_is_looser(question):
-    answer, expected, ours, why = LOOSER[question]
-    assert float(ours()) == pytest.approx(expected, rel=1e-3) and abs(expected / answer - 1) > 0.01 and len(why) > 50
 
 
 def test_a_compiled_step_leaves_out_a_rematerialised_layers_last_product():
@@ -346,23 +68,6 @@ def test_a_compiled_step_leaves_out_a_rematerialised_layers_last_product():
     assert again == pytest.approx(ours, rel=0.03)
     whole = 2.0 * model.layers * 256 * (model.attention_parameters + model.mlp_parameters)
     assert again < 0.85 * whole
-
-
-@pytest.mark.parametrize("question", PUBLISHED)
-def test_the_published_answer(question):
-    answer, ours, tolerance = PUBLISHED[question]
-    assert float(ours()) == pytest.approx(answer, rel=tolerance or 1e-12)
-
-
-def test_the_published_sharding_of_llama_2_13b():
-    """training, question 3: not data parallel (memory), not FSDP alone (messages), but FSDP with tensor."""
-    options = Parallelism([4096, 1, 1], [1, 4096, 1024], [1, 1, 4])
-    found = step_cost(LLAMA2, "v5p", options, 3e6, sequence=0, remat="none")
-    memory = training_memory(LLAMA2, options, 3e6, remat="mlp", gradients=None, logits=None)
-    assert list(memory.state_bytes + memory.activation_bytes <= chip("v5p").hbm_bytes) == [False, True, True]
-    # data parallel sums could hide behind a whole step, but not behind its way back, which is what the book asks for
-    assert 2 / 3 < found.data_seconds[0] / found.compute_seconds[0] < 1
-    assert list(found.bound[1:]) == ["fsdp", "compute"]
 
 
 def test_the_parameters_of_a_published_model_are_exact():
@@ -663,6 +368,24 @@ def test_more_gpus_than_a_node_have_no_nvlink_together():
             price("all-gather", 1e9, 64, "H100")
 
 
+def test_a_message_takes_its_bytes_over_the_paths_and_then_its_hops():
+    assert send_seconds(9e9, (1, 0), "v5p") == 9e9 / 90e9 + 1e-6 == send_seconds(9e9, 1, "v5p")
+    assert send_seconds(9e9, (2, 3, 1), "v5p") == pytest.approx(9e9 / 270e9 + 6e-6)
+    assert send_seconds(45e9, 1, "H100") == pytest.approx(0.1 + 0.6e-6) and send_seconds(1e9, 0, "v5e") == 0
+    assert send_seconds(np.ones((2, 1)), (np.arange(3), 1), "v5e").shape == (2, 3)
+
+
+def test_switches_that_add_up_send_an_array_once_within_and_between_nodes():
+    """Without them NVLink carries it almost twice; a torus has no switches."""
+    for name, ring, once in (("H100", 2 * 7 / 8, 1), ("v5e", 2 * 7 / 8, 2 * 7 / 8)):
+        speed = chip(name).link_bytes_per_second
+        for algorithm, times in (("ring", ring), ("in-network", once)):
+            found = hierarchical_seconds("all-reduce", 1e9, 8, 1, name, algorithm=algorithm)
+            assert found == pytest.approx(times * 1e9 / speed)
+    assert hierarchical_seconds("all-reduce", 1e9, 1, 1, "H100", algorithm="in-network") == 0
+    assert hierarchical_seconds("all-gather", 1e9, 8, 1, "H100", algorithm="in-network") == 7 / 8 * 1e9 / 450e9
+
+
 def test_algorithms_between_nodes():
     """A tree has fewer messages one after the other, and switches that add up halve an all-reduce's bytes."""
     many = {way: hierarchical_seconds("all-reduce", 8.0, 8, 256, "H100", algorithm=way) for way in cost.ALGORITHMS}
@@ -675,13 +398,13 @@ def test_algorithms_between_nodes():
 
 
 def test_data_parallelism_over_the_dcn_hides_from_the_published_tokens_per_slice():
-    """training, "Scaling Across Pods": C/W is 71,360 tokens for a slice of any size; latencies do not add up."""
+    """training, "Scaling Across Pods": C/W is 73,440 tokens for a slice of any size; latencies do not add up."""
     tokens, slices = np.arange(20_000, 200_000, 100), 2
     model = Model(100, 8192, 65_536, 64, 64, 128, 1)
     v5p = machine("v5p", 256 * slices, slices=slices)
     found = step_cost(model, v5p, Parallelism(slices, 256), tokens * float(slices), sequence=0, remat="none")
     hides = tokens[found.data_seconds <= found.compute_seconds * 2 / 3][0]  # the backward pass
-    assert hides == pytest.approx(71_360 * (slices - 1) / slices * 1.03, rel=0.02)
+    assert hides == pytest.approx(73_440 * (slices - 1) / slices, rel=0.02)
 
 
 def test_fp8_halves_the_products_only():
@@ -854,6 +577,9 @@ def test_every_parallelism_of_some_chips_is_there_once():
         (lambda: collective_bytes("all-reduce", math.nan, 2), "array_bytes is nan"),
         (lambda: collective_seconds("all-reduce", 1, 256, "v5e"), r"256 chips.*16 x 16.*\(16, 16\)"),
         (lambda: collective_seconds("all-reduce", 1, (4, 4, 4), "v5e"), "3 axes for v5e"),
+        (lambda: send_seconds(1, (1, 1, 1), "v5e"), "along 3 axes, but v5e has 2"),
+        (lambda: send_seconds(1, (1, 1), "H100"), "along 2 axes, but H100 has 1"),
+        (lambda: send_seconds(1, -1, "v5e"), "hops is -1"),
         (lambda: Parallelism(0), "the data axis is 0"),
         (lambda: Parallelism(1, -2), "the fsdp axis is -2"),
         (lambda: Parallelism(1, 1, 1.5), "the tensor axis is 1.5"),

@@ -33,7 +33,7 @@ __all__ = [
     "ALGORITHMS", "AXES", "BYTES", "FITTED", "MESH_AXES", "PARTS", "REMAT", "SCHEDULES", "Fitted", "Memory", "Numbers",
     "Parallelism", "Roofline", "StepCost", "activation_bytes", "collective_bytes", "collective_seconds",
     "crossover_bytes", "hierarchical_seconds", "latency_seconds", "layer", "matmul", "node_bytes", "parallelisms",
-    "step_cost", "training_flops", "training_memory",
+    "send_seconds", "step_cost", "training_flops", "training_memory",
 ]  # fmt: skip
 
 AXES = ("data", "fsdp", "tensor")  # of the mesh of a dense model's training step
@@ -138,6 +138,37 @@ def latency_seconds(
     return _load(kind, sizes, hardware.chip(chip), ring)[1] * hardware.chip(chip).link_seconds
 
 
+def send_seconds(array_bytes: Numbers, hops: Numbers | tuple[Numbers, ...], chip: str | Chip) -> Numbers:
+    """The time of a message from one chip to another of its slice or node, until its last byte has arrived.
+
+    Along each torus axis on which the chips differ goes an equal part. From one corner of a v5e 4x4 to the opposite one
+    16 MiB take two links for 186 microseconds, and the last byte six hops of a microsecond each.
+
+    >>> print(f"{cost.send_seconds(16 * 2**20, (3, 3), 'v5e') * 1e6:.0f} microseconds")
+    192 microseconds
+
+    Args:
+      array_bytes: the size of the message, in bytes.
+      hops: how many links the chips are apart; for several axes of a torus a tuple, such as (3, 3). On a switch 1.
+      chip: a `shardlab.hardware.Chip`, or the name of one.
+
+    Returns:
+      Seconds.
+
+    Raises:
+      ValueError: a number is negative, or there are more axes than the chip's torus has.
+
+    Source: Scaling Book, "How to think about TPUs", question 5.
+    """
+    chip = hardware.chip(chip)
+    hops = [amount("hops", hop) for hop in (hops if isinstance(hops, tuple | list) else (hops,))]
+    if len(hops) > max(len(chip.torus), 1):
+        raise ValueError(f"hops along {len(hops)} axes, but {chip.name} has {max(len(chip.torus), 1)}")
+    paths = sum(np.greater(hop, 0) * 1 for hop in hops)
+    seconds = amount("array_bytes", array_bytes) / (np.maximum(paths, 1) * chip.link_bytes_per_second)
+    return np.where(paths > 0, seconds + sum(hops) * chip.link_seconds, 0.0)[()]
+
+
 def crossover_bytes(
     kind: str, sizes: Numbers | tuple[Numbers, ...], chip: str | Chip, ring: bool | tuple[bool, ...] | None = None
 ) -> Numbers:
@@ -183,7 +214,8 @@ def hierarchical_seconds(
       chip: a `shardlab.hardware.Chip`, or the name of one.
       overlap: whether the two levels run at the same time; otherwise their times are added.
       algorithm: between the nodes: "ring"; "tree", whose messages grow with the logarithm of the nodes; "in-network",
-        where switches add up an all-reduce (NVIDIA calls it SHARP), so that each chip sends its share only once.
+        where switches add up an all-reduce (NVIDIA calls it SHARP), so that each chip sends its share only once. So do
+        then the switches within nodes of GPUs, as NVIDIA's can from Hopper on.
 
     Returns:
       Seconds.
@@ -269,6 +301,9 @@ def _two_levels(kind, array_bytes, inner, outer, chip, algorithm):
         near = collective_seconds(kind, array_bytes / outer, inner, chip)
         return near, _network(kind, array_bytes, outer, chip, algorithm)
     near = collective_seconds(kind, array_bytes, inner, chip)
+    if algorithm == "in-network" and kind == "all-reduce" and not chip.torus:  # to the switch and back
+        added = np.maximum(array_bytes / chip.link_bytes_per_second, 2 * chip.link_seconds)
+        near = np.where(chips > 1, added, 0.0)[()]
     part = array_bytes if kind == "collective-permute" else array_bytes / chips
     return near, _network(kind, part, outer, chip, algorithm)
 
