@@ -20,8 +20,14 @@ SHARDS = ("fsdp", "context", "expert")  # the axes over which a layer's state is
 
 
 def training_step(
-    model: Model, mesh: Any, sequences: int, sequence: int, remat: str = "block", microbatches: int = 1,
-    dtype: Any = jnp.bfloat16, capacity: float = 1.0,
+    model: Model,
+    mesh: Any,
+    sequences: int,
+    sequence: int,
+    remat: str = "block",
+    microbatches: int = 1,
+    dtype: Any = jnp.bfloat16,
+    capacity: float = 1.0,
 ) -> tuple[Callable, tuple]:
     """A decoder's training step with Adam, and abstract arguments for it, sharded over a mesh.
 
