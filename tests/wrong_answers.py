@@ -1503,6 +1503,9 @@ WRONG_ANSWERS = {
             "rules = [(r'bias$', P('model')), (r'(query|key|value)/bias$', P('model', None))]"
         ),
         "norms forgotten": "rules = [(r'(query|key|value)/bias$', P('model', None)), (r'up/bias$', P('model'))]",
+        "within a head, not along the heads": (
+            "rules = [(r'(query|key|value)/bias$', P(None, 'model')), (r'up/bias$', P('model')), (r'bias$', P())]"
+        ),
         "all biases of attention": (
             "rules = [(r'attention/.*bias$', P('model')), (r'up/bias$', P('model')), (r'bias$', P())]"
         ),
