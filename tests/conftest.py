@@ -69,8 +69,8 @@ SLOW = ("audit", "bookbinder", "browser", "explorer", "faults", "home", "matrix"
         "preflight", "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
 SLOW_FIXTURES = {"runner", "sources"}
 
-# Tests that start many processes, each for seconds: `make check` runs them where they or one of these modules changed.
-OF_MODULES = {"processes": ("processes", "_engine", "_join")}
+# Tests that start many processes or compile much: `make check` runs them where they or one of these modules changed.
+OF_MODULES = {"processes": ("processes", "_engine", "_join"), "training": ("training",)}
 
 # Tests of one chapter that run or compile it whole, and how their names go on with its name.
 OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}

@@ -1,17 +1,14 @@
 """The planner: what it ranks, what it refuses, and its predictions against programs that are really compiled."""
 
 import math
-import re
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AxisType
 from test_pods import needs_libtpu
 
 from shardlab import cost
@@ -129,96 +126,6 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
     assert {axes for move in sent.moves for axes in [move.axes]} == {(axis,)}
     ratio = sent.bytes / (2 * choice.sent_bytes[axis])
     assert 0.8 < ratio < most + 0.01, ratio
-
-
-def test_the_step_trains(tmp_path):
-    """The step that is compiled for verifying is one: it lowers the loss of a batch that it sees again."""
-    mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
-    small = replace(TINY, layers=2, d_model=64, d_ff=128, heads=4, kv_heads=2, head_dim=16, vocab=64)
-    step, (state, tokens) = training_step(small, mesh, sequences=4, sequence=32)
-    random = np.random.default_rng(0)  # of NumPy, since JAX compiles what makes each array
-
-    def placed(like, value):
-        return jax.device_put(value.astype(like.dtype), like.sharding)
-
-    params = {name: placed(leaf, 0.1 * random.normal(size=leaf.shape)) for name, leaf in state["params"].items()}
-    first, second = (
-        {name: placed(leaf, np.zeros(leaf.shape)) for name, leaf in state[key].items()} for key in ("first", "second")
-    )
-    now, batch = {"params": params, "first": first, "second": second}, placed(tokens, random.integers(64, size=(4, 32)))
-    run, seen = jax.jit(step), []
-    for _ in range(2):
-        after = jax.tree.map(np.asarray, made := run(now, batch))
-        changed = jax.tree.map(lambda a, b: (np.asarray(a) != b).any(), now["params"], after["params"])
-        assert all(changed.values()), changed
-        seen.append(sum((m**2).sum() for m in after["first"].values()))
-        now = made
-    assert seen[1] > seen[0] > 0  # the averaged gradient points the same way
-
-
-SMALL = replace(TINY, layers=2, d_model=64, d_ff=128, heads=4, kv_heads=2, head_dim=16, vocab=64)
-MIXTURE = replace(SMALL, experts=4, experts_per_token=2, shared_experts=1)
-
-
-def averaged_gradients(model, mesh, microbatches):
-    """After one step, the first moments of Adam: a tenth of the gradients; in float32, with room for every token."""
-    sizes, axes = tuple(mesh.values()), tuple(mesh)
-    types = (AxisType.Auto,) * len(axes)
-    mesh = jax.make_mesh(sizes, axes, axis_types=types, devices=jax.devices()[: math.prod(sizes)])
-    step, (state, tokens) = training_step(model, mesh, 8, 32, "block", microbatches, np.float32, capacity=model.experts)
-    random = np.random.default_rng(0)
-    values = {
-        "params": {name: 0.1 * random.normal(size=leaf.shape) for name, leaf in sorted(state["params"].items())},
-        "first": {name: np.zeros(leaf.shape) for name, leaf in state["first"].items()},
-        "second": {name: np.zeros(leaf.shape) for name, leaf in state["second"].items()},
-    }
-    state = jax.tree.map(lambda value, like: jax.device_put(value.astype(like.dtype), like.sharding), values, state)
-    batch = jax.device_put(random.integers(64, size=(8, 32)).astype(np.int32), tokens.sharding)
-    return jax.tree.map(np.asarray, jax.jit(step)(state, batch)["first"])
-
-
-@pytest.fixture(scope="module")
-def on_one_device():
-    one = dict.fromkeys(AXES, 1)
-    return {model: averaged_gradients(model, one, 1) for model in (SMALL, MIXTURE)}
-
-
-@pytest.mark.parametrize(
-    ("model", "axes", "microbatches"),
-    [
-        (SMALL, {"fsdp": 4}, 2),
-        (SMALL, {"tensor": 2, "context": 4}, 1),
-        (SMALL, {"fsdp": 2, "tensor": 2, "pipeline": 2}, 2),
-        (SMALL, {"fsdp": 2, "pipeline": 2, "context": 2}, 4),
-        (MIXTURE, {"data": 2, "expert": 4}, 1),
-        (MIXTURE, {"fsdp": 2, "context": 2, "expert": 2}, 1),
-    ],
-    ids=str,
-)
-def test_a_step_on_every_axis_has_the_gradients_of_one_device(model, axes, microbatches, on_one_device):
-    found = averaged_gradients(model, dict.fromkeys(AXES, 1) | axes, microbatches)
-    for name, right in on_one_device[model].items():
-        np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-5 * abs(right).max(), err_msg=name)
-        assert abs(right).max() > 0
-
-
-@pytest.mark.parametrize(
-    ("model", "axes", "options", "words"),
-    [
-        (replace(SMALL, tied=True), {}, {}, "untied"),
-        (SMALL, {"experts": 2}, {}, "expert"),
-        (SMALL, {"pipeline": 4}, {"microbatches": 4}, "4 stages do not share 2 layers"),
-        (SMALL, {"pipeline": 2}, {"microbatches": 1}, "2 stages do not share 1 micro-batches"),
-        (SMALL, {"data": 2}, {"microbatches": 8}, "8 sequences are no multiple of 8 micro-batches on 2 x 1 x 1"),
-        (MIXTURE, {"pipeline": 2, "expert": 2}, {"microbatches": 2}, "use one of them"),
-    ],
-    ids=str,
-)
-def test_a_step_that_cannot_be_written_is_refused(model, axes, options, words):
-    sizes = dict.fromkeys(AXES, 1) | axes
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
-    with pytest.raises(ValueError, match=re.escape(words)):
-        training_step(model, mesh, 8, 32, **options)
 
 
 @pytest.mark.parametrize(
