@@ -126,7 +126,7 @@ CONVERTED = {
     "cited: two authors, no address": ("{cite:t}`b`", f"Noether and Hilbert \\[[1919]({SITE}references.html)\\]"),
     "cited in brackets": (
         "{cite:p}`a,c`",
-        "\\[Noether, [1918](https://example.org/n); The Group *et al.*, [n.d.](https://example.org/g)\\]",
+        "\\[Noether, [1918](https://example.org/n), The Group *et al.*, [n.d.](https://example.org/g)\\]",
     ),
     "roles in code stay": (
         "`{doc}` and ``{doc}`other` `` {doc}`x <other>`",
