@@ -87,7 +87,7 @@ def training_step(
         "embed": ((m.vocab, m.d_model), P("tensor", ends)),
         "out": ((m.d_model, m.vocab), P(ends, "tensor")),
         "norm": ((m.d_model,), P()),
-        "norms": ((m.layers, 2, m.d_model), P(stage)),
+        "norms": ((m.layers, 2, m.d_model), P(stage) if stage else P()),
         "q": ((m.layers, m.d_model, queries), P(stage, shards, "tensor")),
         "kv": ((m.layers, 2, m.d_model, keys), P(stage, None, shards, "tensor")),
         "o": ((m.layers, queries, m.d_model), P(stage, "tensor", shards)),
