@@ -50,7 +50,7 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective
 
 
 def of_many(seconds, n):
-    """(n-1)/n becomes 1."""
+    """(n-1)/n becomes 1, which is how the Scaling Book gives times of gathers."""
     return seconds * n / (n - 1)
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from test_cost import of_many
 
 from shardlab.cost import (
     FITTED,
@@ -72,11 +73,6 @@ INT8, INT4 = {"weights": "int8", "cache": "int8"}, {"weights": "int4", "cache": 
 def experts(d_model, d_ff, number, chosen, **how):
     """A model of which nearly everything is experts."""
     return Model(8, d_model, d_ff, 1, 1, 1, 1, experts=number, experts_per_token=chosen, **how)
-
-
-def of_many(seconds, n):
-    """(n-1)/n becomes 1, which is how the book gives times of gathers."""
-    return seconds * n / (n - 1)
 
 
 def enough(bound, numbers):

@@ -17,20 +17,28 @@ SMALL = Model(2, 64, 128, 4, 2, 16, 64)
 MIXTURE = replace(SMALL, experts=4, experts_per_token=2, shared_experts=1)
 
 
-def test_the_step_trains():
-    """The step that is compiled for verifying is one: it lowers the loss of a batch that it sees again."""
-    mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
-    step, (state, tokens) = training_step(SMALL, mesh, sequences=4, sequence=32)
+def beginning(state, tokens):
+    """A state and a batch for what `training_step` describes: random parameters and tokens, moments of zeros."""
     random = np.random.default_rng(0)  # of NumPy, since JAX compiles what makes each array
 
     def placed(like, value):
         return jax.device_put(value.astype(like.dtype), like.sharding)
 
-    params = {name: placed(leaf, 0.1 * random.normal(size=leaf.shape)) for name, leaf in state["params"].items()}
-    first, second = (
-        {name: placed(leaf, np.zeros(leaf.shape)) for name, leaf in state[key].items()} for key in ("first", "second")
-    )
-    now, batch = {"params": params, "first": first, "second": second}, placed(tokens, random.integers(64, size=(4, 32)))
+    def zeros(leaf):
+        return placed(leaf, np.zeros(leaf.shape))
+
+    params = {
+        name: placed(leaf, 0.1 * random.normal(size=leaf.shape)) for name, leaf in sorted(state["params"].items())
+    }
+    moments = {name: jax.tree.map(zeros, state[name]) for name in ("first", "second")}
+    return {"params": params, **moments}, placed(tokens, random.integers(SMALL.vocab, size=tokens.shape))
+
+
+def test_the_step_trains():
+    """The step that is compiled for verifying is one: it lowers the loss of a batch that it sees again."""
+    mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
+    step, (state, tokens) = training_step(SMALL, mesh, sequences=4, sequence=32)
+    now, batch = beginning(state, tokens)
     run, seen = jax.jit(step), []
     for _ in range(2):
         after = jax.tree.map(np.asarray, made := run(now, batch))
@@ -47,15 +55,7 @@ def averaged_gradients(model, mesh, microbatches):
     types = (AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(sizes, axes, axis_types=types, devices=jax.devices()[: math.prod(sizes)])
     step, (state, tokens) = training_step(model, mesh, 8, 32, "block", microbatches, np.float32, capacity=model.experts)
-    random = np.random.default_rng(0)
-    values = {
-        "params": {name: 0.1 * random.normal(size=leaf.shape) for name, leaf in sorted(state["params"].items())},
-        "first": {name: np.zeros(leaf.shape) for name, leaf in state["first"].items()},
-        "second": {name: np.zeros(leaf.shape) for name, leaf in state["second"].items()},
-    }
-    state = jax.tree.map(lambda value, like: jax.device_put(value.astype(like.dtype), like.sharding), values, state)
-    batch = jax.device_put(random.integers(64, size=(8, 32)).astype(np.int32), tokens.sharding)
-    return jax.tree.map(np.asarray, jax.jit(step)(state, batch)["first"])
+    return jax.tree.map(np.asarray, jax.jit(step)(*beginning(state, tokens))["first"])
 
 
 @pytest.fixture(scope="module")
