@@ -6,7 +6,7 @@ tests/test_published_problems.py holds it against the published answers of *How 
 import inspect
 import math
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -509,11 +509,39 @@ def test_memory_is_cut_and_remat_keeps_less(remat):
     for part in ("parameter_bytes", "gradient_bytes", "moment_bytes"):
         assert getattr(cut, part) == getattr(one, part) / 32
     assert cut.activation_bytes == pytest.approx(one.activation_bytes / 64)
-    assert one.activation_bytes == activation_bytes(LLAMA3, 1e6, remat)
-    assert one.total_bytes == pytest.approx(sum(getattr(one, f.name) for f in fields(one)))
+    where = "host_bytes" if remat == "offload" else "activation_bytes"
+    assert getattr(one, where) == activation_bytes(LLAMA3, 1e6, remat) == 64 * getattr(cut, where)
+    on_chip = (getattr(one, field.name) for field in fields(one) if field.name != "host_bytes")
+    assert one.total_bytes == pytest.approx(sum(on_chip))
     kept = [activation_bytes(LLAMA3, 1, r) for r in REMAT]
     work = [training_flops(LLAMA3, 1, 4096, r) for r in REMAT]
     assert kept == sorted(kept, reverse=True) and work == sorted(work)
+
+
+def test_offloaded_inputs_of_layers_cost_the_links_to_the_hosts_and_no_flops():
+    """512 v5p, 8,192 tokens each: 80 inputs of 8,192 x 8,192 in bf16, down and up at 16 GB/s."""
+    block, offload = (step_cost(LLAMA3, "v5p", Parallelism(1, 512), 2**22, remat=r) for r in ("block", "offload"))
+    one = 2.0 * 8192 * 8192
+    assert (offload.memory.host_bytes, block.memory.host_bytes) == (80 * one, 0)
+    assert block.memory.total_bytes - offload.memory.total_bytes == 78 * one  # two layers' inputs stay
+    assert (offload.host_seconds, block.host_seconds) == (pytest.approx(2 * 80 * one / 16e9), 0)
+    assert (offload.flops, offload.fsdp_bytes) == (block.flops, block.fsdp_bytes)
+    assert offload.hbm_seconds - block.hbm_seconds == pytest.approx(2 * 80 * one / 2765e9)
+    assert offload.expected_seconds == block.expected_seconds  # 1.3 s, behind 9.98 s of products
+    assert offload.serial_seconds == pytest.approx(block.serial_seconds + offload.host_seconds)
+
+
+def test_a_slow_link_to_the_host_is_what_an_offloaded_step_waits_for():
+    fast, slow = (replace(chip("v6e"), host_bytes_per_second=speed) for speed in (1e15, 1e9))
+    hidden, waits = (step_cost(LLAMA3, c, Parallelism(1, 256), 2**20, remat="offload") for c in (fast, slow))
+    assert waits.bound == "host" and hidden.bound != "host"
+    update = waits.expected_seconds - waits.exposed_seconds - (work := waits.host_seconds - waits.exposed_seconds)
+    assert 0 < update < work  # of the transfers all but the time of the products
+
+
+def test_offloading_is_refused_where_no_source_states_the_link_to_the_host():
+    with pytest.raises(ValueError, match=r"between B200 and its host is not known.*it is for v4, .*H100"):
+        step_cost(LLAMA3, "B200", Parallelism(1, 64), 2**20, remat="offload")
 
 
 # --- Arrays in, arrays out ---------------------------------------------------------------------------------------

@@ -85,6 +85,17 @@ def test_when_nothing_fits_the_smallest_changes_that_do_are_named():
     assert not least.fitting and least.remedies[0][0] == "remat block"
 
 
+def test_offloading_and_the_axes_of_a_larger_machine_are_among_the_changes_that_help():
+    made = plan(LLAMA, "H100", 64, 2**22, sequence=2**15, axes=("data", "fsdp"))
+    assert not made.fitting and made.remedies[0][0] == "remat offload"
+    assert made.remedies[0][1].parts["host"] > 0
+    node = plan(LLAMA, "H100", 8, 2**20)  # of a single node: data, fsdp and tensor axes
+    assert [what for what, _ in node.remedies] == ["16 chips"]
+    several = plan(LLAMA, "H100", 16, 2**20)  # of two: pipeline and context axes too
+    assert node.remedies[0][1] == several.choices[0]
+    assert any(one.context > 1 or one.pipeline > 1 for one in several.choices)
+
+
 def test_the_call_for_a_mesh_is_ready_to_copy():
     choice = next(c for c in plan(TINY, "v5p", 8, 2**14, sequence=1024).choices if len(c.mesh) == 3)
     mesh = eval(choice.code, {"jax": jax}).abstract_mesh

@@ -7,9 +7,10 @@ github.com/nilesh-patil/scaling-book. A row has the published answer, the per ce
 What shardlab cannot say:
 
 - parts of a chip: cores (tpus 2), VPU (tpus, appendix), base clock and registers (gpus, quiz 1: 2 and 5);
-- a host's PCIe (tpus 6, 63 ms; tpus 3 only with a `Chip` whose memory is the host's), a gather to one chip (tpus 6);
-- an all-to-all on a one-way ring (sharding 10: 2, 3 and 5), a ragged one, half of whose entries are empty (gpus, pop
-  quiz 2), experts that share a node and get a token once (gpus, "Expert Parallelism");
+- products of a matrix in the host's memory (tpus 3, only with a `Chip` whose memory is the host's), a gather to one
+  chip (tpus 6);
+- experts that share a node and get a token once (gpus, "Expert Parallelism"). A ragged all-to-all (gpus, pop quiz 2)
+  is one of what is filled;
 - switches: NVSwitch ports (gpus, quiz 2: 1), leaves and spines (quiz 3; 17.1 TB/s of "Cross-node collectives");
 - the length of a pipeline's critical path in messages (gpus, "Pipeline Parallelism"), evictions from a cache
   (applied-inference, 96 tokens a step), dollars.
@@ -66,6 +67,7 @@ GROUPED = replace(LLAMA2, kv_heads=8, d_ff=16_555)  # inference: a fifth of the 
 SERVED = Model(64, 4096, 16_384, 32, 8, 256, 32_128, tied=True)  # inference 1
 MIXTURE = replace(SERVED, experts=16, experts_per_token=2)  # inference 5
 MLP = Model(100, 8192, 65_536, 64, 64, 1, 1, gated=False)  # training: layers that are an MLP with two matrices
+V4_LONG = replace(V4, torus=(4096,))  # the limit of a long ring
 V2_CORE = Chip("v2 core", {"bf16": 23e12}, 8e9, 350e9, 60e9, 1e-6, (4, 2), 8, 1e9, 25e-6)  # profiling
 INT8, INT4 = {"weights": "int8", "cache": "int8"}, {"weights": "int4", "cache": "int4"}
 
@@ -238,6 +240,7 @@ AGREED = {
         11, 0, lambda: rows(4096, 16_384, replace(V5E, hbm_bytes_per_second=22 * 819e9), dtype="int8")),
     "tpus 5.1, the first byte, us": (6, 0, lambda: send_seconds(0, (3, 3), "v5e") * US),
     "tpus 5.2, all bytes, us": (194, 1, lambda: send_seconds(2 * 8 * 128 * 8192, (3, 3), "v5e") * US),
+    "tpus 6, over PCIe, ms": (63, 1, lambda: 16e9 / 16 / V5E.host_bytes_per_second * MS),
     "tpus 6, gather, ms": (178, 1, lambda: of_many(collective_seconds("all-gather", 16e9, (4, 4), "v5e"), 16) * MS),
     # of 16e9 bytes where they are 2**34
     "tpus 6, matmul from HBM, ms": (20, 10, lambda: matmul(8, 2**17, 2**17, "v5e", weights="int8").seconds * MS),
@@ -275,9 +278,17 @@ AGREED = {
         4, 0, lambda: collective_seconds("all-gather", 4096 * 4096, 4, "v4")
         / collective_seconds("reduce-scatter", 4096 * 1024, 4, "v4")),
     "sharding 10.1, of the matrix": (1 - 1 / 8, 0, lambda: collective_bytes("all-gather", 1, 8)),
+    "sharding 10.2, all-to-all one way, of the matrix": (
+        (1 - 1 / 8) / 2, 0, lambda: collective_seconds("all-to-all", 1e9 / 8, 8, "v4", True, 1) * 45e9 / 1e9),
+    "sharding 10.3, of a gather": (
+        1 / 2, 0, lambda: collective_seconds("all-to-all", 1e9 / 8, 8, "v4", True, 1)
+        / collective_seconds("all-gather", 1e9, 8, "v4", True, 1)),
     "sharding 10.4, both ways": (
-        2, 0, lambda: collective_seconds("all-gather", 1e9, 8, "v4", ring=False)
-        / collective_seconds("all-gather", 1e9, 8, "v4", ring=True)),
+        2, 0, lambda: collective_seconds("all-gather", 1e9, 8, "v4", True, 1)
+        / collective_seconds("all-gather", 1e9, 8, "v4", True)),
+    "sharding 10.5, both ways": (
+        4, 1, lambda: collective_seconds("all-to-all", 1e12, 4096, V4_LONG, True, 1)
+        / collective_seconds("all-to-all", 1e12, 4096, V4_LONG, True)),
     # --- transformers
     "transformers, T where attention is as much as all products, over D": (
         8, 0, lambda: attention_as_long(WIDE) / WIDE.d_model),

@@ -38,12 +38,13 @@ __all__ = [
 
 AXES = ("data", "fsdp", "tensor")  # of the mesh of a dense model's training step
 MESH_AXES = (*AXES, "pipeline", "context", "expert")  # all that a step can have
-PARTS = ("compute", "hbm", *MESH_AXES)  # of the time of a training step
+PARTS = ("compute", "hbm", "host", *MESH_AXES)  # of the time of a training step
 SCHEDULES = ("gpipe", "1f1b")  # of a pipeline; 1f1b with several stages on each device is the interleaved one
 ALGORITHMS = ("ring", "tree", "in-network")  # of a collective between nodes
 
 BYTES = {"f32": 4, "bf16": 2, "fp8": 1, "int8": 1, "fp4": 0.5, "int4": 0.5}
-REMAT = ("none", "matmuls", "mlp", "block")
+REMAT = ("none", "matmuls", "mlp", "block", "offload")
+_WHOLE = ("block", "offload")  # of these, what computes whole layers again
 _GATHERS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}
 _KINDS = (*_GATHERS, "all-to-all", "collective-permute")
 
@@ -86,6 +87,7 @@ def collective_seconds(
     sizes: Numbers | tuple[Numbers, ...],
     chip: str | Chip,
     ring: bool | tuple[bool, ...] | None = None,
+    ways: int = 2,
 ) -> Numbers:
     """The time of a collective over the links of a slice or node: the larger of its bandwidth and its latency.
 
@@ -99,12 +101,20 @@ def collective_seconds(
     567 microseconds
     354 microseconds
 
+    An algorithm that passes everything on to the same neighbour, as one written with `ppermute` does, uses a ring one
+    way only, and takes twice as long; an all-to-all takes four times as long.
+
+    >>> seconds = cost.collective_seconds("all-gather", 34e6, 16, "v5e", ways=1)
+    >>> print(f"{seconds * 1e6:.0f} microseconds")
+    708 microseconds
+
     Args:
       kind: as for `collective_bytes`.
-      array_bytes: the larger of a device's operand and result, in bytes.
+      array_bytes: the larger of a device's operand and result, in bytes; of a ragged all-to-all only what is filled.
       sizes: how many chips take part; for several axes of a torus a tuple, such as (16, 16).
       chip: a `shardlab.hardware.Chip`, or the name of one.
       ring: whether the axes form rings, a bool or one for each; by default `chip.rings(sizes)`.
+      ways: in how many directions at once a ring is used: 2 or 1. On a switch there is no direction.
 
     Returns:
       Seconds: the bytes on the busiest link divided by its bandwidth, or the hops times their latency, if that is
@@ -114,13 +124,17 @@ def collective_seconds(
     multiple axes?", and for the all-to-all its footnote: n²/4 chunks of 1/n² of the array); on a switch its part on
     GPUs ("Intra-node collectives").
     """
-    share, hops = _load(kind, sizes, hardware.chip(chip), ring)
+    share, hops = _load(kind, sizes, hardware.chip(chip), ring, ways)
     speed = hardware.chip(chip).link_bytes_per_second
     return np.maximum(share * amount("array_bytes", array_bytes) / speed, hops * hardware.chip(chip).link_seconds)
 
 
 def latency_seconds(
-    kind: str, sizes: Numbers | tuple[Numbers, ...], chip: str | Chip, ring: bool | tuple[bool, ...] | None = None
+    kind: str,
+    sizes: Numbers | tuple[Numbers, ...],
+    chip: str | Chip,
+    ring: bool | tuple[bool, ...] | None = None,
+    ways: int = 2,
 ) -> Numbers:
     """The time of a collective of no bytes: its hops, one after the other.
 
@@ -131,11 +145,11 @@ def latency_seconds(
     8 microseconds
 
     Args:
-      kind, sizes, chip, ring: as for `collective_seconds`.
+      kind, sizes, chip, ring, ways: as for `collective_seconds`.
 
     Source: Scaling Book, "Sharded matrices", "A note on ICI latency".
     """
-    return _load(kind, sizes, hardware.chip(chip), ring)[1] * hardware.chip(chip).link_seconds
+    return _load(kind, sizes, hardware.chip(chip), ring, ways)[1] * hardware.chip(chip).link_seconds
 
 
 def send_seconds(array_bytes: Numbers, hops: Numbers | tuple[Numbers, ...], chip: str | Chip) -> Numbers:
@@ -257,9 +271,11 @@ def node_bytes(kind: str, array_bytes: Numbers, inner: Numbers, outer: Numbers, 
     return np.where(outer > 1, sent, 0.0 * inner)[()]
 
 
-def _load(kind, sizes, chip, ring=None):
+def _load(kind, sizes, chip, ring=None, directions=2):
     """(what crosses the busiest link one way, as a share of `array_bytes`; hops one after the other)."""
     one_of("kind", kind, _KINDS)
+    if directions not in (1, 2):
+        raise ValueError(f"ways={directions!r}; a ring is used in 2 directions at once, or in 1")
     sizes = tuple(whole("sizes", size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
     total = reduce(np.multiply, sizes)
     if not chip.torus:
@@ -285,10 +301,12 @@ def _load(kind, sizes, chip, ring=None):
     rings = chip.rings(in_use) if ring is None else ring if isinstance(ring, tuple | list) else (ring,) * len(sizes)
     if kind == "collective-permute":  # to the next chip along an axis
         return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
-    ways = [np.where(ring, 2, 1) for ring in rings]
-    hops = sum(np.where(ring, size // 2, size - 1) for ring, size in zip(rings, sizes, strict=True))
+    ways = [np.where(ring, directions, 1) for ring in rings]
+    hops = sum(np.where(way == 2, size // 2, size - 1) for way, size in zip(ways, sizes, strict=True))
     if kind == "all-to-all":  # routed along one axis after the other; the busiest link is in the middle of the longest
-        return reduce(np.maximum, ((n * n // 4) / n / w for n, w in zip(sizes, ways, strict=True))), hops
+        around = directions == 1  # each chunk travels up to n-1 links of a ring, and all links carry as much
+        chunks = (np.where(ring & around, n * (n - 1) / 2, n * n // 4) for n, ring in zip(sizes, rings, strict=True))
+        return reduce(np.maximum, (many / n / w for many, n, w in zip(chunks, sizes, ways, strict=True))), hops
     times, out = _GATHERS[kind], sum(w * (n > 1) for n, w in zip(sizes, ways, strict=True))
     return times * (total - 1) / total / np.maximum(out, 1), times * hops
 
@@ -554,8 +572,8 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
       batch_tokens: tokens in the batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
-        attention; "block", every layer but its last product, whose result the backward pass does not need, unless it
-        is of routed experts.
+        attention; "block" and "offload", every layer but its last product, whose result the backward pass does not
+        need, unless it is of routed experts.
 
     Returns:
       FLOPs.
@@ -582,7 +600,8 @@ def _forward_flops(model, tokens, sequence, remat):
         mlp = routed + (mlp - routed) * share
     else:
         mlp *= share
-    again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": attention + mlp + scores}
+    layer = attention + mlp + scores
+    again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": layer, "offload": layer}
     again = model.layers * again[one_of("remat", remat, REMAT)]
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
 
@@ -600,6 +619,7 @@ class Memory:
       working_bytes: the temporary activations of a layer that is rematerialised.
       gathered_bytes: the gathered parameters of two layers, the one in use and the next, where fsdp gathers them.
       logits_bytes: the logits of the chip's tokens over its part of the vocabulary.
+      host_bytes: with "offload" the inputs of the layers, in the host's memory, and no part of the sums.
     """
 
     parameter_bytes: float
@@ -610,6 +630,7 @@ class Memory:
     working_bytes: float
     gathered_bytes: float
     logits_bytes: float
+    host_bytes: float = 0.0
 
     @property
     def state_bytes(self) -> Numbers:
@@ -618,7 +639,7 @@ class Memory:
 
     @property
     def total_bytes(self) -> Numbers:
-        """The sum of all parts, as if all were held at once."""
+        """The sum of all parts in the chip's memory, as if all were held at once."""
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.gathered_bytes + self.logits_bytes
 
 
@@ -633,7 +654,8 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: 
       model: a `shardlab.models.Model`.
       tokens: how many.
       remat: what is kept: "none", all inputs of products, norms and the activation function, but no scores (as in
-        fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input.
+        fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input;
+        "offload" the same, but in the host's memory.
       dtype: of what is kept.
 
     Returns:
@@ -655,6 +677,7 @@ def _kept_width(model, remat):
         "matmuls": queries + 2 * keys + d + ins * f + d,
         "mlp": ins * f + d,
         "block": d,
+        "offload": d,
     }[one_of("remat", remat, REMAT)]
 
 
@@ -685,7 +708,8 @@ def training_memory(
       model: a `shardlab.models.Model`.
       parallelism: a `Parallelism`, of numbers or arrays.
       batch_tokens: tokens in the global batch, of all micro-batches together.
-      remat: what the backward pass rematerialises; see `activation_bytes`.
+      remat: what the backward pass rematerialises; see `activation_bytes`. With "offload" a chip holds the inputs of
+        two layers, of which one is on its way.
       parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
         two moments for each parameter, and master weights are one more value in higher precision.
       gathers: as for `step_cost`; with 1, the gathered parameters and gradients of all layers are held at once.
@@ -725,16 +749,21 @@ def training_memory(
     if gathers == 1:
         whole_bytes = (size["parameters"] + size["gradients"]) * model.layers / pipeline * gathered
     working = _kept_width(model, "none") if remat != "none" else 0
+    here = at_once * model.layers / pipeline  # layers whose activations are kept
+    there = 0.0 * here
+    if remat == "offload":
+        here, there = np.minimum(here, 2.0), here
+    kept = size["activations"] * tokens * _kept_width(model, remat) / tensor
     return Memory(
         parameter_bytes=size["parameters"] * held,
         gradient_bytes=size["gradients"] * held,
         moment_bytes=2 * size["moments"] * held,
         master_bytes=size["master"] * held,
-        activation_bytes=size["activations"] * tokens * at_once * model.layers * _kept_width(model, remat)
-        / (tensor * pipeline),
+        activation_bytes=here * kept,
         working_bytes=size["activations"] * tokens * working / tensor,
         gathered_bytes=np.where(np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0)[()],
         logits_bytes=size["logits"] * tokens * model.vocab / tensor,
+        host_bytes=there * kept,
     )  # fmt: skip
 
 
@@ -787,6 +816,7 @@ class StepCost:
     Attributes:
       flops: of one chip, with what is rematerialised.
       compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
+      host_seconds: the time of its bytes to and from the host's memory, with "offload".
       data_seconds, fsdp_seconds, tensor_seconds, pipeline_seconds, context_seconds, expert_seconds: the time of the
         collectives along each axis.
       data_bytes, fsdp_bytes, tensor_bytes, pipeline_bytes, context_bytes, expert_bytes: what a chip sends along each
@@ -803,6 +833,7 @@ class StepCost:
     flops: float
     compute_seconds: float
     hbm_seconds: float
+    host_seconds: float
     data_seconds: float
     fsdp_seconds: float
     tensor_seconds: float
@@ -832,8 +863,8 @@ class StepCost:
 
     @property
     def serial_seconds(self) -> Numbers:
-        """The time if nothing overlaps: compute or HBM, whichever is more, plus all collectives, plus the bubble."""
-        sent = sum(getattr(self, f"{axis}_seconds") for axis in MESH_AXES)
+        """The time if nothing overlaps: compute or HBM, whichever is more, plus all that is sent, plus the bubble."""
+        sent = sum(getattr(self, f"{axis}_seconds") for axis in ("host", *MESH_AXES))
         return (np.maximum(self.compute_seconds, self.hbm_seconds) + sent) * (1 + self.bubble)
 
     @property
@@ -843,7 +874,7 @@ class StepCost:
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "compute", "hbm" or an axis of the mesh."""
+        """The name of the largest part: "compute", "hbm", "host" or an axis of the mesh."""
         return np.array(PARTS)[self._parts().argmax(0)]
 
 
@@ -874,7 +905,8 @@ def step_cost(
     backward pass, and for "block" all but the last in the rematerialised forward pass too. A pipeline sends the
     activations of each micro-batch from stage to stage, and their gradients back. Context parallelism sends keys and
     values around a ring, and in the backward pass them and their gradients; expert parallelism sends each token to its
-    experts and back, in both passes.
+    experts and back, in both passes. With "offload" the inputs of the layers go to the host's memory in the forward
+    pass and return in the backward pass.
 
     >>> fsdp = cost.Parallelism(fsdp=512)
     >>> step = cost.step_cost("llama-3-70b", "v5p", fsdp, 4 * 2**20)
@@ -888,7 +920,7 @@ def step_cost(
       parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
       batch_tokens: tokens in the global batch.
       sequence: tokens that each token attends to.
-      remat: as for `training_flops`.
+      remat: as for `training_flops`. "offload" needs a chip whose `host_bytes_per_second` is known.
       torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs over, all of them as
         rings: a dict such as {"fsdp": 2, "tensor": 1}.
       efficiency: share of the peak FLOP/s that products reach, in all times but the expected ones.
@@ -919,6 +951,12 @@ def step_cost(
         )
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
+    if remat == "offload" and not chip.host_bytes_per_second:
+        known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
+        raise ValueError(
+            f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
+            f"it is for {known}, or pass your own Chip with host_bytes_per_second"
+        )
     if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
         raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
     _check_layers(model, parallelism)
@@ -944,21 +982,22 @@ def step_cost(
     routed, dense = (part / (tensor * pipeline) for part in (model.routed_parameters / expert,
                      model.parameters - model.routed_parameters))  # fmt: skip
     gathered = routed + dense
-    reads = 3 if remat == "block" else 2
+    reads = 3 if remat in _WHOLE else 2
     passes = micro * (reads * _size("parameters", parameters) + _size("gradients", gradients)) * gathered
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
     kept = _kept_width(model, remat) * tokens * model.layers / (tensor * pipeline) * _size("activations", activations)
-    seconds["hbm"] = (passes + update + 2 * kept) / chip.hbm_bytes_per_second
+    seconds["hbm"] = (passes + update + (4 if remat == "offload" else 2) * kept) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * kept / chip.host_bytes_per_second if remat == "offload" else 0.0 * kept
 
     # Communication: for each axis a list of (kind, how often, bytes of all its arrays together).
     places = _places(machine, chip, parallelism, torus_axes)
     held = tokens * model.d_model * _size("activations", activations)  # the activations of a layer, in a tensor group
-    repeated = {"none": 0, "matmuls": 0, "mlp": 0.5, "block": 1.5}[remat]  # a gather and a scatter are one each
+    repeated = 1.5 if remat in _WHOLE else 0.5 if remat == "mlp" else 0  # a gather and a scatter are one each
     pairs = layers * (4 + repeated) + 2  # and two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
     blocks = (3 + (remat != "none")) * layers * micro  # of keys and values around the ring
-    # With "block" to the experts and back once more: the router's gradient needs what comes back.
-    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * (remat == "block"))
+    # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * (remat in _WHOLE))
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
     sent_parameters, sent_gradients = _size("parameters", parameters), _size("gradients", gradients)
 
@@ -994,7 +1033,7 @@ def step_cost(
                 sent[axis] = sent[axis] + np.where(of > 1, collective_bytes(kind, size_, of), 0.0)
         seconds[axis] = np.maximum(near[axis], far[axis])
 
-    took = (near, far, late)
+    took = (near, far, late, seconds["host"])
     expected, exposed = _expected(model, chip, parallelism, tokens, flops, in_layers, products, took, update)
     named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
     named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
@@ -1113,11 +1152,12 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent
     """(the expected time of a step, what of it is communication that nothing hides).
 
     Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
-    the backward pass of the last micro-batch; the ring of context parallelism behind attention. Tensor and expert
-    parallelism wait for their collectives, and the FSDP and data parallelism of a first and a last layer have nothing
-    to hide behind.
+    the backward pass of the last micro-batch; the ring of context parallelism behind attention; what goes to the host
+    behind the forward pass, a quarter of the products if layers are computed again, and what returns behind the
+    backward pass. Tensor and expert parallelism wait for their collectives, and the FSDP and data parallelism of a
+    first and a last layer have nothing to hide behind.
     """
-    fitted, (near, far, late) = _fitted(chip), sent
+    fitted, (near, far, late, host) = _fitted(chip), sent
     share = next((part for name, part in fitted.products.items() if chip.name.startswith(name)), fitted.other)
     tensor, micro = np.asarray(parallelism.tensor, float), np.asarray(parallelism.microbatches, float)
     rows = np.maximum(tokens / micro, 1e-9)
@@ -1138,5 +1178,6 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent
     exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * micro)
     exposed = exposed + np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers
     exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0)
+    exposed = exposed + np.maximum(host / 2 - work / 4, 0) + np.maximum(host / 2 - work * 3 / 4, 0)
     update = update / chip.hbm_bytes_per_second
     return (work + exposed) * (1 + parallelism.idle) + update, exposed

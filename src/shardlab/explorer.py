@@ -34,7 +34,8 @@ MOST_CHIPS = 2**17
 # The explorer's steps are those of dense models, on meshes of these axes.
 MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
 STEP_AXES = tuple(axis for axis in cost.MESH_AXES if axis != "expert")
-REMATERIALISED = dict(zip(cost.REMAT, ("nothing", "attention scores", "attention", "whole layers"), strict=True))
+_COMPUTED_AGAIN = ("nothing", "attention scores", "attention", "whole layers", "whole layers, inputs on the host")
+REMATERIALISED = dict(zip(cost.REMAT, _COMPUTED_AGAIN, strict=True))
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def data() -> dict:
     """
     fields = (
         "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips", "host_chips",
-        "network_bytes_per_second", "network_seconds",
+        "network_bytes_per_second", "network_seconds", "host_bytes_per_second",
     )  # fmt: skip
 
     def slices(chip):

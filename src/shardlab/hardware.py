@@ -39,6 +39,7 @@ class Chip:
       network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
       network_seconds: latency of a message over that network, in seconds.
       host_chips: chips on a host, where that is less than `node_chips`; 0 where it is the same.
+      host_bytes_per_second: one-way bandwidth of each chip to its host's memory (PCIe); 0 where no source states it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Chip:
     network_bytes_per_second: float
     network_seconds: float
     host_chips: int = 0
+    host_bytes_per_second: float = 0.0
 
     def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
         """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
@@ -120,12 +122,14 @@ class Chip:
 #   GiB/s, which is the same speed.
 #   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
 #         one way for a link, "slightly different" from the data sheets, and used here; int8 of v5p; shapes of pods and
-#         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop.
+#         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop. PCIe,
+#         one way for each chip, in its edition of June 2026: "typically around" 16 GB/s, 32 for v6e; none for tpu7x.
 #   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and Effective for Congestion
 #         Control in the Datacenter", SIGCOMM 2020): measured between Google's servers at 100 Gbit/s each, a load of
 #         nearly 100 %, short calls take 50 us at the tail. A call is a message and its answer, so 25 us for one, and
 #         the tail, as a collective waits for its slowest message. The way from a TPU to its host is not in it.
-# GPUs. Looked up on 2026-11-21.
+# GPUs. Looked up on 2026-11-21. PCIe, on the data sheets in both directions together: A100 64 GB/s, H100, H200 and
+# MI300X 128 GB/s.
 #   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB, 2039 GB/s; NVLink
 #          600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8 GPUs
 #   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and int8 with sparsity,
@@ -156,21 +160,21 @@ CHIPS = {
     chip.name: chip
     for chip in (
         Chip("v4", {"bf16": 275e12, "int8": 275e12}, 32 * 2**30, 1200e9, 45e9, torus=(16, 16, 16), node_chips=4,
-             network_bytes_per_second=6.25e9, **_TPU),  # [v4], [SB]
+             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v4], [SB]
         Chip("v5e", {"bf16": 197e12, "int8": 393e12}, 16e9, 819e9, 45e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=3.125e9, **_TPU),  # [v5e], links [SB]
+             network_bytes_per_second=3.125e9, host_bytes_per_second=16e9, **_TPU),  # [v5e], links [SB]
         Chip("v5p", {"bf16": 459e12, "int8": 918e12}, 95e9, 2765e9, 90e9, torus=(16, 20, 28), node_chips=4,
-             network_bytes_per_second=6.25e9, **_TPU),  # [v5p], links and int8 [SB]
+             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v5p], links and int8 [SB]
         Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=12.5e9, **_TPU),  # [v6e], links [SB]
+             network_bytes_per_second=12.5e9, host_bytes_per_second=32e9, **_TPU),  # [v6e], links [SB]
         Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9, torus=(16, 24, 24), node_chips=4,
              network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
         Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
-             network_bytes_per_second=25e9, **_GPU),  # [A100], [NCCL]
+             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100], [NCCL]
         Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H100], [POD], [NCCL]
+             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H100], [POD], [NCCL]
         Chip("H200", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 141e9, 4800e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H200], [POD], [NCCL]
+             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H200], [POD], [NCCL]
         Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
              network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
         Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9, torus=(), node_chips=72,
@@ -180,7 +184,8 @@ CHIPS = {
         Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
              network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
         Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
-             node_chips=8, network_bytes_per_second=50e9, **_GPU),  # [MI300X]; latencies as [NCCL]
+             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9,
+             **_GPU),  # [MI300X]; latencies as [NCCL]
     )
 }  # fmt: skip
 

@@ -43,7 +43,8 @@ class Choice:
       microbatches: into how many the batch of a data group is split.
       expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it that nothing hides.
       seconds: at least, with everything overlapped; `serial_seconds`: with nothing overlapped.
-      bound: the part that takes longest: "compute", "hbm" (memory-bound) or an axis (communication-bound along it).
+      bound: the part that takes longest: "compute", "hbm" (memory-bound), "host" (its link, with offloading) or an axis
+        (communication-bound along it).
       bubble: the time that a pipeline waits, as a share of the time that it works.
       parts: seconds of each of these parts.
       sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.comms` counts.
@@ -173,10 +174,11 @@ class Plan:
             f"\n  {what}: {choice.total_bytes / 1e9:.1f} GB, {choice.expected_seconds * 1e3:,.0f} ms on {choice}"
             for what, choice in self.remedies
         )
+        nothing = "Neither sixteen times the chips nor more rematerialisation fits."
         return (
             f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
             f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
-            + (f"What would fit:{helps}" if helps else "Neither four times the chips nor more rematerialisation fits.")
+            + (f"What would fit:{helps}" if helps else nothing)
         )
 
     def to_json(self, most: int | None = None) -> str:
@@ -273,10 +275,7 @@ def plan(
         raise ValueError(f"microbatches is {microbatches!r}; use a whole number of at least 1")
     one_of("remat", remat, cost.REMAT)
     machine.chip.peak(products)
-    if axes is None:
-        axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
-        axes += ("expert",) * (model.experts > 0)
-    for axis in axes:
+    for axis in axes or ():
         one_of("axes", axis, MESH_AXES)
     asked = (axes, batch_tokens, sequence, products, microbatches)
     choices, uneven = _choices(model, machine, remat, *asked)
@@ -291,6 +290,9 @@ def plan(
 
 def _choices(model, machine, remat, axes, batch_tokens, sequence, products, microbatches):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
+    if axes is None:
+        axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
+        axes += ("expert",) * (model.experts > 0)
     every = _meshes(machine, model, axes, sequence)
     even = batch_tokens // sequence % every.groups == 0
     uneven = int((~even).sum())
@@ -303,10 +305,14 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, micr
 def _remedies(made, asked):
     """The smallest changes with which something fits: (what, the best choice)."""
     machine = made.machine
-    if made.remat != "block":
-        choices, _ = _choices(made.model, machine, "block", *asked)
+    more = ("block", "offload") if machine.chip.host_bytes_per_second else ("block",)
+    for remat in more:
+        if cost.REMAT.index(remat) <= cost.REMAT.index(made.remat):
+            continue
+        choices, _ = _choices(made.model, machine, remat, *asked)
         if choices[0].fits:
-            yield "remat block", choices[0]
+            yield f"remat {remat}", choices[0]
+            break
     shape = machine.shape if machine.slices > 1 and machine.chip.torus else None  # more slices, not larger ones
     for times in (2, 4, 8, 16):
         try:

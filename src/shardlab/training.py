@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -39,7 +40,8 @@ def training_step(
       mesh: a mesh with the axes "data", "fsdp" and "tensor", and perhaps "pipeline", "context" and "expert".
       sequences: how many are in the batch.
       sequence: tokens of each.
-      remat: "none" or "block": whether the backward pass rematerialises each layer.
+      remat: "none"; "block", the backward pass rematerialises each layer; or "offload", it does, and the layers' inputs
+        wait for it in the host's memory.
       microbatches: of the pipeline; or, without one, of gradient accumulation.
       dtype: of parameters, gradients and activations. With bfloat16, the CPU's compiler of JAX 0.12.0 aborts at sums
         over part of a mesh's axes, as with pipeline and expert; chips' compilers do not.
@@ -51,10 +53,11 @@ def training_step(
     Raises:
       ValueError: a model or an axis that no step is written for; sequences that the mesh does not divide.
     """
-    if remat not in ("none", "block") or not model.gated or model.tied or model.kv_rank or model.dense_layers:
+    written = remat in ("none", "block", "offload")
+    if not written or not model.gated or model.tied or model.kv_rank or model.dense_layers:
         raise ValueError(
-            f"only gated, untied models without latent attention or dense layers, and remat none or block, are "
-            f"compiled here, not {model}, {remat}"
+            f"only gated, untied models without latent attention or dense layers, and remat none, block or offload, "
+            f"are compiled here, not {model}, {remat}"
         )
     size = {axis: mesh.shape.get(axis, 1) for axis in MESH_AXES}
     for axis in (*AXES, *mesh.axis_names):
@@ -229,12 +232,18 @@ def training_step(
         return y + swiglu(x, w["shared_up"], w["shared_down"]) if m.shared_experts else y
 
     def layer(x, w):
+        x = checkpoint_name(x, "input") if remat == "offload" else x
         x = x + scattered(gathered(attention(gathered(norm(x, w["norms"][0])), w)))
         inner = gathered(norm(x, w["norms"][1]))
         y = mixture(inner, w) if m.experts else swiglu(inner, w["up"], w["down"])
         return x + scattered(gathered(y)), None
 
-    layer = jax.checkpoint(layer) if remat == "block" else layer
+    if remat == "block":
+        layer = jax.checkpoint(layer)
+    elif remat == "offload":
+        layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=[], names_which_can_be_offloaded=["input"], offload_src="device",
+            offload_dst="pinned_host"))  # fmt: skip
     stacked = [name for name in shapes if name not in ("embed", "out", "norm")]
 
     def in_turn(x):  # [sequences, ...] to [micro-batches, sequences of each, ...]; no sequence moves

@@ -148,6 +148,7 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
     matmuls: queries + 2 * keys + d + ins * f + d,
     mlp: ins * f + d,
     block: d,
+    offload: d,
   };
   return { attention, mlp, embedding, parameters, kept, multiplied: layers * (attention + mlp) + vocab * d };
 }
@@ -155,10 +156,20 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
 // Whether so many chips can share the heads of a layer.
 const splits = ({ heads, kv_heads: kv }, chips) => heads % chips === 0 && (kv % chips === 0 || chips % kv === 0);
 
-// Why there is no such model or mesh.
-function refused(model, { tensor, pipeline }) {
-  const { heads, kv_heads: kv, layers } = model;
+// Why nothing can be offloaded.
+function unknownHost({ chip, remat }) {
+  const { chips } = explorer.data;
+  if (remat !== "offload" || chips[chip].host_bytes_per_second) return null;
+  const known = Object.keys(chips).filter((name) => chips[name].host_bytes_per_second);
+  return wrong(`the bandwidth between ${chip} and its host is not known, so what offloading takes is not either; it is ` +
+    `for ${known.join(", ")}`);
+}
+
+// Why there is no such step.
+function refused(model, given) {
+  const [{ heads, kv_heads: kv, layers }, { tensor, pipeline }] = [model, given];
   if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
+  if (unknownHost(given)) return unknownHost(given);
   if (pipeline > layers) return wrong(`${pipeline} stages are more than the ${layers} layers`);
   return splits(model, tensor) ? null : wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads ` +
     `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
@@ -170,11 +181,12 @@ function memoryOf(model, counted, { batch, data, fsdp, tensor, pipeline, context
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
+  const keeping = min(micro, pipeline) * layers / pipeline; // layers whose activations are kept
   return { // in bf16, except moments and logits; of the first stage, which holds a micro-batch for each stage
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
-    activations: 2 * tokens * min(micro, pipeline) * layers * kept[remat] / (tensor * pipeline),
+    activations: 2 * tokens * (remat === "offload" ? min(keeping, 2) : keeping) * kept[remat] / tensor,
     working: 2 * tokens * (remat === "none" ? 0 : kept.none) / tensor,
     gathered: shards > tensor ? 4 * (attention + mlp) / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
@@ -187,6 +199,7 @@ function step(model, counted, made, where, given) {
   const { attention, mlp, parameters, kept, multiplied } = counted;
   const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, remat, reserve } = given;
   const { chip } = made;
+  const whole = ["block", "offload"].includes(remat); // layers are computed again
   const memory = memoryOf(model, counted, given);
   const state = memory.parameters + memory.gradients + memory.moments;
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -196,7 +209,7 @@ function step(model, counted, made, where, given) {
   // Compute.
   const scores = sequence * heads * (4 * head_dim);
   const twoThirds = 2 * mlp * (model.gated ? 2 / 3 : 1 / 2); // nothing needs the last product again
-  const repeat = { none: 0, matmuls: scores, mlp: 2 * attention + scores, block: 2 * attention + twoThirds + scores }[remat];
+  const repeat = whole ? 2 * attention + twoThirds + scores : { none: 0, matmuls: scores, mlp: 2 * attention + scores }[remat];
   const forwards = tokens / tensor * (2 * multiplied + allLayers * scores) / pipeline;
   const again = tokens / tensor * (allLayers * repeat) / pipeline;
   const flops = 3 * forwards + again;
@@ -208,11 +221,13 @@ function step(model, counted, made, where, given) {
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
-  seconds.hbm = (micro * ((remat === "block" ? 3 : 2) * 2 + 2) * dense + update + 2 * stored) / chip.hbm_bytes_per_second;
+  const [offload, bandwidth] = [remat === "offload", chip.hbm_bytes_per_second];
+  seconds.hbm = (micro * ((whole ? 3 : 2) * 2 + 2) * dense + update + (offload ? 4 : 2) * stored) / bandwidth;
+  seconds.host = offload ? 2 * stored / chip.host_bytes_per_second : 0;
 
   // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
   const held = tokens * d * 2;
-  const pairs = layers * (4 + { none: 0, matmuls: 0, mlp: 0.5, block: 1.5 }[remat]) + 2;
+  const pairs = layers * (4 + (whole ? 1.5 : remat === "mlp" ? 0.5 : 0)) + 2;
   const keys = 2 * kv * head_dim / tensor;
   const blocks = (3 + (remat !== "none")) * layers * micro;
   const crossings = pipeline > 1 ? 2 : 0;
@@ -249,12 +264,13 @@ function step(model, counted, made, where, given) {
   const work = (products / peak * slower + (flops - products) / peak) / share;
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
+  const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
   const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * micro) + open("data") +
-    took.data / layers + open("context");
-  const [bubble, updating] = [(pipeline - 1) / micro, update / chip.hbm_bytes_per_second];
+    took.data / layers + open("context") + host;
+  const [bubble, updating] = [(pipeline - 1) / micro, update / bandwidth];
   const longest = max(...Object.values(seconds));
   const least = longest * (1 + bubble);
-  const sum = AXES.reduce((all, axis) => all + seconds[axis], 0);
+  const sum = AXES.reduce((all, axis) => all + seconds[axis], seconds.host);
   const expected = (work + exposed) * (1 + bubble) + updating;
   const mfu = 3 * forwards / peak / least;
   return {
@@ -264,10 +280,10 @@ function step(model, counted, made, where, given) {
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
     bound: Object.keys(seconds).find((part) => seconds[part] === longest),
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
-    work_seconds: work, update_seconds: updating,
+    moved_bytes: { ...sent, host: offload ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
     exposed: {
       data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * micro), tensor: took.tensor,
-      pipeline: took.pipeline / micro, context: open("context"),
+      pipeline: took.pipeline / micro, context: open("context"), host,
     },
   };
 }
@@ -279,5 +295,5 @@ function fit(given) {
   return step(given.model, sizesOf(given.model), made, places(made, given), given);
 }
 
-Object.assign(explorer, { fit, machine, places, sizesOf, splits, step });
+Object.assign(explorer, { fit, machine, places, sizesOf, splits, step, unknownHost });
 })(window.explorer);

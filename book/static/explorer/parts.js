@@ -280,8 +280,9 @@ const fit = {
     const ranked = this.ranking(form, usable);
     if (answer.error) return refused(answer.error, ...ranked.nodes);
     const { memory, total_bytes: total, fits, expected_seconds: expected, exposed_seconds: exposed, bubble } = answer;
-    const rows = Object.entries(answer.parts).filter(([part]) => !(asked[part] === 1)).map(([part, seconds]) =>
-      [part, bytesText(answer.sent_bytes[part] || 0), timeText(seconds), part in answer.exposed ? timeText(answer.exposed[part]) : ""]);
+    const used = ([part]) => asked[part] !== 1 && (part !== "host" || answer.moved_bytes.host);
+    const rows = Object.entries(answer.parts).filter(used).map(([part, seconds]) =>
+      [part, bytesText(answer.moved_bytes[part] || 0), timeText(seconds), part in answer.exposed ? timeText(answer.exposed[part]) : ""]);
     const waits = bubble ? ` The pipeline waits ${share(bubble)} of the time that it works.` : "";
     return {
       refused: !fits,

@@ -2,7 +2,7 @@
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
 (function (explorer) {
 "use strict";
-const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple } = explorer;
+const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 const MOST_MICRO = 13; // powers of two, from 1
 
@@ -58,16 +58,17 @@ const shared = (made, { model, batch, sequence }, several) => {
 
 // If nothing fits: the smallest changes with which something does, each as [words, the best choice].
 function* remedies(made, given) {
-  const tries = given.remat === "block" ? [] : [["remat block", made, "block"]];
+  const levels = ["block", "offload"];
+  const tries = levels.slice(levels.indexOf(given.remat) + 1).filter((remat) => !unknownHost({ ...given, remat })).map(
+    (remat) => ["remat", `remat ${remat}`, made, remat]);
   for (const by of [2, 4, 8, 16]) {
     const larger = machine(given.chip, made.chips * by, made.chip.torus.length && made.slices > 1 ? made.slices * by : 1);
-    if (!larger.error) tries.push([`${made.chips * by} chips`, larger, given.remat]);
+    if (!larger.error) tries.push(["chips", `${made.chips * by} chips`, larger, given.remat]);
   }
   const seen = new Set();
-  for (const [what, larger, remat] of tries) {
-    const kind = what.split(" ").at(-1);
-    const [, even] = seen.has(kind) ? [] : shared(larger, given, isSeveral(made));
-    const [best] = even?.length ? priced(larger, even, { ...given, remat }) : [];
+  for (const [kind, what, on, remat] of tries) {
+    const [, even] = seen.has(kind) ? [] : shared(on, given, isSeveral(on));
+    const [best] = even?.length ? priced(on, even, { ...given, remat }) : [];
     if (best?.fits) {
       seen.add(kind);
       yield [what, best];
@@ -89,6 +90,7 @@ function plan(given) {
     return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
       `fits ${model.heads} heads; use another batch or fewer chips`);
   }
+  if (unknownHost(given)) return unknownHost(given);
   const choices = priced(made, even, given);
   const fitting = choices.filter(({ fits }) => fits).length;
   return { choices, fitting, uneven: all.length - even.length, remedies: fitting ? [] : [...remedies(made, given)] };
@@ -109,6 +111,7 @@ function why(choice, first, usable) {
     [more((c) => c.work_seconds), "its products are smaller, and so slower"],
     [more((c) => c.bubble * (c.work_seconds + c.exposed_seconds)), `waits ${percent(choice.bubble)} in the bubble`],
     [more((c) => c.update_seconds), `updates ${sizeText(more((c) => c.state_bytes))} more of state`],
+    [more((c) => c.exposed.host), "waits longer for the host's memory"],
     ...AXES.map((axis) => {
       const bytes = more((c) => c.sent_bytes[axis]);
       return [more((c) => c.exposed[axis]), bytes > 0 ? `sends ${sizeText(bytes)} more along ${axis}`
