@@ -31,7 +31,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("chapters", nargs="*", help="names of chapters (default: all that compile for pods)")
-    parser.add_argument("--keep", action="store_true", help="reuse what this machine has compiled before")
+    parser.add_argument("--keep", action="store_true", help="reuse what was recorded or compiled before")
     parser.add_argument("--check", action="store_true", help="compare with the recordings instead of writing them")
     longest = "with --check: of programs that took longer, compare only the text and the versions (default: of none)"
     parser.add_argument("--longest", type=float, default=float("inf"), metavar="SECONDS", help=longest)
@@ -69,7 +69,7 @@ def record(chapter, path, keep=False):
             name = entry["program"]["name"]
             sys.exit(f"two programs of {chapter.path} are both called {name!r}, with similar arguments: rename one")
 
-    run(chapter, hear, keep=keep)
+    run(chapter, hear, *[RECORDINGS] * keep, keep=keep)
     about = {
         "what": f"What compilers said of the programs of {chapter.path}; src/shardlab/pods.py reads it.",
         "command": f"python scripts/record_pods.py {chapter.name}",
@@ -128,7 +128,7 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
       chapter: the `bookbinder.book.Chapter`.
       hear: gets a program's entry in a recording.
       recordings: a folder; what is recorded there is not compiled.
-      keep: also reuse what this machine has compiled before.
+      keep: also reuse what this machine has compiled before; what it has no compiler for comes from recordings.
       choose: which of the statements to run, such as `slice_of`; by default all.
     """
     os.environ["MPLBACKEND"] = "agg"

@@ -557,6 +557,7 @@ def test_steps_take_what_shardlab_cost_says(bare):
         full = memory.total_bytes <= made.chip.hbm_bytes
         kinds["fits without a reserve only"] += bool(full and not step.fits)
         kinds.update([answer["bound"], answer["fits"], *(axis for axis in axes if axes[axis] > 1)])
+    assert kinds.pop("host") >= 1  # few are bound by the link to the host
     assert kinds[True] + kinds[False] > 2000 and min(kinds.values()) > 20, kinds
     assert {"compute", "hbm", *axes, "fits without a reserve only", "refused"} <= set(kinds), kinds
 

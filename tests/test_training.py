@@ -49,12 +49,12 @@ def test_the_step_trains():
     assert seen[1] > seen[0] > 0  # the averaged gradient points the same way
 
 
-def averaged_gradients(model, mesh, microbatches):
+def averaged_gradients(model, mesh, microbatches, remat="block"):
     """After one step, the first moments of Adam: a tenth of the gradients; in float32, with room for every token."""
     sizes, axes = tuple(mesh.values()), tuple(mesh)
     types = (AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(sizes, axes, axis_types=types, devices=jax.devices()[: math.prod(sizes)])
-    step, (state, tokens) = training_step(model, mesh, 8, 32, "block", microbatches, np.float32, capacity=model.experts)
+    step, (state, tokens) = training_step(model, mesh, 8, 32, remat, microbatches, np.float32, capacity=model.experts)
     return jax.tree.map(np.asarray, jax.jit(step)(*beginning(state, tokens))["first"])
 
 
@@ -81,6 +81,16 @@ def test_a_step_on_every_axis_has_the_gradients_of_one_device(model, axes, micro
     for name, right in on_one_device[model].items():
         np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-5 * abs(right).max(), err_msg=name)
         assert abs(right).max() > 0
+
+
+def test_the_inputs_of_layers_are_offloaded_and_nothing_else_changes(on_one_device):
+    mesh = AbstractMesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
+    step, arguments = training_step(SMALL, mesh, 8, 32, "offload", 1, np.float32)
+    on_host = set(re.findall(r"(\S+<host>\S+) = device_put", str(jax.make_jaxpr(step)(*arguments)).replace(":", " ")))
+    assert on_host == {"f32<host>[8,32,64]"}  # 8 sequences of 32 tokens
+    found = averaged_gradients(SMALL, dict(zip(AXES, (2, 2, 2), strict=True)), 1, "offload")  # CPUs ignore the policy
+    for name, right in on_one_device[SMALL].items():
+        np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-5 * abs(right).max(), err_msg=name)
 
 
 @pytest.mark.parametrize(

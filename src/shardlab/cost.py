@@ -955,7 +955,7 @@ def step_cost(
         known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
         raise ValueError(
             f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
-            f"it is for {known}, or pass your own Chip with host_bytes_per_second"
+            f"it is for {known}"
         )
     if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
         raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")

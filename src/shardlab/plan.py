@@ -480,7 +480,7 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
             made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat, choice.microbatches
         )
         parts = "x".join(str(size) for size in sizes) if axes == [*AXES] else str(choice).replace(" ", "")
-        name = f"{made.model.name or 'model'}-{parts}"
+        name = f"{made.model.name or 'model'}-{parts}" + f"-{made.remat}" * (made.remat != "block")
         yield Verdict(choice, pod.compile(step, *arguments, name=name, donate_argnums=0, **options))
 
 

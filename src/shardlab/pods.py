@@ -567,7 +567,10 @@ class Pod:
     def _from_recording(self, label, name):
         for entry in _recordings():
             if entry["label"] == label:
-                return replace(_from_json(entry["program"]), source="recording")
+                program = replace(_from_json(entry["program"]), source="recording")
+                if listener is not None:
+                    listener(label, entry["key"], program)
+                return program
         have = sorted({e["program"]["name"] for e in _recordings() if e["program"]["pod"] == self.name})
         raise NoCompiler(
             f"{_remedy(self.is_gpu)} And {name!r} on {self.name}, with these arguments, is not among the recorded "
