@@ -536,7 +536,7 @@ def test_steps_take_what_shardlab_cost_says(bare):
             "mfu",
             "expected_mfu",
         )
-        parts = ("compute", "hbm", *explorer.STEP_AXES)
+        parts = ("compute", "hbm", "host", *explorer.STEP_AXES)
         expected = [
             *(getattr(memory, f"{kind}_bytes") for kind in held), memory.total_bytes, memory.state_bytes,
             *(getattr(step, name) for name in names), *(getattr(step, f"{part}_seconds") for part in parts),
