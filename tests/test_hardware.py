@@ -49,6 +49,8 @@ def test_machines_that_exist(asked, how, name, hosts, rings):
         (("v6e", 24), {}, "; use 16 or 32 chips"),
         (("v5e", 7), {}, "; use 4 or 8 chips"),
         (("v5e", 300), {"slices": 7}, "300 chips cannot be spread evenly over 7 slices"),
+        (("v5e", 300), {"slices": 2}, "no slice of v5e has 150 chips, the largest has 256; use 256 or 512 chips"),
+        (("H100", 512), {"slices": 3}, "512 H100 do not fill hosts of 8 on 3 nodes; use 24"),
         (("H100", 12), {}, "12 H100 do not fill hosts of 8; use 8 or 16"),
         (("h100:3x5",), {}, "no node 5 of H100; the nearest is 4"),
         (("v5p:28x28x28",), {}, "no slice 28x28x28 of v5p; the nearest is 16x20x28"),

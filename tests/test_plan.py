@@ -102,6 +102,19 @@ def test_the_call_for_a_mesh_is_ready_to_copy():
     assert dict(mesh.shape) == choice.mesh and mesh.size == 8
 
 
+@pytest.mark.parametrize(
+    ("chips", "batch", "options", "words"),
+    [
+        (512, 2**22, {}, None),  # one axis has the whole torus of 8 x 8 x 8
+        (512, 2**19, {}, "allow_split_physical_axes"),  # 128 x 4, and 4 is half of a side
+        (1024, 2**22, {"slices": 2}, "create_hybrid_device_mesh"),
+    ],
+)
+def test_the_report_says_where_make_mesh_refuses_the_mesh(chips, batch, options, words):
+    said = plan(LLAMA, "v5p", chips, batch, **options).report(1)
+    assert "jax.make_mesh((" in said and (words in said if words else "refuses" not in said)
+
+
 def test_numbers_as_people_write_them():
     assert [count(text) for text in ("4M", "512k", "1.5k", "1_000", "4,096", "2Gi")] == [
         4 * 2**20, 512 * 2**10, 1536, 1000, 4096, 2**31,
@@ -147,12 +160,17 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
         ((LLAMA, "v5p", 0, 4096), {}, "chips is 0"),
         ((LLAMA, "v5p", 8.0, 4096), {}, "chips is 8.0"),
         ((LLAMA, "v5p", 8, -1), {}, "batch_tokens is -1"),
-        ((LLAMA, "v5p", 8, 5000), {}, "5000 tokens is not a whole number of sequences of 4096"),
+        ((LLAMA, "v5p", 8, 5000), {}, "5000 tokens is not a whole number of sequences of 4096.*; use 4096 or 8192"),
+        ((LLAMA, "v5p", 8, 100), {}, "sequences of 4096 tokens; use 4096$"),
         ((LLAMA, "v5p", 8, 4096), {"reserve": 1.5}, "reserve=1.5"),
         ((LLAMA, "v5p", 8, 4096), {"remat": "all"}, "remat='all'"),
         ((LLAMA, "v5p", 7 * 11, 4096), {}, "no slice of v5p has 77 chips.*use 64 or 128"),
-        ((LLAMA, "v5p", 1024, 8192), {}, "2 sequences cannot be shared evenly by 1024 chips"),
+        ((LLAMA, "v5p", 1024, 8192), {}, "2 sequences cannot be shared evenly by 1024 chips.*use 16 sequences"),
+        ((LLAMA, "v5p", 512, 2**22), {"microbatches": 3}, "1024 sequences in 3 micro-batches.*use 1032 sequences"),
+        ((LLAMA, "v5p", 512, 2**16), {"axes": ("data", "fsdp")}, "only the axes data, fsdp; use 512 sequences"),
+        ((LLAMA, "v5p", 512, 2**22), {"axes": ("tensor",)}, "no mesh with only the axes tensor; add fsdp or data"),
         ((LLAMA, "v5p", 8, 4096), {"axes": ("model",)}, "axes='model'"),
+        ((LLAMA, "v5p", 8, 4096), {"axes": ("fsd",)}, "axes='fsd'.*did you mean 'fsdp'?"),
         ((LLAMA, "v5p", 8, 4096), {"microbatches": 0}, "microbatches is 0"),
         ((LLAMA, "v5p", 8, 4096), {"products": "fp8"}, "v5p has no peak for 'fp8'"),
     ],

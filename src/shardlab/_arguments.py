@@ -36,9 +36,9 @@ def amount(name, value):
 
 
 def one_of(name, value, known):
-    """The value, if it is known; else a ValueError lists what is."""
+    """The value, if it is known; else a ValueError lists what is, and suggests the nearest."""
     if value not in known:
-        raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(known)}")
+        raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(known)}{nearest(value, known)}")
     return value
 
 

@@ -452,9 +452,9 @@ def _sized(chip, chips, slices, reserve):
             host = chip.host_chips or chip.node_chips
             several = f" on {nodes} nodes" if slices else ""
             possible = [n for n in known if n <= host] + [host * n for n in range(1, chips // host + 2)]
+            possible = [n * slices for n in known] if slices else [n for n in possible if _nodes(chip, n)]
             raise ValueError(
-                f"{chips} {chip.name} do not fill hosts of {host}{several}; use "
-                f"{_around(chips, [n for n in possible if _nodes(chip, n)])}"
+                f"{chips} {chip.name} do not fill hosts of {host}{several}; use {_around(chips, possible)}"
             )
         return Machine(chip, (chips // nodes,), nodes, reserve)
     slices = slices or 1
@@ -465,8 +465,8 @@ def _sized(chip, chips, slices, reserve):
         largest = max(known)
         enough = next((n for n in range(2, 1000) if chips % n == 0 and chips // n in known), None)
         several = f", or slices={enough}" if slices == 1 and each > largest and enough else ""
+        near = _around(chips, [n * slices for n in known])
         raise ValueError(
-            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use {_around(each, known)} "
-            f"chips{several}"
+            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use {near} chips{several}"
         )
     return Machine(chip, min(known[each], key=sum), slices, reserve)

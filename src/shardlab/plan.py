@@ -87,7 +87,7 @@ class Choice:
 
     @property
     def code(self) -> str:
-        """The call that makes this mesh, ready to copy."""
+        """The call that makes this mesh, ready to copy where `jax.make_mesh` makes it; `Plan.report` says where not."""
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
         return f"jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * {len(names)})"
 
@@ -100,7 +100,7 @@ class Choice:
 class Plan:
     """All meshes for a model on a machine: those that fit first, the fastest first.
 
-    Of meshes whose expected times are within about one per cent, those with fewer axes come first.
+    Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
 
     Attributes:
       model, machine, batch_tokens, sequence, remat: as asked.
@@ -167,7 +167,7 @@ class Plan:
             spread = cost.FITTED["tpu" if self.chip.torus else "gpu"].spread
             return (
                 f"{said}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
-                f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}"
+                f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
         helps = "".join(
@@ -179,6 +179,19 @@ class Plan:
             f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
             f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
             + (f"What would fit:{helps}" if helps else nothing)
+        )
+
+    def _other_call(self) -> str:
+        """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
+        if not self.chip.torus:
+            return ""
+        if self.machine.slices > 1:
+            return "\njax.make_mesh refuses several slices; use jax.experimental.mesh_utils.create_hybrid_device_mesh."
+        if self.chip.name == "v5e" or _follows(tuple(self.choices[0].mesh.values()), self.machine.shape):
+            return ""  # of all kinds of TPU, jax.make_mesh lets axes share an axis of the torus only on v5e
+        return (
+            "\nIts axes share an axis of the torus, which jax.make_mesh refuses on this chip: make a jax.sharding.Mesh "
+            "of\njax.experimental.mesh_utils.create_device_mesh(..., allow_split_physical_axes=True)."
         )
 
     def to_json(self, most: int | None = None) -> str:
@@ -268,8 +281,10 @@ def plan(
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
     machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
     if batch_tokens % sequence:
+        below = batch_tokens - batch_tokens % sequence
+        near = f"{below} or {below + sequence}" if below else f"{sequence}"
         raise ValueError(
-            f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use a multiple"
+            f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use {near}"
         )
     if microbatches is not None and (not isinstance(microbatches, int) or microbatches < 1):
         raise ValueError(f"microbatches is {microbatches!r}; use a whole number of at least 1")
@@ -280,20 +295,40 @@ def plan(
     asked = (axes, batch_tokens, sequence, products, microbatches)
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
-        raise ValueError(
-            f"{batch_tokens // sequence} sequences cannot be shared evenly by {machine.chips} chips in any mesh whose "
-            f"tensor axis fits {model.heads} heads; use another batch or fewer chips"
-        )
+        raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
     made = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
     return made if made.fitting else replace(made, remedies=tuple(_remedies(made, asked)))
 
 
+def _tried(model, machine, axes):
+    """The axes that are asked for, or those that are tried by default."""
+    if axes is not None:
+        return axes
+    axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
+    return axes + ("expert",) * (model.experts > 0)
+
+
+def _uneven(model, machine, axes, sequences, sequence, microbatches):
+    """Why there is no mesh at all, and what to change."""
+    tried = _tried(model, machine, axes)
+    every = _meshes(machine, model, tried, sequence)
+    if not np.size(every.chips):
+        rest = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
+        return f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add {rest}"
+    groups = every.groups * (microbatches or 1)
+    enough = int((-(-sequences // groups) * groups).min())
+    split = f" in {microbatches} micro-batches" if microbatches else ""
+    only = f" whose tensor axis fits {model.heads} heads" if axes is None else f" with only the axes {', '.join(tried)}"
+    change = ", other axes" * (axes is not None) + ", another number of micro-batches" * bool(microbatches)
+    return (
+        f"{sequences} sequences{split} cannot be shared evenly by {machine.chips} chips in any mesh{only}; "
+        f"use {enough} sequences ({enough * sequence} tokens){change}, or fewer chips"
+    )
+
+
 def _choices(model, machine, remat, axes, batch_tokens, sequence, products, microbatches):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
-    if axes is None:
-        axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
-        axes += ("expert",) * (model.experts > 0)
-    every = _meshes(machine, model, axes, sequence)
+    every = _meshes(machine, model, _tried(model, machine, axes), sequence)
     even = batch_tokens // sequence % every.groups == 0
     uneven = int((~even).sum())
     if not even.any():
@@ -326,6 +361,18 @@ def _remedies(made, asked):
         if choices and choices[0].fits:
             yield f"{larger.chips} chips", choices[0]
             return
+
+
+def _follows(sizes, torus):
+    """Whether each size is the product of axes of the torus of its own."""
+    if not sizes:
+        return True
+    for mask in range(2 ** len(torus)):
+        taken = math.prod(size for n, size in enumerate(torus) if mask >> n & 1)
+        left = tuple(size for n, size in enumerate(torus) if not mask >> n & 1)
+        if taken == sizes[0] and _follows(sizes[1:], left):
+            return True
+    return False
 
 
 def _meshes(machine, model, axes, sequence):
@@ -391,7 +438,7 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
             )
         )  # fmt: skip
 
-    def order(choice):  # meshes within one per cent of each other are equally fast: fewer axes first
+    def order(choice):  # meshes in the same step of one per cent are equally fast: fewer axes first
         rank = math.floor(100 * math.log(choice.expected_seconds)) if choice.fits else choice.total_bytes
         return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
 
@@ -520,23 +567,38 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}")
     made.add_argument("chip", help=", ".join(hardware.CHIPS))
     made.add_argument("chips", type=_number, help="how many chips")
-    made.add_argument("--batch-tokens", type=_number, default=4 * 2**20, metavar="N", help="tokens in a batch (4M)")
+    made.add_argument(
+        "--batch-tokens", type=_number, default=4 * 2**20, metavar="N",
+        help="tokens in a batch, of all chips and micro-batches together; k, M and G are powers of 1024 (4M)",
+    )  # fmt: skip
     made.add_argument("--sequence", type=_number, default=4096, metavar="N", help="tokens of a sequence (4096)")
-    made.add_argument("--slices", type=_number, metavar="N", help="slices of a TPU, connected by the DCN (1)")
     made.add_argument(
-        "--remat", default="block", choices=cost.REMAT, help="what the backward pass rematerialises (block)"
-    )
+        "--slices", type=_number, metavar="N",
+        help="slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)",
+    )  # fmt: skip
+    made.add_argument(
+        "--remat", default="block", choices=cost.REMAT,
+        help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the scores of attention; mlp, "
+        "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory (block)",
+    )  # fmt: skip
     made.add_argument("--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)")
-    made.add_argument("--axes", help=f"which axes to try, of {','.join(MESH_AXES)}")
-    made.add_argument("--microbatches", type=_number, metavar="N", help="how many (the best for each mesh)")
     made.add_argument(
-        "--reserve", type=float, default=0.1, metavar="SHARE", help="share of memory kept for the compiler (0.1)"
+        "--axes", help=f"which axes to try, of {','.join(MESH_AXES)} (data,fsdp,tensor; on several nodes of GPUs "
+        "pipeline and context too; for a mixture of experts expert too)",
+    )  # fmt: skip
+    made.add_argument(
+        "--microbatches", type=_number, metavar="N", help="how many (for each mesh the power of two that is best)"
     )
+    made.add_argument(
+        "--reserve", type=float, default=0.1, metavar="SHARE",
+        help="share of memory kept for what the formulas do not count, such as the compiler's buffers (0.1)",
+    )  # fmt: skip
     made.add_argument("--top", type=_number, default=10, metavar="N", help="rows to show (10)")
     made.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
     made.add_argument(
-        "--verify", type=_number, default=0, metavar="N", help="compile the best N meshes, and compare bytes; minutes"
-    )
+        "--verify", type=_number, default=0, metavar="N",
+        help="compile the best N meshes that fit, and compare bytes sent and memory; takes minutes",
+    )  # fmt: skip
     made.add_argument("--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)")
     served = made.add_argument_group("serving instead of training")
     served.add_argument("--serve", action="store_true", help="plan inference: prefill and decode on so many chips")
@@ -559,15 +621,22 @@ def run(options: argparse.Namespace) -> int:
     made = plan(
         models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
         slices=options.slices, remat=options.remat, reserve=options.reserve, products=options.products,
-        axes=tuple(options.axes.split(",")) if options.axes else None, microbatches=options.microbatches,
+        axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
+        microbatches=options.microbatches,
     )  # fmt: skip
     print(made.to_json(options.top) if options.json else made.report(options.top))
     fitting = len(made.fitting)
+    said = sys.stderr if options.json else sys.stdout
     if options.plot:
-        made.plot(options.plot, options.top)
-        print(f"\nthe plot is in {options.plot}", file=sys.stderr if options.json else sys.stdout)
+        try:
+            made.plot(options.plot, options.top)
+        except (ImportError, OSError) as error:
+            raise ValueError(f"--plot {options.plot}: {error}") from None
+        print(f"\nthe plot is in {options.plot}", file=said)
     if options.verify and fitting:
-        return _compare(made, min(options.verify, fitting), options.time_limit)
+        return _compare(made, min(options.verify, fitting), options.time_limit, said)
+    if options.verify:
+        print("nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit", file=sys.stderr)
     return 0 if fitting else 1
 
 
@@ -578,15 +647,15 @@ def main(arguments: list[str] | None = None) -> int:
     return command(["plan", *(sys.argv[1:] if arguments is None else arguments)])
 
 
-def _compare(made, best, limit):
+def _compare(made, best, limit, file):
     """Print what the compiler says of the best meshes."""
     from shardlab.pods import NoCompiler
 
-    print(f"\ncompared with the compiler, {best} programs of a minute or more each:", flush=True)
+    print(f"\ncompared with the compiler, {best} programs of a minute or more each:", file=file, flush=True)
     start = time.monotonic()
     try:
         for n, verdict in enumerate(verify(made, best), 1):
-            print(f"{n} of {best}: {verdict}", flush=True)
+            print(f"{n} of {best}: {verdict}", file=file, flush=True)
             if n < best and time.monotonic() - start > limit:
                 print(f"stopped after {limit:g} s; --time-limit allows more", file=sys.stderr)
                 break
@@ -633,9 +702,11 @@ def _serve(options):
     print(aligned(rows, ">"))
     if not found:
         one = inference.decode_cost(model, machine.chip, 1, options.context, **how)
+        large = one.total_bytes > machine.usable_bytes
+        help_ = "more chips, a shorter context or --weights int8" if large else "a longer --latency or more chips"
         print(
             f"\nNot even one sequence: it needs {one.total_bytes / 1e9:.1f} GB on each chip of "
-            f"{machine.usable_bytes / 1e9:.1f} GB, and {one.serial_seconds * 1e3:.1f} ms a token."
+            f"{machine.usable_bytes / 1e9:.1f} GB, and {one.serial_seconds * 1e3:.1f} ms a token; use {help_}."
         )
     return 0 if found else 1
 

@@ -53,11 +53,14 @@ def training_step(
     Raises:
       ValueError: a model or an axis that no step is written for; sequences that the mesh does not divide.
     """
-    written = remat in ("none", "block", "offload")
-    if not written or not model.gated or model.tied or model.kv_rank or model.dense_layers:
+    if remat not in ("none", "block", "offload"):
+        raise ValueError(f"a step with remat {remat!r} is not compiled here; use none, block or offload")
+    has = {"no gated MLP": not model.gated, "a tied embedding": model.tied, "latent attention": model.kv_rank > 0,
+           "dense layers before its experts": model.dense_layers > 0}  # fmt: skip
+    if any(has.values()):
         raise ValueError(
-            f"only gated, untied models without latent attention or dense layers, and remat none, block or offload, "
-            f"are compiled here, not {model}, {remat}"
+            f"{model.name or 'this model'} has {' and '.join(what for what in has if has[what])}, for which no step is "
+            "written here; use a gated, untied model without latent attention or dense layers"
         )
     size = {axis: mesh.shape.get(axis, 1) for axis in MESH_AXES}
     for axis in (*AXES, *mesh.axis_names):

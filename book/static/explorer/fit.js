@@ -14,7 +14,7 @@ function machine(name, chips, slices = 1) {
   const chip = explorer.data.chips[name];
   const known = Object.keys(chip.slices).map(Number);
   const around = (all) => [max(...all.filter((n) => n < chips / slices)), min(...all.filter((n) => n > chips / slices))]
-    .filter(isFinite).map(plain).join(" or ");
+    .filter(isFinite).map((n) => plain(n * slices)).join(" or "); // chips of all slices together
   const made = (near, many) => {
     const [shape, rings] = chip.slices[near];
     return { chip, shape, rings, near, slices: many, chips };

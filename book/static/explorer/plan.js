@@ -83,12 +83,16 @@ function plan(given) {
   const wrong = (words) => ({ error: { words } });
   if (model.heads % model.kv_heads) return wrong(`${model.heads} heads cannot share ${model.kv_heads} kv_heads evenly; use a divisor`);
   if (batch % sequence) {
-    return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use a multiple`);
+    const below = batch - batch % sequence;
+    return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use ` +
+      `${below ? `${below} or ` : ""}${below + sequence}`);
   }
   const [all, even] = shared(made, given, isSeveral(made));
   if (!even.length) {
+    const enough = all.reduce((least, { data, fsdp }) =>
+      min(least, Math.ceil(batch / sequence / (data * fsdp)) * data * fsdp), Infinity);
     return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
-      `fits ${model.heads} heads; use another batch or fewer chips`);
+      `fits ${model.heads} heads; use ${enough} sequences (${enough * sequence} tokens), or fewer chips`);
   }
   if (unknownHost(given)) return unknownHost(given);
   const choices = priced(made, even, given);
