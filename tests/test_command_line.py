@@ -110,11 +110,27 @@ CHIPS = ("plan", "llama-3-8b", "v5p", "64", "--batch-tokens", "1M")
 
 def test_a_plan_is_that_of_the_planner(run):
     made = plan("llama-3-8b", "v5p", 64, 1048576)
-    assert run(*CHIPS, "--top", "3") == (0, made.report(3) + "\n", "")
+    status, out, err = run(*CHIPS, "--top", "3")
+    assert (status, err) == (0, "") and out.startswith(made.report(3) + "\n--remat none: ")
     told = json.loads(run(*CHIPS, "--top", "3", "--json")[1])
     assert [choice["seconds"] for choice in told["choices"]] == [choice.seconds for choice in made.choices[:3]]
     assert (told["meshes"], told["fitting"]) == (len(made.choices), len(made.fitting))
     assert told["model"]["layers"] == 32 and told["chip"] == "v5p" and told["machine"] == "v5p:4x4x4"
+
+
+def test_a_plan_names_the_other_kinds_of_rematerialisation_that_should_be_faster(run):
+    large = ("plan", "llama-3-405b", "h100", "2048", "--batch-tokens", "4M", "--axes", "fsdp,tensor")
+    named = re.findall(r"--remat (\w+): ([\d,]+) ms expected \((\d+)% less\) on (.*), ([\d.]+) GB", run(*large)[1])
+    assert [remat for remat, *_ in named] == ["mlp"]
+    block, mlp = (
+        plan("llama-3-405b", "H100", 2048, 2**22, remat=remat, axes=("fsdp", "tensor")).choices[0]
+        for remat in ("block", "mlp")
+    )
+    _, milliseconds, less, mesh, size = named[0]
+    assert float(milliseconds.replace(",", "")) == pytest.approx(1e3 * mlp.expected_seconds, abs=0.5)
+    assert int(less) == round(100 * (1 - mlp.expected_seconds / block.expected_seconds)) > 5
+    assert (mesh, float(size)) == (str(mlp), pytest.approx(mlp.total_bytes / 1e9, abs=0.05))
+    assert run(*large, "--remat", "mlp")[1].endswith("No other --remat is expected to be faster.\n")
 
 
 def test_no_mesh_that_fits_is_another_status(run):

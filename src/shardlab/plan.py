@@ -618,15 +618,21 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
     if options.serve:
         return _serve(options)
-    made = plan(
-        models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
-        slices=options.slices, remat=options.remat, reserve=options.reserve, products=options.products,
-        axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
-        microbatches=options.microbatches,
-    )  # fmt: skip
+
+    def planned(remat):
+        return plan(
+            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
+            slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
+            axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
+            microbatches=options.microbatches,
+        )  # fmt: skip
+
+    made = planned(options.remat)
     print(made.to_json(options.top) if options.json else made.report(options.top))
     fitting = len(made.fitting)
     said = sys.stderr if options.json else sys.stdout
+    if fitting and not options.json:
+        print(_other_remat(made, planned))
     if options.plot:
         try:
             made.plot(options.plot, options.top)
@@ -645,6 +651,22 @@ def main(arguments: list[str] | None = None) -> int:
     from shardlab.__main__ import main as command
 
     return command(["plan", *(sys.argv[1:] if arguments is None else arguments)])
+
+
+def _other_remat(made, planned):
+    """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
+    first, found = made.choices[0].expected_seconds, []
+    for remat in cost.REMAT:
+        if remat != made.remat and (remat != "offload" or made.chip.host_bytes_per_second):
+            best = planned(remat).choices[0]
+            if best.fits and best.expected_seconds < 0.99 * first:
+                found.append((best.expected_seconds, remat, best))
+    lines = [
+        f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) on {best}, "
+        f"{best.total_bytes / 1e9:.1f} GB"
+        for seconds, remat, best in sorted(found, key=lambda one: one[0])
+    ]
+    return "\n".join(lines) or "No other --remat is expected to be faster."
 
 
 def _compare(made, best, limit, file):
