@@ -115,6 +115,14 @@ def test_the_report_says_where_make_mesh_refuses_the_mesh(chips, batch, options,
     assert "jax.make_mesh((" in said and (words in said if words else "refuses" not in said)
 
 
+def test_of_a_chip_that_is_two_devices_the_mesh_must_be_doubled():
+    """`jax.make_mesh` of as many devices as there are chips would take half of them, silently."""
+    made = plan("llama-3-8b", "tpu7x", 64, 2**20)
+    assert "JAX has two devices for each tpu7x" in made.report(1)
+    with pytest.raises(ValueError, match=r"tpu7x:4x4x4 has 128 JAX devices, two for each chip"):
+        next(verify(made, 1))
+
+
 def test_numbers_as_people_write_them():
     assert [count(text) for text in ("4M", "512k", "1.5k", "1_000", "4,096", "2Gi")] == [
         4 * 2**20, 512 * 2**10, 1536, 1000, 4096, 2**31,

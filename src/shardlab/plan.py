@@ -185,6 +185,8 @@ class Plan:
         """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
         if not self.chip.torus:
             return ""
+        if hardware.COMPILED_TPUS.get(self.chip.name, (0, 1))[1] == 2:
+            return f"\nJAX has two devices for each {self.chip.name}; this mesh takes half of them, so double an axis."
         if self.machine.slices > 1:
             return "\njax.make_mesh refuses several slices; use jax.experimental.mesh_utils.create_hybrid_device_mesh."
         if self.chip.name == "v5e" or _follows(tuple(self.choices[0].mesh.values()), self.machine.shape):
@@ -509,7 +511,7 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
       A `Verdict` for each, as soon as it is compiled: half a minute or more for large models.
 
     Raises:
-      ValueError: there is no such pod, such as 7 chips in a torus.
+      ValueError: there is no such pod, such as 7 chips in a torus; or each of its chips is two JAX devices (tpu7x).
       shardlab.pods.NoCompiler: the compiler for these chips is not installed.
     """
     from shardlab.pods import Pod
@@ -518,6 +520,11 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
     if made.machine.chip.torus and made.machine.slices > 1:
         raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
     pod = Pod(made.machine.name)
+    if pod.size != made.chips:
+        raise ValueError(
+            f"{pod.name} has {pod.size} JAX devices, two for each chip, and a plan's meshes have one for each; compile "
+            "shardlab.training's step on a mesh of all devices"
+        )
     able = [choice for choice in made.choices if choice.pipeline == 1 or choice.expert == 1]
     for choice in able[:best] if isinstance(best, int) else best:
         axes = [axis for axis in ORDER if axis in AXES or axis in choice.mesh]
