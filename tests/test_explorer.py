@@ -957,11 +957,16 @@ def test_what_is_rematerialised_is_named(visit):
     remat = control(page, "Rematerialised", "fit")
     shown = remat.locator("option").evaluate_all("all => all.map((option) => [option.value, option.text])")
     assert dict(shown) == {
-        "none": "nothing", "matmuls": "attention scores", "mlp": "attention", "block": "whole layers"
+        "none": "nothing", "matmuls": "attention scores", "mlp": "attention", "block": "whole layers",
+        "offload": "layers, offloaded",
     }  # fmt: skip
     remat.select_option("attention scores")
     assert page.url.endswith("remat=matmuls&reserve=10")
     assert page.get_by_text("The model has 8,030,261,248 parameters.").is_visible()
+    parts = page.locator('[aria-label="Time of a step"] th[scope=row]')
+    assert "hbm" in parts.all_text_contents() and "host" not in parts.all_text_contents()
+    remat.select_option("layers, offloaded")
+    assert "host" in parts.all_text_contents()
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -34,7 +34,7 @@ MOST_CHIPS = 2**17
 # The explorer's steps are those of dense models, on meshes of these axes.
 MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
 STEP_AXES = tuple(axis for axis in cost.MESH_AXES if axis != "expert")
-_COMPUTED_AGAIN = ("nothing", "attention scores", "attention", "whole layers", "whole layers, inputs on the host")
+_COMPUTED_AGAIN = ("nothing", "attention scores", "attention", "whole layers", "layers, offloaded")
 REMATERIALISED = dict(zip(cost.REMAT, _COMPUTED_AGAIN, strict=True))
 
 
