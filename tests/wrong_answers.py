@@ -3,6 +3,10 @@
 The key is the exercise's label; each answer is code that takes the place of the stub. At least two each.
 """
 
+# What the exercise "The cheapest way below a budget" counts, and the order in which it tries.
+_ONCE, _EACH_TIME = "12 * M / n + 12 * M", "20 * M / n + 4 * M / L"
+_IN_ORDER = "((way, 2 ** k) for way in held for k in range(7))"
+
 WRONG_ANSWERS = {
     "explorer-whole-rows": {
         "two shards": 'answer = jax.device_put(A, NamedSharding(mesh, P("x")))',
@@ -1605,7 +1609,24 @@ WRONG_ANSWERS = {
             "def repaired(state, x):\n    return careless(state | {'average': state['average'].astype('float32')}, x)"
         ),
     },
-    "memory-all-gradients": {
+    "budget-cheapest": {
+        name: (
+            "def cheapest(M, n, L, A, budget):\n"
+            f"    held = {{'once': {once}, 'each time': {each_time}}}\n"
+            f"    tried = {tried}\n"
+            "    fit = ((way, K) for way, K in tried if held[way] + A / K <= budget)\n"
+            "    return next(fit, None)"
+        )
+        for name, once, each_time, tried in (
+            ("the fewest micro-batches", _ONCE, _EACH_TIME, "((w, 2**k) for k in range(7) for w in [*held][::-1])"),
+            ("never once", _ONCE, _EACH_TIME, "(('each time', 2 ** k) for k in range(7))"),
+            ("one set of gradients", "12 * M / n + 8 * M", "16 * M / n + 4 * M / L", _IN_ORDER),
+            ("moments in full", "24 * M", _EACH_TIME, _IN_ORDER),
+            ("all parameters gathered each time", _ONCE, "20 * M / n + 4 * M", _IN_ORDER),
+            ("always two micro-batches", _ONCE, _EACH_TIME, "(('once', 2), ('each time', 2))"),
+        )
+    },
+    "budget-all-gradients": {
         "the same": "def frugal(W, xs): return hoarding(W, xs)",
         "all at once": "def frugal(W, xs): return jax.vmap(one_gradient, (None, 0))(W, xs).mean(0)",
         "one large batch": "def frugal(W, xs): return one_gradient(W, xs.reshape(-1, 256))",
