@@ -500,7 +500,7 @@ def fit_cases():
                 "batch": 2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
                 "sequence": chance.choice((512, 4096, 32_768)), "reserve": explorer.RESERVES[len(cases) % 5],
                 **dict(zip(explorer.STEP_AXES, sizes, strict=True)), "microbatches": 2 ** chance.randrange(8),
-                "chips": prod(sizes),
+                "stages": chance.choice((1, 1, 1, 2, 4)), "gathers": chance.choice((1, 2, 2)), "chips": prod(sizes),
             }  # fmt: skip
             try:
                 machine_of(case)
@@ -514,11 +514,12 @@ def fit_cases():
 def test_steps_take_what_shardlab_cost_says(bare):
     cases, kinds = fit_cases(), Counter()
     for case, answer in zip(cases, solve(bare, "fit", cases), strict=True):
-        axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches")}
+        axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")}
         try:
             made, model = machine_of(case), Model(**case["model"])
             step = cost.step_cost(
-                model, made, cost.Parallelism(**axes), case["batch"], case["sequence"], case["remat"]
+                model, made, cost.Parallelism(**axes), case["batch"], case["sequence"], case["remat"],
+                gathers=case["gathers"],
             )  # fmt: skip
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}, case
@@ -591,7 +592,8 @@ def planned_for(case):
 
 def same_choice(found, choice):
     assert [found["mesh"][axis] for axis in explorer.STEP_AXES] == [getattr(choice, a) for a in explorer.STEP_AXES]
-    assert (found["microbatches"], found["fits"], found["bound"]) == (choice.microbatches, choice.fits, choice.bound)
+    same = ("microbatches", "stages", "gathers", "fits", "bound")
+    assert [found[name] for name in same] == [getattr(choice, name) for name in same]
     names = ("expected_seconds", "exposed_seconds", "seconds", "serial_seconds", "total_bytes", "bubble")
     assert [found[name] for name in names] == pytest.approx([getattr(choice, name) for name in names], rel=1e-9)
 
@@ -613,11 +615,14 @@ def test_meshes_are_ranked_as_by_shardlab_plan(bare):
         for (_, found), (_, choice) in zip(answer["remedies"], made.remedies, strict=True):
             same_choice(found, choice)
         first = made.choices[0]
+        top = made.choices[:10]
         kinds.update(
             {"fits": first.fits, "remedy": bool(made.remedies), "uneven": made.uneven > 0,
-             "micro-batches": first.microbatches > 1, "nodes": any(choice.context > 1 for choice in made.choices)}
+             "micro-batches": first.microbatches > 1, "nodes": any(choice.context > 1 for choice in made.choices),
+             "gathered once": any(c.gathers == 1 for c in top), "interleaved": any(c.stages > 1 for c in top)}
         )  # fmt: skip
     assert min(kinds[kind] for kind in ("fits", "remedy", "uneven", "micro-batches", "nodes")) >= 5, kinds
+    assert min(kinds["gathered once"], kinds["interleaved"]) >= 3, kinds
     assert min(kinds.values()) >= 1 and len(kinds) >= 8, kinds
 
 
@@ -1230,8 +1235,8 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
         if html is None:
             continue
         model = Model(**case["model"])
-        axes = cost.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches")})
-        memory = cost.training_memory(model, axes, case["batch"], case["remat"])
+        axes = cost.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")})
+        memory = cost.training_memory(model, axes, case["batch"], case["remat"], gathers=case["gathers"])
         figure = BeautifulSoup(html, "html.parser").figure
         widths, end, last = bar_of(figure.svg)
         has, total = CHIPS[case["chip"]].hbm_bytes, float(memory.total_bytes)

@@ -43,7 +43,9 @@ def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
 
 def test_a_choice_is_what_shardlab_cost_says_of_its_parallelism():
     for choice in plan("llama-3-405b", "H100", 1024, 2**22, sequence=8192).choices[::40]:
-        priced = cost.step_cost("llama-3-405b", "H100", choice.parallelism, 2**22, 8192)
+        priced = cost.step_cost(
+            "llama-3-405b", "H100", choice.parallelism, 2**22, 8192, gathers=choice.gathers
+        )  # fmt: skip
         assert choice.seconds == pytest.approx(float(priced.seconds))
         assert choice.expected_seconds == pytest.approx(float(priced.expected_seconds))
         assert choice.total_bytes == pytest.approx(float(priced.memory.total_bytes))
@@ -64,6 +66,41 @@ def test_micro_batches_are_chosen_so_that_a_step_fits():
     assert not plan(LLAMA, "H100", 64, 2**22, microbatches=1, axes=("data", "fsdp")).fitting
     pipeline = [choice for choice in plan("llama-3-405b", "H100", 1024, 2**24).fitting if choice.pipeline > 8]
     assert all(choice.microbatches >= choice.pipeline for choice in pipeline)  # more micro-batches, a smaller bubble
+
+
+def test_a_pipeline_interleaves_and_fsdp_gathers_once_where_that_is_faster():
+    """405 B on 16,384 H100s: 8 per cent less than without either."""
+    asked = "llama-3-405b", "H100", 16_384, 2**24
+    free, plain = plan(*asked, sequence=8192), plan(*asked, sequence=8192, stages=1, gathers=2)
+    assert {(c.stages, c.gathers) for c in plain.choices} == {(1, 2)}
+    assert free.choices[0].stages > 1 and free.choices[0].expected_seconds < 0.93 * plain.choices[0].expected_seconds
+    assert {c.stages for c in free.choices} == {1, 2, 4, 8} and {c.gathers for c in free.choices} == {1, 2}
+    before = {tuple(c.mesh.items()): c for c in plain.choices}
+    assert before.keys() == {tuple(c.mesh.items()) for c in free.choices}
+    for choice in free.choices:
+        same = before[tuple(choice.mesh.items())]
+        if (choice.stages, choice.gathers) == (1, 2):
+            assert choice == same
+        elif choice.fits and same.fits:
+            assert choice.expected_seconds < 0.99 * same.expected_seconds
+        assert choice.stages == 1 or (choice.pipeline > 1 and choice.microbatches % choice.pipeline == 0)
+        assert choice.stages * choice.pipeline <= 126
+        assert choice.gathers == 2 or choice.fsdp * choice.context > 1
+    interleaved = next(c for c in free.choices if c.stages > 1)
+    assert f", {interleaved.stages} stages on each chip" in str(interleaved) and not interleaved.can_compile
+    assert "stages" in free.table().split("\n")[0] and "stages" not in plain.table().split("\n")[0]
+
+
+def test_stages_and_gathers_are_taken_as_asked():
+    once = plan(LLAMA, "v5p", 512, 2**22, gathers=1)
+    assert {c.gathers for c in once.choices if c.fsdp > 1} == {1} and str(once.choices[0]).endswith(", gathered once")
+    assert {c.gathers for c in once.choices if c.fsdp == 1} == {2}  # there is nothing to gather
+    two = plan("llama-3-405b", "H100", 1024, 2**24, stages=2)
+    assert (
+        {c.stages for c in two.choices if c.pipeline > 1}
+        == {2}
+        == {2 * c.stages for c in two.choices if c.pipeline == 1}
+    )
 
 
 def test_the_axes_that_are_tried_are_those_that_help():
@@ -152,8 +189,9 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
     step, arguments = training_step(TINY, mesh, sequences=16, sequence=128)
     sent = collectives(jax.jit(step, donate_argnums=0), *arguments)
     (choice,) = (
-        c for c in plan(TINY, "v5p", count, 16 * 128, sequence=128).choices if (c.data, c.fsdp, c.tensor) == shape
-    )
+        c for c in plan(TINY, "v5p", count, 16 * 128, sequence=128, gathers=2).choices
+        if (c.data, c.fsdp, c.tensor) == shape
+    )  # fmt: skip
     (axis,) = (axis for axis, size in zip(AXES, shape, strict=True) if size > 1)
     assert {axes for move in sent.moves for axes in [move.axes]} == {(axis,)}
     ratio = sent.bytes / (2 * choice.sent_bytes[axis])
@@ -176,6 +214,8 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
         ((LLAMA, "v5p", 1024, 8192), {}, "2 sequences cannot be shared evenly by 1024 chips.*use 16 sequences"),
         ((LLAMA, "v5p", 512, 2**22), {"microbatches": 3}, "1024 sequences in 3 micro-batches.*use 1032 sequences"),
         ((LLAMA, "v5p", 512, 2**16), {"axes": ("data", "fsdp")}, "only the axes data, fsdp; use 512 sequences"),
+        ((LLAMA, "v5p", 512, 2**22), {"gathers": 3}, "gathers is 3; use 2, or 1"),
+        ((LLAMA, "v5p", 512, 2**22), {"stages": 0}, "stages is 0; use a whole number of at least 1"),
         ((LLAMA, "v5p", 512, 2**22), {"axes": ("tensor",)}, "no mesh with only the axes tensor; add fsdp or data"),
         ((LLAMA, "v5p", 8, 4096), {"axes": ("model",)}, "axes='model'"),
         ((LLAMA, "v5p", 8, 4096), {"axes": ("fsd",)}, "axes='fsd'.*did you mean 'fsdp'?"),

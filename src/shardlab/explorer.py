@@ -17,7 +17,7 @@ from shardlab._svg import PALETTE, Picture, figure, hatching, ink, rect, row, te
 from shardlab._tables import aligned, html_table
 from shardlab.draw import draw
 from shardlab.layout import describe, index_text, itemsize, short_dtype
-from shardlab.plan import MOST_CONTEXT, MOST_PIPELINE
+from shardlab.plan import FASTER, MOST_CONTEXT, MOST_PIPELINE, STAGES
 
 __all__ = ["Part", "data", "fit", "layout", "matmul"]
 
@@ -35,6 +35,8 @@ MOST_CHIPS = 2**17
 MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
 STEP_AXES = tuple(axis for axis in cost.MESH_AXES if axis != "expert")
 _COMPUTED_AGAIN = ("nothing", "attention scores", "attention", "whole layers", "layers, offloaded")
+GATHERED = {2: "in both passes of each micro-batch", 1: "once in a step"}
+REACH = {"stages": 2**4}  # of a slider, if it is not 4096
 REMATERIALISED = dict(zip(cost.REMAT, _COMPUTED_AGAIN, strict=True))
 
 
@@ -101,7 +103,13 @@ def data() -> dict:
             for name, model in MODELS.items()
         },
         "fitted": {kind: asdict(fitted) for kind, fitted in cost.FITTED.items()},
-        "most": {"chips": MOST_CHIPS, "pipeline": MOST_PIPELINE, "context": MOST_CONTEXT},
+        "most": {
+            "chips": MOST_CHIPS,
+            "pipeline": MOST_PIPELINE,
+            "context": MOST_CONTEXT,
+            "stages": STAGES,
+            "faster": FASTER,
+        },
     }
 
 
@@ -297,6 +305,7 @@ def fit(
     remat: str = "block",
     reserve: float = 0.1,
     slices: int = 1,
+    gathers: int = 2,
 ) -> Part:
     """Whether a training step fits in the memory of its chips and how long it takes; on the page, the planner.
 
@@ -308,13 +317,14 @@ def fit(
     Args:
       model: the name of a dense model in `shardlab.models.MODELS`: one without experts or latent attention.
       chip: the name of a chip in `shardlab.hardware.CHIPS`.
-      parallelism: a `shardlab.cost.Parallelism` of whole numbers, with one stage on each chip and without experts.
+      parallelism: a `shardlab.cost.Parallelism` of whole numbers, of 1f1b and without experts.
       batch_tokens: tokens of the whole batch.
       sequence: tokens that each token attends to.
       remat: what the backward pass rematerialises, one of `shardlab.cost.REMAT`.
       reserve: the share of a chip's memory that is left for the compiler's buffers, as in `shardlab.plan.plan`; one of
         0, 0.05, 0.1, 0.2 and 0.3.
       slices: over how many slices of a TPU the chips are spread.
+      gathers: how often fsdp gathers a parameter, as for `shardlab.cost.step_cost`.
 
     Returns:
       A `Part`, with the memory of a chip as a bar and both as a table.
@@ -326,12 +336,12 @@ def fit(
     percent = round(100 * reserve)
     if percent not in RESERVES:
         raise ValueError(f"reserve={reserve} is not offered; use one of {', '.join(str(n / 100) for n in RESERVES)}")
-    if (parallelism.expert, parallelism.stages, parallelism.schedule) != (1, 1, "1f1b"):
-        raise ValueError(f"the explorer has no experts, and one stage of 1f1b on each chip, not {parallelism}")
+    if (parallelism.expert, parallelism.schedule) != (1, "1f1b"):
+        raise ValueError(f"the explorer has no experts, and pipelines of 1f1b, not {parallelism}")
     model, chip = _known("model", model, MODELS), _known("chip", chip, hardware.CHIPS)
     sizes, chips, is_tpu = models.model(model), int(parallelism.chips), bool(hardware.chip(chip).torus)
     machine = hardware.machine(chip, chips, slices=slices if is_tpu else None, reserve=reserve)
-    step = cost.step_cost(sizes, machine, parallelism, batch_tokens, sequence, remat)
+    step = cost.step_cost(sizes, machine, parallelism, batch_tokens, sequence, remat, gathers=gathers)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
     names = ("parameters", "gradients", "moments", "activations", *kinds[4:])
     held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
@@ -341,14 +351,15 @@ def fit(
     rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
     rows += [("a step, expected", f"{float(step.expected_seconds):.3f} s")]
     rows += [("at least", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
-    mesh = {name: int(getattr(parallelism, name)) for name in (*STEP_AXES, "microbatches")}
+    mesh = {name: int(getattr(parallelism, name)) for name in (*STEP_AXES, "microbatches", "stages")}
     start = f"model={model}&chip={chip}" + f"&slices={slices}" * is_tpu + f"&batch={batch_tokens}&sequence={sequence}"
-    start += "".join(f"&{name}={size}" for name, size in mesh.items()) + f"&remat={remat}&reserve={percent}"
+    start += "".join(f"&{name}={size}" for name, size in mesh.items())
+    start += f"&gathers={gathers}&remat={remat}&reserve={percent}"
     own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
     tpus = " ".join(name for name, one in hardware.CHIPS.items() if one.torus)
-    words = {"microbatches": "Micro-batches"}
+    words = {"microbatches": "Micro-batches", "stages": "Stages on each chip"}
     groups = {
         "Model and machine": _select("model", "Model", (*MODELS, OWN))
         + _select("chip", "Chip", tuple(hardware.CHIPS))
@@ -360,8 +371,10 @@ def fit(
         + _select("remat", "Rematerialised", REMATERIALISED)
         + _select("reserve", "Memory reserve, %", RESERVES),
         "Mesh": "".join(
-            _pulled(name, words.get(name, name), size, MOST_CHIPS, reach=2**12) for name, size in mesh.items()
-        ),
+            _pulled(name, words.get(name, name), size, MOST_CHIPS, reach=REACH.get(name, 2**12))
+            for name, size in mesh.items()
+        )
+        + _select("gathers", "Parameters are gathered", GATHERED),
     }
     said = f"{total / 1e9:.1f} GB on each chip"
     drawn = Picture(_bar(held, has, percent), said)

@@ -29,7 +29,9 @@ from shardlab.cost import AXES, MESH_AXES, PARTS
 
 __all__ = ["Choice", "Plan", "Verdict", "count", "plan", "verify"]
 
-MOST_PIPELINE, MOST_CONTEXT = 32, 16  # stages and chips of a ring; longer ones are not tried
+MOST_PIPELINE, MOST_CONTEXT = 32, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
+STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
+FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
 
 ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")  # of a mesh's axes, the outermost first
 
@@ -41,6 +43,8 @@ class Choice:
     Attributes:
       data, fsdp, tensor, pipeline, context, expert: sizes of the mesh's axes.
       microbatches: into how many the batch of a data group is split.
+      stages: stages on each chip of a pipeline; with more than one its schedule is interleaved.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step.
       expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it that nothing hides.
       seconds: at least, with everything overlapped; `serial_seconds`: with nothing overlapped.
       bound: the part that takes longest: "compute", "hbm" (memory-bound), "host" (its link, with offloading) or an axis
@@ -61,6 +65,8 @@ class Choice:
     context: int
     expert: int
     microbatches: int
+    stages: int
+    gathers: int
     expected_seconds: float
     exposed_seconds: float
     seconds: float
@@ -78,7 +84,13 @@ class Choice:
     @property
     def parallelism(self) -> cost.Parallelism:
         """The same as a `shardlab.cost.Parallelism`."""
-        return cost.Parallelism(*(getattr(self, axis) for axis in MESH_AXES), microbatches=self.microbatches)
+        axes = (getattr(self, axis) for axis in MESH_AXES)
+        return cost.Parallelism(*axes, microbatches=self.microbatches, stages=self.stages)
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether the step of `shardlab.training`, which `verify` compiles, can compute it in this way."""
+        return self.stages == 1 and self.gathers == 2 and 1 in (self.pipeline, self.expert)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -93,7 +105,9 @@ class Choice:
 
     def __str__(self) -> str:
         words = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
-        return words + (f", {self.microbatches} micro-batches" if self.microbatches > 1 else "")
+        words += f", {self.microbatches} micro-batches" if self.microbatches > 1 else ""
+        words += f", {self.stages} stages on each chip" if self.stages > 1 else ""
+        return words + (", gathered once" if self.gathers == 1 else "")
 
 
 @dataclass(frozen=True)
@@ -137,11 +151,12 @@ class Plan:
         """The first choices as a table in text."""
         shown = self.choices[:most]
         axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
-        micro = ["microbatches"] * any(choice.microbatches > 1 for choice in shown)
-        head = [*axes, *micro, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB", "MFU"]
+        for column, plain in (("microbatches", 1), ("stages", 1), ("gathers", 2)):
+            axes += [column] * any(getattr(choice, column) != plain for choice in shown)
+        head = [*axes, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB", "MFU"]
         rows = [
             (
-                *(str(getattr(choice, axis)) for axis in (*axes, *micro)),
+                *(str(getattr(choice, axis)) for axis in axes),
                 f"{choice.expected_seconds * 1e3:,.0f}",
                 f"{choice.seconds * 1e3:,.0f}",
                 f"{choice.serial_seconds * 1e3:,.0f}",
@@ -245,6 +260,8 @@ def plan(
     products: str = "bf16",
     axes: Sequence[str] | None = None,
     microbatches: int | None = None,
+    stages: int | None = None,
+    gathers: int | None = None,
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
 
@@ -267,6 +284,9 @@ def plan(
       axes: which axes to try, of `shardlab.cost.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
         pipeline and context too; for a mixture of experts expert too.
       microbatches: how many; by default for each mesh the number with which it fits and is fastest.
+      stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
+      gathers: how often fsdp gathers a parameter, as for `shardlab.cost.step_cost`; by default 2, in both passes of
+        each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
 
     Returns:
       A `Plan`.
@@ -288,13 +308,16 @@ def plan(
         raise ValueError(
             f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use {near}"
         )
-    if microbatches is not None and (not isinstance(microbatches, int) or microbatches < 1):
-        raise ValueError(f"microbatches is {microbatches!r}; use a whole number of at least 1")
+    for name, value in (("microbatches", microbatches), ("stages", stages)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+    if gathers is not None and (isinstance(gathers, bool) or gathers not in (1, 2)):
+        raise ValueError(f"gathers is {gathers!r}; use 2, or 1 to keep gathered parameters")
     one_of("remat", remat, cost.REMAT)
     machine.chip.peak(products)
     for axis in axes or ():
         one_of("axes", axis, MESH_AXES)
-    asked = (axes, batch_tokens, sequence, products, microbatches)
+    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers))
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
@@ -328,7 +351,7 @@ def _uneven(model, machine, axes, sequences, sequence, microbatches):
     )
 
 
-def _choices(model, machine, remat, axes, batch_tokens, sequence, products, microbatches):
+def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
     every = _meshes(machine, model, _tried(model, machine, axes), sequence)
     even = batch_tokens // sequence % every.groups == 0
@@ -336,7 +359,7 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, micr
     if not even.any():
         return (), uneven
     every = cost.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    return _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches), uneven
+    return _priced(model, machine, every, batch_tokens, sequence, remat, products, *how), uneven
 
 
 def _remedies(made, asked):
@@ -406,37 +429,41 @@ def _meshes(machine, model, axes, sequence):
     return cost.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
 
 
-def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches):
-    """The choices for some meshes in their order, each with the number of micro-batches that is best for it."""
-    each = batch_tokens // sequence // every.groups  # sequences of a data group
+def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches, stages, gathers):
+    """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
     numbers = [microbatches] if microbatches else [2**n for n in range(13)]
     best = {}
-    for number in numbers:
-        able = np.nonzero(each % number == 0)[0]
-        if not len(able):
-            continue
-        some = cost.Parallelism(*(getattr(every, axis)[able] for axis in MESH_AXES), microbatches=number)
-        priced = cost.step_cost(model, machine, some, batch_tokens, sequence, remat, products=products)
-        totals = np.broadcast_to(priced.memory.total_bytes, able.shape)
-        for n, place in enumerate(able):
-            fits = bool(totals[n] <= machine.usable_bytes)
-            key = (not fits, float(priced.expected_seconds[n]) if fits else float(totals[n]))
-            if place not in best or key < best[place][0]:
-                best[place] = (key, priced, n, number, float(totals[n]), fits)
+    piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
+    for many in (1, stages) if stages else STAGES:
+        for kept in (2, 1):
+            able = every.pipeline * many <= model.layers
+            if many > 1:
+                able = able & piped
+            elif stages and stages > 1:
+                able = able & ~piped
+            if kept == 1:
+                able = able & sharded
+            if gathers not in (None, kept):
+                able = able & ~sharded
+            found = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, kept, able)
+            for place, one in found.items():
+                if place not in best or _better(one, best[place]):
+                    best[place] = one
     choices = []
-    for place, (_, priced, n, number, total, fits) in best.items():
+    for place, (fits, _, priced, n, *how) in best.items():
 
         def at(array, n=n, like=priced.expected_seconds):
             return float(np.broadcast_to(array, like.shape)[n])
 
         choices.append(
             Choice(
-                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), number,
+                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *how,
                 at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
                 str(priced.bound[n]), at(priced.bubble),
                 {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
                 {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
-                total, at(priced.memory.state_bytes), fits, at(priced.expected_mfu), at(priced.flops),
+                at(priced.memory.total_bytes), at(priced.memory.state_bytes), fits, at(priced.expected_mfu),
+                at(priced.flops),
             )
         )  # fmt: skip
 
@@ -445,6 +472,41 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
         return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
 
     return tuple(sorted(choices, key=order))
+
+
+def _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, stages, gathers, able):
+    """{the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, how)}.
+
+    An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as Megatron-LM's does.
+    """
+    each = batch_tokens // sequence // every.groups  # sequences of a data group
+    best = {}
+    for number in numbers:
+        some = able & (each % number == 0)
+        if stages > 1:
+            some = some & (number % every.pipeline == 0)
+        places = np.nonzero(some)[0]
+        if not len(places):
+            continue
+        meshes = cost.Parallelism(
+            *(getattr(every, axis)[places] for axis in MESH_AXES), microbatches=number, stages=stages
+        )
+        priced = cost.step_cost(
+            model, machine, meshes, batch_tokens, sequence, remat, products=products, gathers=gathers
+        )
+        totals = np.broadcast_to(priced.memory.total_bytes, places.shape)
+        for n, place in enumerate(places):
+            fits = bool(totals[n] <= machine.usable_bytes)
+            worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
+            if place not in best or (not fits, worth) < (not best[place][0], best[place][1]):
+                best[place] = (fits, worth, priced, n, number, stages, gathers)
+    return best
+
+
+def _better(one, other):
+    """Whether a way to compute a step is worth more than a plainer one: it fits, or is faster, or needs less."""
+    (fits, worth, *_), (fitted, before, *_) = one, other
+    return fits > fitted or (fits == fitted and worth < (FASTER * before if fits else before))
 
 
 # --- Compared with a compiler ------------------------------------------------------------------------------
@@ -500,7 +562,8 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Pipelines are compiled as GPipe, which keeps the activations of all micro-batches and not only those of as many as
-    there are stages. Choices with both a pipeline and expert axes are left out.
+    there are stages. Choices with both a pipeline and expert axes are left out, and those that interleave or gather
+    once: plan with `stages=1, gathers=2` to compare.
 
     Args:
       made: a `Plan`.
@@ -511,7 +574,8 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
       A `Verdict` for each, as soon as it is compiled: half a minute or more for large models.
 
     Raises:
-      ValueError: there is no such pod, such as 7 chips in a torus; or each of its chips is two JAX devices (tpu7x).
+      ValueError: there is no such pod, such as 7 chips in a torus; or each of its chips is two JAX devices (tpu7x); or
+        a choice is one that is left out.
       shardlab.pods.NoCompiler: the compiler for these chips is not installed.
     """
     from shardlab.pods import Pod
@@ -525,8 +589,12 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
             f"{pod.name} has {pod.size} JAX devices, two for each chip, and a plan's meshes have one for each; compile "
             "shardlab.training's step on a mesh of all devices"
         )
-    able = [choice for choice in made.choices if choice.pipeline == 1 or choice.expert == 1]
-    for choice in able[:best] if isinstance(best, int) else best:
+    some = [choice for choice in made.choices if choice.can_compile][:best] if isinstance(best, int) else best
+    if unable := [choice for choice in some if not choice.can_compile]:
+        raise ValueError(
+            f"shardlab.training has no such step: {unable[0]}; plan with stages=1 and gathers=2 to compare"
+        )
+    for choice in some:
         axes = [axis for axis in ORDER if axis in AXES or axis in choice.mesh]
         sizes = [getattr(choice, axis) for axis in axes]
         mesh = pod.mesh(sizes, axes, split=not pod.is_gpu)
@@ -597,6 +665,14 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
         "--microbatches", type=_number, metavar="N", help="how many (for each mesh the power of two that is best)"
     )
     made.add_argument(
+        "--stages", type=_number, metavar="N",
+        help="stages on each chip of a pipeline, an interleaved schedule (1, 2, 4 or 8, whichever is best)",
+    )  # fmt: skip
+    made.add_argument(
+        "--gathers", type=int, choices=(1, 2),
+        help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the better)",
+    )  # fmt: skip
+    made.add_argument(
         "--reserve", type=float, default=0.1, metavar="SHARE",
         help="share of memory kept for what the formulas do not count, such as the compiler's buffers (0.1)",
     )  # fmt: skip
@@ -604,7 +680,8 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
     made.add_argument(
         "--verify", type=_number, default=0, metavar="N",
-        help="compile the best N meshes that fit, and compare bytes sent and memory; takes minutes",
+        help="compile the best N meshes that fit, neither interleaved nor gathered once, and compare bytes sent and "
+        "memory; takes minutes",
     )  # fmt: skip
     made.add_argument("--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)")
     served = made.add_argument_group("serving instead of training")
@@ -631,7 +708,7 @@ def run(options: argparse.Namespace) -> int:
             models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
             slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
             axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
-            microbatches=options.microbatches,
+            microbatches=options.microbatches, stages=options.stages, gathers=options.gathers,
         )  # fmt: skip
 
     made = planned(options.remat)
@@ -647,7 +724,14 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--plot {options.plot}: {error}") from None
         print(f"\nthe plot is in {options.plot}", file=said)
     if options.verify and fitting:
-        return _compare(made, min(options.verify, fitting), options.time_limit, said)
+        able = sum(choice.can_compile for choice in made.fitting)
+        if able:
+            return _compare(made, min(options.verify, able), options.time_limit, said)
+        print(
+            "nothing is compiled: what fits interleaves or gathers once; add --stages 1 --gathers 2",
+            file=sys.stderr,
+        )
+        return 1
     if options.verify:
         print("nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit", file=sys.stderr)
     return 0 if fitting else 1

@@ -1,7 +1,7 @@
 // The memory and the time of a dense model's training step on each chip: shardlab.hardware.machine and
 // shardlab.cost.step_cost, with the same operations in the same order, so that even ties are ranked as there.
 //   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context,
-//   microbatches, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
+//   microbatches, stages, gathers, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
 (function (explorer) {
 "use strict";
 const { AXES, plain, product, times } = explorer;
@@ -167,28 +167,31 @@ function unknownHost({ chip, remat }) {
 
 // Why there is no such step.
 function refused(model, given) {
-  const [{ heads, kv_heads: kv, layers }, { tensor, pipeline }] = [model, given];
+  const [{ heads, kv_heads: kv, layers }, { tensor, pipeline, stages }] = [model, given];
   if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
   if (unknownHost(given)) return unknownHost(given);
-  if (pipeline > layers) return wrong(`${pipeline} stages are more than the ${layers} layers`);
+  if (pipeline * stages > layers) return wrong(`${pipeline * stages} stages are more than the ${layers} layers`);
   return splits(model, tensor) ? null : wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads ` +
     `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
 }
 
-function memoryOf(model, counted, { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, remat }) {
+function memoryOf(model, counted, given) {
+  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
   const { attention, mlp, embedding, parameters, kept } = counted;
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
-  const keeping = min(micro, pipeline) * layers / pipeline; // layers whose activations are kept
+  const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
+  const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
+  const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
   return { // in bf16, except moments and logits; of the first stage, which holds a micro-batch for each stage
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
     activations: 2 * tokens * (remat === "offload" ? min(keeping, 2) : keeping) * kept[remat] / tensor,
     working: 2 * tokens * (remat === "none" ? 0 : kept.none) / tensor,
-    gathered: shards > tensor ? 4 * (attention + mlp) / tensor : 0,
+    gathered: shards > tensor ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   };
 }
@@ -197,7 +200,7 @@ function memoryOf(model, counted, { batch, data, fsdp, tensor, pipeline, context
 function step(model, counted, made, where, given) {
   const { layers: allLayers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab } = model;
   const { attention, mlp, parameters, kept, multiplied } = counted;
-  const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, remat, reserve } = given;
+  const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
   const { chip } = made;
   const whole = ["block", "offload"].includes(remat); // layers are computed again
   const memory = memoryOf(model, counted, given);
@@ -230,11 +233,12 @@ function step(model, counted, made, where, given) {
   const pairs = layers * (4 + (whole ? 1.5 : remat === "mlp" ? 0.5 : 0)) + 2;
   const keys = 2 * kv * head_dim / tensor;
   const blocks = (3 + (remat !== "none")) * layers * micro;
-  const crossings = pipeline > 1 ? 2 : 0;
+  const crossings = pipeline > 1 ? 2 * stages : 0;
+  const [gather, scatter, often] = gathers === 2 ? [2 * micro, micro, micro] : [1, 1, 1];
   const permute = "collective-permute";
   const moves = {
     data: [["all-reduce", layers, dense * tensor / (fsdp * context * tensor) * 2]],
-    fsdp: [["all-gather", 2 * micro * layers, 2 * micro * dense * 2], ["reduce-scatter", micro * layers, micro * dense * 2]],
+    fsdp: [["all-gather", gather * layers, gather * dense * 2], ["reduce-scatter", scatter * layers, scatter * dense * 2]],
     tensor: [["all-reduce", micro * pairs, pairs * held]],
     pipeline: [[permute, crossings * micro, crossings * held / tensor]],
     context: [[permute, blocks * (context - 1), (context - 1) * blocks / micro * tokens * keys * 2]],
@@ -265,9 +269,9 @@ function step(model, counted, made, where, given) {
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
   const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
-  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * micro) + open("data") +
+  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * often) + open("data") +
     took.data / layers + open("context") + host;
-  const [bubble, updating] = [(pipeline - 1) / micro, update / bandwidth];
+  const [bubble, updating] = [(pipeline - 1) / (micro * stages), update / bandwidth];
   const longest = max(...Object.values(seconds));
   const least = longest * (1 + bubble);
   const sum = AXES.reduce((all, axis) => all + seconds[axis], seconds.host);
@@ -282,7 +286,7 @@ function step(model, counted, made, where, given) {
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
     moved_bytes: { ...sent, host: offload ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
     exposed: {
-      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * micro), tensor: took.tensor,
+      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * often), tensor: took.tensor,
       pipeline: took.pipeline / micro, context: open("context"), host,
     },
   };

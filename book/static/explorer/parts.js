@@ -1,7 +1,7 @@
 // The three calculators: what the address calls their controls, which meshes they offer, and how they show answers.
 (function (explorer) {
 "use strict";
-const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, indexText, plain, product, rect, specText, text, textWidth,
+const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, howText, indexText, plain, product, rect, specText, text, textWidth,
   times } = explorer;
 
 // --- Reading ---
@@ -201,26 +201,27 @@ function bar(memory, total, has, reserve, most, brief) {
   return figure(shapes, width, 66, title, `${said}; ${marks}.`, ...legend);
 }
 
-const meshText = (mesh, micro) => `${STEP_AXES.filter((axis) => mesh[axis] > 1).map((axis) => `${axis} ${mesh[axis]}`).join(" × ") ||
-  "one chip"}${micro > 1 ? `, ${micro} micro-batches` : ""}`;
+const HOW = ["microbatches", "stages", "gathers"];
+const meshText = (mesh, how) => [STEP_AXES.filter((axis) => mesh[axis] > 1).map((axis) => `${axis} ${mesh[axis]}`).join(" × ") ||
+  "one chip", howText(how)].filter((words) => words).join(", ");
 const share = (part) => `${plain(100 * part)} %`;
 const plans = new Map(); // the last few
 
 const fit = {
   keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", "chips", "slices", "batch", "sequence", ...STEP_AXES,
-    "microbatches", "remat", "reserve"].map((name) => [name, [name]])),
+    ...HOW, "remat", "reserve"].map((name) => [name, [name]])),
   total: "chips",
   sizes: () => STEP_AXES,
   given(form) {
     const own = { ...pick(form, SIZES), gated: form.gated === "yes", tied: form.tied === "yes" };
     return { model: explorer.data.models[form.model] || own, chip: form.chip, remat: form.remat,
-      ...pick(form, ["chips", "slices", "batch", "sequence", "microbatches", "reserve", ...STEP_AXES]) };
+      ...pick(form, ["chips", "slices", "batch", "sequence", "reserve", ...HOW, ...STEP_AXES]) };
   },
   solve(form) {
     return explorer.fit(this.given(form));
   },
   plan(form) {
-    const { microbatches, data, fsdp, tensor, pipeline, context, ...asked } = this.given(form);
+    const { microbatches, stages, gathers, data, fsdp, tensor, pipeline, context, ...asked } = this.given(form);
     const key = JSON.stringify(asked);
     if (plans.size > 8) plans.clear();
     if (!plans.has(key)) plans.set(key, explorer.plan(asked));
@@ -235,8 +236,8 @@ const fit = {
     return error?.words;
   },
   meshes(form) {
-    return (this.plan(form).choices || []).map(({ mesh, microbatches }) =>
-      ({ sizes: STEP_AXES.map((axis) => mesh[axis]), also: { microbatches } }));
+    return (this.plan(form).choices || []).map((choice) =>
+      ({ sizes: STEP_AXES.map((axis) => choice.mesh[axis]), also: pick(choice, HOW) }));
   },
   // The first ten as a table, and the one that is shown.
   ranking(form, usable) {
@@ -245,11 +246,11 @@ const fit = {
     const asked = this.given(form);
     const now = choices.findIndex(({ mesh }) => STEP_AXES.every((axis) => mesh[axis] === asked[axis]));
     const shown = [...new Set([...times(Math.min(10, choices.length), (i) => i), ...(now < 0 ? [] : [now])])];
-    const same = now >= 0 && choices[now].microbatches === asked.microbatches;
+    const same = now >= 0 && HOW.every((name) => choices[now][name] === asked[name]);
     const rows = shown.map((i) => {
       const choice = choices[i];
       const button = h("button", { type: "button", "data-choose": i, "aria-pressed": `${same && i === now}` },
-        `${i + 1}. ${meshText(choice.mesh, choice.microbatches)}`);
+        `${i + 1}. ${meshText(choice.mesh, choice)}`);
       return [
         [button, h("small", {}, explorer.why(choice, choices[0], usable))],
         timeText(choice.expected_seconds), timeText(choice.seconds),
@@ -259,9 +260,9 @@ const fit = {
     });
     const fitting = choices.filter(({ fits }) => fits).length;
     const place = now < 0 ? "this is none of them" : same ? `this is number ${now + 1}`
-      : `this is number ${now + 1}, for which the planner takes ${choices[now].microbatches} micro-batches`;
+      : `this is number ${now + 1}, for which the planner takes ${howText(choices[now]) || "one micro-batch"}`;
     const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
-      meshText(best.mesh, best.microbatches));
+      meshText(best.mesh, best));
     const none = fitting ? "" : helps.length ? ` What would fit: ${helps.join("; ")}.`
       : " Neither up to sixteen times the chips nor more rematerialisation fits.";
     const name = "Meshes, ranked";
@@ -286,7 +287,7 @@ const fit = {
     const waits = bubble ? ` The pipeline waits ${share(bubble)} of the time that it works.` : "";
     return {
       refused: !fits,
-      name: `${form.model}, ${meshText(asked, asked.microbatches)}, ${form.chip}, ${plain(asked.batch)} tokens`,
+      name: `${form.model}, ${meshText(asked, asked)}, ${form.chip}, ${plain(asked.batch)} tokens`,
       words: `${fits ? "This fits" : "This does not fit"}: a chip must hold ${bytesText(total)} of ${bytesText(has)}, ` +
         `${fits ? `with ${form.reserve} % reserved` : `${bytesText(total - usable)} more than a reserve of ${form.reserve} % leaves`}. ` +
         `Expect ${timeText(expected)} for a step, and at least ${timeText(answer.seconds)}: its longest part is ${answer.bound}.` +
@@ -306,7 +307,7 @@ const fit = {
         folded("Time of a step, by part", false,
           table("Time of a step", ["part", "sent by a chip", "time", "not hidden"], ...rows,
             ["without overlap", "", timeText(answer.serial_seconds), timeText(exposed)])),
-        codeBox(explorer.planCode(asked.model, asked, asked.microbatches)),
+        codeBox(explorer.planCode(asked.model, asked, asked)),
         h("p", {}, `The model has ${plain(answer.parameters)} parameters. The MFU to expect is ${share(answer.expected_mfu)}.`),
       ],
     };

@@ -6,7 +6,6 @@ const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, 
 const { floor, log, max, min } = Math;
 const MOST_MICRO = 13; // powers of two, from 1
 
-
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
 // slices of TPUs are only data and pipeline axes, if they can.
 const isSeveral = ({ chip, slices }) => !chip.torus.length && slices > 1;
@@ -28,20 +27,28 @@ function meshes({ chip, near, chips, slices }, model, sequence, several) {
   return apart.length ? apart : found;
 }
 
-// What it costs on each of the meshes, with the number of micro-batches that is best for it.
+// What it costs on each of the meshes, with the micro-batches, stages and gathers that are best for it. Interleaving, and
+// keeping what is gathered, must be faster by more than one per cent.
 function priced(made, some, given) {
   const [counted, sequences] = [sizesOf(given.model), given.batch / given.sequence];
+  const { stages: most, faster } = explorer.data.most;
   const choices = some.map((mesh) => {
     const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
-    let best = null;
-    for (let i = 0; i < MOST_MICRO && each % 2 ** i === 0; i++) {
-      const asked = { ...given, ...mesh, microbatches: 2 ** i };
-      const cost = step(given.model, counted, made, where, asked);
-      const worth = cost.fits ? cost.expected_seconds : cost.total_bytes;
-      if (!best || cost.fits > best.fits || (cost.fits === best.fits && worth < best.worth)) {
-        best = { ...cost, worth, mesh, microbatches: 2 ** i };
+    const able = most.filter((n) => n === 1 || (mesh.pipeline > 1 && mesh.pipeline * n <= given.model.layers));
+    const ways = able.flatMap((stages) => (mesh.fsdp * mesh.context > 1 ? [2, 1] : [2]).map((gathers) => ({ stages, gathers })));
+    const bests = ways.map(({ stages, gathers }) => {
+      let best = null;
+      for (let i = 0; i < MOST_MICRO && each % 2 ** i === 0; i++) {
+        if (stages > 1 && 2 ** i % mesh.pipeline) continue;
+        const how = { microbatches: 2 ** i, stages, gathers };
+        const cost = step(given.model, counted, made, where, { ...given, ...mesh, ...how });
+        const worth = cost.fits ? cost.expected_seconds : cost.total_bytes;
+        if (!best || cost.fits > best.fits || (cost.fits === best.fits && worth < best.worth)) best = { ...cost, worth, mesh, ...how };
       }
-    }
+      return best;
+    });
+    const best = bests.filter((one) => one).reduce((before, one) => (one.fits > before.fits ||
+      (one.fits === before.fits && one.worth < (one.fits ? faster * before.worth : before.worth)) ? one : before));
     best.axes = max(AXES.filter((axis) => mesh[axis] > 1).length, 1);
     best.rank = best.fits ? floor(100 * log(best.expected_seconds)) : best.total_bytes;
     return best;
@@ -101,6 +108,11 @@ function plan(given) {
 }
 
 // --- In words ---
+// How a mesh computes a step, if not in the plainest way.
+const howText = ({ microbatches, stages, gathers }) => [
+  microbatches > 1 ? `${microbatches} micro-batches` : "", stages > 1 ? `${stages} stages on each chip` : "",
+  gathers === 1 ? "gathered once" : "",
+].filter((words) => words).join(", ");
 const sizeText = (n) => (n < 1e8 ? `${Number((n / 1e6).toPrecision(2))} MB` : `${Number((n / 1e9).toPrecision(2))} GB`);
 const percent = (share) => `${share >= 0.1 ? Math.round(100 * share) : Number((100 * share).toPrecision(1))} %`;
 
@@ -129,7 +141,7 @@ function why(choice, first, usable) {
 
 // --- The program ---
 // The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are.
-function planCode(model, mesh, microbatches) {
+function planCode(model, mesh, how) {
   const { layers: L, d_model: D, d_ff: F, heads, kv_heads: kv, head_dim: H, vocab: V, gated, tied } = model;
   const order = ["data", "pipeline", "fsdp", "context", "tensor"].filter((axis) =>
     ["data", "fsdp", "tensor"].includes(axis) || mesh[axis] > 1);
@@ -157,7 +169,7 @@ function planCode(model, mesh, microbatches) {
     return `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}${pads.join("")}`;
   });
   const batch = explorer.specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
-  const split = microbatches > 1 ? `, in ${microbatches} micro-batches` : "";
+  const done = howText(how);
   return `import jax
 from jax.sharding import AxisType, PartitionSpec as P
 
@@ -165,8 +177,8 @@ ${explorer.meshCode(order.map((axis) => [axis, mesh[axis]]))}
 specs = {  # of the weights, with all layers in one array
 ${lines.join("\n")}
 }
-tokens = ${batch}  # (sequences, tokens of each)${split}`;
+tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
 }
 
-Object.assign(explorer, { plan, planCode, why });
+Object.assign(explorer, { howText, plan, planCode, why });
 })(window.explorer);
