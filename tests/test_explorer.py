@@ -539,12 +539,13 @@ def test_steps_take_what_shardlab_cost_says(bare):
         )
         parts = ("compute", "hbm", "host", *explorer.STEP_AXES)
         expected = [
-            *(getattr(memory, f"{kind}_bytes") for kind in held), memory.total_bytes, memory.state_bytes,
+            *(getattr(memory, f"{kind}_bytes") for kind in (*held, "total", "state", "host")),
             *(getattr(step, name) for name in names), *(getattr(step, f"{part}_seconds") for part in parts),
             *(getattr(step, f"{axis}_bytes") for axis in explorer.STEP_AXES),
         ]  # fmt: skip
         found = [
-            *answer["memory"].values(), answer["total_bytes"], answer["state_bytes"], *(answer[name] for name in names),
+            *answer["memory"].values(), answer["total_bytes"], answer["state_bytes"], answer["host_bytes"],
+            *(answer[name] for name in names),
             *(answer["parts"][part] for part in parts), *(answer["sent_bytes"][axis] for axis in explorer.STEP_AXES),
         ]  # fmt: skip
         assert found == pytest.approx(list(map(float, expected)), rel=1e-9), case
@@ -690,11 +691,13 @@ def test_the_code_of_a_plan_makes_its_mesh_and_the_specs_of_shardlab_training(ba
             sizes |= {"pipeline": 1, "context": 1}
         if prod(sizes.values()) > 64 or model.layers % sizes["pipeline"]:
             continue
-        code = bare.evaluate("([model, mesh]) => explorer.planCode(model, mesh, 4)", [SIZES_OF[name], sizes])
+        how = {"microbatches": 4, "stages": chance.choice((1, 2)), "gathers": chance.choice((1, 2))}
+        code = bare.evaluate("(given) => explorer.planCode(...given)", [SIZES_OF[name], sizes, how])
         made = run(code)
         mesh, specs = made["mesh"], made["specs"]
         assert {axis: n for axis, n in mesh.shape.items() if n > 1} == {a: n for a, n in sizes.items() if n > 1}
-        assert code.endswith("in 4 micro-batches")
+        more = [", 2 stages on each chip"] * (how["stages"] == 2) + [", gathered once"] * (how["gathers"] == 1)
+        assert code.endswith("in 4 micro-batches" + "".join(more))
         shapes = {name: (shape, pads) for name, shape, pads in re.findall(r'"(\w+)": P\(.*  # \((.*?)\)(.*)', code)}
         held = 0
         for weight, spec in specs.items():

@@ -49,6 +49,7 @@ def test_a_choice_is_what_shardlab_cost_says_of_its_parallelism():
         assert choice.seconds == pytest.approx(float(priced.seconds))
         assert choice.expected_seconds == pytest.approx(float(priced.expected_seconds))
         assert choice.total_bytes == pytest.approx(float(priced.memory.total_bytes))
+        assert choice.host_bytes == 0
         assert choice.sent_bytes == {a: pytest.approx(float(getattr(priced, f"{a}_bytes"))) for a in MESH_AXES}
 
 
@@ -89,6 +90,17 @@ def test_a_pipeline_interleaves_and_fsdp_gathers_once_where_that_is_faster():
     interleaved = next(c for c in free.choices if c.stages > 1)
     assert f", {interleaved.stages} stages on each chip" in str(interleaved) and not interleaved.can_compile
     assert "stages" in free.table().split("\n")[0] and "stages" not in plain.table().split("\n")[0]
+
+
+def test_with_offloading_the_table_has_the_memory_of_hosts():
+    made = plan(LLAMA, "v5p", 64, 2**22, sequence=2**16, remat="offload")
+    (first, *_), memory = made.choices, cost.step_cost(
+        LLAMA, "v5p", made.choices[0].parallelism, 2**22, 2**16, "offload"
+    ).memory  # fmt: skip
+    assert first.host_bytes == pytest.approx(float(memory.host_bytes)) and first.host_bytes > 1e9
+    head, row, *_ = made.table().split("\n")
+    assert "host GB" in head and f"{first.host_bytes / 1e9:.1f}" in row.split()
+    assert "host GB" not in plan(LLAMA, "v5p", 64, 2**20).table()
 
 
 def test_stages_and_gathers_are_taken_as_asked():

@@ -53,6 +53,8 @@ class Choice:
       parts: seconds of each of these parts.
       sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.comms` counts.
       total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
+      host_bytes: bytes of the host's memory for each of its chips, with offloading; they are not part of `fits`, as
+        hosts of the same chip differ.
       fits: whether that is no more than the chip's memory, less the reserve.
       mfu: useful FLOPs as a share of the peak, in the expected time.
       flops: FLOPs of matrix products on a chip in a step, with those of rematerialisation.
@@ -77,6 +79,7 @@ class Choice:
     sent_bytes: dict[str, float]
     total_bytes: float
     state_bytes: float
+    host_bytes: float
     fits: bool
     mfu: float
     flops: float
@@ -153,7 +156,9 @@ class Plan:
         axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
         for column, plain in (("microbatches", 1), ("stages", 1), ("gathers", 2)):
             axes += [column] * any(getattr(choice, column) != plain for choice in shown)
-        head = [*axes, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB", "MFU"]
+        head = [*axes, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB"]
+        offloads = any(choice.host_bytes for choice in shown)
+        head += ["host GB"] * offloads + ["MFU"]
         rows = [
             (
                 *(str(getattr(choice, axis)) for axis in axes),
@@ -163,6 +168,7 @@ class Plan:
                 f"{choice.exposed_seconds / choice.expected_seconds:.0%}",
                 choice.bound,
                 f"{choice.total_bytes / 1e9:.1f}" + ("" if choice.fits else " too much"),
+                *[f"{choice.host_bytes / 1e9:.1f}"] * offloads,
                 f"{choice.mfu:.0%}",
             )
             for choice in shown
@@ -462,8 +468,8 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
                 str(priced.bound[n]), at(priced.bubble),
                 {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
                 {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
-                at(priced.memory.total_bytes), at(priced.memory.state_bytes), fits, at(priced.expected_mfu),
-                at(priced.flops),
+                at(priced.memory.total_bytes), at(priced.memory.state_bytes),
+                at(priced.memory.host_bytes), fits, at(priced.expected_mfu), at(priced.flops),
             )
         )  # fmt: skip
 
@@ -670,7 +676,7 @@ def add_arguments(made: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     made.add_argument(
         "--gathers", type=int, choices=(1, 2),
-        help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the better)",
+        help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the best)",
     )  # fmt: skip
     made.add_argument(
         "--reserve", type=float, default=0.1, metavar="SHARE",

@@ -175,17 +175,22 @@ function refused(model, given) {
     `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
 }
 
+// Of the first stage, how many layers' activations are kept: those of a micro-batch for each stage.
+function layersKept({ layers }, { pipeline, microbatches: micro, stages }) {
+  const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
+  return min(micro, pipeline) * longer * layers / pipeline;
+}
+
 function memoryOf(model, counted, given) {
-  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
+  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, gathers, remat } = given;
   const { layers, vocab } = model;
   const { attention, mlp, embedding, parameters, kept } = counted;
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
-  const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
-  const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
+  const keeping = layersKept(model, given);
   const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
-  return { // in bf16, except moments and logits; of the first stage, which holds a micro-batch for each stage
+  return { // in bf16, except moments and logits; of the first stage of a pipeline
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
@@ -224,6 +229,7 @@ function step(model, counted, made, where, given) {
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
+  const there = remat === "offload" ? layersKept(model, given) * (2 * tokens / micro * kept[remat] / tensor) : 0;
   const [offload, bandwidth] = [remat === "offload", chip.hbm_bytes_per_second];
   seconds.hbm = (micro * ((whole ? 3 : 2) * 2 + 2) * dense + update + (offload ? 4 : 2) * stored) / bandwidth;
   seconds.host = offload ? 2 * stored / chip.host_bytes_per_second : 0;
@@ -278,7 +284,7 @@ function step(model, counted, made, where, given) {
   const expected = (work + exposed) * (1 + bubble) + updating;
   const mfu = 3 * forwards / peak / least;
   return {
-    parameters, memory, total_bytes: total, state_bytes: state, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
+    parameters, memory, total_bytes: total, state_bytes: state, host_bytes: there, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
     fits: total <= chip.hbm_bytes * (1 - reserve / 100),
     parts: seconds, sent_bytes: sent, seconds: least,
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),

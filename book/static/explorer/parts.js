@@ -284,6 +284,7 @@ const fit = {
     const used = ([part]) => asked[part] !== 1 && (part !== "host" || answer.moved_bytes.host);
     const rows = Object.entries(answer.parts).filter(used).map(([part, seconds]) =>
       [part, bytesText(answer.moved_bytes[part] || 0), timeText(seconds), part in answer.exposed ? timeText(answer.exposed[part]) : ""]);
+    const there = answer.host_bytes ? ` The host needs ${bytesText(answer.host_bytes)} of memory for each of its chips.` : "";
     const waits = bubble ? ` The pipeline waits ${share(bubble)} of the time that it works.` : "";
     return {
       refused: !fits,
@@ -291,7 +292,7 @@ const fit = {
       words: `${fits ? "This fits" : "This does not fit"}: a chip must hold ${bytesText(total)} of ${bytesText(has)}, ` +
         `${fits ? `with ${form.reserve} % reserved` : `${bytesText(total - usable)} more than a reserve of ${form.reserve} % leaves`}. ` +
         `Expect ${timeText(expected)} for a step, and at least ${timeText(answer.seconds)}: its longest part is ${answer.bound}.` +
-        `${waits} ${ranked.words}`,
+        `${waits}${there} ${ranked.words}`,
       said: ["all on a chip", "expected"],
       extent: Math.max(total, has),
       draw: (most = Math.max(total, has), brief = false) => pictures(bar(memory, total, has, form.reserve, most, brief)),
