@@ -1,7 +1,7 @@
 // The three calculators: what the address calls their controls, which meshes they offer, and how they show answers.
 (function (explorer) {
 "use strict";
-const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, howText, indexText, plain, product, rect, specText, text, textWidth,
+const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, indexText, plain, product, rect, specText, text, textWidth,
   times } = explorer;
 
 // --- Reading ---
@@ -203,7 +203,7 @@ function bar(memory, total, has, reserve, most, brief) {
 
 const HOW = ["microbatches", "stages", "gathers"];
 const meshText = (mesh, how) => [STEP_AXES.filter((axis) => mesh[axis] > 1).map((axis) => `${axis} ${mesh[axis]}`).join(" × ") ||
-  "one chip", howText(how)].filter((words) => words).join(", ");
+  "one chip", explorer.howText(how)].filter((words) => words).join(", ");
 const share = (part) => `${plain(100 * part)} %`;
 const plans = new Map(); // the last few
 
@@ -260,7 +260,7 @@ const fit = {
     });
     const fitting = choices.filter(({ fits }) => fits).length;
     const place = now < 0 ? "this is none of them" : same ? `this is number ${now + 1}`
-      : `this is number ${now + 1}, for which the planner takes ${howText(choices[now]) || "one micro-batch"}`;
+      : `this is number ${now + 1}, for which the planner takes ${explorer.howText(choices[now]) || "one micro-batch"}`;
     const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
       meshText(best.mesh, best));
     const none = fitting ? "" : helps.length ? ` What would fit: ${helps.join("; ")}.`
