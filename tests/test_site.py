@@ -125,6 +125,13 @@ def test_plots_are_on_the_pages(pages):
         assert len(pages[name].select(".cell_output svg.plot")) == drawn, name
 
 
+def test_tables_that_cells_write_in_markdown_are_tables(pages):
+    """A row that began with a plus sign became the item of a list."""
+    for chapter in BOOK.chapters:
+        for block in article(pages[chapter.name]).select(".cell_output li, .cell_output p"):
+            assert block.get_text().count(" | ") < 2, f"{chapter.name}: {block.get_text()}"
+
+
 SILENT = 0.15  # of a chapter's cells may show nothing
 
 
