@@ -108,11 +108,8 @@ def test_stages_and_gathers_are_taken_as_asked():
     assert {c.gathers for c in once.choices if c.fsdp > 1} == {1} and str(once.choices[0]).endswith(", gathered once")
     assert {c.gathers for c in once.choices if c.fsdp == 1} == {2}  # there is nothing to gather
     two = plan("llama-3-405b", "H100", 1024, 2**24, stages=2)
-    assert (
-        {c.stages for c in two.choices if c.pipeline > 1}
-        == {2}
-        == {2 * c.stages for c in two.choices if c.pipeline == 1}
-    )
+    assert {c.stages for c in two.choices if c.pipeline > 1} == {2}
+    assert {c.stages for c in two.choices if c.pipeline == 1} == {1}
 
 
 def test_the_axes_that_are_tried_are_those_that_help():

@@ -1034,7 +1034,7 @@ def step_cost(
         seconds[axis] = np.maximum(near[axis], far[axis])
 
     took = (near, far, late, seconds["host"])
-    expected, exposed = _expected(model, chip, parallelism, tokens, flops, in_layers, products, took, update, gathers)
+    expected, exposed = _expected(model, chip, parallelism, tokens, flops, in_layers, products, took, update, scatter)
     named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
     named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
@@ -1148,7 +1148,7 @@ def _fitted(chip):
     return FITTED["tpu" if chip.torus else "gpu"]
 
 
-def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent, update, gathers):
+def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent, update, scatters):
     """(the expected time of a step, what of it is communication that nothing hides).
 
     Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
@@ -1157,8 +1157,9 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent
     backward pass. Tensor and expert parallelism wait for their collectives, and the FSDP and data parallelism of a
     first and a last layer have nothing to hide behind.
 
-    FSDP that gathers once in a step hides behind all micro-batches too. If only one of them hid it, five published runs
-    would be expected to take 14 to 36 per cent longer than they took; so it is 9 to 15.
+    `scatters` is how often FSDP reduce-scatters in a step. FSDP that gathers once in a step hides behind all
+    micro-batches too. If only one of them hid it, five published runs would be expected to take 14 to 36 per cent
+    longer than they took; so it is 9 to 15.
     """
     fitted, (near, far, late, host) = _fitted(chip), sent
     share = next((part for name, part in fitted.products.items() if chip.name.startswith(name)), fitted.other)
@@ -1178,8 +1179,7 @@ def _expected(model, chip, parallelism, tokens, flops, in_layers, products, sent
     layers = model.layers / np.asarray(parallelism.pipeline, float)
     scores = flops - in_layers
     exposed = took["tensor"] + took["expert"] + took["pipeline"] / micro
-    times = micro if gathers == 2 else np.asarray(1.0)  # how often all layers are gathered
-    exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * times)
+    exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * scatters)
     exposed = exposed + np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers
     exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0)
     exposed = exposed + np.maximum(host / 2 - work / 4, 0) + np.maximum(host / 2 - work * 3 / 4, 0)

@@ -440,20 +440,14 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
     numbers = [microbatches] if microbatches else [2**n for n in range(13)]
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
-    for many in (1, stages) if stages else STAGES:
+    for many in sorted({1, stages}) if stages else STAGES:
         for kept in (2, 1):
             able = every.pipeline * many <= model.layers
-            if many > 1:
-                able = able & piped
-            elif stages and stages > 1:
-                able = able & ~piped
-            if kept == 1:
-                able = able & sharded
-            if gathers not in (None, kept):
-                able = able & ~sharded
+            able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
+            able = able & (np.where(sharded, gathers, 2) == kept if gathers else sharded | (kept == 2))
             found = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, kept, able)
             for place, one in found.items():
-                if place not in best or _better(one, best[place]):
+                if place not in best or _better(one, best[place], FASTER):
                     best[place] = one
     choices = []
     for place, (fits, _, priced, n, *how) in best.items():
@@ -504,15 +498,16 @@ def _best(model, machine, every, batch_tokens, sequence, remat, products, number
         for n, place in enumerate(places):
             fits = bool(totals[n] <= machine.usable_bytes)
             worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
-            if place not in best or (not fits, worth) < (not best[place][0], best[place][1]):
-                best[place] = (fits, worth, priced, n, number, stages, gathers)
+            one = (fits, worth, priced, n, number, stages, gathers)
+            if place not in best or _better(one, best[place]):
+                best[place] = one
     return best
 
 
-def _better(one, other):
-    """Whether a way to compute a step is worth more than a plainer one: it fits, or is faster, or needs less."""
+def _better(one, other, share=1.0):
+    """Whether a way to compute a step fits where another does not, or takes less than a share of its time or memory."""
     (fits, worth, *_), (fitted, before, *_) = one, other
-    return fits > fitted or (fits == fitted and worth < (FASTER * before if fits else before))
+    return fits > fitted or (fits == fitted and worth < (share if fits else 1.0) * before)
 
 
 # --- Compared with a compiler ------------------------------------------------------------------------------

@@ -175,30 +175,27 @@ function refused(model, given) {
     `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
 }
 
-// Of the first stage, how many layers' activations are kept: those of a micro-batch for each stage.
-function layersKept({ layers }, { pipeline, microbatches: micro, stages }) {
-  const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
-  return min(micro, pipeline) * longer * layers / pipeline;
-}
-
+// [the memory of a chip, that of its host]: of the first stage of a pipeline, which keeps a micro-batch for each stage.
 function memoryOf(model, counted, given) {
-  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, gathers, remat } = given;
+  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
   const { attention, mlp, embedding, parameters, kept } = counted;
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
-  const keeping = layersKept(model, given);
+  const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
+  const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
+  const [here, there] = remat === "offload" ? [min(keeping, 2), keeping] : [keeping, 0];
   const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
-  return { // in bf16, except moments and logits; of the first stage of a pipeline
+  return [{ // in bf16, except moments and logits
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
-    activations: 2 * tokens * (remat === "offload" ? min(keeping, 2) : keeping) * kept[remat] / tensor,
+    activations: 2 * tokens * here * kept[remat] / tensor,
     working: 2 * tokens * (remat === "none" ? 0 : kept.none) / tensor,
     gathered: shards > tensor ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
-  };
+  }, 2 * tokens * there * kept[remat] / tensor];
 }
 
 // The cost of a step, on a machine whose places are known.
@@ -208,7 +205,7 @@ function step(model, counted, made, where, given) {
   const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
   const { chip } = made;
   const whole = ["block", "offload"].includes(remat); // layers are computed again
-  const memory = memoryOf(model, counted, given);
+  const [memory, onHost] = memoryOf(model, counted, given);
   const state = memory.parameters + memory.gradients + memory.moments;
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
   const tokens = batch / (data * fsdp * context); // of a tensor group, in all micro-batches
@@ -229,7 +226,6 @@ function step(model, counted, made, where, given) {
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
-  const there = remat === "offload" ? layersKept(model, given) * (2 * tokens / micro * kept[remat] / tensor) : 0;
   const [offload, bandwidth] = [remat === "offload", chip.hbm_bytes_per_second];
   seconds.hbm = (micro * ((whole ? 3 : 2) * 2 + 2) * dense + update + (offload ? 4 : 2) * stored) / bandwidth;
   seconds.host = offload ? 2 * stored / chip.host_bytes_per_second : 0;
@@ -240,7 +236,7 @@ function step(model, counted, made, where, given) {
   const keys = 2 * kv * head_dim / tensor;
   const blocks = (3 + (remat !== "none")) * layers * micro;
   const crossings = pipeline > 1 ? 2 * stages : 0;
-  const [gather, scatter, often] = gathers === 2 ? [2 * micro, micro, micro] : [1, 1, 1];
+  const [gather, scatter] = gathers === 2 ? [2 * micro, micro] : [1, 1];
   const permute = "collective-permute";
   const moves = {
     data: [["all-reduce", layers, dense * tensor / (fsdp * context * tensor) * 2]],
@@ -275,7 +271,7 @@ function step(model, counted, made, where, given) {
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
   const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
-  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * often) + open("data") +
+  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * scatter) + open("data") +
     took.data / layers + open("context") + host;
   const [bubble, updating] = [(pipeline - 1) / (micro * stages), update / bandwidth];
   const longest = max(...Object.values(seconds));
@@ -284,7 +280,7 @@ function step(model, counted, made, where, given) {
   const expected = (work + exposed) * (1 + bubble) + updating;
   const mfu = 3 * forwards / peak / least;
   return {
-    parameters, memory, total_bytes: total, state_bytes: state, host_bytes: there, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
+    parameters, memory, total_bytes: total, state_bytes: state, host_bytes: onHost, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
     fits: total <= chip.hbm_bytes * (1 - reserve / 100),
     parts: seconds, sent_bytes: sent, seconds: least,
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
@@ -292,7 +288,7 @@ function step(model, counted, made, where, given) {
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
     moved_bytes: { ...sent, host: offload ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
     exposed: {
-      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * often), tensor: took.tensor,
+      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
       pipeline: took.pipeline / micro, context: open("context"), host,
     },
   };

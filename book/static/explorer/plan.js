@@ -27,6 +27,10 @@ function meshes({ chip, near, chips, slices }, model, sequence, several) {
   return apart.length ? apart : found;
 }
 
+// Whether a way to compute a step fits where another does not, takes less than a share of its time, or needs less.
+const better = (one, other, share = 1) => one.fits > other.fits ||
+  (one.fits === other.fits && one.worth < (one.fits ? share : 1) * other.worth);
+
 // What it costs on each of the meshes, with the micro-batches, stages and gathers that are best for it. Interleaving, and
 // keeping what is gathered, must be faster by more than one per cent.
 function priced(made, some, given) {
@@ -42,13 +46,12 @@ function priced(made, some, given) {
         if (stages > 1 && 2 ** i % mesh.pipeline) continue;
         const how = { microbatches: 2 ** i, stages, gathers };
         const cost = step(given.model, counted, made, where, { ...given, ...mesh, ...how });
-        const worth = cost.fits ? cost.expected_seconds : cost.total_bytes;
-        if (!best || cost.fits > best.fits || (cost.fits === best.fits && worth < best.worth)) best = { ...cost, worth, mesh, ...how };
+        const one = { ...cost, worth: cost.fits ? cost.expected_seconds : cost.total_bytes, mesh, ...how };
+        if (!best || better(one, best)) best = one;
       }
       return best;
     });
-    const best = bests.filter((one) => one).reduce((before, one) => (one.fits > before.fits ||
-      (one.fits === before.fits && one.worth < (one.fits ? faster * before.worth : before.worth)) ? one : before));
+    const best = bests.filter((one) => one).reduce((before, one) => (better(one, before, faster) ? one : before));
     best.axes = max(AXES.filter((axis) => mesh[axis] > 1).length, 1);
     best.rank = best.fits ? floor(100 * log(best.expected_seconds)) : best.total_bytes;
     return best;
