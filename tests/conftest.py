@@ -31,6 +31,7 @@ from shardlab.devices import emulate  # noqa: E402  (before anything starts JAX)
 emulate(64)
 
 import oracle  # noqa: E402
+import retry  # noqa: E402
 
 from bookbinder.book import load  # noqa: E402
 
@@ -88,6 +89,7 @@ def pytest_addoption(parser):
     parser.addoption("--quick", action="store_true", help=text)
     text = "of unchanged chapters too: run the notebook twice in one kernel, and compile what is recorded for pods"
     parser.addoption("--again", action="store_true", help=text)
+    retry.add_options(parser)
 
 
 def pytest_xdist_auto_num_workers():
@@ -155,6 +157,7 @@ class SaysAtOnce:
 def pytest_configure(config):
     if terminal := config.pluginmanager.getplugin("terminalreporter"):  # workers have none
         config.pluginmanager.register(SaysAtOnce(terminal))
+    retry.configure(config)
 
 
 def missing(what, remedy=None):
