@@ -60,7 +60,6 @@ MANY = "".join(f"\ndef test_{name}():\n    fails_once({name!r})\n" for name in "
 CRASH = """
 def test_whose_process_dies():
     import os
-import re
     file = Path("ran-dead")
     if not file.exists():
         file.touch()
