@@ -37,7 +37,7 @@ check: lint
 
 test: setup
 	@scripts/system.sh
-	@$(python) -m pytest --retry $(parallel) $(ARGS)
+	@$(python) -m pytest --retry --proofs $(if $(ARGS),renew,use) $(parallel) $(ARGS)
 
 chapter: setup
 	@test -n "$(FILE)" || { echo "which chapter? For example: make chapter FILE=book/arrays.md" >&2; exit 2; }

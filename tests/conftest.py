@@ -1,5 +1,6 @@
 """What all tests share: 64 emulated devices in this process, and the book itself."""
 
+import json
 import os
 import re
 import shutil
@@ -31,8 +32,11 @@ from shardlab.devices import emulate  # noqa: E402  (before anything starts JAX)
 emulate(64)
 
 import oracle  # noqa: E402
+import proofs  # noqa: E402
 import retry  # noqa: E402
+import run_exercises  # noqa: E402
 
+from bookbinder import runs  # noqa: E402
 from bookbinder.book import load  # noqa: E402
 
 oracle.watch()
@@ -48,12 +52,9 @@ def book():
 
 def copy_sources(folder):
     """Copy the sources as they are here, committed or not, without what is ignored."""
-    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in filter(None, listed):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    for name in proofs.source_files():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
 
 
 @pytest.fixture
@@ -73,6 +74,9 @@ SLOW_FIXTURES = {"runner", "sources"}
 # Tests that start many processes or compile much: `make check` runs them where they or one of these modules changed.
 OF_MODULES = {"processes": ("processes", "_engine", "_join"), "training": ("training",)}
 
+# Chapters that run quickly, and whose pages tests look at by name.
+EXAMPLES = {"index", "arrays", "auto", "collectives", "explicit", "explorer", "from_old_jax", "manual"}
+
 # Tests of one chapter that run or compile it whole, and how their names go on with its name.
 OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}
 
@@ -90,13 +94,12 @@ def pytest_addoption(parser):
     text = "of unchanged chapters too: run the notebook twice in one kernel, and compile what is recorded for pods"
     parser.addoption("--again", action="store_true", help=text)
     retry.add_options(parser)
+    proofs.add_options(parser)
 
 
 def pytest_xdist_auto_num_workers():
     """Two more than there are processors, as memory allows: two wait for chapters, or for jobs, kills and pages."""
-    from bookbinder.runs import at_once
-
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else at_once() + 1  # None: what that says
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else runs.at_once() + 1  # None: what that says
 
 
 @cache
@@ -158,6 +161,15 @@ def pytest_configure(config):
     if terminal := config.pluginmanager.getplugin("terminalreporter"):  # workers have none
         config.pluginmanager.register(SaysAtOnce(terminal))
     retry.configure(config)
+    proofs.configure(config, known)
+
+
+def known(unit):
+    """What is known of a chapter before it runs, as a digest: of the units "page NAME" and "notebook NAME"."""
+    kind, _, name = unit.partition(" ")
+    if kind == "page":
+        return runs.chapter_key(BOOK, BOOK.chapter(name))
+    return run_exercises.notebook_key(BOOK, BOOK.chapter(name)) if kind == "notebook" else None
 
 
 def missing(what, remedy=None):
@@ -192,12 +204,32 @@ def npm(tmp_path_factory):
     return folder / "node_modules"
 
 
+def build(config):
+    """Build the site as the tests of this run need it; returns the ended process."""
+    plugin = config.pluginmanager.getplugin("proofs")
+    proved = {unit.removeprefix("page ") for unit in plugin.left_out if unit.startswith("page ")} if plugin else set()
+    left_out = sorted(proved - EXAMPLES)
+    command = [sys.executable, "-m", "bookbinder", "build", *(["--without", *left_out] if left_out else [])]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
 @pytest.fixture(scope="session")
-def site():
-    """The folder of the built site; builds it, as `make book` does, if it is not up to date."""
-    run = subprocess.run([sys.executable, "-m", "bookbinder", "build"], cwd=ROOT, capture_output=True, text=True)
+def site(request):
+    """The folder of the built site; builds it, as `make book` does, if it is not up to date.
+
+    Chapters whose runs are proved are left out, but for the EXAMPLES: where no outputs of one are kept from before, its
+    page has none. `complete` says which pages have all that they should.
+    """
+    run = build(request.config)
     assert run.returncode == 0, run.stdout + run.stderr
     return ROOT / "_build" / "html"
+
+
+@pytest.fixture(scope="session")
+def complete(site):
+    """The chapters whose pages have their outputs, or need none."""
+    results = json.loads((site.parent / "state.json").read_text())["results"]
+    return [BOOK.chapter(result["name"]) for result in results if result["status"] != "left out"]
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,14 @@ import copy
 import json
 import re
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_notebook
 from wrong_answers import WRONG_ANSWERS
 
-from bookbinder import disk, runs
+from bookbinder import address, disk, environments, notebooks, runs
 from bookbinder.book import load
 from bookbinder.progress import for_this_terminal
 from bookbinder.stopping import stoppable
@@ -113,6 +114,24 @@ def verdicts(chapter, executed):
         if kind == "exercise":
             found.setdefault(label, {"printed": ""})["printed"] += text
     return found
+
+
+def notebook_key(book, chapter):
+    """A digest of what the run of a chapter's notebook as in Colab depends on and that is known before.
+
+    That is its set-up, its code, the wrong answers to its exercises, Colab's packages, and what installs shardlab.
+    """
+    code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
+    code = with_trials(chapter, new_notebook(cells=code)).cells
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    return disk.digest(
+        notebooks.set_up(chapter, address.of(book.config), "a commit"),
+        *(cell.source for cell in code),
+        runs.RUNNER.read_text("utf-8"),
+        environments.COLAB.read_text("utf-8"),
+        json.dumps([environments.NOT_IN_COLAB, project["project"], project["build-system"], project["tool"]["hatch"]]),
+        runs.package_files(ROOT),
+    )
 
 
 def run_here(book, chapter):

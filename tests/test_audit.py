@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.reads("scripts", "requirements.txt")
+
 ROOT = Path(__file__).parent.parent
 LOCK = (ROOT / "requirements.txt").read_text()
 VERSION = re.search(r"^jinja2==(\S+)", LOCK, re.MULTILINE)[1]

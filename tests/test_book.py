@@ -202,3 +202,15 @@ foreign &= set(sys.modules)
 assert not foreign, foreign
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Where cells show a calculator besides the explorer's own page.
+EMBEDDED = {"arrays": ["layout"], "costs": ["matmul"], "explorer": ["layout", "matmul", "fit"]}
+
+
+def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
+    found = {
+        chapter.name: re.findall(r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE)
+        for chapter in book.chapters
+    }
+    assert {name: parts for name, parts in found.items() if parts} == EMBEDDED

@@ -22,6 +22,8 @@ from waiting import PATIENCE
 from bookbinder import execute, progress, runs, site
 from bookbinder.book import load
 
+pytestmark = pytest.mark.reads("src/bookbinder")
+
 
 @pytest.fixture(scope="module")
 def on_a_terminal(tmp_path_factory):
@@ -73,6 +75,20 @@ def test_a_progress_bar_is_shown_as_it_ended(on_a_terminal):
 
 def test_settings_of_whoever_builds_do_not_reach_the_chapters(on_a_terminal):
     assert str({name: seen for name, (_, seen) in SETTINGS.items()}) in unescape(on_a_terminal[0].page("two"))
+
+
+def test_a_chapter_that_is_left_out_has_a_page_without_outputs_until_it_runs(tiny):
+    status, out, err = tiny.build("build", "--without", "two")
+    assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "left out"}, err
+    assert "one 2" in tiny.page("one") and "two 1" not in tiny.page("two") and "VALUE" in tiny.page("two")
+    assert not site.is_current(load(tiny.root))  # so it is not published
+    assert statuses(tiny.build("build", "--without", "two")[1])["two"] == "left out"
+    status, out, _ = tiny.build()
+    assert status == 0 and statuses(out)["two"] == "ran" and "two 1" in tiny.page("two")
+    status, out, _ = tiny.build("build", "--without", "two")  # it has valid outputs
+    assert status == 0 and statuses(out)["two"] == "reused" and "two 1" in tiny.page("two")
+    status, _, err = tiny.build("build", "--without", "tow")
+    assert status == 1 and "no such chapter in _toc.yml; there are book/index.md, book/one.md, book/two.md" in err
 
 
 def test_a_book_through_its_life(tiny):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.reads("book/cluster", "book/your_centre.md")
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "book/your_centre.md").read_text("utf-8")
 SCRIPT = (ROOT / "book/cluster/two-nodes.sbatch").read_text("utf-8").splitlines()

@@ -11,6 +11,8 @@ from test_layout import MESH
 from shardlab.check import Exercise, NotSolved, WrongAnswer, check, raises
 from shardlab.processes import start
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 A = np.arange(64.0, dtype=np.float32).reshape(4, 16)
 TILES = NamedSharding(MESH, P("x", "y"))
 BOTH = Exercise(value=A, layout=TILES)

@@ -16,6 +16,7 @@ import pytest
 import run_exercises
 from conftest import BOOK, COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources
 from packaging.version import Version
+from proofs import unit_of
 from tiny_book import FRONT
 from wrong_answers import WRONG_ANSWERS
 
@@ -26,6 +27,11 @@ from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
+EXERCISES = {
+    label: chapter
+    for chapter in BOOK.chapters
+    for label in re.findall(r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", chapter.text, re.MULTILINE)
+}
 # For a newer JAX than Colab's: in Colab their first cell upgrades it (tested below), here they run where the book does.
 NEWER = {
     chapter.name
@@ -71,17 +77,16 @@ def reports(request):
     Each has a machine of its own, as in Colab: packages, home and files. Those of `again` run twice in one kernel, as
     when a reader edits cells and runs all of them again. Before a solution runs for the last time, wrong answers to its
     exercise are tried. What a restart in the middle leaves behind besides, processes and files, one notebook shows
-    (RESTARTED). With --quick, chapters that have changed run here, once.
+    (RESTARTED). Chapters of which no test was chosen do not run. With --quick, chapters run here, once.
     """
+    units = {unit_of(item) for item in request.session.items}
+    names = [name for name in PROGRAMS if f"notebook {name}" in units]
     if request.config.option.quick:
-        chapters = [BOOK.chapter(name) for name in changed_chapters()]
-        wanted = [run_exercises.run_here(BOOK, chapter) for chapter in chapters]
-        names = [chapter.name for chapter in chapters]
+        wanted = [run_exercises.run_here(BOOK, BOOK.chapter(name)) for name in names]
     else:
         machines = request.getfixturevalue("tmp_path_factory").mktemp("machines")
         published, colab = (request.getfixturevalue(name) for name in ("published", "colab"))
         twice = again(request.config)
-        names = PROGRAMS
         wanted = [
             run_exercises.run_here(BOOK, BOOK.chapter(name))
             if name in NEWER
@@ -114,9 +119,9 @@ def as_in_colab(name, published, colab, machine, twice):
     # Each publication has another commit, which the notebook names; and a new exercise changes the numbers of others.
     changing = r"\b[0-9a-f]{40}\b|^#@title .*"
     code = [re.sub(changing, "", cell.source, flags=re.M) for cell in notebook.cells if cell.cell_type == "code"]
-    package = [runs.package_files(ROOT), (ROOT / "pyproject.toml").read_text("utf-8")]
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (("--twice",) if twice else ())
-    key = disk.digest(runs.environment(colab), runs.RUNNER.read_text("utf-8"), IN_COLAB, *options, *package, *code)
+    known = run_exercises.notebook_key(BOOK, BOOK.chapter(name))
+    key = disk.digest(known, runs.environment(colab), IN_COLAB, *options, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
     settings = environment(published, machine)
@@ -185,16 +190,25 @@ def environment(published, machine):
     return clean | {"GIT_CONFIG_COUNT": str(len(git_settings))}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def of_notebooks(names):
+    """Parameters for tests, each a part of its notebook's unit: names of chapters, or labels of exercises."""
+    return [
+        pytest.param(name, marks=pytest.mark.unit(f"notebook {EXERCISES[name].name if name in EXERCISES else name}"))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("name", of_notebooks(PROGRAMS))
 def test_a_notebook_runs_and_runs_again(name, reports, request):
     report, executed = reports[name]
+    request.node.user_properties.append(("read", report.read))
     found = report.found
     assert report.ok, f"cell {found['cell']}: {found['error']}: {found['message']}\n{found['traceback']}"
     cells = sum(c.cell_type == "code" and "last_run_only" not in c.metadata for c in executed.cells)
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEWER])
+@pytest.mark.parametrize("name", of_notebooks(name for name in PROGRAMS if name not in NEWER))
 def test_a_notebook_installs_shardlab_and_changes_nothing_else(name, reports):
     """From the wheel beside it, without a network; the notebook FROM_GIT from the repository."""
     found = reports[name][0].found
@@ -231,13 +245,6 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
 # --- Exercises -----------------------------------------------------------------------------------------------------
 
 
-EXERCISES = {
-    label: chapter
-    for chapter in BOOK.chapters
-    for label in re.findall(r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", chapter.text, re.MULTILINE)
-}
-
-
 def verdict(label, reports):
     report, executed = reports[EXERCISES[label].name]
     assert report.ok, report.found["message"]
@@ -250,7 +257,7 @@ def test_every_exercise_has_wrong_answers():
 
 
 @pytest.mark.parametrize("label", EXERCISES)
-def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, reports):
+def test_an_exercise_has_stars_a_hint_a_stub_and_a_solution(label):
     text = EXERCISES[label].text
     body = re.search(rf"\{{exercise-start\}} (.*)\n:label: {label}\n(.*?)\{{exercise-end\}}", text, re.DOTALL)
     assert re.search(r" (★|★★|★★★)$", body[1])
@@ -258,13 +265,17 @@ def test_an_exercise_has_stars_a_hint_a_stub_and_a_proved_solution(label, report
     assert f"{{solution-start}} {label}\n:label: {label}-solution\n:class: dropdown" in text
     options = r"\n:tags: \[hide-cell, remove-output\]\n"
     assert len(re.findall(options, body[2])) == body[2].count("{code-cell}"), "the page shows the task, not the stub"
+
+
+@pytest.mark.parametrize("label", of_notebooks(EXERCISES))
+def test_a_stub_is_not_solved_and_the_solution_is_proved(label, reports):
     found = verdict(label, reports)
     assert "Not solved yet" in found["printed"], "the stub should say that it is not solved, and let the page build"
     assert found["strict"], "the solution has no check(..., strict=True)"  # which it passed, since the notebook ran
     assert found["stub"] == "NotSolved"
 
 
-@pytest.mark.parametrize("label", EXERCISES)
+@pytest.mark.parametrize("label", of_notebooks(EXERCISES))
 def test_wrong_answers_are_refused(label, reports):
     refused = verdict(label, reports)["wrong"]
     assert refused.keys() == WRONG_ANSWERS[label].keys() and set(refused.values()) == {"WrongAnswer"}, refused

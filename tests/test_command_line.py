@@ -17,6 +17,8 @@ from jax.sharding import PartitionSpec as P
 from shardlab.__main__ import main
 from shardlab.plan import plan
 
+pytestmark = pytest.mark.reads("src/shardlab", "scripts/record_gpu.py")
+
 
 @pytest.fixture
 def run(capsys):

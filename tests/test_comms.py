@@ -23,6 +23,8 @@ from tpu_programs import PLACES, PROGRAMS, recordings
 from shardlab.comms import collectives, compile_for, read_program
 from shardlab.hlo import UnreadableProgram
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 

@@ -45,6 +45,8 @@ from shardlab.inference import DecodeCost, decode_cost
 from shardlab.models import MODELS, Model
 from shardlab.training import training_step
 
+pytestmark = pytest.mark.reads("src/shardlab", "book/static")
+
 LLAMA2, LLAMA3 = MODELS["llama-2-13b"], MODELS["llama-3-70b"]
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 

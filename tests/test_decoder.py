@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec as P
 from shardlab.decoder import Config, Decoder, create_sharded, loss
 from shardlab.transformer import sums
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 AXES = {"batch": "data", "embed": "data", "heads": "model", "hidden": "model", "vocabulary": "model"}
 
 

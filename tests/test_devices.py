@@ -9,6 +9,8 @@ import pytest
 
 from shardlab.devices import emulate
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 
 def python(program, **environment):
     """Run a program in a fresh interpreter without our settings; returns the JSON that it prints, or its stderr."""

@@ -19,6 +19,8 @@ from shardlab.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_
 from shardlab.layout import describe
 from shardlab.pods import Pod
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 
 def svgs(picture):
     """The drawings in a picture, parsed: an error if the markup is not well-formed."""

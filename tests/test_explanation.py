@@ -20,6 +20,8 @@ from shardlab.layout import bytes_text
 from shardlab.origins import where
 from shardlab.pods import Pod
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 D, F, B = 64, 256, 32
 MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:8])
 SPECS = {"up": P("data", "model"), "down": P("model", "data")}

@@ -29,6 +29,8 @@ from shardlab.models import MODELS, Model
 from shardlab.plan import plan as planned
 from shardlab.training import training_step
 
+pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md")
+
 ROOT = Path(__file__).parent.parent
 STATIC = ROOT / "book" / "static" / "explorer"
 AUTO = AxisType.Auto
@@ -782,18 +784,6 @@ def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(bro
     assert page.locator("[data-explorer] form").count() == 3 and "8 shards" in words(page)
     assert {urlsplit(url).scheme for url in asked} == {"file"}
     page.close()
-
-
-# Where cells show a calculator besides the explorer's own page.
-EMBEDDED = {"arrays": ["layout"], "costs": ["matmul"], "explorer": ["layout", "matmul", "fit"]}
-
-
-def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
-    found = {
-        chapter.name: re.findall(r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE)
-        for chapter in book.chapters
-    }
-    assert {name: parts for name, parts in found.items() if parts} == EMBEDDED
 
 
 @pytest.mark.parametrize("place", range(3), ids=["layout", "matmul", "fit"])

@@ -31,6 +31,8 @@ from bookbinder import disk, execute, runs, site
 from bookbinder.book import BookError, load
 from bookbinder.stopping import Stop
 
+pytestmark = pytest.mark.reads("src/bookbinder")
+
 # What two builds of the same sources may differ in, and nothing else.
 VARIES = (rb"from a run on \d{4}-\d\d-\d\d",)  # the day on which a chapter ran, at its foot
 

@@ -17,6 +17,8 @@ from test_layout import make_mesh
 from shardlab.draw import PALETTE, draw, draw_all_reduce
 from shardlab.follow import Flow, Frame, follow
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 
 def line(n):
     return make_mesh((n,), ("d",))

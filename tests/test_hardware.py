@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from shardlab._placement import place
 from shardlab.hardware import CHIPS, Machine, chip, machine
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 
 @pytest.mark.parametrize(
     ("asked", "how", "name", "hosts", "rings"),

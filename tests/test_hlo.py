@@ -14,6 +14,8 @@ from tpu_programs import recordings
 
 from shardlab import comms, hlo
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 RECORDED = recordings()
 
 

@@ -8,6 +8,8 @@ from shardlab.hardware import CHIPS
 from shardlab.inference import cache_bytes, decode_cost, disaggregated, prefill_cost
 from shardlab.models import MODELS
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-70b", "mixtral-8x7b", "deepseek-v3"))
 
 

@@ -18,6 +18,8 @@ from shardlab.draw import draw
 from shardlab.layout import bytes_text, describe, index_text, same_layout
 from shardlab.specs import compare_specs
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 
 def make_mesh(sizes, names="abcdef"):
     return jax.make_mesh(tuple(sizes), tuple(names[: len(sizes)]), axis_types=(AxisType.Auto,) * len(sizes))

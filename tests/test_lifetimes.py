@@ -12,6 +12,8 @@ from shardlab.draw import timeline
 from shardlab.hlo import UnreadableProgram
 from shardlab.lifetimes import lifetimes
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 LINE, LAYERS = make_mesh((8,), "d"), 5
 STACK, X = jnp.ones((LAYERS, 32, 32)), jnp.ones((64, 32))
 SPECS = {"mesh": LINE, "in_specs": (P(None, "d"), P("d")), "out_specs": P(None, "d")}

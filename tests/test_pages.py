@@ -115,8 +115,8 @@ def test_pages_say_what_they_are(built, book):
     assert all(len(chapters & set(names)) <= 1 for names in described.values()), described
 
 
-def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, book):
-    for chapter in book.chapters:
+def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete):
+    for chapter in complete:
         if not chapter.runs or chapter.name == "index":  # which says it of the whole book
             continue
         page = built[site / f"{chapter.name}.html"]
@@ -200,4 +200,4 @@ def test_a_plot_takes_the_colours_of_the_page_and_ids_of_its_own():
 def test_plots_have_no_colours_that_the_dark_would_swallow(built):
     """Black marks are as dark as letters, and so white in the dark, where the text around them is."""
     plots = [plot for page in built.values() for plot in page.select("svg.plot")]
-    assert len(plots) > 6 and not [plot for plot in plots if "#000000" in str(plot) or "#ffffff" in str(plot)]
+    assert plots and not [plot for plot in plots if "#000000" in str(plot) or "#ffffff" in str(plot)]

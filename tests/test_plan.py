@@ -19,6 +19,8 @@ from shardlab.models import Model
 from shardlab.plan import MESH_AXES, count, plan, verify
 from shardlab.training import training_step
 
+pytestmark = pytest.mark.reads("src/shardlab", "tests/planned")
+
 TINY = Model(4, 256, 512, 8, 4, 32, 1024, name="tiny")
 LLAMA = "llama-3-70b"
 PLANNED = Path(__file__).with_name("planned")

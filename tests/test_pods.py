@@ -32,6 +32,8 @@ from shardlab.flops import MatmulFlops
 from shardlab.hlo import Program
 from shardlab.pods import NoCompiler, Pod, PodProgram
 
+pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", "requirements.txt")
+
 ROOT = Path(__file__).parent.parent
 INSTALLED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 12)
 needs_libtpu = pytest.mark.skipif(not INSTALLED, reason="the lock has libtpu for Linux on x86-64, Python 3.12 or newer")
@@ -523,6 +525,7 @@ def test_recorded_only(monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.unit("a compiler for GPUs")
 def test_gpus_that_are_not_there():
     pod = Pod("h100:2x8")
     mesh = pod.mesh((2, 8), ("x", "y"))
@@ -569,8 +572,14 @@ RECORDINGS = {file.stem: json.loads(file.read_text()) for file in record_pods.RE
 ASKS_AND_READS = r"src/shardlab/(pods|hlo|comms|flops|schedule|cost|hardware)\.py|requirements\.txt"
 
 
+def compiling(name):
+    """A parameter for tests: a chapter that compiles for pods, as a unit of its own."""
+    reads = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", f"book/{name}.md")
+    return pytest.param(name, marks=[pytest.mark.unit(f"pods {name}"), reads])
+
+
 @needs_libtpu
-@pytest.mark.parametrize("name", sorted({*RECORDINGS, *record_pods.compiling(BOOK)}))
+@pytest.mark.parametrize("name", map(compiling, sorted({*RECORDINGS, *record_pods.compiling(BOOK)})))
 def test_a_chapter_compiles_what_is_recorded(name, own_cache, request):
     """Where neither the chapter nor what asks and reads compilers has changed, the same text has the same answer."""
     changed = request.config.option.again or re.search(rf"^(book/{name}\.md|{ASKS_AND_READS})$", changed_files(), re.M)

@@ -17,6 +17,8 @@ sys.path.insert(0, str(FOLDER))
 import preflight  # noqa: E402
 from preflight import judge  # noqa: E402
 
+pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
+
 VERSIONS = {"python": "3.13.0", "jax": "0.12.0.1"}
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ from waiting import PATIENCE, wait_until
 
 import shardlab.processes
 from shardlab.processes import Processes, ProcessFailure, start
+
+pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
 
 SETUP = """
 import os, signal, time
@@ -282,6 +285,34 @@ def test_an_interrupt_ends_the_group(capsys, interruptible):
     presses.join()
     assert "interrupted: all processes were stopped" in capsys.readouterr().err
     wait_until_gone(group.pids)
+
+
+def test_no_port_is_one_that_an_outgoing_connection_could_take(group):
+    """In the moment between choosing a port and using it, which on a busy machine is long."""
+    ours = [p for p in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(p.cmdline())]
+    ports = {c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(given.read_text().split()[0]) if given.exists() else 49152
+    controllers = {port for port in ports if port in shardlab.processes._engine.PORTS}
+    assert len(controllers) > 10 and shardlab.processes._engine.PORTS.stop <= lowest
+    assert int(group.coordinator.rpartition(":")[2]) in ports & controllers
+
+
+def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
+    choose, chosen = shardlab.processes._engine.free_ports, []
+    with contextlib.ExitStack() as stack:
+
+        def taken(count):
+            chosen.append(choose(count))
+            if len(chosen) == 1:
+                for port in chosen[0]:
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return chosen[-1]
+
+        monkeypatch.setattr(shardlab.processes._engine, "free_ports", taken)
+        with start(2, limit=20) as group:
+            group.run("import jax")
+            assert group["jax.process_count()"] == [2, 2] and len(chosen) > 1
 
 
 def test_several_groups_side_by_side_do_not_meet():

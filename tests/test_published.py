@@ -10,6 +10,8 @@ from shardlab import cost
 from shardlab.plan import plan
 from shardlab.published import RUNS
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 KINDS = ("gpu", "tpu")
 SCRIPT = Path(__file__).parent.parent / "scripts" / "fit_planner.py"
 spec = importlib.util.spec_from_file_location("fit_planner", SCRIPT)

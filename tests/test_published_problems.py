@@ -54,6 +54,8 @@ from shardlab.inference import cache_bytes, decode_cost, disaggregated, prefill_
 from shardlab.layout import describe
 from shardlab.models import MODELS, Model
 
+pytestmark = pytest.mark.reads("src/shardlab", "book/costs.md")
+
 V4, V5E, V5P, H100, B200 = map(chip, ("v4", "v5e", "v5p", "H100", "B200"))
 LLAMA2, LLAMA3, DEEPSEEK = (MODELS[name] for name in ("llama-2-13b", "llama-3-70b", "deepseek-v3"))
 DAY, US, MS = 24 * 3600, 1e6, 1e3

@@ -16,6 +16,8 @@ from shardlab.hlo import UnreadableProgram
 from shardlab.pods import PodProgram
 from shardlab.schedule import Flight, predicted_seconds, step_timeline, steps_of
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 US = 1e-6
 HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n\n"
 GROUPS = "channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}, use_global_device_ids=true"

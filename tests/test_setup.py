@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.reads("scripts", "requirements.txt", "Makefile")
+
 ROOT = Path(__file__).parent.parent
 
 

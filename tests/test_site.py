@@ -14,7 +14,9 @@ from urllib.parse import unquote, urlsplit
 import lxml.html
 import pytest
 from bs4 import BeautifulSoup
-from conftest import BOOK, copy_sources
+from conftest import BOOK, build, copy_sources
+
+from bookbinder import runs
 
 ROOT = Path(__file__).parent.parent
 
@@ -46,9 +48,9 @@ def test_home_is_at_the_root_and_nothing_redirects(site, pages):
         assert not [m for m in parse(file).iter("meta") if m.get("http-equiv", "").lower() == "refresh"], file
 
 
-def test_nothing_is_left_to_do_on_the_second_build(site):
+def test_nothing_is_left_to_do_on_the_second_build(site, request):
     before = {path: path.stat().st_mtime_ns for path in site.rglob("*")}
-    run = subprocess.run([sys.executable, "-m", "bookbinder", "build"], cwd=ROOT, capture_output=True, text=True)
+    run = build(request.config)
     assert run.returncode == 0 and " ran " not in run.stdout
     assert before == {path: path.stat().st_mtime_ns for path in site.rglob("*")}
 
@@ -100,8 +102,20 @@ def test_a_chapter_that_runs_again_elsewhere_shows_the_same(pages, tmp_path, nam
     assert len(ours) > 40 and ours == theirs
 
 
-def test_outputs_are_on_the_pages(pages):
-    for chapter in BOOK.chapters:
+PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.unit(f"page {name}")) for name in PROGRAMS])
+def test_a_chapter_runs(site, complete, name, request):
+    """It ran for the page that was built, or before under the same key."""
+    assert name in {chapter.name for chapter in complete}
+    report = runs.known(runs.of_chapter(BOOK, BOOK.chapter(name)))
+    request.node.user_properties.append(("read", report.read))
+    assert report.ok and report.version
+
+
+def test_outputs_are_on_the_pages(pages, complete):
+    for chapter in complete:
         text = article(pages[chapter.name]).get_text()
         # What does not run may quote one: an example in a docstring.
         assert not chapter.runs or "Traceback (most recent call last)" not in text
@@ -115,14 +129,13 @@ def test_outputs_are_on_the_pages(pages):
     assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()
 
 
-def test_plots_are_on_the_pages(pages):
-    plotting = [
-        chapter.name for chapter in BOOK.chapters if any("plt.subplots" in cell.source for cell in chapter.cells)
-    ]
-    assert len(plotting) >= 4
-    for name in plotting:
-        drawn = sum(cell.source.count("plt.subplots(") for cell in BOOK.chapter(name).cells)
-        assert len(pages[name].select(".cell_output svg.plot")) == drawn, name
+def test_plots_are_on_the_pages(pages, complete):
+    plotted = 0
+    for chapter in complete:
+        drawn = sum(cell.source.count("plt.subplots(") for cell in chapter.cells)
+        assert len(pages[chapter.name].select(".cell_output svg.plot")) == drawn, chapter.name
+        plotted += drawn
+    assert plotted
 
 
 def test_tables_that_cells_write_in_markdown_are_tables(pages):
@@ -135,18 +148,19 @@ def test_tables_that_cells_write_in_markdown_are_tables(pages):
 SILENT = 0.15  # of a chapter's cells may show nothing
 
 
-@pytest.mark.parametrize("name", [chapter.name for chapter in BOOK.chapters if chapter.runs])
-def test_cells_show_their_answers(pages, name):
+def test_cells_show_their_answers(pages, complete):
     """Not counted are folded cells, solutions, and cells that only import, define, or write a file."""
-    visible = [
-        cell
-        for cell in article(pages[name]).select("div.cell")
-        if "tag_hide-cell" not in cell["class"] and not cell.find_parent("details")
-    ]
-    telling = [cell for cell in visible if cell.select(".cell_output") or not defines_only(cell)]
-    silent = [cell for cell in telling if not cell.select(".cell_output")]
-    first = silent[0].select_one(".cell_input").get_text() if silent else ""
-    assert len(silent) <= max(1, SILENT * len(telling)), f"{len(silent)} of {len(telling)} show nothing, first: {first}"
+    for chapter in complete:
+        visible = [
+            cell
+            for cell in article(pages[chapter.name]).select("div.cell")
+            if "tag_hide-cell" not in cell["class"] and not cell.find_parent("details")
+        ]
+        telling = [cell for cell in visible if cell.select(".cell_output") or not defines_only(cell)]
+        silent = [cell for cell in telling if not cell.select(".cell_output")]
+        first = silent[0].select_one(".cell_input").get_text() if silent else ""
+        count = f"{chapter.name}: {len(silent)} of {len(telling)} show nothing, first: {first}"
+        assert len(silent) <= max(1, SILENT * len(telling)), count
 
 
 def defines_only(cell):
@@ -160,8 +174,8 @@ def defines_only(cell):
     return all(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)) for node in body)
 
 
-def test_exercises_show_their_task_and_solutions_are_folded_and_right(pages):
-    for chapter in BOOK.chapters:
+def test_exercises_show_their_task_and_solutions_are_folded_and_right(pages, complete):
+    for chapter in complete:
         page = article(pages[chapter.name])
         exercises, solutions = page.select("div.exercise"), page.select("details.solution")
         assert len(exercises) == len(solutions) == len(re.findall(r"\{exercise-start\}", chapter.text))
@@ -180,9 +194,9 @@ def test_pictures_describe_themselves(pages):
             assert len(image.get("alt", "")) > 10 and not re.fullmatch(r"\S+\.\w+", image["alt"])
 
 
-def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(site, pages):
+def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(site, pages, complete):
     played = 0
-    for chapter in BOOK.chapters:
+    for chapter in complete:
         page = pages[chapter.name]
         boxes = article(page).select("[data-steps]")
         followed = sum(len(re.findall(r"\bfollow\(.*steps=", cell.source)) for cell in chapter.cells)
@@ -194,7 +208,7 @@ def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
         assert len(scripts) == bool(boxes)
         assert all(tag.has_attr("defer") and (site / urlsplit(tag["src"]).path).is_file() for tag in scripts)
         played += len(boxes)
-    assert played >= 5
+    assert played
 
 
 def test_pages_are_well_formed(pages):
@@ -234,7 +248,7 @@ def test_source_links_lead_to_the_chapter(pages):
         assert edit, f"{chapter.name}: no edit link among {sorted(link for link in links if url in link)}"
 
 
-def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pages):
+def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pages, complete):
     from importlib.metadata import version
 
     from bookbinder.environments import environments
@@ -243,9 +257,11 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
     assert f"jax {version('jax')}" in text and f"numpy {version('numpy')}" in text
     built, matrix = article(pages["status"]).select("table")
     rows = {row.a["href"].removesuffix(".html"): row for row in built.select("tbody tr")}
-    assert sorted(rows) == sorted(c.name for c in BOOK.chapters if c.runs)
-    for row in rows.values():
-        assert float(row.select("td")[3].get_text()) > 0 and "✅" in row.get_text()
+    assert sorted(rows) == sorted(PROGRAMS)
+    ran = {chapter.name for chapter in complete}
+    for name, row in rows.items():
+        assert float(row.select("td")[3].get_text()) > 0 or name not in ran
+        assert "✅" in row.get_text()
     heads = [cell.get_text() for cell in matrix.select("thead th")]
     assert heads == [environment.name for environment in environments(ROOT)]
     recorded = [[cell.get_text() for cell in row.select("td")] for row in matrix.select("tbody tr")]

@@ -25,6 +25,8 @@ import yaml
 from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
+pytestmark = pytest.mark.reads("src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md")
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
 RECORDINGS = FOLDER / "recordings"

@@ -15,6 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 from shardlab.testing import assert_collectives, assert_equal_to_one_device, assert_layout
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 W = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
 X = np.random.default_rng(2).normal(size=(8, 16)).astype(np.float32)
 

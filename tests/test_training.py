@@ -13,6 +13,8 @@ from shardlab.cost import AXES
 from shardlab.models import Model
 from shardlab.training import training_step
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 SMALL = Model(2, 64, 128, 4, 2, 16, 64)
 MIXTURE = replace(SMALL, experts=4, experts_per_token=2, shared_experts=1)
 

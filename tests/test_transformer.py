@@ -9,6 +9,8 @@ import pytest
 from shardlab import transformer
 from shardlab.transformer import Config, Hooks
 
+pytestmark = pytest.mark.reads("src/shardlab")
+
 SMALL = Config(layers=2, model=16, heads=4, kv_heads=2, hidden=32)
 
 

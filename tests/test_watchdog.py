@@ -10,6 +10,8 @@ import pytest
 from conftest import BOOK
 from waiting import PATIENCE
 
+pytestmark = pytest.mark.reads("book")
+
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "book" / "cluster" / "watchdog.py"
 

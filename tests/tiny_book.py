@@ -111,4 +111,5 @@ class TinyBook:
 
 def statuses(table):
     """The closing table as a dict: chapter to result."""
-    return {row[0]: row[1] for row in re.findall(r"^(\w+) +(?:\d+ +)?(ran|reused|failed|no code)", table, re.MULTILINE)}
+    rows = re.findall(r"^(\w+) +(?:\d+ +)?(ran|reused|failed|left out|no code)", table, re.MULTILINE)
+    return dict(rows)

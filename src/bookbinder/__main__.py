@@ -20,6 +20,13 @@ def main(arguments=None):
     build = commands.add_parser(
         "build", help="execute changed chapters, and build the site and the notebooks in _build"
     )
+    build.add_argument(
+        "--without",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="chapters that need not run, such as arrays: without valid outputs, the page of one shows none",
+    )
     chapter = commands.add_parser("chapter", help="execute one chapter, and build its page only")
     chapter.add_argument("file", help="such as book/arrays.md")
     live = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
@@ -69,7 +76,9 @@ def _positive(text):
 
 def _build(options):
     book = books.load(options.root)
-    results = site.build(book, jobs=options.jobs, progress=progress.for_this_terminal())
+    for name in options.without:
+        book.chapter(name)  # or it says which there are
+    results = site.build(book, without=options.without, jobs=options.jobs, progress=progress.for_this_terminal())
     print(progress.table(results))
     failed = [result.failure for result in results if result.failure]
     for failure in failed:

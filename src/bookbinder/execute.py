@@ -8,12 +8,14 @@ import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from bookbinder import disk, runs
 from bookbinder.book import SOURCES
 from bookbinder.progress import Progress
 from bookbinder.stopping import stoppable
 
+LEFT_OUT = "left out"  # the status of a chapter that was not to run, and has no outputs
 CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, and will send it `facts` on standard input
 
 
@@ -35,15 +37,16 @@ class Result:
     """The result of one chapter."""
 
     name: str
-    status: str  # "ran", "reused", "failed", or "no code"
+    status: str  # "ran", "reused", "failed", "left out", or "no code"
     cells: int = 0
     seconds: float = 0.0  # of the run that made the outputs
+    processor_seconds: float = 0.0  # of it, and of all processes that it started
     failure: Failure | None = None
     day: str = ""  # of that run, such as "2026-11-21"
     outputs: str = ""  # changes whenever the outputs do
 
 
-def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=None, before=None):
+def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=None, stop=None, before=None):
     """Bring the outputs of chapters up to date.
 
     A chapter whose outputs are still valid is skipped; the others run. One that fails does not stop the others.
@@ -52,6 +55,7 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
       book: the `bookbinder.book.Book`.
       cache_folder: where the jupyter-cache is, or will be.
       chapters: those to look at; all by default.
+      without: names of chapters that do not run; one without valid outputs has none.
       jobs: how many at once; see `bookbinder.runs.run`.
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
       stop: the `bookbinder.stopping.Stop` of the caller; by default signals stop this run alone.
@@ -65,12 +69,15 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
     """
     if stop is None:
         with stoppable() as stop:
-            return run(book, cache_folder, chapters=chapters, jobs=jobs, progress=progress, stop=stop, before=before)
+            options = {"chapters": chapters, "without": without, "jobs": jobs, "progress": progress}
+            return run(book, cache_folder, **options, stop=stop, before=before)
     chapters = book.chapters if chapters is None else chapters
     progress = progress or Progress()
     programs = [chapter for chapter in chapters if chapter.runs]
     wanted = [runs.of_chapter(book, chapter) for chapter in programs]
-    saved, at = _sources(book), dict(zip((one.place for one in wanted), programs, strict=True))
+    left_out = {one.name: one.notebook for one in wanted if one.name in without and not runs.known(one)}
+    wanted = [one for one in wanted if one.name not in left_out]
+    saved, at = _sources(book), {one.place: book.chapter(one.name) for one in wanted}
     reports = runs.run(
         wanted,
         jobs=jobs,
@@ -85,17 +92,21 @@ def run(book, cache_folder, *, chapters=None, jobs=None, progress=None, stop=Non
         if name not in saved:
             where = "if a cell made it, have that write to a folder that tempfile makes"
             progress.say(f"{name} appeared while chapters ran; the next build will include it; {where}")
-    _fill(cache_folder, [(at[one.place], report) for one, report in zip(wanted, reports, strict=True) if report.ok])
-    results = {one.name: _result(one, report) for one, report in zip(programs, reports, strict=True)}
+    results = {one.name: _result(at[one.place], report) for one, report in zip(wanted, reports, strict=True)}
+    results |= {name: Result(name, LEFT_OUT, len(book.chapter(name).cells), outputs=LEFT_OUT) for name in left_out}
+    made = {one.name: partial(runs.outputs, report) for one, report in zip(wanted, reports, strict=True) if report.ok}
+    made |= {name: lambda notebook=notebook: notebook for name, notebook in left_out.items()}
+    _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in made.items()])
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
 
 
 def _result(chapter, report):
-    cells = len(chapter.cells)
+    cells, used = len(chapter.cells), report.found.get("processor_seconds", 0.0)  # none if the runner died
     if not report.ok:
-        return Result(chapter.name, "failed", cells, report.seconds, failure_of(chapter, report.found))
+        failure = failure_of(chapter, report.found)
+        return Result(chapter.name, "failed", cells, report.seconds, used, failure=failure)
     status = "reused" if report.reused else "ran"
-    return Result(chapter.name, status, cells, report.seconds, day=report.day, outputs=report.version)
+    return Result(chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version)
 
 
 def failure_of(chapter, found):
@@ -127,26 +138,25 @@ def _sources(book):
 
 
 def _fill(folder, made):
-    """Have the jupyter-cache in a folder hold these outputs: chapters with their reports."""
+    """Have the jupyter-cache in a folder hold outputs: chapters, their `Result`s and functions that read them."""
     from jupyter_cache import get_cache
     from jupyter_cache.base import CacheBundleIn
 
     def fill():
         cache = get_cache(folder)
         try:
-            for chapter, report in made:
+            for chapter, result, outputs in made:
                 with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
                     record = cache.match_cache_notebook(chapter.notebook)
-                    if record.data.get("version") == report.version:
+                    if record.data.get("version") == result.outputs:
                         cache.get_cache_bundle(record.pk)
                         continue
-                notebook = runs.outputs(report)
+                notebook = outputs()
                 for cell in notebook.cells:
                     cell.outputs = _as_a_terminal_shows(cell.outputs)
                 uri = str(chapter.root / chapter.path)
-                bundle = CacheBundleIn(
-                    notebook, uri, data={"version": report.version, "execution_seconds": report.seconds}
-                )
+                data = {"version": result.outputs, "execution_seconds": result.seconds}
+                bundle = CacheBundleIn(notebook, uri, data=data)
                 cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
         finally:
             cache.db.dispose()

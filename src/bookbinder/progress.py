@@ -112,14 +112,15 @@ def for_this_terminal():
 
 
 def table(results):
-    """The closing table: each chapter, its cells, its result, and the seconds of its run."""
-    rows = [("chapter", "cells", "result", "seconds")]
+    """The closing table: each chapter, its cells, its result, and the seconds of its run, also of processor time."""
+    rows = [("chapter", "cells", "result", "seconds", "processor seconds")]
     for result in results:
-        ran = result.status != "no code"
-        rows.append(
-            (result.name, str(result.cells) if ran else "", result.status, f"{result.seconds:.1f}" if ran else "")
-        )
-    return "\n".join(aligned(rows, "<><>"))
+        if result.status == "no code":
+            rows.append((result.name, "", result.status, "", ""))
+        else:
+            seconds = (f"{result.seconds:.1f}", f"{result.processor_seconds:.1f}")
+            rows.append((result.name, f"{result.cells}", result.status, *seconds))
+    return "\n".join(aligned(rows, "<><>>"))
 
 
 def aligned(rows, sides):

@@ -12,6 +12,7 @@ last the report, which has
 
 - ok: whether every cell came to its end
 - seconds, cells: how long it took, and how many cells were run
+- processor_seconds: of processor time, of the kernel and all that it has started
 - cell, line: the cell that failed, by its place among all cells of the notebook from 0, and the line in it from 1;
   null for `cell` if the kernel did not start
 - error, message, traceback: what went wrong; null if nothing did
@@ -35,6 +36,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -426,6 +428,8 @@ def main():
             end_children()
     if stop.signal:
         return 128 + stop.signal
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report["processor_seconds"] = used.ru_utime + used.ru_stime
     if options.outputs and report["ok"]:
         report["notebook"] = nbformat.writes(notebook)
     print(json.dumps(report))

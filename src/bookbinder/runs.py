@@ -77,6 +77,7 @@ class Report:
     Attributes:
       found: the report of run_notebook.py, as a dict.
       seconds: how long the run took that gave it.
+      read: digests of the files below the root that its cells have read, by name.
       day: of that run, such as "2026-11-21".
       version: changes whenever the outputs do; "" for a run that failed.
       outputs: the file of the notebook with its outputs; None for a run that failed.
@@ -86,6 +87,7 @@ class Report:
     found: dict
     seconds: float
     day: str
+    read: dict = field(default_factory=dict)
     version: str = ""
     outputs: Path | None = None
     reused: bool = False
@@ -105,6 +107,15 @@ def package_files(root):
     return "\n".join(str(path) for path in kept if path.parent.name != RECORDINGS.name)
 
 
+def chapter_key(book, chapter, python=sys.executable):
+    """A digest of what a chapter's run depends on, as far as it is known before: code, runner, Python and packages."""
+    code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
+    parts = [json.dumps(code), RUNNER.read_text("utf-8"), environment(python)]
+    if any(re.search(r"\bshardlab\b", source) for source, _ in code):
+        parts.append(package_files(book.root))
+    return disk.digest(*parts)
+
+
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
     """The run of a chapter as the book has it; on another Python for a column of the matrix.
 
@@ -113,12 +124,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     from nbformat.v4 import new_notebook
 
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
-    parts = [json.dumps([(cell.source, cell.metadata) for cell in code]), RUNNER.read_text("utf-8")]
-    parts.append(environment(python))
-    if any(re.search(r"\bshardlab\b", cell.source) for cell in code):
-        parts.append(package_files(book.root))
-    flags = os.environ.get("CHAPTERS_XLA_FLAGS")
-    parts += [flags] if flags else []
+    key, flags = chapter_key(book, chapter, python), os.environ.get("CHAPTERS_XLA_FLAGS")
     # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
     # for accelerators: on a machine that has some, or the libraries for them, pages would differ. And each kernel would
     # compile all of JAX again if the first must not keep what it compiles.
@@ -129,7 +135,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
         new_notebook(cells=code, metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))}),
-        disk.digest(*parts),
+        disk.digest(key, flags) if flags else key,
         book.root,
         python,
         (book.root / chapter.path).parent,
@@ -160,7 +166,8 @@ def known(run):
         if kept.get("key") == run.key and all(_digest(run, name) == old for name, old in kept["read"].items()):
             notebook = file.with_suffix(".ipynb")
             if disk.file_digest(notebook) == kept["version"]:
-                return Report(kept["found"], kept["seconds"], kept["day"], kept["version"], notebook, True)
+                facts = (kept[name] for name in ("found", "seconds", "day", "read", "version"))
+                return Report(*facts, outputs=notebook, reused=True)
     return None
 
 
@@ -302,7 +309,7 @@ def _run(run, progress, stop, processes):
     name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
     notebook = run.place.with_name(f"{name}.ipynb")
     disk.write(notebook, found.pop("notebook"))
-    report = replace(report, version=disk.file_digest(notebook), outputs=notebook)
+    report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
     kept = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
     disk.write(notebook.with_suffix(".json"), json.dumps({**kept, "found": found}))
     for file in _earlier(run)[KEPT:]:

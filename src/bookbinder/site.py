@@ -30,10 +30,11 @@ class SiteError(Exception):
     """Jupyter Book could not make the site, or the disk could not store it; the message says why."""
 
 
-def build(book, *, jobs=None, progress=None):
+def build(book, *, without=(), jobs=None, progress=None):
     """Execute what changed, then make the site in `_build/html` and the notebooks in `_build/notebooks`.
 
-    The old site stays until the new one is complete and was made without a warning.
+    The old site stays until the new one is complete and was made without a warning. Chapters named in `without` do not
+    run: the page of one that has no valid outputs shows none.
 
     Returns:
       The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
@@ -51,7 +52,7 @@ def build(book, *, jobs=None, progress=None):
         book = load(book.root)  # as it is now: we may have waited
         state_file = folder / "state.json"
         state, commit = _read_state(state_file), address.commit(book.root)
-        current = _is_current(book, state, inputs)
+        current = _is_current(book, state, inputs, without)
         if current and state["commit"] == commit:
             return _reused(state)
         new = folder / "notebooks.new"
@@ -62,7 +63,8 @@ def build(book, *, jobs=None, progress=None):
             with _JupyterBook(book, folder / "staging", lock, stop) as jupyter_book:
                 book.check()
                 files = cache(lambda: notebooks.make(book))  # it can fail, so rather before chapters run for minutes
-                results = execute.run(book, folder / CACHE, jobs=jobs, progress=progress, stop=stop, before=files)
+                options = {"without": without, "jobs": jobs, "progress": progress}
+                results = execute.run(book, folder / CACHE, **options, stop=stop, before=files)
                 if any(result.failure for result in results):
                     return results
                 progress.say("making the pages")
@@ -99,8 +101,9 @@ def is_current(book):
     return _is_current(book, _read_state(book.build_folder / "state.json"), _inputs_digest(book))
 
 
-def _is_current(book, state, inputs):
-    return (
+def _is_current(book, state, inputs, without=()):
+    left_out = {result["name"] for result in state.get("results", ()) if result["status"] == execute.LEFT_OUT}
+    return left_out <= set(without) and (
         state.get("inputs") == inputs
         and state.get("outputs") == _outputs_digest(book.build_folder)
         and state.get("dependencies") == _dependencies(state.get("dependencies", {}))

@@ -5,6 +5,7 @@ import contextlib
 import faulthandler
 import linecache
 import os
+import random
 import shutil
 import signal
 import socket
@@ -13,6 +14,8 @@ import threading
 import time
 from difflib import SequenceMatcher
 from pathlib import Path
+
+PORTS = range(15000, 32000)  # from which a group takes its own
 
 _me = {}
 
@@ -90,9 +93,28 @@ def _watch(parent, controller, folder):
 
 def coordinator_address(_, host):
     """An address on this host, with a port that is free now."""
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return {"value": f"{host}:{free.getsockname()[1]}"}
+    return {"value": f"{host}:{free_ports(1)[0]}"}
+
+
+def free_ports(count):
+    """Port numbers in a row on this host that are free now.
+
+    They are none of those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere): such a port
+    could be taken between now and its use by any program that connects to another.
+    """
+    rows = range(PORTS.start, PORTS.stop - count + 1, count)
+    for first in random.sample(rows, len(rows)):
+        ports = range(first, first + count)
+        if all(map(_is_free, ports)):
+            return list(ports)
+    raise OSError(f"no {count} ports in a row are free from {PORTS.start} to {PORTS.stop - 1}")
+
+
+def _is_free(port):
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
 
 
 def join(process, coordinator, n, options):

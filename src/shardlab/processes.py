@@ -40,6 +40,7 @@ from shardlab._arguments import nearest
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
 _TICK = 0.02  # seconds between two polls of the processes
+_PORTS = 40  # that ipyparallel's controller may use
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ def start(
             Processes.current = Processes(n, cluster, join, limit, settings)
             break
         except ProcessFailure as failure:
-            # Another program may take the free port before we use it. JAX then says so, or crashes.
-            port_taken = failure.having("died") or "RPC server" in str(failure)
+            # Another program may take a free port before we use it. JAX then says so, or crashes; and of ipyparallel's
+            # controller a part ends, without which no process counts as started.
+            port_taken = failure.having("died") or re.search("RPC server|processes have started", str(failure))
             if attempt == 2 or not port_taken or not isinstance(cluster, str):
                 raise
     _offer_magic()
@@ -276,7 +278,9 @@ class Processes:
             cluster.config.LocalEngineSetLauncher.delay = 0
         # An engine counts as started at its first heartbeat, which by default comes every 3 s.
         beats = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=200"]
-        cluster.controller_args = [*cluster.controller_args, *beats]
+        first, *_, last = _engine.free_ports(_PORTS)
+        ports = f"--IPController.ports={first}-{last}"
+        cluster.controller_args = [*cluster.controller_args, *beats, ports]
         self._cluster = cluster
         try:
             self._async(cluster.start_controller(), end - time.monotonic())
