@@ -104,6 +104,16 @@ def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
     assert rest == ["tests", *(f"--ignore={file}" for file in listed)]
 
 
+def test_each_week_and_for_a_release_nothing_is_left_out():
+    """Otherwise what is proved is said and not run again, but for a fifth."""
+    asked = {
+        place: job.get("with", {}).get("all") for place, job in JOBS.items() if job.get("uses", "").endswith("ci.yml")
+    }
+    assert asked == {"publish: check": None, "release: check": True, "upstream: everything": True}
+    step = WORKFLOWS["ci"]["jobs"]["test"]["steps"][-1]
+    assert step["env"]["PROOFS"] == "${{ inputs.all && 'renew' || 'use' }}" and "--proofs $PROOFS" in step["run"]
+
+
 def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
     text = (ROOT / ".github/workflows/publish.yml").read_text()
     assert "cache" not in text
@@ -240,6 +250,7 @@ class Runner:
         workflow, results = WORKFLOWS[name], {}
         context = {"github.event_name": event, "github.ref": ref, "github.repository": FORK, "github.token": "secret"}
         context["github.run_attempt"] = "1"
+        context["inputs.all && 'renew' || 'use'"] = "use"
         for job, body in workflow["jobs"].items():
             needs = [body["needs"]] if isinstance(body.get("needs"), str) else body.get("needs", [])
             context["matrix.tests"] = "tests/test_terms.py"  # for each part: a few tests that are quick
@@ -500,7 +511,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     (runner.fakes / "issues.json").write_text("[]\n")
     results = runner.run("upstream", event="schedule")
     everything = "\n".join(runner.said.values())
-    assert {results.pop(job) for job in ("awake", "newest", "report")} == {"success"}, everything
+    assert {results.pop(job) for job in ("awake", "everything", "newest", "report")} == {"success"}, everything
     assert set(results.values()) == {"failure"}, everything
     body = (runner.fakes / "create.md").read_text()
     print(body)  # shown whole where one of the following fails
