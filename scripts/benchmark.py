@@ -3,11 +3,12 @@
     make benchmark                              every case once: about 20 minutes on two cores
     make benchmark ARGS='prose code --runs 3'   these cases, three times; the table shows the medians
     make benchmark ARGS='--grow 10 50 200'      generated books of this many chapters
+    make benchmark ARGS='--book FOLDER'         the book of another repository
 
 Both build clones of the last commit with the same Python, in turn, so that a machine that becomes slower affects both.
-Stock means `jupyter-book build .` without our extension, which runs one chapter after the other. It reuses outputs as
-long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced to run all
-chapters, so we compare with a forced run then. Exits with 1 if a target is missed.
+Stock means `jupyter-book build .` without our extension and theme, which runs one chapter after the other. It reuses
+outputs as long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced to
+run all chapters, so we compare with a forced run then. Exits with 1 if a target is missed.
 """
 
 import argparse
@@ -29,26 +30,33 @@ import yaml
 from shardlab._tables import aligned
 
 ROOT = Path(__file__).parent.parent
-CHAPTER = "book/arrays.md"
 CACHE = "_build/.jupyter_cache"
+OURS = ("bookbinder.extension", "html_theme", "search_aliases")  # of _config.yml: what stock Jupyter Book does not know
+
+
+def chapter_of(folder):
+    """The first chapter with code that is not the home page."""
+    programs = (file for file in sorted((folder / "book").glob("*.md")) if "{code-cell}" in file.read_text("utf-8"))
+    return next(file for file in programs if file.stem != "index")
 
 
 def line_of_prose(folder, number):
     """Add a sentence at a chapter's end."""
-    _edit(folder / CHAPTER, lambda text: f"{text}\nThis sentence is new: {number}.\n")
+    _edit(chapter_of(folder), lambda text: f"{text}\nThis sentence is new: {number}.\n")
 
 
 def line_of_code(folder, number):
     """Add a line to a chapter's first cell."""
     _edit(
-        folder / CHAPTER,
+        chapter_of(folder),
         lambda text: re.sub(r"(```\{code-cell\}.*?)\n```", rf"\1\nx = {number}\n```", text, count=1, flags=re.S),
     )
 
 
 def line_of_shardlab(folder, number):
-    """Add a line to what chapters import."""
-    _edit(folder / "src" / "shardlab" / "check.py", lambda text: f"{text}# {number}\n")
+    """Add a line to what chapters import: to `check`, which most of this book's do."""
+    files = sorted((folder / "src" / "shardlab").glob("*.py"), key=lambda file: file.stem != "check")
+    _edit(files[0], lambda text: f"{text}# {number}\n")
 
 
 def package(folder, number):
@@ -103,8 +111,9 @@ class Book:
         shutil.copytree(source, folder)
         if not ours:
             config = yaml.safe_load((folder / "_config.yml").read_text("utf-8"))
-            config["sphinx"]["extra_extensions"].remove("bookbinder.extension")
-            words = {"repository": config["repository"]["url"], "versions": "some versions"}
+            config["sphinx"]["extra_extensions"].remove(OURS[0])
+            config["sphinx"]["config"] = {k: v for k, v in config["sphinx"]["config"].items() if k not in OURS}
+            words = dict.fromkeys(("repository", "versions", "pdf"), "some words")
             config["sphinx"]["config"]["myst_substitutions"] = words
             (folder / "_config.yml").write_text(yaml.safe_dump(config), "utf-8")
 
@@ -202,6 +211,7 @@ def tell(text):
 def main():
     """Measure, print the table, and compare with the targets."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--book", type=Path, default=ROOT, help="the repository of the book (default: this one)")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all)")
     parser.add_argument("--runs", type=int, default=1, help="how often to run each case (default: 1)")
     parser.add_argument(
@@ -217,7 +227,7 @@ def main():
         folder = Path(temporary)
         for count in options.grow or [None]:
             source = folder / f"source-{count}"
-            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
+            subprocess.run(["git", "clone", "--quiet", str(options.book), str(source)], check=True)
             names = options.cases or list(CASES)
             if count:
                 generate(source, count)

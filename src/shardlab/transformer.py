@@ -8,9 +8,11 @@ functions read every size from the arrays that they get, so that inside a `shard
 shards. Where a way to train has to act, it passes `Hooks`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -162,29 +164,29 @@ class Config:
     vocabulary: int = 16
 
 
-@partial(jax.jit, static_argnames="config")  # one program; random numbers of seven shapes would be as many
+@partial(jax.jit, static_argnames="config")
 def init(key: jax.Array, config: Config = Config()) -> dict:
     """The parameters, in float32: a tree of eight arrays; those of the layers are stacked along their dimension 0."""
     L, D, N, H = config.layers, config.model, config.heads, config.model // config.heads
     K, F, V = config.kv_heads, config.hidden, config.vocabulary
-    keys = iter(jax.random.split(key, 7))
-
-    def normal(*shape, fan_in, residual=False):
-        spread = fan_in**-0.5 / (2 * L) ** 0.5 if residual else fan_in**-0.5  # 2 L of them are added to x
-        return spread * jax.random.normal(next(keys), shape)
-
-    return {
-        "embed": normal(V, D, fan_in=D),
-        "layers": {
-            "norms": jnp.ones((L, 2, D)),
-            "q": normal(L, D, N, H, fan_in=D),
-            "kv": normal(L, 2, D, K, H, fan_in=D),
-            "o": normal(L, N, H, D, fan_in=D, residual=True),
-            "up": normal(L, D, F, fan_in=D),
-            "down": normal(L, F, D, fan_in=F, residual=True),
-        },
-        "unembed": normal(D, V, fan_in=D),
+    deep = 2 * L  # so many are added to the residual stream
+    matrices = {  # with the inverse of each one's variance
+        "embed": ((V, D), D),
+        "q": ((L, D, N, H), D),
+        "kv": ((L, 2, D, K, H), D),
+        "o": ((L, N, H, D), D * deep),
+        "up": ((L, D, F), D),
+        "down": ((L, F, D), F * deep),
+        "unembed": ((D, V), D),
     }
+    ends = list(accumulate(math.prod(shape) for shape, _ in matrices.values()))
+    drawn = jnp.split(jax.random.normal(key, ends[-1:]), ends[:-1])  # at once, because each draw is much to compile
+    made = {
+        name: array.reshape(shape) * inverse**-0.5
+        for (name, (shape, inverse)), array in zip(matrices.items(), drawn, strict=True)
+    }
+    outer = {name: made.pop(name) for name in ("embed", "unembed")}
+    return outer | {"layers": {"norms": jnp.ones((L, 2, D)), **made}}
 
 
 def adam_state(parameters: dict) -> dict:
