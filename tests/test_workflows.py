@@ -468,6 +468,34 @@ def test_ci_checks_and_leaves_a_preview(runner):
     assert "hashFiles('requirements.txt')" in key and "python-version" in key
 
 
+# The Makefile's commands that no workflow calls, each with what it prints; `serve` is another test's.
+BY_HAND = {
+    "help": r"^make chapter FILE=book/x.md +run one chapter",
+    "chapter FILE=book/one.md": r"^the page: \S+one\.html$",
+    "chapter": r"^which chapter\? For example: make chapter FILE=book/arrays.md$",
+    "benchmark ARGS='prose --book .'": r"^a sentence in one chapter +[\d.]+ +[\d.]+ +[\d.]+ +1\.0 +0 and 0$",
+    "lighthouse": r"^Done running Lighthouse!$",  # that its limits hold, no busy machine can promise
+    "lock": r"^$",
+    "clean": r"^rm -rf _build \.venv$",
+}
+
+
+def test_every_command_of_the_makefile_is_run_by_some_test(runner):
+    checkout = {"uses": "actions/checkout@x"}
+    for command, printed in BY_HAND.items():
+        steps = [checkout, {"run": f"make {command}"}]
+        ended = runner.job("by hand", {"steps": steps}, {}, {"github.ref": "refs/heads/main"})
+        said = runner.said["by hand"]
+        assert re.search(printed, said, re.MULTILINE), said
+        assert ended == "success" or command in ("chapter", "lighthouse") or "missed: " in said, said
+    text = "".join(step.get("run", "") + "\n" for job in JOBS.values() for step in job.get("steps", ()))
+    text += (ROOT / ".ci" / "run").read_text()
+    called = set(re.findall(r"\bmake ([\w-]+)", text)) | {command.split()[0] for command in BY_HAND}
+    assert set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()) == called | {
+        "serve"
+    }
+
+
 def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner):
     results = runner.run("publish")
     assert set(results.values()) == {"success"}, "\n".join(runner.said.values())
