@@ -468,7 +468,7 @@ def test_ci_checks_and_leaves_a_preview(runner):
     assert "hashFiles('requirements.txt')" in key and "python-version" in key
 
 
-# The Makefile's commands that no workflow calls, each with what it prints; `serve` is another test's.
+# The Makefile's commands that no workflow calls, each with what it prints. What `serve` does, test_bookbinder.py tests.
 BY_HAND = {
     "help": r"^make chapter FILE=book/x.md +run one chapter",
     "chapter FILE=book/one.md": r"^the page: \S+one\.html$",
@@ -490,10 +490,10 @@ def test_every_command_of_the_makefile_is_run_by_some_test(runner):
         assert ended == "success" or command in ("chapter", "lighthouse") or "missed: " in said, said
     text = "".join(step.get("run", "") + "\n" for job in JOBS.values() for step in job.get("steps", ()))
     text += (ROOT / ".ci" / "run").read_text()
-    called = set(re.findall(r"\bmake ([\w-]+)", text)) | {command.split()[0] for command in BY_HAND}
-    assert set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()) == called | {
-        "serve"
-    }
+    called = set(re.findall(r"\bmake ([\w-]+)", text)) | {command.split()[0] for command in BY_HAND} | {"serve"}
+    assert set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()) == called
+    serving = subprocess.run(["make", "--dry-run", "serve", "PORT=81"], cwd=ROOT, capture_output=True, text=True)
+    assert serving.stdout.splitlines()[-1] == ".venv/bin/python -m bookbinder serve --port 81"
 
 
 def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner):
