@@ -221,7 +221,8 @@ class Reads:
         elif event == "subprocess.Popen" and not isinstance(arguments[1], (str, bytes)):
             words = [os.fsdecode(word) for word in arguments[1] if isinstance(word, (str, bytes, os.PathLike))]
             for word, following in zip(words, [*words[1:], ""], strict=True):
-                self.note(os.path.join(arguments[2] or "", word))
+                if os.sep in word or arguments[2]:  # a path, or perhaps a file in the folder where it starts
+                    self.note(os.path.join(arguments[2] or "", word))
                 if word == "-m":
                     self.note(str(ROOT / "src" / following))
 

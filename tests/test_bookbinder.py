@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from bs4 import BeautifulSoup
-from tiny_book import FRONT, TinyBook, chapter, statuses
+from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE
 
 from bookbinder import execute, progress, runs, site
@@ -161,17 +161,17 @@ def test_a_book_through_its_life(tiny):
 
 
 def test_a_change_during_the_run_makes_the_outputs_stale(tiny):
-    ready = tiny.root / "ready"
+    ready, changed = tiny.root / "ready", tiny.root / "changed"
     code = f"""
         exec(open('../src/shardlab/value.py').read())
         open({str(ready)!r}, 'w').close()
-        import time
-        time.sleep(1.5)
+        {waits_for(changed)}
         print('two', VALUE)
         """
     tiny.write("book/two.md", chapter("Two", code))
     process = tiny.start_until(ready)
     tiny.write("src/shardlab/value.py", "VALUE = 2\n")
+    changed.touch()
     process.communicate()
     assert tiny.build()[0] == 0
     assert "two 2" in tiny.page("two")

@@ -24,8 +24,8 @@ import psutil
 import pytest
 from conftest import missing
 from jupyter_cache import get_cache
-from tiny_book import FRONT, TinyBook, chapter, statuses
-from waiting import PATIENCE, SOON
+from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
+from waiting import PATIENCE, SOON, wait_until
 
 from bookbinder import disk, execute, runs, site
 from bookbinder.book import BookError, load
@@ -297,7 +297,8 @@ def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
             with lock:
                 running += 1
                 most = max(most, running)
-            time.sleep(0.3)
+            wait_until(lambda: most > 1)
+            time.sleep(0.3)  # in which a third could begin
             with lock:
                 running -= 1
 
@@ -538,20 +539,25 @@ def test_kills_at_ten_random_moments(tiny):
 
 
 def test_a_second_build_waits_for_the_first(tiny):
-    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3)"))
+    go = tiny.root / "go"
+    tiny.write("book/one.md", chapter("One", waits_for(go)))
     first = tiny.start()
     while "running" not in first.stderr.readline():
         assert first.poll() is None
-    status, out, err = tiny.build()
-    assert first.wait() == 0
+    second = tiny.start()
+    while "waiting for another build" not in second.stderr.readline():
+        assert second.poll() is None
+    go.touch()
     first.communicate()
-    assert status == 0 and "waiting for another build" in err
+    out, _ = second.communicate()
+    assert first.returncode == second.returncode == 0
     assert statuses(out)["one"] == "reused"
 
 
 def test_what_is_edited_while_a_build_runs_and_another_waits_is_followed(tiny):
     settings, home = ((tiny.root / name).read_text() for name in ("_config.yml", "book/index.md"))
-    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3)"))
+    go, later = tiny.root / "go", tiny.root / "later"
+    tiny.write("book/one.md", chapter("One", waits_for(go)))
     first = tiny.start()
     while "running" not in first.stderr.readline():
         assert first.poll() is None
@@ -560,16 +566,18 @@ def test_what_is_edited_while_a_build_runs_and_another_waits_is_followed(tiny):
     while "waiting" not in second.stderr.readline():
         assert second.poll() is None
     tiny.write("_config.yml", settings.replace("title: Tiny", "title: Edited"))
+    go.touch()
     for build in (first, second):
         build.communicate()
         assert build.returncode == 0
     assert "Edited" in tiny.page("one") and "Undone later" in tiny.page("index")
 
-    tiny.write("book/one.md", chapter("One", "import time\ntime.sleep(3.0)"))
+    tiny.write("book/one.md", chapter("One", waits_for(later)))
     before = tiny.start()
     while "running" not in before.stderr.readline():
         assert before.poll() is None
     tiny.write("book/index.md", home)
+    later.touch()
     before.communicate()
     tiny.write("book/index.md", "# Undone later\n")  # as it was when that build began
     assert before.returncode == 0 and tiny.build()[0] == 0 and "Undone later" in tiny.page("index")

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jupyter_client
@@ -213,23 +212,23 @@ def test_what_the_processes_started_ends_with_them():
 
 LATE = """
 import threading, time, sys
-go = threading.Event()
+from pathlib import Path
+folder = Path({folder!r})
 def speak():
-    go.wait()
-    time.sleep(0.2)
+    while not (folder / "go").exists():
+        time.sleep(0.05)
     print("late")
     print("and wrong", file=sys.stderr)
-    said.set()
-said = threading.Event()
+    (folder / f"said-{{me}}").touch()
 threading.Thread(target=speak).start()
 print("now")
 """
 
 
-def test_what_a_thread_prints_between_cells_comes_with_the_next_one(group):
-    assert [outcome.text for outcome in group.run(LATE)] == ["now\n"] * 3
-    assert [outcome.text for outcome in group.run("go.set()")] == [""] * 3
-    assert group["said.wait(60)"] == [True] * 3
+def test_what_a_thread_prints_between_cells_comes_with_the_next_one(group, tmp_path):
+    assert [outcome.text for outcome in group.run(LATE.format(folder=str(tmp_path)))] == ["now\n"] * 3
+    (tmp_path / "go").touch()  # no cell runs now
+    wait_until(lambda: len(list(tmp_path.glob("said-*"))) == 3)
     assert [outcome.text for outcome in group.run("print('next')")] == ["late\nand wrong\nnext\n"] * 3
     assert [outcome.text for outcome in group.run("print('ä last')")] == ["ä last\n"] * 3
 
@@ -255,7 +254,7 @@ def test_a_port_that_somebody_took_is_tried_once_more(monkeypatch):
             join(self, end)
 
         monkeypatch.setattr(Processes, "_join", with_a_busy_port)
-        with start(2, initialization_timeout=20) as group:
+        with start(2, initialization_timeout=60, limit=180) as group:
             assert len(tries) == 2 and group["1 + 1"] == [2, 2]
 
 
@@ -267,11 +266,11 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_ends_the_group(capsys, interruptible):
+def test_an_interrupt_ends_the_group(capsys, interruptible, tmp_path):
     group, ended = start(2), threading.Event()
 
     def press():  # like a reader, again if nothing happens: Python drops an interrupt that hits a garbage collection
-        time.sleep(1)
+        wait_until((tmp_path / "runs").exists)
         for _ in range(4):
             signal.raise_signal(signal.SIGINT)
             if ended.wait(PATIENCE / 10):
@@ -280,7 +279,7 @@ def test_an_interrupt_ends_the_group(capsys, interruptible):
     presses = threading.Thread(target=press)
     presses.start()
     with pytest.raises(KeyboardInterrupt):
-        group.run("import time; time.sleep(3600)")
+        group.run(f"import pathlib, time; pathlib.Path({str(tmp_path / 'runs')!r}).touch(); time.sleep(3600)")
     ended.set()
     presses.join()
     assert "interrupted: all processes were stopped" in capsys.readouterr().err

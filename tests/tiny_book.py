@@ -29,6 +29,11 @@ def chapter(title, *cells):
     return FRONT + f"# {title}\n\n" + "\n".join(f"```{{code-cell}}\n{textwrap.dedent(c).strip()}\n```\n" for c in cells)
 
 
+def waits_for(file):
+    """A line of code that waits until a file is there."""
+    return f"import os, time; [time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(file)!r}), True)]"
+
+
 class TinyBook:
     """A book of two chapters in a folder of its own, and the commands that a user would type."""
 
