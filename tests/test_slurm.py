@@ -25,7 +25,9 @@ import yaml
 from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
-pytestmark = pytest.mark.reads("src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md")
+pytestmark = pytest.mark.reads(
+    "src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md", "tests/kubernetes.json"
+)
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
