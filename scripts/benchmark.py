@@ -7,8 +7,8 @@
 
 Both build clones of the last commit with the same Python, in turn, so that a machine that becomes slower affects both.
 Stock means `jupyter-book build .` without our extension and theme, which runs one chapter after the other. It reuses
-outputs as long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced to
-run all chapters, so we compare with a forced run then. Exits with 1 if a target is missed.
+outputs as long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced
+to run all chapters, so we compare with a forced run then. Exits with 1 if a target is missed.
 """
 
 import argparse
