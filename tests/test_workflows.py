@@ -493,7 +493,7 @@ def test_every_command_of_the_makefile_is_run_by_some_test(runner):
     called = set(re.findall(r"\bmake ([\w-]+)", text)) | {command.split()[0] for command in BY_HAND} | {"serve"}
     assert set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()) == called
     serving = subprocess.run(["make", "--dry-run", "serve", "PORT=81"], cwd=ROOT, capture_output=True, text=True)
-    assert serving.stdout.splitlines()[-1] == ".venv/bin/python -m bookbinder serve --port 81"
+    assert ".venv/bin/python -m bookbinder serve --port 81" in serving.stdout.splitlines()
 
 
 def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner):
