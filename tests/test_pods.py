@@ -579,7 +579,7 @@ def compiling(name):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", map(compiling, sorted({*RECORDINGS, *record_pods.compiling(BOOK)})))
+@pytest.mark.parametrize("name", [*map(compiling, sorted({*RECORDINGS, *record_pods.compiling(BOOK)}))])
 def test_a_chapter_compiles_what_is_recorded(name, own_cache, request):
     """Where neither the chapter nor what asks and reads compilers has changed, the same text has the same answer."""
     changed = request.config.option.again or re.search(rf"^(book/{name}\.md|{ASKS_AND_READS})$", changed_files(), re.M)

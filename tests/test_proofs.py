@@ -155,7 +155,7 @@ def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(r
     assert repository.run("--proofs", "use") == "1 proved on 2026-11-25"
     repository.write("data.txt", "2\n")
     assert repository.run("--proofs", "use") == "1 passed"
-    start = "import subprocess\nsubprocess.run(['cat', 'other.txt'])"
+    start = "import subprocess\nsubprocess.run(['cat', './other.txt'])"
     for reading in ("open('other.txt').close()", start):
         text = "".join(f"    {line}\n" for line in reading.split("\n"))
         repository.write("tests/test_marked.py", MARKED + text)
@@ -175,5 +175,5 @@ def test_a_mark_names_what_its_file_imports(name):
     text = re.sub("^@.*$", "", (HERE / name).read_text("utf-8"), flags=re.M)  # of a chapter that names a test
     assert all((ROOT / place).exists() for place in MARKS[name])
     needed = {f"src/{package}" for package in re.findall(r"^ *(?:from|import) (shardlab|bookbinder)\b", text, re.M)}
-    needed |= {"book"} if re.search(r"\bBOOK\.|\(.*\b(book|site|home|sources)\b.*\):$", text, re.M) else set()
+    needed |= {"book"} if re.search(r"\bBOOK\.|^def .*\b(book|site|home|sources)\b.*\):$", text, re.M) else set()
     assert all(proofs.below(place, MARKS[name]) or place in MARKS[name] for place in needed), needed

@@ -132,7 +132,7 @@ def test_outputs_are_on_the_pages(pages, complete):
 def test_plots_are_on_the_pages(pages, complete):
     plotted = 0
     for chapter in complete:
-        drawn = sum(cell.source.count("plt.subplots(") for cell in chapter.cells)
+        drawn = sum(len(re.findall(r"plt\.(?:subplots|figure)\(", cell.source)) for cell in chapter.cells)
         assert len(pages[chapter.name].select(".cell_output svg.plot")) == drawn, chapter.name
         plotted += drawn
     assert plotted
