@@ -248,7 +248,8 @@ class Reads:
             return
         seen, places, self.seen, self.places = self.seen, self.places, None, set()
         ours = set(source_files()) | {str(Path(name).parent) for name in source_files()}
-        unnamed = sorted(name for name in seen & ours if not below(name, places) and name not in (".", *places))
+        holds = {str(folder) for place in places for folder in (Path(place), *Path(place).parents)}
+        unnamed = sorted(name for name in seen & ours if not below(name, places) and name not in holds)
         assert not unnamed, f"{file_of(item)} reads {', '.join(unnamed)}, which its mark `reads` does not name"
 
 
