@@ -55,7 +55,7 @@ def line_of_code(folder, number):
 
 def line_of_shardlab(folder, number):
     """Add a line to what chapters import: to `check`, which most of this book's do."""
-    files = sorted((folder / "src" / "shardlab").glob("*.py"), key=lambda file: file.stem != "check")
+    files = sorted((folder / "src" / "shardlab").rglob("*.py"), key=lambda file: file.stem != "check")
     _edit(files[0], lambda text: f"{text}# {number}\n")
 
 

@@ -1,4 +1,4 @@
-"""Fit what `shardlab.cost` expects of chips to published runs, and test it on those that are left out.
+"""Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left out.
 
 python scripts/fit_planner.py            print the fitted numbers, and the factor by which each run is off
 """
@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import minimize
 
-from shardlab import cost
-from shardlab.published import RUNS
+from shardlab import costs
+from shardlab.costs.published import RUNS
 
 
 def main():
     """Print the fit and how far off each run is."""
     for kind in ("gpu", "tpu"):
-        cost.FITTED[kind] = fit(kind)
-        print(f"    {kind!r}: {cost.FITTED[kind]},")
+        costs.FITTED[kind] = fit(kind)
+        print(f"    {kind!r}: {costs.FITTED[kind]},")
     for name, run in RUNS.items():
         step = run.cost()
         print(
@@ -37,7 +37,7 @@ def errors(kind, fit):
 
 def fit(kind):
     """The numbers that make the squares of the errors least."""
-    start = cost.FITTED[kind]
+    start = costs.FITTED[kind]
     names = tuple(start.products)
 
     def made(values, digits=9):
@@ -47,11 +47,11 @@ def fit(kind):
         return replace(start, products=products, other=other)
 
     def loss(values):
-        cost.FITTED[kind] = made(values)
+        costs.FITTED[kind] = made(values)
         return (errors(kind, True) ** 2).sum()
 
     best = minimize(loss, list(start.products.values()), method="Powell", bounds=[(0.05, 1)] * len(names))
-    cost.FITTED[kind] = made(best.x, 2)
+    costs.FITTED[kind] = made(best.x, 2)
     spread = float(np.exp(np.quantile(np.abs(errors(kind, False)), 0.9)))
     return replace(made(best.x, 2), spread=round(spread + 0.005, 2))
 

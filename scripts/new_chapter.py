@@ -45,7 +45,7 @@ devices take eight times the memory, and most programs need them once. Put yours
 ```{code-cell} ipython3
 :tags: [hide-cell]
 
-from shardlab.devices import emulate
+from shardlab import emulate
 
 emulate(8)
 
@@ -53,9 +53,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from shardlab.check import Exercise, check, raises
-from shardlab.draw import draw
-from shardlab.layout import describe
+from shardlab import Exercise, check, describe, draw, raises
 ```
 
 ## Rows over devices: which device stores which

@@ -4,8 +4,8 @@
     PYTHONPATH=src python scripts/record_gpu.py               # all, in about five minutes; into the checkout
     PYTHONPATH=src python scripts/record_gpu.py --only adam steps --out gpu
 
-Writes src/shardlab/measured/h200.json, after the name of the GPU, and book/cluster/recordings/gpu.txt, which is what
-the cluster chapter's two programs print there. No page shows either yet, as no GPU was at hand. Each time is the best
+Writes src/shardlab/machines/measured/h200.json, after the name of the GPU, and book/cluster/recordings/gpu.txt, which
+is what the cluster chapter's programs print there. No page shows either, as no GPU was at hand. Each time is the best
 of five rounds of calls that are dispatched together and waited for once; each measurement is printed when it is made,
 and all are written at the end.
 """
@@ -27,8 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, SingleDeviceSharding
 
-from shardlab.models import model
-from shardlab.training import training_step
+from shardlab import model, training_step
 
 ROOT = Path(__file__).parent.parent
 
@@ -253,7 +252,7 @@ def main():
             print(error, flush=True)
             failed.append((name, *arguments))
     chip = made["device"].lower().removeprefix("nvidia ").split()[0]
-    file = (options.out or ROOT / "src" / "shardlab" / "measured") / f"{chip}.json"
+    file = (options.out or ROOT / "src" / "shardlab" / "machines" / "measured") / f"{chip}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(made, indent=1) + "\n")
     if not options.only:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile the programs of chapters for TPUs and GPUs without having them, and record what the compilers answer.
 
-The recordings, src/shardlab/recordings/CHAPTER.json, are what shardlab.pods reads where there is no compiler. Run this
+The recordings, src/shardlab/pods/recordings/CHAPTER.json, are what shardlab reads where there is no compiler. Run this
 on Linux x86-64 after `pip install "shardlab[pods]"` (for the chapter pods "shardlab[pods,pods-gpu]"), with the versions
 that are to be recorded. It needs no accelerator and takes seconds to minutes for each chapter.
 """
@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDINGS = ROOT / "src" / "shardlab" / "recordings"
+RECORDINGS = ROOT / "src" / "shardlab" / "pods" / "recordings"
 VOLATILE = ("seconds", "source", "made")  # differ from one compile to the next
 
 
@@ -71,7 +71,7 @@ def record(chapter, path, keep=False):
 
     run(chapter, hear, *[RECORDINGS] * keep, keep=keep)
     about = {
-        "what": f"What compilers said of the programs of {chapter.path}; src/shardlab/pods.py reads it.",
+        "what": f"What compilers said of the programs of {chapter.path}; src/shardlab/pods/pod.py reads it.",
         "command": f"python scripts/record_pods.py {chapter.name}",
         "date": str(datetime.date.today()),
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no TPU, no GPU",
@@ -85,7 +85,7 @@ def record(chapter, path, keep=False):
 
 def check(chapter, path, keep=False, longest=float("inf")):
     """Exit at the first program that is not recorded as it is compiled now, or if a recorded one is not compiled."""
-    from shardlab.pods import Pod
+    from shardlab import Pod
 
     programs = json.loads(path.read_text())["programs"] if path.exists() else []
     elsewhere = [e for e in programs if not Pod(e["program"]["pod"]).compiler]  # as for GPUs, without their compiler
@@ -135,7 +135,7 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
     from IPython.core.inputtransformer2 import TransformerManager
     from IPython.core.interactiveshell import InteractiveShell
 
-    from shardlab import pods
+    from shardlab.pods.pod import pod as pods
 
     shell = InteractiveShell.instance()
 

@@ -16,7 +16,7 @@ try:
 except ImportError:  # an older jaxlib
     from jaxlib.xla_client import _xla as xla
 
-from shardlab import hlo
+from shardlab.programs import hlo
 
 
 @dataclass(frozen=True)

@@ -381,12 +381,12 @@ def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
 
 def test_a_chapter_runs_again_when_its_own_recording_changes_and_no_other(tiny):
     """Chapter two reads all recordings, as `shardlab.pods` does."""
-    places = [f"src/shardlab/recordings/{name}.json" for name in ("one", "two")]
-    (tiny.root / "src/shardlab/recordings").mkdir()
+    places = [f"src/shardlab/pods/recordings/{name}.json" for name in ("one", "two")]
+    (tiny.root / "src/shardlab/pods/recordings").mkdir(parents=True)
     for place in places:
         tiny.write(place, "1")
     look = "from pathlib import Path\nimport shardlab\n"
-    look += "for file in Path('../src/shardlab/recordings').iterdir():\n    file.read_text()"
+    look += "for file in Path('../src/shardlab/pods/recordings').iterdir():\n    file.read_text()"
     tiny.write("book/two.md", FRONT + f"# Two\n\n```{{code-cell}}\n{look}\n```\n")
 
     def again():
@@ -398,7 +398,7 @@ def test_a_chapter_runs_again_when_its_own_recording_changes_and_no_other(tiny):
     again()
     assert again() == []
     tiny.write(places[0], "2")
-    tiny.write("src/shardlab/recordings/three.json", "1")
+    tiny.write("src/shardlab/pods/recordings/three.json", "1")
     assert again() == []
     tiny.write(places[1], "2")
     assert again() == ["two"]

@@ -1,4 +1,4 @@
-"""shardlab.check: accepts what is right, says what is wrong."""
+"""shardlab.exercises.check: accepts what is right, says what is wrong."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
-from shardlab.check import Exercise, NotSolved, WrongAnswer, check, raises
-from shardlab.processes import start
+from shardlab import Exercise, NotSolved, WrongAnswer, check, raises, start
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -419,7 +418,7 @@ def test_a_numpy_answer_is_a_wrong_answer_wherever_a_layout_is_asked():
 PROCESSES = """
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from shardlab.check import Exercise, WrongAnswer, check
+from shardlab import Exercise, WrongAnswer, check
 mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 rows, A = NamedSharding(mesh, P("d")), np.arange(8.0, dtype=np.float32)
 def whole(values):

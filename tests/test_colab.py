@@ -227,7 +227,7 @@ def test_all_notebooks_install_shardlab_by_the_same_lines(published):
 def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(published, colab, tmp_path):
     newer, older = version("jax"), notebooks.colab_version("jax")  # ours, which Colab has not
     assert newer != older
-    cells = f"from shardlab.devices import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version__ != {older!r}"
+    cells = f"from shardlab import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version__ != {older!r}"
     front = FRONT.replace("jupytext:", f'jax: ">={newer}"\njupytext:')
     (tmp_path / "book").mkdir()
     (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")

@@ -14,8 +14,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from shardlab import plan
 from shardlab.__main__ import main
-from shardlab.plan import plan
 
 pytestmark = pytest.mark.reads("src/shardlab", "scripts/record_gpu.py")
 
@@ -207,7 +207,7 @@ def test_a_model_from_the_file_that_is_published_with_it(run, tmp_path):
 
 @pytest.fixture
 def explained(monkeypatch, tmp_path):
-    """The calls of a stand-in for shardlab.explanation, in an empty folder."""
+    """The calls of a stand-in for shardlab.report.explain, in an empty folder."""
     calls = []
 
     class Report:
@@ -223,7 +223,7 @@ def explained(monkeypatch, tmp_path):
             raise ValueError("no such thing\nas this")
         return Report()
 
-    monkeypatch.setitem(sys.modules, "shardlab.explanation", SimpleNamespace(explain=explain))
+    monkeypatch.setitem(sys.modules, "shardlab.report.explain", SimpleNamespace(explain=explain))
     for name in ("mine_a", "mine_b", "broken"):  # of an earlier test
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -300,7 +300,7 @@ def example():
     return lambda x: x.sum(0), (jax.ShapeDtypeStruct((64, 16), jnp.float32, sharding=NamedSharding(mesh, P("d"))),)
 
 if __name__ == "__main__":
-    from shardlab.devices import emulate
+    from shardlab import emulate
     emulate(8)
     step, args = example()
     open("step.txt", "w").write(jax.jit(step).lower(*args).compile().as_text())

@@ -1,4 +1,4 @@
-"""shardlab.comms on programs whose communication is known by construction, for emulated devices and for TPUs.
+"""Collectives read from programs whose communication is known by construction, for emulated devices and for TPUs.
 
 The expected numbers come from arithmetic on shapes and meshes, or from the program as JAX lowered it (StableHLO,
 before XLA), never from the parser itself.
@@ -20,8 +20,7 @@ from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh
 from tpu_programs import PLACES, PROGRAMS, recordings
 
-from shardlab.comms import collectives, compile_for, read_program
-from shardlab.hlo import UnreadableProgram
+from shardlab import UnreadableProgram, collectives, compile_for, read_program
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

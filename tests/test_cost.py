@@ -1,4 +1,4 @@
-"""shardlab.cost against compiled programs, and against what must always hold.
+"""shardlab.costs against compiled programs, and against what must always hold.
 
 tests/test_published_problems.py holds it against the published answers of *How To Scale Your Model*.
 """
@@ -20,9 +20,8 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab import cost, hardware, pods
-from shardlab.comms import collectives
-from shardlab.cost import (
+from shardlab import CHIPS, MODELS, Chip, Model, chip, collectives, costs, hardware, machine, training_step
+from shardlab.costs import (
     REMAT,
     Parallelism,
     activation_bytes,
@@ -40,10 +39,8 @@ from shardlab.cost import (
     training_flops,
     training_memory,
 )
-from shardlab.hardware import CHIPS, Chip, chip, machine
-from shardlab.inference import DecodeCost, decode_cost
-from shardlab.models import MODELS, Model
-from shardlab.training import training_step
+from shardlab.costs.inference import DecodeCost, decode_cost
+from shardlab.pods.pod import pod as pods
 
 pytestmark = pytest.mark.reads("src/shardlab", "book/static")
 
@@ -59,7 +56,7 @@ def of_many(seconds, n):
 def test_a_compiled_step_leaves_out_a_rematerialised_layers_last_product():
     """The difference that rematerialisation makes to the FLOPs of a layer's loop body is ours within 3 %."""
     model = Model(4, 256, 1024, 8, 4, 32, 1024)
-    place = jax.make_mesh((1, 1, 1), cost.AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
+    place = jax.make_mesh((1, 1, 1), costs.AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:1])
 
     def flops(remat):
         step, arguments = training_step(model, place, 2, 128, remat)
@@ -390,9 +387,9 @@ def test_switches_that_add_up_send_an_array_once_within_and_between_nodes():
 
 def test_algorithms_between_nodes():
     """A tree has fewer messages one after the other, and switches that add up halve an all-reduce's bytes."""
-    many = {way: hierarchical_seconds("all-reduce", 8.0, 8, 256, "H100", algorithm=way) for way in cost.ALGORITHMS}
+    many = {way: hierarchical_seconds("all-reduce", 8.0, 8, 256, "H100", algorithm=way) for way in costs.ALGORITHMS}
     assert many["tree"] == many["in-network"] == pytest.approx(2 * 8 * 2.7e-6) and many["ring"] > 30 * many["tree"]
-    large = {way: hierarchical_seconds("all-reduce", 1e11, 1, 256, "H100", algorithm=way) for way in cost.ALGORITHMS}
+    large = {way: hierarchical_seconds("all-reduce", 1e11, 1, 256, "H100", algorithm=way) for way in costs.ALGORITHMS}
     assert large["ring"] == large["tree"] == pytest.approx(2 * 255 / 256 * 1e11 / 50e9)
     assert large["in-network"] == pytest.approx(1e11 / 50e9)
     with pytest.raises(ValueError, match=r"algorithm='butterfly'.*ring, tree"):
@@ -483,7 +480,7 @@ def test_a_step_of_every_kind_of_mesh_takes_at_least_its_parts():
         ("mixtral-8x7b", machine("v5p", 64), (1, 8, 1, 1, 1, 8)),
     ):
         found = step_cost(model, machine_, Parallelism(*axes, microbatches=8), 2**22)
-        parts = [getattr(found, f"{part}_seconds") for part in cost.PARTS]
+        parts = [getattr(found, f"{part}_seconds") for part in costs.PARTS]
         assert found.seconds == pytest.approx(max(parts) * (1 + found.bubble))
         assert found.seconds <= found.serial_seconds and 0 < found.expected_mfu < found.mfu <= 1
         assert found.exposed_seconds < found.expected_seconds
@@ -657,7 +654,7 @@ def test_units_are_in_names():
     """Attributes that are neither counts nor names say bytes, seconds, flops; so do functions."""
     units = ("bytes", "seconds", "flops", "per_second")
     plain = {"memory", "fits", "mfu", "bubble"}
-    for thing in (cost.Memory, cost.StepCost, DecodeCost, cost.Roofline):
+    for thing in (costs.Memory, costs.StepCost, DecodeCost, costs.Roofline):
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
     chip_fields = {f.name for f in fields(Chip) if not f.name.endswith(units)}
     assert chip_fields == {"name", "torus", "node_chips", "host_chips"}
@@ -679,7 +676,7 @@ def test_no_other_module_or_script_of_the_site_knows_a_number_of_a_chip():
     """Bandwidths and peaks, as Python and JavaScript write them: 8000e9, 8_000_000_000_000, 2.25e15 and so on."""
     numbers = {chip.hbm_bytes_per_second for chip in CHIPS.values()}
     numbers |= {peak for chip in CHIPS.values() for peak in chip.flops_per_second.values()}
-    package = Path(cost.__file__).parent
+    package = Path(costs.__file__).parent
     for file in [*package.glob("*.py"), *(package.parents[1] / "book" / "static").rglob("*.js")]:
         written = {float(text) for text in re.findall(r"\b\d+(?:_\d+)*(?:\.\d+)?(?:e\d+)?", file.read_text())}
         found = {n for n in numbers if any(abs(n - w) < 0.05 * n for w in written)}

@@ -7,8 +7,8 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab.decoder import Config, Decoder, create_sharded, loss
-from shardlab.transformer import sums
+from shardlab.networks.decoder import Config, Decoder, create_sharded, loss
+from shardlab.networks.transformer import sums
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

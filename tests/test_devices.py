@@ -1,4 +1,4 @@
-"""shardlab.devices, in fresh processes: what it sets is set once in the life of a process."""
+"""shardlab.arrays.devices, in fresh processes: what it sets is set once in the life of a process."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from shardlab.devices import emulate
+from shardlab import emulate
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -28,7 +28,7 @@ print(json.dumps({"count": jax.device_count(), "kind": jax.default_backend(), **
 @pytest.mark.parametrize("first", ["", "import jax"])
 @pytest.mark.parametrize("n", [1, 8])
 def test_the_process_sees_n_devices_whether_or_not_jax_is_imported_first(first, n):
-    seen = python(f"{first}\nfrom shardlab.devices import emulate\nassert len(emulate({n})) == {n}\n{SEEN}")
+    seen = python(f"{first}\nfrom shardlab import emulate\nassert len(emulate({n})) == {n}\n{SEEN}")
     assert seen["count"] == n and seen["kind"] == "cpu"
     assert seen["JAX_PLATFORMS"] == "cpu" and int(seen["NPROC"]) >= 32
 
@@ -36,7 +36,7 @@ def test_the_process_sees_n_devices_whether_or_not_jax_is_imported_first(first, 
 def test_child_processes_see_the_same_number():
     program = f"""
 import subprocess, sys
-from shardlab.devices import emulate
+from shardlab import emulate
 emulate(5)
 print(subprocess.check_output([sys.executable, "-c", {SEEN!r}], text=True))
 """
@@ -45,7 +45,7 @@ print(subprocess.check_output([sys.executable, "-c", {SEEN!r}], text=True))
 
 def test_other_flags_are_kept_and_an_old_count_is_replaced():
     flags = "--xla_force_host_platform_device_count=3 --xla_cpu_enable_fast_math=false"
-    seen = python(f"from shardlab.devices import emulate\nemulate(4)\n{SEEN}", XLA_FLAGS=flags)
+    seen = python(f"from shardlab import emulate\nemulate(4)\n{SEEN}", XLA_FLAGS=flags)
     assert seen["count"] == 4
     assert seen["XLA_FLAGS"].split() == [
         "--xla_cpu_enable_fast_math=false",
@@ -59,7 +59,7 @@ import jax
 jax.devices()
 import os
 before = dict(os.environ)
-from shardlab.devices import emulate
+from shardlab import emulate
 try:
     emulate(8)
 except RuntimeError as error:
@@ -72,16 +72,16 @@ except RuntimeError as error:
 
 
 def test_a_second_call_with_the_same_number_is_fine():
-    assert python(f"from shardlab.devices import emulate\nemulate(8)\nemulate(8)\n{SEEN}")["count"] == 8
+    assert python(f"from shardlab import emulate\nemulate(8)\nemulate(8)\n{SEEN}")["count"] == 8
 
 
 def test_devices_made_by_the_flag_alone_are_accepted():
-    program = f"import jax; jax.devices()\nfrom shardlab.devices import emulate\nemulate(6)\n{SEEN}"
+    program = f"import jax; jax.devices()\nfrom shardlab import emulate\nemulate(6)\n{SEEN}"
     assert python(program, XLA_FLAGS="--xla_force_host_platform_device_count=6", JAX_PLATFORMS="cpu")["count"] == 6
 
 
 def test_without_accelerators_keeping_them_emulates():
-    seen = python(f"from shardlab.devices import emulate\nemulate(8, keep_accelerators=True)\n{SEEN}")
+    seen = python(f"from shardlab import emulate\nemulate(8, keep_accelerators=True)\n{SEEN}")
     assert seen["count"] == 8 and "JAX_PLATFORMS" not in seen
 
 
@@ -95,7 +95,7 @@ def test_a_senseless_number_is_refused_by_name(n):
 def test_a_long_loop_of_collectives_on_few_cores_ends():
     # Without NPROC this dies or hangs on two cores with jaxlib before 0.12.
     program = """
-from shardlab.devices import emulate
+from shardlab import emulate
 emulate(8)
 import jax, jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -112,7 +112,7 @@ print(int(x.shape[0]))
 def test_a_notebook_that_is_run_again_begins_without_the_mesh_that_it_set():
     program = """
 import json
-from shardlab.devices import emulate
+from shardlab import emulate
 emulate(8)
 import jax
 from jax.sharding import AxisType

@@ -1,4 +1,4 @@
-"""shardlab.draw: what a reader can count in a picture must be what the layout says."""
+"""shardlab.pictures.draw: what a reader can count in a picture must be what the layout says."""
 
 import gzip
 import re
@@ -14,10 +14,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH, make_mesh, shardings
 
-from shardlab.comms import collectives
-from shardlab.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
-from shardlab.layout import describe
-from shardlab.pods import Pod
+from shardlab import Pod, collectives, describe
+from shardlab.pictures.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

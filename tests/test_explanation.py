@@ -14,11 +14,10 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab.comms import collectives
-from shardlab.explanation import WIDE, compare, explain
-from shardlab.layout import bytes_text
-from shardlab.origins import where
-from shardlab.pods import Pod
+from shardlab import Pod, collectives
+from shardlab.arrays.layout import bytes_text
+from shardlab.programs.origins import where
+from shardlab.report.explain import WIDE, compare, explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

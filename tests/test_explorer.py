@@ -19,15 +19,21 @@ from bs4 import BeautifulSoup
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab import cost, explorer
+from shardlab import (
+    CHIPS,
+    MODELS,
+    Model,
+    collectives,
+    costs,
+    describe,
+    draw,
+    explorer,
+    machine,
+    same_layout,
+    training_step,
+)
+from shardlab import plan as planned
 from shardlab._arguments import nearest
-from shardlab.comms import collectives
-from shardlab.draw import draw
-from shardlab.hardware import CHIPS, machine
-from shardlab.layout import describe, same_layout
-from shardlab.models import MODELS, Model
-from shardlab.plan import plan as planned
-from shardlab.training import training_step
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md")
 
@@ -51,7 +57,7 @@ def calculators():
     return (
         explorer.layout(NamedSharding(mesh, P("x", "y")), (8, 16)),
         explorer.matmul(line, (8192, 8192, 28_672), P(None, "x"), P("x", None), P(), "v5p"),
-        explorer.fit("llama-3-8b", "v5e", cost.Parallelism(1, 16, 1), 2**18),
+        explorer.fit("llama-3-8b", "v5e", costs.Parallelism(1, 16, 1), 2**18),
     )
 
 
@@ -235,7 +241,7 @@ def test_the_code_of_a_layout_makes_that_layout_or_that_error(bare):
     assert len(small) > 30
 
 
-# --- Products: against shardlab.cost, and against what is compiled -----------------------------------------------
+# --- Products: against shardlab.costs, and against what is compiled -----------------------------------------------
 
 DIMS = {"A": "IJ", "B": "JK", "C": "IK"}
 
@@ -302,7 +308,7 @@ def matmul_cases():
 
 
 def refused(case):
-    """Why there is no answer: JAX's error for the first array that it refuses, or that of shardlab.cost."""
+    """Why there is no answer: JAX's error for the first array that it refuses, or that of shardlab.costs."""
     (i, j, k), mesh = case["sizes"], mesh_of(case["mesh"])
     for shape, spec in (((i, j), case["a"]), ((j, k), case["b"]), ((i, k), case["c"])):
         try:
@@ -312,7 +318,7 @@ def refused(case):
     try:
         sizes = [size for _, size in case["mesh"]]
         for size in sizes if CHIPS[case["chip"]].torus else [prod(sizes)]:  # GPUs in one node
-            cost.collective_seconds("all-gather", 1, size, case["chip"])
+            costs.collective_seconds("all-gather", 1, size, case["chip"])
         CHIPS[case["chip"]].peak(case["dtype"])
     except ValueError as error:
         return str(error)
@@ -320,9 +326,9 @@ def refused(case):
 
 
 def follow(case, plan):
-    """Do what a plan says, step by step, and hold every number of it against shardlab.cost."""
+    """Do what a plan says, step by step, and hold every number of it against shardlab.costs."""
     sizes, mesh = dict(zip("IJK", case["sizes"], strict=True)), dict(case["mesh"])
-    itemsize, chip, dtype = cost.BYTES[case["dtype"]], case["chip"], case["dtype"]
+    itemsize, chip, dtype = costs.BYTES[case["dtype"]], case["chip"], case["dtype"]
 
     def axes_of(of, spec):
         return {
@@ -362,13 +368,13 @@ def follow(case, plan):
                 assert step["kind"] == "all-reduce" and dim == ""
         array = max(before, prod(local(of)) * itemsize)
         assert step["array_bytes"] == array and step["devices"] == mesh[axis]
-        assert step["sent_bytes"] == pytest.approx(cost.collective_bytes(step["kind"], array, mesh[axis]), rel=1e-9)
+        assert step["sent_bytes"] == pytest.approx(costs.collective_bytes(step["kind"], array, mesh[axis]), rel=1e-9)
         assert step["seconds"] == pytest.approx(
-            cost.collective_seconds(step["kind"], array, mesh[axis], chip), rel=1e-9
+            costs.collective_seconds(step["kind"], array, mesh[axis], chip), rel=1e-9
         )
         sent, communication = sent + step["sent_bytes"], communication + step["seconds"]
     assert partial is None and held["C"] == axes_of("C", case["c"])
-    roofline = cost.matmul(m, k, n, chip, dtype)
+    roofline = costs.matmul(m, k, n, chip, dtype)
     close = {
         "sent_bytes": sent, "communication_seconds": communication, "flops": roofline.flops,
         "work_seconds": roofline.seconds,
@@ -444,7 +450,7 @@ def test_the_code_of_a_product_sends_what_was_said(bare):
     assert {"slice", "all-gather", "all-reduce", "reduce-scatter"} <= set(kinds), kinds
 
 
-# --- Steps and plans: against shardlab.cost and shardlab.plan ----------------------------------------------------
+# --- Steps and plans: against shardlab.costs and its plan ----------------------------------------------------
 
 SIZES_OF = {
     name: {size: getattr(MODELS[name], size) for size in explorer.data()["models"][name]} for name in explorer.MODELS
@@ -479,7 +485,7 @@ def test_machines_are_those_of_shardlab_hardware_and_its_errors_too(bare):
 def fit_cases():
     chance = random.Random(512)
     cases = []
-    for chip, remat in product(CHIPS, cost.REMAT):
+    for chip, remat in product(CHIPS, costs.REMAT):
         wanted = len(cases) + 60
         while len(cases) < wanted:
             if chance.random() < 0.6:
@@ -519,8 +525,8 @@ def test_steps_take_what_shardlab_cost_says(bare):
         axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")}
         try:
             made, model = machine_of(case), Model(**case["model"])
-            step = cost.step_cost(
-                model, made, cost.Parallelism(**axes), case["batch"], case["sequence"], case["remat"],
+            step = costs.step_cost(
+                model, made, costs.Parallelism(**axes), case["batch"], case["sequence"], case["remat"],
                 gathers=case["gathers"],
             )  # fmt: skip
         except ValueError as error:
@@ -574,7 +580,7 @@ def plan_cases():
         chip, name = list(CHIPS)[len(cases) % len(CHIPS)], chance.choice(list(SIZES_OF))
         case = {
             "name": name, "model": SIZES_OF[name], "chip": chip, "slices": chance.choice((1, 1, 2)),
-            "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)), "remat": chance.choice(cost.REMAT),
+            "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)), "remat": chance.choice(costs.REMAT),
             "batch": 2 ** chance.randrange(13, 23), "sequence": chance.choice((2048, 4096, 6144, 8192)),
             "reserve": chance.choice(explorer.RESERVES),
         }  # fmt: skip
@@ -1090,7 +1096,7 @@ def test_links_of_earlier_pages_show_the_same_step(visit):
         "#fit?model=llama-3-8b&chip=v5e&batch=131072&sequence=4096&data=1&fsdp=8&tensor=2&remat=block&reserve=10"
     )
     assert shown_mesh(page, "fit", [*explorer.STEP_AXES, "Micro-batches", "Slices"]) == [1, 8, 2, 1, 1, 1, 1]
-    step = cost.step_cost("llama-3-8b", "v5e", cost.Parallelism(1, 8, 2), 2**17)
+    step = costs.step_cost("llama-3-8b", "v5e", costs.Parallelism(1, 8, 2), 2**17)
     assert f"must hold {step.memory.total_bytes / 1e9:.1f} GB" in words(page, "fit")
 
 
@@ -1160,7 +1166,7 @@ def test_sliders_double_and_halve_by_keyboard_and_pointer(visit):
     assert control(page, "Dimension 1, size").input_value() == "1024" and "(12, 256)" in words(page)
     slider(page, "Chips", "fit").focus()
     page.keyboard.press("ArrowRight")
-    assert prod(shown_mesh(page, "fit", cost.AXES)) == 32
+    assert prod(shown_mesh(page, "fit", costs.AXES)) == 32
 
 
 def test_no_slider_leads_to_a_mesh_that_is_too_large(visit):
@@ -1228,8 +1234,8 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
         if html is None:
             continue
         model = Model(**case["model"])
-        axes = cost.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")})
-        memory = cost.training_memory(model, axes, case["batch"], case["remat"], gathers=case["gathers"])
+        axes = costs.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")})
+        memory = costs.training_memory(model, axes, case["batch"], case["remat"], gathers=case["gathers"])
         figure = BeautifulSoup(html, "html.parser").figure
         widths, end, last = bar_of(figure.svg)
         has, total = CHIPS[case["chip"]].hbm_bytes, float(memory.total_bytes)
@@ -1271,8 +1277,8 @@ def test_two_steps_are_compared_in_numbers(visit):
     for label, size in (("data", "4"), ("fsdp", "16"), ("Micro-batches", "1")):
         control(page, label, "fit").fill(size)
     rows = compared(page, "fit")
-    model, before, after = MODELS["llama-3-8b"], cost.Parallelism(1, 16, 1), cost.Parallelism(4, 16, 1)
-    a, b = cost.step_cost(model, "v5e", before, 2**18), cost.step_cost(model, "v5p", after, 2**18)
+    model, before, after = MODELS["llama-3-8b"], costs.Parallelism(1, 16, 1), costs.Parallelism(4, 16, 1)
+    a, b = costs.step_cost(model, "v5e", before, 2**18), costs.step_cost(model, "v5p", after, 2**18)
     expected = {
         "activations": (a.memory.activation_bytes, b.memory.activation_bytes), "at least": (a.seconds, b.seconds),
         "expected": (a.expected_seconds, b.expected_seconds),
@@ -1339,11 +1345,11 @@ def test_products_are_compared_too(visit):
     page = visit("#matmul?c=x,-~c=-,-", viewport={"width": 1024, "height": 768})
     rows = compared(page, "matmul")
     reduced, scattered = (
-        cost.collective_seconds(kind, 2 * 8192 * 28_672, 8, "v5p") for kind in ("all-reduce", "reduce-scatter")
+        costs.collective_seconds(kind, 2 * 8192 * 28_672, 8, "v5p") for kind in ("all-reduce", "reduce-scatter")
     )
     assert [quantity(text) for text in rows["communication"][:2]] == pytest.approx([reduced, scattered], rel=0.006)
     assert rows["communication"][2].endswith("(× 0.5)") and rows["product"][2] == "same"
-    sent = [cost.collective_bytes(kind, 2 * 8192 * 28_672, 8) for kind in ("all-reduce", "reduce-scatter")]
+    sent = [costs.collective_bytes(kind, 2 * 8192 * 28_672, 8) for kind in ("all-reduce", "reduce-scatter")]
     assert [quantity(text) for text in rows["sent by a device"][:2]] == pytest.approx(sent, rel=0.006)
     assert page.locator("[data-explorer=matmul] figure").count() == 6
     sides = page.locator("[data-explorer=matmul] .explorer-side").all_inner_texts()
@@ -1396,8 +1402,8 @@ def test_mistyped_names_in_an_address_get_the_nearest_one(visit, address, part, 
         (lambda mesh: explorer.layout(NamedSharding(mesh, P("x")), (8, 8), "bfloat"), "bfloat16"),
         (lambda mesh: explorer.matmul(mesh, (8, 8, 8), P(), P(), P(), "V5P"), "v5p"),
         (lambda mesh: explorer.matmul(mesh, (8, 8, 8), P(), P(), P(), "v5p", "bf61"), "bf16"),
-        (lambda mesh: explorer.fit("lama-3-8b", "v5p", cost.Parallelism(), 4096), "llama-3-8b"),
-        (lambda mesh: explorer.fit("llama-3-8b", "h100", cost.Parallelism(), 4096), "H100"),
+        (lambda mesh: explorer.fit("lama-3-8b", "v5p", costs.Parallelism(), 4096), "llama-3-8b"),
+        (lambda mesh: explorer.fit("llama-3-8b", "h100", costs.Parallelism(), 4096), "H100"),
     ],
 )
 def test_mistyped_names_in_a_cell_get_the_nearest_one(make, meant):

@@ -1,4 +1,4 @@
-"""shardlab.follow, and how draw shows it: held against collectives done on sets, by hand."""
+"""shardlab.programs.flows, and how draw shows it: held against collectives done on sets, by hand."""
 
 import json
 import re
@@ -14,8 +14,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from test_layout import make_mesh
 
-from shardlab.draw import PALETTE, draw, draw_all_reduce
-from shardlab.follow import Flow, Frame, follow
+from shardlab.pictures.draw import PALETTE, draw, draw_all_reduce
+from shardlab.programs.flows import Flow, Frame, follow
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab._placement import place
-from shardlab.hardware import CHIPS, Machine, chip, machine
+from shardlab import CHIPS, Machine, chip, machine
+from shardlab.machines.placement import place
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

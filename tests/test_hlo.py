@@ -1,4 +1,4 @@
-"""shardlab.hlo: every recorded program is read as XLA itself reads it, and a reader with a fault would be found.
+"""programs.hlo: every recorded program is read as XLA itself reads it, and a reader with a fault would be found.
 
 conftest.py compares in the same way every program that other tests compile and read.
 """
@@ -12,7 +12,8 @@ import oracle
 import pytest
 from tpu_programs import recordings
 
-from shardlab import comms, hlo
+from shardlab.programs import collectives as comms
+from shardlab.programs import hlo
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -47,7 +48,7 @@ def test_a_fault_in_our_reader_would_be_found(monkeypatch, pattern, wrong, shown
 
 
 DUMPED = """
-from shardlab.devices import emulate
+from shardlab import emulate
 
 emulate(8)
 

@@ -16,7 +16,7 @@ from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
 from bookbinder import address, book
-from shardlab.specs import compare_specs
+from shardlab import compare_specs
 
 ROOT = Path(__file__).parent.parent
 WHERE = address.of(BOOK.config)

@@ -1,12 +1,10 @@
-"""shardlab.inference: prefill, decode and caches by formula, against arithmetic by hand and what must always hold."""
+"""costs.inference: prefill, decode and caches by formula, against arithmetic by hand and what must always hold."""
 
 import numpy as np
 import pytest
 
-from shardlab import cost
-from shardlab.hardware import CHIPS
-from shardlab.inference import cache_bytes, decode_cost, disaggregated, prefill_cost
-from shardlab.models import MODELS
+from shardlab import CHIPS, MODELS, costs
+from shardlab.costs.inference import cache_bytes, decode_cost, disaggregated, prefill_cost
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -97,5 +95,5 @@ def test_errors_name_the_value(wrong, says):
 
 
 def test_dtypes_are_those_of_costs():
-    for dtype, size in cost.BYTES.items():
+    for dtype, size in costs.BYTES.items():
         assert cache_bytes(LLAMA, 1, dtype) == LLAMA.cached_elements * size

@@ -1,4 +1,4 @@
-"""shardlab.layout against JAX's own index map, and against what programs and arrays really hold."""
+"""shardlab.arrays.layout against JAX's own index map, and against what programs and arrays really hold."""
 
 import re
 from itertools import product
@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab import explorer
-from shardlab.draw import draw
-from shardlab.layout import bytes_text, describe, index_text, same_layout
-from shardlab.specs import compare_specs
+from shardlab import compare_specs, draw, explorer
+from shardlab.arrays.layout import bytes_text, describe, index_text, same_layout
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

@@ -1,4 +1,4 @@
-"""shardlab.lifetimes: the walk through a program agrees with its collectives, and with what it must do with a layer."""
+"""programs.lifetimes: the walk through a program agrees with its collectives, and with what it must do with a layer."""
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +7,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from test_layout import make_mesh
 
-from shardlab.comms import collectives
-from shardlab.draw import timeline
-from shardlab.hlo import UnreadableProgram
-from shardlab.lifetimes import lifetimes
+from shardlab import UnreadableProgram, collectives, lifetimes
+from shardlab.pictures.draw import timeline
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

@@ -46,12 +46,12 @@ def test_no_module_uses_what_is_private_to_another(file):
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("from shardlab.layout import _short, describe", "shardlab.layout._short"),
-        ("from shardlab import comms\ncomms._moves", "comms._moves"),
-        ("from shardlab import comms as c\nc._moves()", "c._moves"),
-        ("import shardlab.comms\nshardlab.comms._moves", "comms._moves"),
-        ("from shardlab import _svg\n_svg._GROWTH", "_svg._GROWTH"),
-        ("from shardlab._svg import _GROWTH", "shardlab._svg._GROWTH"),
+        ("from shardlab.arrays.layout import _short, describe", "shardlab.arrays.layout._short"),
+        ("from shardlab.programs import collectives\ncollectives._moves", "collectives._moves"),
+        ("from shardlab.programs import collectives as c\nc._moves()", "c._moves"),
+        ("import shardlab.programs.collectives\nshardlab.programs.collectives._moves", "collectives._moves"),
+        ("from shardlab import _tables\n_tables._GROWTH", "_tables._GROWTH"),
+        ("from shardlab.pictures.svg import _GROWTH", "shardlab.pictures.svg._GROWTH"),
         ("import sys\nsys._getframe()", "sys._getframe"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_borrowed_name_is_found(text, name):
 
 
 def test_what_is_a_modules_own_is_no_others():
-    own = "from shardlab import _svg, cost\n_x = 1\n_svg.row(cost.__doc__)\nself._x\nprint(_x)"
+    own = "from shardlab import _tables, costs\n_x = 1\n_tables.row(costs.__doc__)\nself._x\nprint(_x)"
     assert borrowed(own) == []
 
 
@@ -70,9 +70,54 @@ def test_a_module_says_its_one_job_in_its_first_line(file):
     assert len(said[0]) > 20 and said[0].endswith(".") and (len(said) == 1 or not said[1]), said[0]
 
 
-@pytest.mark.parametrize("package", ["shardlab", "bookbinder"])
-def test_a_package_lists_its_modules(package):
-    """CONTRIBUTING.md sends people there."""
-    modules = {file.stem for file in (SOURCES / package).glob("[!_]*.py")} - {"preflight"}  # a program of clusters.md
+def listed(package):
+    """The modules that a package's docstring lists; CONTRIBUTING.md sends people there."""
     about = ast.get_docstring(ast.parse((SOURCES / package / "__init__.py").read_text()))
-    assert set(re.findall(rf"`{package}\.(\w+)`", about)) == modules
+    return re.findall(rf"`({package}\.[\w.]+)`", "\n".join(re.findall(r"^- .*?:", about, re.MULTILINE)))
+
+
+def test_bookbinder_lists_its_modules():
+    assert {*listed("bookbinder")} == {f"bookbinder.{file.stem}" for file in (SOURCES / "bookbinder").glob("[!_]*.py")}
+
+
+# The packages of shardlab from the ground up: each imports only from those before it.
+FLOORS = ("arrays", "machines", "cluster", "costs", "programs", "pods", "networks", "exercises", "pictures", "report",
+          "book", "cli")  # fmt: skip
+
+
+def imported(file):
+    """The packages of shardlab that a module imports, wherever in it, with its lines."""
+    names = {}
+    for node in ast.walk(ast.parse(file.read_text())):
+        modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        if modules == ["shardlab"]:
+            modules = [f"shardlab.{alias.name}" for alias in node.names]
+        names |= {module.split(".")[1]: node.lineno for module in modules if module.startswith("shardlab.")}
+    return names
+
+
+def test_the_floors_are_the_packages_and_stand_in_this_order_in_the_docstring():
+    assert {*FLOORS} == {file.parent.name for file in (SOURCES / "shardlab").glob("*/__init__.py")}
+    order = [name.split(".")[1] for name in listed("shardlab")]
+    assert order == sorted(order, key=FLOORS.index)
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_a_package_imports_only_from_those_below(package):
+    below = {"_arguments", "_tables", *FLOORS[: FLOORS.index(package) + 1]}
+    below |= {"__version__"} if package == "cli" else set()
+    for file in (SOURCES / "shardlab" / package).rglob("*.py"):
+        above = {name: line for name, line in imported(file).items() if name not in below}
+        assert not above, f"{file.relative_to(SOURCES)}: {above}"
+
+
+def test_every_public_module_is_listed():
+    """All with public names but those whose names come from their package, of the book alone, or programs."""
+    with_names = set()
+    for file in (SOURCES / "shardlab").rglob("*.py"):
+        if re.search(r"^__all__ = ", file.read_text(), re.MULTILINE):
+            parts = file.relative_to(SOURCES).with_suffix("").parts
+            with_names.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    assert {*listed("shardlab")} - {"shardlab.exercises.pytest_plugin"} <= with_names

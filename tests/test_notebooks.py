@@ -264,7 +264,7 @@ def test_the_head_of_a_notebook(write):
 
 
 def test_eight_devices_and_a_newer_jax_are_readied_where_a_chapter_wants_them(write, tmp_path):
-    cells = write("```{code-cell}\nfrom shardlab.devices import emulate\n\nemulate(8)\n```\n")
+    cells = write("```{code-cell}\nfrom shardlab import emulate\n\nemulate(8)\n```\n")
     assert "".join(cells[1]["source"]).endswith('print(len(emulate(8)), "devices are ready")')
     front = FRONT.replace("jupytext:", 'jax: ">=0.99.1"\njupytext:')
     (tmp_path / "book" / "one.md").write_text(front + "# One\n\n" + CODE)

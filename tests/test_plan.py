@@ -11,13 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from test_pods import needs_libtpu
 
-from shardlab import cost
-from shardlab.comms import collectives
-from shardlab.cost import AXES, PARTS
-from shardlab.hardware import CHIPS
-from shardlab.models import Model
-from shardlab.plan import MESH_AXES, count, plan, verify
-from shardlab.training import training_step
+from shardlab import CHIPS, Model, collectives, costs, training_step
+from shardlab.costs import AXES, PARTS
+from shardlab.costs.plan import MESH_AXES, count, plan, verify
 
 pytestmark = pytest.mark.reads("src/shardlab", "tests/planned")
 
@@ -45,7 +41,7 @@ def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
 
 def test_a_choice_is_what_shardlab_cost_says_of_its_parallelism():
     for choice in plan("llama-3-405b", "H100", 1024, 2**22, sequence=8192).choices[::40]:
-        priced = cost.step_cost(
+        priced = costs.step_cost(
             "llama-3-405b", "H100", choice.parallelism, 2**22, 8192, gathers=choice.gathers
         )  # fmt: skip
         assert choice.seconds == pytest.approx(float(priced.seconds))
@@ -96,7 +92,7 @@ def test_a_pipeline_interleaves_and_fsdp_gathers_once_where_that_is_faster():
 
 def test_with_offloading_the_table_has_the_memory_of_hosts():
     made = plan(LLAMA, "v5p", 64, 2**22, sequence=2**16, remat="offload")
-    (first, *_), memory = made.choices, cost.step_cost(
+    (first, *_), memory = made.choices, costs.step_cost(
         LLAMA, "v5p", made.choices[0].parallelism, 2**22, 2**16, "offload"
     ).memory  # fmt: skip
     assert first.host_bytes == pytest.approx(float(memory.host_bytes)) and first.host_bytes > 1e9
@@ -240,7 +236,7 @@ def test_bad_numbers_are_named(arguments, changes, words):
 
 
 def command(*arguments):
-    done = subprocess.run([sys.executable, "-m", "shardlab.plan", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "shardlab.costs.plan", *arguments], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

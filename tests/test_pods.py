@@ -1,4 +1,4 @@
-"""shardlab.pods: what a compiler says of a program, on chips that are not there; and where there is no compiler.
+"""shardlab.pods.pod: what a compiler says of a program, on chips that are not there; and where there is no compiler.
 
 Expected FLOPs and bytes come from arithmetic on shapes. Tests that compile need libtpu, and fail without it where the
 set-up installs it.
@@ -27,10 +27,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_layout import MESH
 
-from shardlab import comms, pods
-from shardlab.flops import MatmulFlops
-from shardlab.hlo import Program
-from shardlab.pods import NoCompiler, Pod, PodProgram
+from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
+from shardlab.pods.pod import pod as pods
+from shardlab.programs import collectives as comms
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", "requirements.txt")
 
@@ -430,11 +429,11 @@ def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path):
 
 PROGRAM = """
 import sys
-from shardlab.devices import emulate
+from shardlab import emulate
 emulate(4)
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from shardlab.pods import Pod
+from shardlab import Pod
 pod = Pod("v5e:2x4")
 mesh = pod.mesh((8,), ("x",))
 a = jax.ShapeDtypeStruct((256, 256), "float32", sharding=NamedSharding(mesh, P("x")))
@@ -569,7 +568,7 @@ spec.loader.exec_module(record_pods)
 RECORDINGS = {file.stem: json.loads(file.read_text()) for file in record_pods.RECORDINGS.glob("*.json")}
 
 
-ASKS_AND_READS = r"src/shardlab/(pods|hlo|comms|flops|schedule|cost|hardware)\.py|requirements\.txt"
+ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/\w+|costs/collectives|machines/hardware)\.py|requirements\.txt"
 
 
 def compiling(name):
@@ -599,11 +598,11 @@ from bookbinder.book import Chapter
 from tiny_book import chapter
 
 SET_UP = '''
-from shardlab.devices import emulate
+from shardlab import emulate
 emulate(8)
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
-from shardlab.pods import Pod
+from shardlab import Pod
 tpu = Pod("v5e:2x4")
 
 def compile_for_tpu(function, name):

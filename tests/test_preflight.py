@@ -185,7 +185,7 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
 
 
 def test_it_is_a_module_of_shardlab_too(tmp_path):
-    command = [sys.executable, "-m", "shardlab.preflight"]
+    command = [sys.executable, "-m", "shardlab.cluster.preflight"]
     given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
     done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, **given)
     assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from waiting import PATIENCE, wait_until
 
-import shardlab.processes
-from shardlab.processes import Processes, ProcessFailure, start
+import shardlab.cluster.processes
+from shardlab import Processes, ProcessFailure, start
 
 pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
 
@@ -73,10 +73,10 @@ def test_what_they_say_comes_whole_and_in_order(group, capsys):
         for me, outcome in enumerate(outcomes):
             assert outcome.text.splitlines() == [*(f"{me} {i}" for i in range(50)), str(me + 10)]
     group.run("print('alike'); print('lines')")
-    shardlab.processes._show(group.outcomes)
+    shardlab.cluster.processes._show(group.outcomes)
     assert capsys.readouterr().out == "[0-2] alike\n[0-2] lines\n"
     group.run("print('two' if me else 'one')")
-    shardlab.processes._show(group.outcomes)
+    shardlab.cluster.processes._show(group.outcomes)
     assert capsys.readouterr().out == "[0] one\n[1-2] two\n"
 
 
@@ -292,13 +292,13 @@ def test_no_port_is_one_that_an_outgoing_connection_could_take(group):
     ports = {c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
     given = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(given.read_text().split()[0]) if given.exists() else 49152
-    controllers = {port for port in ports if port in shardlab.processes._engine.PORTS}
-    assert len(controllers) > 10 and shardlab.processes._engine.PORTS.stop <= lowest
+    controllers = {port for port in ports if port in shardlab.cluster.processes._engine.PORTS}
+    assert len(controllers) > 10 and shardlab.cluster.processes._engine.PORTS.stop <= lowest
     assert int(group.coordinator.rpartition(":")[2]) in ports & controllers
 
 
 def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
-    choose, chosen = shardlab.processes._engine.free_ports, []
+    choose, chosen = shardlab.cluster.processes._engine.free_ports, []
     with contextlib.ExitStack() as stack:
 
         def taken(count):
@@ -308,7 +308,7 @@ def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return chosen[-1]
 
-        monkeypatch.setattr(shardlab.processes._engine, "free_ports", taken)
+        monkeypatch.setattr(shardlab.cluster.processes._engine, "free_ports", taken)
         with start(2, limit=20) as group:
             group.run("import jax")
             assert group["jax.process_count()"] == [2, 2] and len(chosen) > 1
@@ -317,7 +317,7 @@ def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
 def test_several_groups_side_by_side_do_not_meet():
     program = SETUP.join(
         [
-            "from shardlab.processes import start\nif True:\n    group = start(2)\n    group.run('''",
+            "from shardlab import start\nif True:\n    group = start(2)\n    group.run('''",
             "''')\n    print(group['float(g.sum())'], group['jax.process_count()'])\n    group.stop()",
         ]
     )
@@ -350,7 +350,7 @@ old_clock = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:Deprecat
 @old_clock
 def test_in_a_notebook_a_cell_runs_in_processes():
     said = notebook(
-        "from shardlab.processes import start\ngroup = start(2)\ngroup",
+        "from shardlab import start\ngroup = start(2)\ngroup",
         "%%processes\nimport jax\nprint('I am', jax.process_index())\njax.device_count()",
         "%%processes 1\nimport matplotlib.pyplot as plt\nprint('see')\nplt.plot([1, 2])\nplt.show()",
         "%%processes --fails\nraise ValueError('as it should')",
@@ -384,7 +384,7 @@ def test_nothing_is_left_when_the_notebook_is_killed():
     manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
     try:
         client.execute(
-            "from shardlab.processes import start\ngroup = start(2)\n"
+            "from shardlab import start\ngroup = start(2)\n"
             'group.run(\'import subprocess; child = subprocess.Popen(["sleep", "3600"]).pid\')\n'
             "print(*group.pids, group._controller_pid(), *group['child'], group._folder, flush=True)"
         )

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardlab import cost
-from shardlab.plan import plan
-from shardlab.published import RUNS
+from shardlab import costs, plan
+from shardlab.costs.published import RUNS
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -27,8 +26,8 @@ def test_every_run_has_a_source_and_is_measured_in_seconds():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fit_is_that_of_the_script(kind, monkeypatch):
-    monkeypatch.setitem(cost.FITTED, kind, cost.FITTED[kind])
-    found, stated = fit_planner.fit(kind), cost.FITTED[kind]
+    monkeypatch.setitem(costs.FITTED, kind, costs.FITTED[kind])
+    found, stated = fit_planner.fit(kind), costs.FITTED[kind]
     for name, share in stated.products.items():
         assert found.products[name] == pytest.approx(share, abs=0.011), name
     assert found.other == pytest.approx(stated.other, abs=0.011)
@@ -38,7 +37,7 @@ def test_the_fit_is_that_of_the_script(kind, monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nine_in_ten_runs_that_were_left_out_are_within_the_spread_that_is_stated(kind):
     off = np.abs(fit_planner.errors(kind, fit=False))
-    assert len(off) >= 20 and np.mean(off <= np.log(cost.FITTED[kind].spread)) >= 0.9
+    assert len(off) >= 20 and np.mean(off <= np.log(costs.FITTED[kind].spread)) >= 0.9
     assert 2 * len(fit_planner.runs_of(kind, fit=True)) < len(off)
 
 

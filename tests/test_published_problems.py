@@ -31,7 +31,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from test_cost import of_many
 
-from shardlab.cost import (
+from shardlab import MODELS, MatmulFlops, Model, Program, describe
+from shardlab.costs import (
     FITTED,
     Parallelism,
     activation_bytes,
@@ -47,12 +48,8 @@ from shardlab.cost import (
     training_flops,
     training_memory,
 )
-from shardlab.flops import MatmulFlops
-from shardlab.hardware import COMPILED_GPUS, Chip, chip, machine
-from shardlab.hlo import Program
-from shardlab.inference import cache_bytes, decode_cost, disaggregated, prefill_cost
-from shardlab.layout import describe
-from shardlab.models import MODELS, Model
+from shardlab.costs.inference import cache_bytes, decode_cost, disaggregated, prefill_cost
+from shardlab.machines.hardware import COMPILED_GPUS, Chip, chip, machine
 
 pytestmark = pytest.mark.reads("src/shardlab", "book/costs.md")
 

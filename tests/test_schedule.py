@@ -1,4 +1,4 @@
-"""shardlab.schedule: timelines of small programs, against times worked out by hand, and of recorded programs."""
+"""Timelines of small programs, against times worked out by hand, and of recorded programs."""
 
 import re
 
@@ -10,11 +10,8 @@ from jax.sharding import PartitionSpec as P
 from test_layout import make_mesh
 from tpu_programs import recordings
 
-from shardlab.comms import collectives, compile_for, read_program
-from shardlab.hardware import CHIPS
-from shardlab.hlo import UnreadableProgram
-from shardlab.pods import PodProgram
-from shardlab.schedule import Flight, predicted_seconds, step_timeline, steps_of
+from shardlab import CHIPS, PodProgram, UnreadableProgram, collectives, compile_for, read_program
+from shardlab.programs.timeline import Flight, predicted_seconds, step_timeline, steps_of
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

@@ -583,9 +583,9 @@ def test_watchdogs_end_a_job_that_hangs_and_say_where(cluster):
 
 
 def test_ipyparallel_starts_engines_through_slurm(cluster):
-    """shardlab.processes with one argument changed: eight processes, at most four on a node in this partition."""
+    """shardlab.start with one argument changed: eight processes, at most four on a node in this partition."""
     program = f"""
-from shardlab.processes import start
+from shardlab import start
 with start(8, cluster="slurm", limit={PATIENCE}) as group:
     group.run("import jax, socket")
     print(group)

@@ -1,4 +1,4 @@
-"""shardlab.testing and its plugin: what passes, what fails with which message, and pytest run as a stranger would."""
+"""exercises.testing and its plugin: what passes, what fails with which message, and pytest run as a stranger would."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from shardlab.testing import assert_collectives, assert_equal_to_one_device, assert_layout
+from shardlab import assert_collectives, assert_equal_to_one_device, assert_layout
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -328,7 +328,7 @@ def test_steps_that_cannot_be_are_refused(mesh, given):
 HEAD = """
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-    from shardlab.testing import assert_collectives
+    from shardlab import assert_collectives
 """
 
 
@@ -379,7 +379,7 @@ def test_without_a_request_nothing_is_imported_and_the_fixture_emulates(tmp_path
     test = """
     import sys
     def test_nothing():
-        assert "jax" not in sys.modules and "shardlab.devices" not in sys.modules
+        assert "jax" not in sys.modules and "shardlab.arrays.devices" not in sys.modules
     def test_some(devices):
         assert [device.id for device in devices(2)] == [0, 1]
     def test_more_than_before(devices):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from shardlab.cost import AXES
-from shardlab.models import Model
-from shardlab.training import training_step
+from shardlab import Model, training_step
+from shardlab.costs import AXES
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

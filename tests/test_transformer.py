@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from shardlab import transformer
-from shardlab.transformer import Config, Hooks
+from shardlab.networks import transformer
+from shardlab.networks.transformer import Config, Hooks
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

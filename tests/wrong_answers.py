@@ -1121,11 +1121,11 @@ WRONG_ANSWERS = {
     },
     "pods-flops": {
         "six for each parameter and token": "answer = 6 * parameters('70B') * 128 * 4096 / 512",
-        "the whole layer twice": ("answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096) * 4 / 3 / 512"),
-        "nothing twice": "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096) / 512",
+        "the whole layer twice": ("answer = costs.training_flops(LLAMA['70B'], 128 * 4096, 4096) * 4 / 3 / 512"),
+        "nothing twice": "answer = costs.training_flops(LLAMA['70B'], 128 * 4096, 4096) / 512",
         "the loop's body once": "answer = large.flops_once",
         "of all chips": (
-            "answer = cost.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block')"
+            "answer = costs.training_flops(LLAMA['70B'], 128 * 4096, 4096, remat='block')"
             " - 2 * 128 * 4096 * 80 * 28_672 * 8192"
         ),
     },

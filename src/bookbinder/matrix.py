@@ -5,7 +5,6 @@ import os
 import platform
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 from packaging.version import Version
 
@@ -182,7 +181,7 @@ def _outcome(chapter, column, report):
     """What a report says, with the lines that its cells have in the chapter now."""
     deprecations = []
     for found in report.found["deprecations"]:
-        theirs = found["path"] and f"src/shardlab/{Path(found['path']).name}:{found['line']}"
+        theirs = found["path"] and f"src/shardlab/{found['path'].rpartition('/shardlab/')[2]}:{found['line']}"
         place = theirs or f"{chapter.path}:{execute.line_of(chapter, found)}"
         deprecations.append(f"{place}: {' '.join(found['message'].split())[:300]}")
     failure = None if report.ok else execute.failure_of(chapter, report.found)

@@ -193,7 +193,7 @@ if Version(version("jax")) < Version("{floor}"):
     raise RuntimeError("JAX has been upgraded: choose Runtime > Restart session, then Runtime > Run all")
 """
 _DEVICES = """
-from shardlab.devices import emulate
+from shardlab import emulate
 
 print(len(emulate(8)), "devices are ready")
 """

@@ -26,7 +26,7 @@ def setup(app):
 def _replace(app, docname, source):
     def public(mark):
         folder = Path(find_spec(mark[1]).origin).parent
-        for file in sorted(folder.glob("*.py")):
+        for file in sorted(folder.rglob("*.py")):
             app.env.note_dependency(str(file))
         return page(folder)
 
@@ -39,18 +39,25 @@ def page(folder):
     Args:
       folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of the page.
     """
-    folder = Path(folder)
+    folder = Path(folder).resolve()
     package = folder.name
     about = ast.get_docstring(_tree(folder / "__init__.py"))
     made = []
-    for module, does in re.findall(rf"^- `{package}\.(\w+)`: (.*)$", about, re.MULTILINE):
-        tree = _tree(folder / f"{module}.py")
+    for module, does in re.findall(rf"^- `{package}\.([\w.]+)`: (.*)$", about, re.MULTILINE):
+        tree = _tree(_file(folder.parent, f"{package}.{module}"))
         made += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
+        anchor = module.replace(".", "-").replace("_", "-")
         for name in _public(tree):
             node = _defined(folder, tree, name)
             sort = "class-" if isinstance(node, ast.ClassDef) else ""  # `Plan` and `plan` have anchors of their own
-            made += [f"(reference-{module}-{sort}{name.lower().replace('_', '-')})=", f"### `{name}`", *_entry(node)]
+            made += [f"(reference-{anchor}-{sort}{name.lower().replace('_', '-')})=", f"### `{name}`", *_entry(node)]
     return "\n\n".join(filter(None, made))
+
+
+def _file(root, module):
+    """The file of a module, or of a package."""
+    place = root.joinpath(*module.split("."))
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 def _tree(file):
@@ -80,7 +87,7 @@ def _defined(folder, tree, name):
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
             return node
         if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            return _defined(folder, _tree(folder / f"{node.module.rpartition('.')[2]}.py"), name)
+            return _defined(folder, _tree(_file(folder.parent, node.module)), name)
     raise ValueError(f"{name} is in __all__, but not defined")
 
 

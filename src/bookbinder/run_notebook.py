@@ -52,11 +52,11 @@ NOTE_WARNINGS = """
 import warnings
 
 def _install():
-    import json, linecache, os, sys
+    import json, linecache, os, re, sys
     show, folder = warnings.showwarning, os.path.dirname(__file__)
 
     def note(message, category, filename, lineno, file=None, line=None):
-        ours = os.path.basename(os.path.dirname(filename)) == "shardlab"
+        ours = re.search(r"[/\\\\](src|site-packages)[/\\\\]shardlab[/\\\\]", filename) is not None
         theirs = filename.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))  # such as ipykernel's own main
         if issubclass(category, DeprecationWarning) and (ours or not theirs):
             with open(os.path.join(folder, "now")) as now:

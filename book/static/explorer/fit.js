@@ -1,5 +1,5 @@
 // The memory and the time of a dense model's training step on each chip: shardlab.hardware.machine and
-// shardlab.cost.step_cost, with the same operations in the same order, so that even ties are ranked as there.
+// shardlab.costs.step_cost, with the same operations in the same order, so that even ties are ranked as there.
 //   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context,
 //   microbatches, stages, gathers, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
 (function (explorer) {

@@ -1,4 +1,4 @@
-// Which device stores which shard: `shardlab.layout.describe`, with JAX's own errors. Case in, answer out.
+// Which device stores which shard: `shardlab.describe`, with JAX's own errors. Case in, answer out.
 //   case: { mesh: [["x", 2], ["y", 4]], shape: [8, 16], spec: [["x"], ["y"]], dtype: "float32" }
 (function (explorer) {
 "use strict";

@@ -8,7 +8,7 @@ const { meshCode, product, refusal, specText, tuple } = explorer;
 const TWICE = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
 const DIMS = { A: "IJ", B: "JK", C: "IK" };
 
-// shardlab.cost.collective_seconds, for one axis of n devices.
+// shardlab.costs.collective_seconds, for one axis of n devices.
 function time(kind, sent, n, chip) {
   const ring = chip.torus.length === 2 ? n === 16 : chip.torus.length && n % 4 === 0;
   const hops = TWICE[kind] * (ring ? n / 2 : n - 1);

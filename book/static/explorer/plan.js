@@ -46,7 +46,7 @@ function priced(made, some, given) {
         if (stages > 1 && 2 ** i % mesh.pipeline) continue;
         const how = { microbatches: 2 ** i, stages, gathers };
         const cost = step(given.model, counted, made, where, { ...given, ...mesh, ...how });
-        const one = { ...cost, worth: cost.fits ? cost.expected_seconds : cost.total_bytes, mesh, ...how };
+        const one = { ...cost, worth: costs.fits ? costs.expected_seconds : costs.total_bytes, mesh, ...how };
         if (!best || better(one, best)) best = one;
       }
       return best;

@@ -1,1 +1,0 @@
-../../book/cluster/join.py

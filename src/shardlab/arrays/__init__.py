@@ -1,0 +1,1 @@
+"""Arrays on devices: emulated devices, and which of them stores what."""

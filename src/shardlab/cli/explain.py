@@ -1,0 +1,147 @@
+"""`shardlab explain`: say what a program sends and stores, and why."""
+
+import importlib
+import os
+import re
+import sys
+import traceback
+from pathlib import Path
+
+from shardlab._arguments import nearest
+from shardlab.cli.arguments import Wrong, mesh_of
+
+ABOUT = "say what a program sends and stores, and why"
+EXAMPLES = """\
+examples:
+  shardlab explain train:example --devices 8
+  shardlab explain step.hlo.txt --mesh data=4,model=2 --chip v6e
+  shardlab explain train:example --devices 8 --pod v5e:2x4 --json
+
+A function is called without arguments, and returns what to explain, (step, args) or (step, args, kwargs):
+
+  def example():
+      return step, (params, batch)
+
+A file holds the text of a compiled program, as `jax.jit(step).lower(*args).compile().as_text()` returns it.
+"""
+
+
+def add_arguments(command):
+    """Add the options of the command to its parser."""
+    command.add_argument("program", help="module:function, or a file with the text of a compiled program")
+    command.add_argument("--mesh", help="the mesh whose axes name the groups, such as data=4,model=2")
+    command.add_argument("--chip", default="v5p", help="the chip for which times are predicted (v5p)")
+    command.add_argument("--pod", metavar="NAME", help="compile for these chips, such as v5e:4x4 (not with --mesh)")
+    command.add_argument("--devices", type=int, metavar="N", help="emulate N CPU devices before the module is imported")
+
+
+def run(options):
+    """Run the command; returns the exit status."""
+    from shardlab.machines import hardware
+
+    try:
+        hardware.chip(options.chip)
+    except ValueError as error:
+        raise Wrong(f"--chip: {error}") from None
+    if options.mesh and options.pod:
+        raise Wrong("--mesh and --pod exclude each other; a pod's mesh has the axes of the arguments")
+    mesh = mesh_of(options.mesh) if options.mesh else None
+    if options.devices is not None:
+        from shardlab.arrays.devices import emulate
+
+        try:
+            emulate(options.devices)
+        except ValueError:
+            raise Wrong(f"--devices is {options.devices}; use a whole number of at least 1") from None
+    if options.pod:
+        from shardlab.pods.pod import Pod
+
+        try:
+            mesh = Pod(options.pod)
+        except ValueError as error:
+            raise Wrong(f"--pod: {error}") from None
+    file = Path(options.program)
+    if file.is_file():
+        program, args, kwargs = _read(file), (), {}
+    elif re.fullmatch(r"[\w.]+:\w+", options.program):
+        program, args, kwargs = _made(options.program)
+    else:
+        raise Wrong(
+            f"{options.program!r} is no file, and no function; give a file with the text of a compiled program, or "
+            "module:function, such as train:example"
+        )
+    from shardlab.report.explain import explain
+
+    try:
+        report = explain(program, *args, mesh=mesh, chip=options.chip, **kwargs)
+    except Exception as error:  # what the program itself raises while it is traced and compiled, too
+        raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None
+    print(report.to_json() if options.json else report)
+    return 0
+
+
+def _read(file):
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Wrong(f"{file} cannot be read: {error}") from None
+    if not re.search(r"^HloModule ", text, re.MULTILINE):
+        raise Wrong(
+            f"{file} holds no text of a compiled program, which begins with HloModule; write what "
+            "jax.jit(step).lower(*args).compile().as_text() returns into it"
+        )
+    return text
+
+
+def _made(name):
+    """What module:function returns: the program, its arguments, and its keyword arguments."""
+    module_name, _, function_name = name.partition(":")
+    sys.path.insert(0, os.getcwd())  # as python -m does
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            here = [path.stem for path in Path.cwd().glob("*.py")]
+            raise Wrong(
+                f"{name}: there is no module {error.name!r} in this folder or installed{nearest(error.name, here)}; "
+                "run this in the folder of the module, or set PYTHONPATH"
+            ) from None
+        raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
+    except Exception as error:
+        raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        raise Wrong(
+            f"{name}: {module_name} has no function {function_name!r}{nearest(function_name, known)}; write one that "
+            "returns (step, args)"
+        )
+    try:
+        made = function()
+    except Exception as error:
+        raise Wrong(f"{name}() failed: {_told(error)}") from None
+    if not (
+        isinstance(made, tuple)
+        and len(made) in (2, 3)
+        and isinstance(made[1], tuple | list)
+        and (len(made) == 2 or isinstance(made[2], dict))
+    ):
+        sort = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        raise Wrong(
+            f"{name}() returned {sort}; return (step, args) or (step, args, kwargs), where args is a tuple "
+            "and kwargs a dict"
+        )
+    return made[0], tuple(made[1]), made[2] if len(made) == 3 else {}
+
+
+def _told(error):
+    """An exception, with the last line outside of libraries that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_file()]
+    own = [frame for frame in own if not re.search(r"/(site|dist)-packages/", frame.filename)]
+    own = [
+        frame for frame in own if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+    ]
+    place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}: " if own else ""
+    said = str(error).strip().split("\n\n")[0]
+    return f"{place}{type(error).__name__}: {said}"

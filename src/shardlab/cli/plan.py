@@ -1,0 +1,217 @@
+"""`shardlab plan`: list the meshes on which a model fits, by predicted step time."""
+
+import argparse
+import json
+import sys
+import time
+
+from shardlab import costs
+from shardlab._tables import aligned
+from shardlab.cli.arguments import Wrong
+from shardlab.costs import inference
+from shardlab.costs.parallelism import MESH_AXES
+from shardlab.costs.plan import plan, whole_number
+from shardlab.machines import hardware, models
+
+ABOUT = "list the meshes on which a model fits, by predicted step time"
+EXAMPLES = """\
+examples:
+  shardlab plan llama-3-70b v5p 512
+  shardlab plan llama-3-8b h100 256 --batch-tokens 4M --sequence 8192 --json
+  shardlab plan llama-3-70b h100 8 --serve --context 8k --latency 30
+
+Times and bytes are predicted by formula; --verify 3 compares the bytes of the best three with the chips' own compiler,
+which needs no chips but takes minutes. A model of your own: give the path of its config.json, or its sizes.
+"""
+
+
+def _number(text):
+    try:
+        return whole_number(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_arguments(command):
+    """Add the options of the command to its parser."""
+    sizes = ",".join(f"{size}=N" for size in models.SIZES)
+    command.add_argument("model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}")
+    command.add_argument("chip", help=", ".join(hardware.CHIPS))
+    command.add_argument("chips", type=_number, help="how many chips")
+    command.add_argument(
+        "--batch-tokens", type=_number, default=4 * 2**20, metavar="N",
+        help="tokens in a batch, of all chips and micro-batches together; k, M and G are powers of 1024 (4M)",
+    )  # fmt: skip
+    command.add_argument("--sequence", type=_number, default=4096, metavar="N", help="tokens of a sequence (4096)")
+    command.add_argument(
+        "--slices", type=_number, metavar="N",
+        help="slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)",
+    )  # fmt: skip
+    command.add_argument(
+        "--remat", default="block", choices=costs.REMAT,
+        help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the scores of attention; mlp, "
+        "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory (block)",
+    )  # fmt: skip
+    command.add_argument("--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)")
+    command.add_argument(
+        "--axes", help=f"which axes to try, of {','.join(MESH_AXES)} (data,fsdp,tensor; on several nodes of GPUs "
+        "pipeline and context too; for a mixture of experts expert too)",
+    )  # fmt: skip
+    command.add_argument(
+        "--microbatches", type=_number, metavar="N", help="how many (for each mesh the power of two that is best)"
+    )
+    command.add_argument(
+        "--stages", type=_number, metavar="N",
+        help="stages on each chip of a pipeline, an interleaved schedule (1, 2, 4 or 8, whichever is best)",
+    )  # fmt: skip
+    command.add_argument(
+        "--gathers", type=int, choices=(1, 2),
+        help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the best)",
+    )  # fmt: skip
+    command.add_argument(
+        "--reserve", type=float, default=0.1, metavar="SHARE",
+        help="share of memory kept for what the formulas do not count, such as the compiler's buffers (0.1)",
+    )  # fmt: skip
+    command.add_argument("--top", type=_number, default=10, metavar="N", help="rows to show (10)")
+    command.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
+    command.add_argument(
+        "--verify", type=_number, default=0, metavar="N",
+        help="compile the best N meshes that fit, neither interleaved nor gathered once, and compare bytes sent and "
+        "memory; takes minutes",
+    )  # fmt: skip
+    command.add_argument(
+        "--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)"
+    )
+    served = command.add_argument_group("serving instead of training")
+    served.add_argument("--serve", action="store_true", help="plan inference: prefill and decode on so many chips")
+    served.add_argument("--context", type=_number, default=8192, metavar="N", help="tokens of each sequence (8192)")
+    served.add_argument("--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds")
+    served.add_argument("--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)")
+    served.add_argument("--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)")
+
+
+def run(options):
+    """Print a plan; returns the exit status: 0, or 1 if no mesh fits."""
+    try:
+        return _run(options)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+
+
+def _run(options):
+    if options.top < 1:
+        raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
+    if options.serve:
+        return _serve(options)
+
+    def planned(remat):
+        return plan(
+            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
+            slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
+            axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
+            microbatches=options.microbatches, stages=options.stages, gathers=options.gathers,
+        )  # fmt: skip
+
+    made = planned(options.remat)
+    print(made.to_json(options.top) if options.json else made.report(options.top))
+    fitting = len(made.fitting)
+    said = sys.stderr if options.json else sys.stdout
+    if fitting and not options.json:
+        print(_other_remat(made, planned))
+    if options.plot:
+        try:
+            made.plot(options.plot, options.top)
+        except (ImportError, OSError) as error:
+            raise ValueError(f"--plot {options.plot}: {error}") from None
+        print(f"\nthe plot is in {options.plot}", file=said)
+    if options.verify and fitting:
+        able = sum(choice.can_compile for choice in made.fitting)
+        if able:
+            return _compare(made, min(options.verify, able), options.time_limit, said)
+        print(
+            "nothing is compiled: what fits interleaves or gathers once; add --stages 1 --gathers 2",
+            file=sys.stderr,
+        )
+        return 1
+    if options.verify:
+        print("nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit", file=sys.stderr)
+    return 0 if fitting else 1
+
+
+def _other_remat(made, planned):
+    """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
+    first, found = made.choices[0].expected_seconds, []
+    for remat in costs.REMAT:
+        if remat != made.remat and (remat != "offload" or made.chip.host_bytes_per_second):
+            best = planned(remat).choices[0]
+            if best.fits and best.expected_seconds < 0.99 * first:
+                found.append((best.expected_seconds, remat, best))
+    lines = [
+        f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) on {best}, "
+        f"{best.total_bytes / 1e9:.1f} GB"
+        for seconds, remat, best in sorted(found, key=lambda one: one[0])
+    ]
+    return "\n".join(lines) or "No other --remat is expected to be faster."
+
+
+def _compare(made, best, limit, file):
+    """Print what the compiler says of the best meshes."""
+    from shardlab.pods.pod import NoCompiler
+    from shardlab.report.verify import verify
+
+    print(f"\ncompared with the compiler, {best} programs of a minute or more each:", file=file, flush=True)
+    start = time.monotonic()
+    try:
+        for n, verdict in enumerate(verify(made, best), 1):
+            print(f"{n} of {best}: {verdict}", file=file, flush=True)
+            if n < best and time.monotonic() - start > limit:
+                print(f"stopped after {limit:g} s; --time-limit allows more", file=sys.stderr)
+                break
+    except (NoCompiler, ValueError) as error:
+        print(f"cannot compile: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(options):
+    """Print what decode and prefill take for the batches that fit."""
+    model = models.parse(options.model)
+    machine = hardware.machine(options.chip, options.chips, reserve=options.reserve)
+    how = {"tensor": options.chips, "weights": options.weights, "cache": options.cache}
+    if machine.chip.torus:
+        how["torus_axes"] = max(sum(size > 1 for size in machine.shape), 1)
+    first = inference.prefill_cost(model, machine.chip, options.context, **how)
+    rows = [("batch", "token ms", "tokens/s", "bound by", "memory GB")]
+    found = []
+    for batch in (2**n for n in range(13)):
+        step = inference.decode_cost(model, machine.chip, batch, options.context, **how)
+        slow = options.latency is not None and step.serial_seconds * 1e3 > options.latency
+        if step.total_bytes > machine.usable_bytes or slow:
+            break
+        found.append({
+            "batch": batch, "seconds": float(step.serial_seconds), "bound": str(step.bound),
+            "bytes": float(step.total_bytes), "tokens_per_second": batch / float(step.serial_seconds),
+        })  # fmt: skip
+        one = found[-1]
+        rows.append((
+            str(batch), f"{one['seconds'] * 1e3:.1f}", f"{one['tokens_per_second']:,.0f}", one["bound"],
+            f"{one['bytes'] / 1e9:.1f}",
+        ))  # fmt: skip
+    if options.json:
+        print(json.dumps({"prefill_seconds": float(first.seconds), "decode": found}, indent=1))
+        return 0 if found else 1
+    print(
+        f"{model.name or 'model'} on {machine.name}, tensor-parallel over {options.chips}, with {options.context:,} "
+        "tokens of context\n"
+        f"prefill of one prompt: {first.seconds * 1e3:,.0f} ms, {first.bound}-bound\n"
+    )
+    print(aligned(rows, ">"))
+    if not found:
+        one = inference.decode_cost(model, machine.chip, 1, options.context, **how)
+        large = one.total_bytes > machine.usable_bytes
+        help_ = "more chips, a shorter context or --weights int8" if large else "a longer --latency or more chips"
+        print(
+            f"\nNot even one sequence: it needs {one.total_bytes / 1e9:.1f} GB on each chip of "
+            f"{machine.usable_bytes / 1e9:.1f} GB, and {one.serial_seconds * 1e3:.1f} ms a token; use {help_}."
+        )
+    return 0 if found else 1

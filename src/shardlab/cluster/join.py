@@ -1,0 +1,35 @@
+"""Join the processes of a job into one JAX program, whichever launcher started them."""
+
+import os
+
+import jax
+
+
+def join(*, any_platform=False, **options):
+    """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
+
+    Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
+    Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
+    launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
+    """
+    if "COORDINATOR" in os.environ:
+        expected = int(os.environ["NUM_PROCESSES"])
+        options["coordinator_address"] = os.environ["COORDINATOR"]
+        options["num_processes"] = expected
+        options["process_id"] = int(os.environ["PROCESS_ID"])
+        options["cluster_detection_method"] = "deactivate"  # within a Slurm job too, where JAX would ask Slurm
+    else:
+        names = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
+        expected = next((int(os.environ[name]) for name in names if name in os.environ), 1)
+    if expected > 1:
+        jax.distributed.initialize(**options)
+    try:
+        count = jax.process_count()
+    except (AssertionError, RuntimeError) as error:  # JAX 0.12 raises an empty AssertionError without a plugin for it
+        platforms = os.environ.get("JAX_PLATFORMS")
+        raise SystemExit(f"JAX finds no device for JAX_PLATFORMS={platforms}: {error!r}") from error
+    if count != expected:
+        raise SystemExit(f"{expected} processes were started, but JAX sees {count}")
+    if jax.default_backend() == "cpu" and not any_platform and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
+        cure = "If you mean CPUs, set JAX_PLATFORMS=cpu; else JAX_PLATFORMS=cuda shows what JAX lacks"
+        raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")

@@ -1,0 +1,128 @@
+"""The time to expect of a step: formulas, with what of them was fitted to published runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardlab.costs.collectives import GATHERS, collective_bytes, network_seconds
+from shardlab.costs.parallelism import MESH_AXES
+
+__all__ = ["FITTED", "Fitted"]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What formulas cannot know of chips, fitted to runs that others published: `shardlab.published`.
+
+    `python scripts/fit_planner.py` fits it again and tests it on the runs that were left out.
+
+    Attributes:
+      products: for each chip the share of its peak that large matrix products reach in a whole step. Fitted.
+      other: that share for a chip without a published run: the geometric mean of the others.
+      half: the smallest dimension of a product at which it reaches half of that share: 128, the tile of a matrix unit.
+      links, network: the share of their bandwidth that collectives reach within a slice or node, and between them.
+        Measured by others: NCCL 0.8 on NVLink and 0.75 on eight network cards, TPUs all of their links (of 90 GB/s) and
+        a third of their cards.
+      call_seconds, hop_seconds, network_hop_seconds: what each collective takes besides: to begin, and for each hop
+        within a node and between nodes. NCCL's own numbers for large messages; none for TPUs, whose `Chip` has them.
+      spread: by which factor expected times are off, at most, for nine in ten of the runs that were left out.
+
+    Source: https://github.com/stas00/ml-engineering, network/benchmarks, and https://github.com/NVIDIA/nccl,
+    src/graph/tuning.cc (ring and tree, protocol "Simple"), for NCCL;
+    https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks, for TPUs; `shardlab.published` for the rest.
+    """
+
+    products: Mapping[str, float]
+    other: float
+    half: float
+    links: float
+    network: float
+    call_seconds: float
+    hop_seconds: float
+    network_hop_seconds: float
+    spread: float
+
+
+FITTED = {
+    "gpu": Fitted({"A100": 0.61, "H100": 0.56}, 0.58, 128.0, 0.8, 0.75, 8.4e-6, 3.4e-6, 14e-6, 1.34),
+    "tpu": Fitted({"v4": 0.73, "v5e": 0.74, "v5p": 0.89, "v6e": 0.6}, 0.73, 128.0, 1.0, 0.33, 0.0, 0.0, 0.0, 1.26),
+}
+
+
+def axis_seconds(kind, count, all_bytes, place, waits, chip):
+    """(the time within a slice or node, that between them) of `count` collectives of these bytes together."""
+    if kind == "all-to-all":
+        within, between = all_bytes / place.far, all_bytes
+        near = place.routed * within / chip.link_bytes_per_second
+    elif kind == "collective-permute":  # one of the near chips of an axis sends to another slice or node
+        between = np.where(place.far > 1, all_bytes, 0.0)
+        near = np.where(place.near > 1, place.crowd * all_bytes / chip.link_bytes_per_second, 0.0)
+    else:
+        between = all_bytes / place.near
+        near = collective_bytes(kind, all_bytes, place.near) / (place.ways * chip.link_bytes_per_second)
+    hops = {"all-to-all": place.hops, "collective-permute": place.near > 1}.get(kind, GATHERS.get(kind, 1) * place.hops)
+    near = np.maximum(near, count * hops * chip.link_seconds)
+    # Libraries take whichever is faster, rings or trees.
+    waiting = count if waits else np.asarray(1.0)
+    far = [network_seconds(kind, between, place.far, chip, way, count, waiting) for way in ("ring", "tree")]
+    return near, np.minimum(*far)
+
+
+def call_seconds(kind, place, chip):
+    """What a collective takes on GPUs besides its bytes: NCCL's own model, for the faster of a ring and a tree."""
+    rates = fitted(chip)
+    times, of = GATHERS.get(kind, 1), place.near * place.far
+    if kind in ("collective-permute", "all-to-all"):
+        hops, across = np.minimum(place.near - 1, 1), np.minimum(place.far - 1, 1)
+    else:
+        hops, across = times * (of - place.far), times * (place.far - 1)
+    seconds = hops * rates.hop_seconds + across * rates.network_hop_seconds
+    if kind == "all-reduce":
+        tree = 2 * ((place.near - 1) * rates.hop_seconds + np.log2(place.far) * rates.network_hop_seconds)
+        seconds = np.minimum(seconds, tree)
+    return np.where(of > 1, rates.call_seconds + seconds, 0.0)
+
+
+def fitted(chip):
+    """What was fitted to chips of its kind."""
+    return FITTED["tpu" if chip.torus else "gpu"]
+
+
+def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, products, sent, update, scatters):
+    """(the expected time of a step, what of it is communication that nothing hides).
+
+    Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
+    the backward pass of the last micro-batch; the ring of context parallelism behind attention; what goes to the host
+    behind the forward pass, a quarter of the products if layers are computed again, and what returns behind the
+    backward pass. Tensor and expert parallelism wait for their collectives, and the FSDP and data parallelism of a
+    first and a last layer have nothing to hide behind.
+
+    `scatters` is how often FSDP reduce-scatters in a step. FSDP that gathers once in a step hides behind all
+    micro-batches too. If only one of them hid it, five published runs would be expected to take 14 to 36 per cent
+    longer than they took; so it is 9 to 15.
+    """
+    rates, (near, far, late, host) = fitted(chip), sent
+    share = next((part for name, part in rates.products.items() if chip.name.startswith(name)), rates.other)
+    tensor, micro = np.asarray(parallelism.tensor, float), np.asarray(parallelism.microbatches, float)
+    rows = np.maximum(tokens / micro, 1e-9)
+    parts = []  # (share of the layers' products, their smallest dimension)
+    attention, ff = model.attention_parameters, model.ff_matmul_parameters
+    parts.append((attention, np.minimum(rows, np.minimum(model.d_model, model.heads * model.head_dim / tensor))))
+    if model.experts:
+        routed = rows * model.experts_per_token * parallelism.expert / model.experts
+        parts.append((ff, np.minimum(routed, (model.expert_d_ff or model.d_ff) / tensor)))
+    else:
+        parts.append((ff, np.minimum(rows, np.minimum(model.d_model, model.d_ff / tensor))))
+    slower = sum(many * (1 + rates.half / smallest) for many, smallest in parts) / (attention + ff)
+    work = (in_layers / chip.peak(products) * slower + (flops - in_layers) / chip.peak("bf16")) / share
+    took = {axis: np.maximum(near[axis] / rates.links, far[axis] / rates.network) + late[axis] for axis in MESH_AXES}
+    layers = model.layers / np.asarray(parallelism.pipeline, float)
+    scores = flops - in_layers
+    exposed = took["tensor"] + took["expert"] + took["pipeline"] / micro
+    exposed = exposed + np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * scatters)
+    exposed = exposed + np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers
+    exposed = exposed + np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0)
+    exposed = exposed + np.maximum(host / 2 - work / 4, 0) + np.maximum(host / 2 - work * 3 / 4, 0)
+    update = update / chip.hbm_bytes_per_second
+    return (work + exposed) * (1 + parallelism.idle) + update, exposed

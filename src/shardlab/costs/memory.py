@@ -1,0 +1,222 @@
+"""What a training step computes and keeps: its FLOPs, its activations and the memory of each chip, by formula."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardlab._arguments import Numbers, amount, one_of
+from shardlab.costs.dtypes import dtype_bytes
+from shardlab.costs.parallelism import Parallelism, check_split
+from shardlab.machines.models import Model
+
+__all__ = ["REMAT", "Memory", "activation_bytes", "training_flops", "training_memory"]
+
+REMAT = ("none", "matmuls", "mlp", "block", "offload")
+WHOLE_LAYERS = ("block", "offload")  # of these, what computes whole layers again
+
+
+def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, remat: str = "none") -> Numbers:
+    """FLOPs of one training step, on all chips together: about six for each parameter and token.
+
+    For each token, an element of a matrix takes two FLOPs in the forward pass and four in the backward pass, and
+    attention takes 12 * sequence * heads * head_dim in each layer.
+
+    >>> flops = costs.training_flops(model("llama-3-70b"), batch_tokens=1)
+    >>> print(f"{flops / 1e9:.0f} GFLOPs for each token")
+    417 GFLOPs for each token
+
+    Args:
+      model: a `shardlab.models.Model`.
+      batch_tokens: tokens in the batch.
+      sequence: tokens that each token attends to.
+      remat: what the backward pass rematerialises: "none", nothing; "matmuls", the scores of attention; "mlp", all of
+        attention; "block" and "offload", every layer but its last product, whose result the backward pass does not
+        need, unless it is of routed experts.
+
+    Returns:
+      FLOPs.
+
+    Source: Scaling Book, "Transformer math"; for "block" a compiled step (tests/test_cost.py). That book's "Gradient
+    checkpointing" counts the last product too, and has 8 FLOPs for each parameter instead of 6, where this has 7.5.
+    """
+    forwards, again = forward_flops(model, amount("batch_tokens", batch_tokens), sequence, remat)
+    return 3 * forwards + again
+
+
+def score_flops(model, sequence):
+    """FLOPs of a token's scores and their product with the values, in one layer's forward pass."""
+    return amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+
+
+def forward_flops(model, tokens, sequence, remat):
+    """(FLOPs of a forward pass, FLOPs of what is rematerialised)."""
+    scores = score_flops(model, sequence)
+    attention, mlp = 2.0 * model.attention_parameters, 2.0 * model.ff_matmul_parameters
+    share = 2 / 3 if model.gated else 1 / 2  # nothing needs the MLP's last product again, so the compiler leaves it out
+    if model.experts:  # that of the routed experts is needed, for the gradient of the router
+        routed = 2.0 * model.experts_per_token * model.expert_parameters * model.expert_layers / model.layers
+        mlp = routed + (mlp - routed) * share
+    else:
+        mlp *= share
+    layer = attention + mlp + scores
+    again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": layer, "offload": layer}
+    again = model.layers * again[one_of("remat", remat, REMAT)]
+    return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a chip in a training step, in bytes.
+
+    Attributes:
+      parameter_bytes, gradient_bytes, moment_bytes, master_bytes: the state, sharded over fsdp and tensor.
+      activation_bytes: what the forward pass keeps for the backward pass.
+      working_bytes: the temporary activations of a layer that is rematerialised.
+      gathered_bytes: the gathered parameters of two layers, the one in use and the next, where fsdp gathers them.
+      logits_bytes: the logits of the chip's tokens over its part of the vocabulary.
+      host_bytes: with "offload" the inputs of the layers, in the host's memory, and no part of the sums.
+    """
+
+    parameter_bytes: float
+    gradient_bytes: float
+    moment_bytes: float
+    master_bytes: float
+    activation_bytes: float
+    working_bytes: float
+    gathered_bytes: float
+    logits_bytes: float
+    host_bytes: float = 0.0
+
+    @property
+    def state_bytes(self) -> Numbers:
+        """Parameters, gradients, moments and master weights."""
+        return self.parameter_bytes + self.gradient_bytes + self.moment_bytes + self.master_bytes
+
+    @property
+    def total_bytes(self) -> Numbers:
+        """The sum of all parts in the chip's memory, as if all were held at once."""
+        return self.state_bytes + self.activation_bytes + self.working_bytes + self.gathered_bytes + self.logits_bytes
+
+
+def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: str = "bf16") -> Numbers:
+    """Bytes of activations that the forward pass keeps for the backward pass, in all layers, before sharding.
+
+    >>> kept = costs.activation_bytes(model("llama-3-8b"), 4096, remat="block")
+    >>> print(f"{kept / 1e9:.2f} GB")
+    1.07 GB
+
+    Args:
+      model: a `shardlab.models.Model`.
+      tokens: how many.
+      remat: what is kept: "none", all inputs of products, norms and the activation function, but no scores (as in
+        fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input;
+        "offload" the same, but in the host's memory.
+      dtype: of what is kept.
+
+    Returns:
+      Bytes.
+
+    Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
+    "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
+    """
+    return amount("tokens", tokens) * model.layers * kept_width(model, remat) * dtype_bytes("dtype", dtype)
+
+
+def kept_width(model, remat):
+    """Elements that one layer keeps for a token."""
+    d, f, ins = model.d_model, model.hidden, 2 if model.gated else 1
+    queries, keys = model.heads * (model.head_dim + model.rope_dim), model.kv_heads * model.head_dim
+    return {
+        # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and out's input
+        "none": 2 * d + 2 * queries + 2 * keys + 2 * d + (ins + 1 + (1 if model.gated else 0)) * f,
+        "matmuls": queries + 2 * keys + d + ins * f + d,
+        "mlp": ins * f + d,
+        "block": d,
+        "offload": d,
+    }[one_of("remat", remat, REMAT)]
+
+
+def training_memory(
+    model: Model,
+    parallelism: Parallelism,
+    batch_tokens: Numbers,
+    remat: str = "block",
+    parameters: str | None = "bf16",
+    gradients: str | None = "bf16",
+    moments: str | None = "f32",
+    master: str | None = None,
+    activations: str | None = "bf16",
+    logits: str | None = "f32",
+    gathers: int = 2,
+) -> Memory:
+    """The memory of each chip in a training step with Adam.
+
+    Llama 3 70B in bf16 with moments in f32 takes 2 + 2 + 8 = 12 bytes for each parameter, its gradient and its two
+    moments: 847 GB, sharded over fsdp times tensor chips.
+
+    >>> fsdp = costs.Parallelism(fsdp=512)
+    >>> memory = costs.training_memory(model("llama-3-70b"), fsdp, 4 * 2**20)
+    >>> print(f"{memory.state_bytes / 1e9:.2f} GB of {memory.total_bytes / 1e9:.2f} GB")
+    1.65 GB of 22.73 GB
+
+    Args:
+      model: a `shardlab.models.Model`.
+      parallelism: a `Parallelism`, of numbers or arrays.
+      batch_tokens: tokens in the global batch, of all micro-batches together.
+      remat: what the backward pass rematerialises; see `activation_bytes`. With "offload" a chip holds the inputs of
+        two layers, of which one is on its way.
+      parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
+        two moments for each parameter, and master weights are one more value in higher precision.
+      gathers: as for `step_cost`; with 1, the gathered parameters and gradients of all layers are held at once.
+
+    Returns:
+      `Memory`, of the first stage of a pipeline: it keeps the activations of as many micro-batches as there are
+      stages, or of all of them with "gpipe". Activations are sharded over tensor too, as in sequence parallelism; norms
+      are counted as if sharded like matrices; the compiler's own buffers are not included.
+
+    Source: ZeRO (Rajbhandari and others, 2020), sections 3 and 5; Korthikanti and others, "Reducing Activation
+    Recomputation in Large Transformer Models", 2022, section 4, for activations over tensor and sequence.
+    """
+    check_split(model, parallelism.tensor)
+    tensor, pipeline, expert, context = (
+        np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert", "context")
+    )
+    micro = np.asarray(parallelism.microbatches, float)
+    tokens = amount("batch_tokens", batch_tokens) / (parallelism.groups * context * micro)  # of a micro-batch
+    size = {
+        name: dtype_bytes(name, dtype) if dtype else 0
+        for name, dtype in (
+            ("parameters", parameters), ("gradients", gradients), ("moments", moments), ("master", master),
+            ("activations", activations), ("logits", logits),
+        )
+    }  # fmt: skip
+    layers = model.parameters - model.embedding_parameters
+    held = (layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
+    at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
+        pipeline * parallelism.stages), 1)  # fmt: skip
+    gathered = model.attention_parameters + (
+        model.mlp_parameters
+        if not model.experts
+        else model.shared_experts * model.expert_parameters + model.experts * model.expert_parameters / expert
+    )
+    whole_bytes = 2 * size["parameters"] * gathered
+    if gathers == 1:
+        whole_bytes = (size["parameters"] + size["gradients"]) * model.layers / pipeline * gathered
+    working = kept_width(model, "none") if remat != "none" else 0
+    here = at_once * model.layers / pipeline  # layers whose activations are kept
+    there = 0.0 * here
+    if remat == "offload":
+        here, there = np.minimum(here, 2.0), here
+    kept = size["activations"] * tokens * kept_width(model, remat) / tensor
+    return Memory(
+        parameter_bytes=size["parameters"] * held,
+        gradient_bytes=size["gradients"] * held,
+        moment_bytes=2 * size["moments"] * held,
+        master_bytes=size["master"] * held,
+        activation_bytes=here * kept,
+        working_bytes=size["activations"] * tokens * working / tensor,
+        gathered_bytes=np.where(np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0)[()],
+        logits_bytes=size["logits"] * tokens * model.vocab / tensor,
+        host_bytes=there * kept,
+    )  # fmt: skip

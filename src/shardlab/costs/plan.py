@@ -1,0 +1,527 @@
+"""Plan a training run: which meshes fit, and which is fastest, for a model, a kind of chip and a number of chips.
+
+    shardlab plan llama-3-70b v5p 512 --batch-tokens 4M
+    shardlab plan llama-3-70b v5p 512 --batch-tokens 4M --verify 3 --plot plan.svg
+
+`shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes have
+data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, and for a mixture of experts an
+expert axis. They are ranked by the time to expect, of which `shardlab.costs.FITTED` says what is fitted, and how far
+off it may be. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips,
+and compares bytes.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from shardlab import costs
+from shardlab._arguments import one_of
+from shardlab._tables import aligned
+from shardlab.costs import AXES, MESH_AXES, PARTS
+from shardlab.machines import hardware, models
+
+__all__ = ["Choice", "Plan", "plan", "whole_number"]
+
+MOST_PIPELINE, MOST_CONTEXT = 32, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
+STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
+FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
+
+ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")  # of a mesh's axes, the outermost first
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A mesh, and what a step costs on it.
+
+    Attributes:
+      data, fsdp, tensor, pipeline, context, expert: sizes of the mesh's axes.
+      microbatches: into how many the batch of a data group is split.
+      stages: stages on each chip of a pipeline; with more than one its schedule is interleaved.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step.
+      expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it that nothing hides.
+      seconds: at least, with everything overlapped; `serial_seconds`: with nothing overlapped.
+      bound: the part that takes longest: "compute", "hbm" (memory-bound), "host" (its link, with offloading) or an axis
+        (communication-bound along it).
+      bubble: the time that a pipeline waits, as a share of the time that it works.
+      parts: seconds of each of these parts.
+      sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.programs.collectives` counts.
+      total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
+      host_bytes: bytes of the host's memory for each of its chips, with offloading; they are not part of `fits`, as
+        hosts of the same chip differ.
+      fits: whether that is no more than the chip's memory, less the reserve.
+      mfu: useful FLOPs as a share of the peak, in the expected time.
+      flops: FLOPs of matrix products on a chip in a step, with those of rematerialisation.
+    """
+
+    data: int
+    fsdp: int
+    tensor: int
+    pipeline: int
+    context: int
+    expert: int
+    microbatches: int
+    stages: int
+    gathers: int
+    expected_seconds: float
+    exposed_seconds: float
+    seconds: float
+    serial_seconds: float
+    bound: str
+    bubble: float
+    parts: dict[str, float]
+    sent_bytes: dict[str, float]
+    total_bytes: float
+    state_bytes: float
+    host_bytes: float
+    fits: bool
+    mfu: float
+    flops: float
+
+    @property
+    def parallelism(self) -> costs.Parallelism:
+        """The same as a `shardlab.costs.Parallelism`."""
+        axes = (getattr(self, axis) for axis in MESH_AXES)
+        return costs.Parallelism(*axes, microbatches=self.microbatches, stages=self.stages)
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether the step of `shardlab.networks.training`, which `verify` compiles, can compute it in this way."""
+        return self.stages == 1 and self.gathers == 2 and 1 in (self.pipeline, self.expert)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes of more than one chip with their sizes, the outermost first; {"data": 1} on one chip."""
+        return {axis: getattr(self, axis) for axis in ORDER if getattr(self, axis) > 1} or {"data": 1}
+
+    @property
+    def code(self) -> str:
+        """The call that makes this mesh, ready to copy where `jax.make_mesh` makes it; `Plan.report` says where not."""
+        sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
+        return f"jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * {len(names)})"
+
+    def __str__(self) -> str:
+        words = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        words += f", {self.microbatches} micro-batches" if self.microbatches > 1 else ""
+        words += f", {self.stages} stages on each chip" if self.stages > 1 else ""
+        return words + (", gathered once" if self.gathers == 1 else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All meshes for a model on a machine: those that fit first, the fastest first.
+
+    Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
+
+    Attributes:
+      model, machine, batch_tokens, sequence, remat: as asked.
+      choices: a tuple of `Choice`.
+      uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
+      remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
+    """
+
+    model: models.Model
+    machine: hardware.Machine
+    batch_tokens: int
+    sequence: int
+    remat: str
+    choices: tuple[Choice, ...]
+    uneven: int
+    remedies: tuple[tuple[str, Choice], ...] = ()
+
+    @property
+    def chip(self) -> hardware.Chip:
+        """The chip of the machine."""
+        return self.machine.chip
+
+    @property
+    def chips(self) -> int:
+        """How many chips the machine has."""
+        return self.machine.chips
+
+    @property
+    def fitting(self) -> tuple[Choice, ...]:
+        """The choices that fit."""
+        return tuple(choice for choice in self.choices if choice.fits)
+
+    def table(self, most: int = 10) -> str:
+        """The first choices as a table in text."""
+        shown = self.choices[:most]
+        axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
+        for column, plain in (("microbatches", 1), ("stages", 1), ("gathers", 2)):
+            axes += [column] * any(getattr(choice, column) != plain for choice in shown)
+        head = [*axes, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB"]
+        offloads = any(choice.host_bytes for choice in shown)
+        head += ["host GB"] * offloads + ["MFU"]
+        rows = [
+            (
+                *(str(getattr(choice, axis)) for axis in axes),
+                f"{choice.expected_seconds * 1e3:,.0f}",
+                f"{choice.seconds * 1e3:,.0f}",
+                f"{choice.serial_seconds * 1e3:,.0f}",
+                f"{choice.exposed_seconds / choice.expected_seconds:.0%}",
+                choice.bound,
+                f"{choice.total_bytes / 1e9:.1f}" + ("" if choice.fits else " too much"),
+                *[f"{choice.host_bytes / 1e9:.1f}"] * offloads,
+                f"{choice.mfu:.0%}",
+            )
+            for choice in shown
+        ]
+        return aligned([head, *rows], ">")
+
+    def report(self, most: int = 10) -> str:
+        """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest needs and helps."""
+        fitting, sequences = len(self.fitting), self.batch_tokens // self.sequence
+        uneven = f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
+        said = (
+            f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion parameters, on {self.chips} "
+            f"{self.chip.name} ({self.machine.name})\n{fitting} of {len(self.choices)} meshes fit in "
+            f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
+        )
+        if fitting:
+            spread = costs.FITTED["tpu" if self.chip.torus else "gpu"].spread
+            return (
+                f"{said}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
+                f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}{self._other_call()}"
+            )
+        least = self.choices[0]
+        helps = "".join(
+            f"\n  {what}: {choice.total_bytes / 1e9:.1f} GB, {choice.expected_seconds * 1e3:,.0f} ms on {choice}"
+            for what, choice in self.remedies
+        )
+        nothing = "Neither sixteen times the chips nor more rematerialisation fits."
+        return (
+            f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
+            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
+            + (f"What would fit:{helps}" if helps else nothing)
+        )
+
+    def _other_call(self) -> str:
+        """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
+        if not self.chip.torus:
+            return ""
+        if hardware.COMPILED_TPUS.get(self.chip.name, (0, 1))[1] == 2:
+            return f"\nJAX has two devices for each {self.chip.name}; this mesh takes half of them, so double an axis."
+        if self.machine.slices > 1:
+            return "\njax.make_mesh refuses several slices; use jax.experimental.mesh_utils.create_hybrid_device_mesh."
+        if self.chip.name == "v5e" or _follows(tuple(self.choices[0].mesh.values()), self.machine.shape):
+            return ""  # of all kinds of TPU, jax.make_mesh lets axes share an axis of the torus only on v5e
+        return (
+            "\nIts axes share an axis of the torus, which jax.make_mesh refuses on this chip: make a jax.sharding.Mesh "
+            "of\njax.experimental.mesh_utils.create_device_mesh(..., allow_split_physical_axes=True)."
+        )
+
+    def to_json(self, most: int | None = None) -> str:
+        """All of it as JSON, or only the first choices."""
+        about = {
+            "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
+            "batch_tokens": self.batch_tokens, "sequence": self.sequence, "remat": self.remat,
+            "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
+            "uneven": self.uneven, "choices": [asdict(one) | {"code": one.code} for one in self.choices[:most]],
+            "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
+        }  # fmt: skip
+        return json.dumps(about, indent=1)
+
+    def plot(self, file: str, most: int = 10) -> None:
+        """Draw the time of each part of a step, for the first choices, as bars into an image file."""
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError:
+            raise ImportError("the plot needs matplotlib: pip install matplotlib") from None
+        shown = self.choices[:most]
+        parts = [part for part in PARTS if any(choice.parts[part] for choice in shown)]
+        figure, axes = plt.subplots(figsize=(8, 1 + 0.45 * len(shown)), layout="constrained")
+        width = 0.8 / len(parts)
+        for n, part in enumerate(parts):
+            heights = [choice.parts[part] * 1e3 for choice in shown]
+            places = [place + width * (n - (len(parts) - 1) / 2) for place in range(len(shown))]
+            axes.barh(places, heights, height=width, label=part)
+        axes.plot(
+            [choice.expected_seconds * 1e3 for choice in shown], range(len(shown)), "|k", ms=14, label="expected step"
+        )
+        axes.set_yticks(range(len(shown)), [str(choice) for choice in shown])
+        axes.invert_yaxis()
+        axes.set(xlabel="ms in a step, without overlap")
+        axes.legend(title=f"{self.model.name or 'model'} on {self.chips} {self.chip.name}")
+        figure.savefig(file)
+        plt.close(figure)
+
+
+def plan(
+    model: str | models.Model,
+    chip: str | hardware.Chip | hardware.Machine,
+    chips: int | None = None,
+    batch_tokens: int = 4 * 2**20,
+    *,
+    slices: int | None = None,
+    sequence: int = 4096,
+    remat: str = "block",
+    reserve: float = 0.1,
+    products: str = "bf16",
+    axes: Sequence[str] | None = None,
+    microbatches: int | None = None,
+    stages: int | None = None,
+    gathers: int | None = None,
+) -> Plan:
+    """Predict the cost of every mesh for a model on a machine.
+
+    `plan("llama-3-70b", "v5p", 512).choices[0]` is the mesh that fits with the least time to expect.
+
+    >>> made = plan("llama-3-70b", "v5p", 512, 4 * 2**20)
+    >>> made.choices[0].mesh, made.choices[0].bound
+    ({'fsdp': 512}, 'compute')
+
+    Args:
+      model: a `shardlab.models.Model`, or the name of a known one.
+      chip: a `shardlab.hardware.Machine`; or a `Chip`, or the name of a known one.
+      chips: how many, in all slices or nodes together.
+      batch_tokens: tokens of a batch, a multiple of `sequence`.
+      slices: over how many slices of a TPU the chips are spread; by default one.
+      sequence: tokens of a sequence.
+      remat: what the backward pass rematerialises: one of `shardlab.costs.REMAT`.
+      reserve: the share of a chip's memory that is left for the compiler's buffers.
+      products: dtype of the matrix products of the layers, such as "fp8".
+      axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
+        pipeline and context too; for a mixture of experts expert too.
+      microbatches: how many; by default for each mesh the number with which it fits and is fastest.
+      stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
+      gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2, in both passes of
+        each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
+
+    Returns:
+      A `Plan`.
+
+    Raises:
+      ValueError: a number is out of range, a name is unknown, or there is no such machine; the message says what is
+        allowed.
+    """
+    model = models.model(model)
+    for name, value in (("chips", chips), ("batch_tokens", batch_tokens), ("sequence", sequence)):
+        if name == "chips" and isinstance(chip, hardware.Machine) and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+    machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
+    if batch_tokens % sequence:
+        below = batch_tokens - batch_tokens % sequence
+        near = f"{below} or {below + sequence}" if below else f"{sequence}"
+        raise ValueError(
+            f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use {near}"
+        )
+    for name, value in (("microbatches", microbatches), ("stages", stages)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+    if gathers is not None and (isinstance(gathers, bool) or gathers not in (1, 2)):
+        raise ValueError(f"gathers is {gathers!r}; use 2, or 1 to keep gathered parameters")
+    one_of("remat", remat, costs.REMAT)
+    machine.chip.peak(products)
+    for axis in axes or ():
+        one_of("axes", axis, MESH_AXES)
+    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers))
+    choices, uneven = _choices(model, machine, remat, *asked)
+    if not choices:
+        raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
+    made = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
+    return made if made.fitting else replace(made, remedies=tuple(_remedies(made, asked)))
+
+
+def _tried(model, machine, axes):
+    """The axes that are asked for, or those that are tried by default."""
+    if axes is not None:
+        return axes
+    axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
+    return axes + ("expert",) * (model.experts > 0)
+
+
+def _uneven(model, machine, axes, sequences, sequence, microbatches):
+    """Why there is no mesh at all, and what to change."""
+    tried = _tried(model, machine, axes)
+    every = _meshes(machine, model, tried, sequence)
+    if not np.size(every.chips):
+        rest = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
+        return f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add {rest}"
+    groups = every.groups * (microbatches or 1)
+    enough = int((-(-sequences // groups) * groups).min())
+    split = f" in {microbatches} micro-batches" if microbatches else ""
+    only = f" whose tensor axis fits {model.heads} heads" if axes is None else f" with only the axes {', '.join(tried)}"
+    change = ", other axes" * (axes is not None) + ", another number of micro-batches" * bool(microbatches)
+    return (
+        f"{sequences} sequences{split} cannot be shared evenly by {machine.chips} chips in any mesh{only}; "
+        f"use {enough} sequences ({enough * sequence} tokens){change}, or fewer chips"
+    )
+
+
+def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how):
+    """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
+    every = _meshes(machine, model, _tried(model, machine, axes), sequence)
+    even = batch_tokens // sequence % every.groups == 0
+    uneven = int((~even).sum())
+    if not even.any():
+        return (), uneven
+    every = costs.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
+    return _priced(model, machine, every, batch_tokens, sequence, remat, products, *how), uneven
+
+
+def _remedies(made, asked):
+    """The smallest changes with which something fits: (what, the best choice)."""
+    machine = made.machine
+    more = ("block", "offload") if machine.chip.host_bytes_per_second else ("block",)
+    for remat in more:
+        if costs.REMAT.index(remat) <= costs.REMAT.index(made.remat):
+            continue
+        choices, _ = _choices(made.model, machine, remat, *asked)
+        if choices[0].fits:
+            yield f"remat {remat}", choices[0]
+            break
+    shape = machine.shape if machine.slices > 1 and machine.chip.torus else None  # more slices, not larger ones
+    for times in (2, 4, 8, 16):
+        try:
+            larger = hardware.machine(
+                machine.chip, machine.chips * times, slices=machine.slices * times if shape else None, shape=shape,
+                reserve=machine.reserve,
+            )  # fmt: skip
+        except ValueError:
+            continue
+        choices, _ = _choices(made.model, larger, made.remat, *asked)
+        if choices and choices[0].fits:
+            yield f"{larger.chips} chips", choices[0]
+            return
+
+
+def _follows(sizes, torus):
+    """Whether each size is the product of axes of the torus of its own."""
+    if not sizes:
+        return True
+    for mask in range(2 ** len(torus)):
+        taken = math.prod(size for n, size in enumerate(torus) if mask >> n & 1)
+        left = tuple(size for n, size in enumerate(torus) if not mask >> n & 1)
+        if taken == sizes[0] and _follows(sizes[1:], left):
+            return True
+    return False
+
+
+def _meshes(machine, model, axes, sequence):
+    """Every mesh of these axes, as one `Parallelism` of arrays.
+
+    On GPUs tensor parallelism stays within a node. Between slices of TPUs are only data and pipeline axes, if they can.
+    """
+    chips, most = machine.chips, machine.chips if machine.chip.torus else machine.near
+    divisors = [n for n in range(1, chips + 1) if chips % n == 0]
+    allowed = {
+        "tensor": [n for n in divisors if n <= most and model.splits(n)],
+        "pipeline": [n for n in divisors if n <= min(model.layers, MOST_PIPELINE)],
+        "context": [n for n in divisors if n <= MOST_CONTEXT and sequence % n == 0],
+        "expert": [n for n in divisors if model.experts and model.experts % n == 0],
+        "fsdp": divisors,
+    }
+    meshes = [{}]
+    for axis, sizes in allowed.items():
+        sizes = sizes if axis in axes else [1]
+        left = [(mesh, chips // int(np.prod([*mesh.values()], dtype=np.int64))) for mesh in meshes]
+        meshes = [mesh | {axis: size} for mesh, rest in left for size in sizes if rest % size == 0]
+    for mesh in meshes:
+        mesh["data"] = chips // int(np.prod([*mesh.values()], dtype=np.int64))
+    if "data" not in axes:
+        meshes = [mesh for mesh in meshes if mesh["data"] == 1]
+    if machine.chip.torus and machine.slices > 1:
+        apart = [mesh for mesh in meshes if mesh["data"] * mesh["pipeline"] % machine.slices == 0]
+        meshes = apart or meshes
+    return costs.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
+
+
+def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches, stages, gathers):
+    """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
+    numbers = [microbatches] if microbatches else [2**n for n in range(13)]
+    best = {}
+    piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
+    for many in sorted({1, stages}) if stages else STAGES:
+        for kept in (2, 1):
+            able = every.pipeline * many <= model.layers
+            able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
+            able = able & (np.where(sharded, gathers, 2) == kept if gathers else sharded | (kept == 2))
+            found = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, kept, able)
+            for place, one in found.items():
+                if place not in best or _better(one, best[place], FASTER):
+                    best[place] = one
+    choices = []
+    for place, (fits, _, priced, n, *how) in best.items():
+
+        def at(array, n=n, like=priced.expected_seconds):
+            return float(np.broadcast_to(array, like.shape)[n])
+
+        choices.append(
+            Choice(
+                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *how,
+                at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
+                str(priced.bound[n]), at(priced.bubble),
+                {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
+                {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
+                at(priced.memory.total_bytes), at(priced.memory.state_bytes),
+                at(priced.memory.host_bytes), fits, at(priced.expected_mfu), at(priced.flops),
+            )
+        )  # fmt: skip
+
+    def order(choice):  # meshes in the same step of one per cent are equally fast: fewer axes first
+        rank = math.floor(100 * math.log(choice.expected_seconds)) if choice.fits else choice.total_bytes
+        return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
+
+    return tuple(sorted(choices, key=order))
+
+
+def _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, stages, gathers, able):
+    """{the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, how)}.
+
+    An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as Megatron-LM's does.
+    """
+    each = batch_tokens // sequence // every.groups  # sequences of a data group
+    best = {}
+    for number in numbers:
+        some = able & (each % number == 0)
+        if stages > 1:
+            some = some & (number % every.pipeline == 0)
+        places = np.nonzero(some)[0]
+        if not len(places):
+            continue
+        meshes = costs.Parallelism(
+            *(getattr(every, axis)[places] for axis in MESH_AXES), microbatches=number, stages=stages
+        )
+        priced = costs.step_cost(
+            model, machine, meshes, batch_tokens, sequence, remat, products=products, gathers=gathers
+        )
+        totals = np.broadcast_to(priced.memory.total_bytes, places.shape)
+        for n, place in enumerate(places):
+            fits = bool(totals[n] <= machine.usable_bytes)
+            worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
+            one = (fits, worth, priced, n, number, stages, gathers)
+            if place not in best or _better(one, best[place]):
+                best[place] = one
+    return best
+
+
+def _better(one, other, share=1.0):
+    """Whether a way to compute a step fits where another does not, or takes less than a share of its time or memory."""
+    (fits, worth, *_), (fitted, before, *_) = one, other
+    return fits > fitted or (fits == fitted and worth < (share if fits else 1.0) * before)
+
+
+def whole_number(text: str) -> int:
+    """A number as people write it.
+
+    >>> from shardlab.costs.plan import whole_number
+    >>> whole_number("4M"), whole_number("512k"), whole_number("1_048_576")
+    (4194304, 524288, 1048576)
+
+    Args:
+      text: digits, perhaps with k, M or G, which are powers of 1024.
+
+    Raises:
+      ValueError: it is none.
+    """
+    match = re.fullmatch(r"([\d_,]+(?:\.\d+)?)\s*([kmg]?)i?", text.strip().lower())
+    value = float(re.sub("[_,]", "", match[1])) * 1024 ** " kmg".index(match[2] or " ") if match else 0.5
+    if value != int(value):
+        raise ValueError(f"{text!r} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x 1024 x 1024)")
+    return int(value)

@@ -1,0 +1,268 @@
+"""What a training step costs on each chip, by part: compute, memory, and the collectives along each axis."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from shardlab._arguments import Numbers, amount, first
+from shardlab.costs.collectives import collective_bytes
+from shardlab.costs.dtypes import dtype_bytes
+from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
+from shardlab.costs.memory import WHOLE_LAYERS, Memory, forward_flops, kept_width, score_flops, training_memory
+from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
+from shardlab.costs.places import places
+from shardlab.machines import hardware
+from shardlab.machines.hardware import Chip, Machine
+from shardlab.machines.models import Model
+from shardlab.machines.models import model as known_model
+
+__all__ = ["PARTS", "StepCost", "step_cost"]
+
+PARTS = ("compute", "hbm", "host", *MESH_AXES)  # of the time of a training step
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a training step costs on each chip, by part.
+
+    Attributes:
+      flops: of one chip, with what is rematerialised.
+      compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
+      host_seconds: the time of its bytes to and from the host's memory, with "offload".
+      data_seconds, fsdp_seconds, tensor_seconds, pipeline_seconds, context_seconds, expert_seconds: the time of the
+        collectives along each axis.
+      data_bytes, fsdp_bytes, tensor_bytes, pipeline_bytes, context_bytes, expert_bytes: what a chip sends along each
+        axis, on rings, as `shardlab.programs.collectives` counts.
+      bubble: the time that a pipeline waits, as a share of the time that it works.
+      memory: a `Memory`.
+      fits: whether its total is no more than the chip's HBM, less the reserve.
+      mfu: model FLOPs utilisation: the share of the peak that useful FLOPs reach, if all communication is overlapped.
+      expected_seconds: the time to expect: products at the share of the peak that their sizes reach, communication at
+        the share of the bandwidth that collectives reach, and what of it cannot overlap added; see `FITTED`.
+      exposed_seconds: of that, the communication that nothing hides.
+    """
+
+    flops: float
+    compute_seconds: float
+    hbm_seconds: float
+    host_seconds: float
+    data_seconds: float
+    fsdp_seconds: float
+    tensor_seconds: float
+    pipeline_seconds: float
+    context_seconds: float
+    expert_seconds: float
+    data_bytes: float
+    fsdp_bytes: float
+    tensor_bytes: float
+    pipeline_bytes: float
+    context_bytes: float
+    expert_bytes: float
+    bubble: float
+    memory: Memory
+    fits: bool
+    mfu: float
+    expected_seconds: float
+    exposed_seconds: float
+
+    def _parts(self):
+        return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
+
+    @property
+    def seconds(self) -> Numbers:
+        """The time of the largest part, and of the bubble: a lower bound, if everything else overlaps with it."""
+        return (self._parts().max(0) * (1 + self.bubble))[()]
+
+    @property
+    def serial_seconds(self) -> Numbers:
+        """The time if nothing overlaps: compute or HBM, whichever is more, plus all that is sent, plus the bubble."""
+        sent = sum(getattr(self, f"{axis}_seconds") for axis in ("host", *MESH_AXES))
+        return (np.maximum(self.compute_seconds, self.hbm_seconds) + sent) * (1 + self.bubble)
+
+    @property
+    def expected_mfu(self) -> Numbers:
+        """The share of the peak that useful FLOPs reach in the expected time."""
+        return self.mfu * self.seconds / self.expected_seconds
+
+    @property
+    def bound(self) -> str | np.ndarray:
+        """The name of the largest part: "compute", "hbm", "host" or an axis of the mesh."""
+        return np.array(PARTS)[self._parts().argmax(0)]
+
+
+def step_cost(
+    model: str | Model,
+    machine: str | Chip | Machine,
+    parallelism: Parallelism,
+    batch_tokens: Numbers,
+    sequence: Numbers = 4096,
+    remat: str = "block",
+    *,
+    torus_axes: Mapping[str, Numbers] | None = None,
+    efficiency: float = 1.0,
+    gathers: int = 2,
+    products: str = "bf16",
+    parameters: str = "bf16",
+    gradients: str = "bf16",
+    moments: str | None = "f32",
+    master: str | None = None,
+    activations: str = "bf16",
+    logits: str | None = "f32",
+) -> StepCost:
+    """What a training step costs, by part, for one `Parallelism` or many.
+
+    Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
+    once in the backward pass of each micro-batch, and reduce-scatters gradients. Tensor parallelism all-gathers the
+    activations of its group before attention and before the MLP and reduce-scatters the results, in the forward and the
+    backward pass, and for "block" all but the last in the rematerialised forward pass too. A pipeline sends the
+    activations of each micro-batch from stage to stage, and their gradients back. Context parallelism sends keys and
+    values around a ring, and in the backward pass them and their gradients; expert parallelism sends each token to its
+    experts and back, in both passes. With "offload" the inputs of the layers go to the host's memory in the forward
+    pass and return in the backward pass.
+
+    >>> fsdp = costs.Parallelism(fsdp=512)
+    >>> step = costs.step_cost("llama-3-70b", "v5p", fsdp, 4 * 2**20)
+    >>> print(f"{step.seconds:.2f} s, {step.bound}-bound, MFU {step.mfu:.0%}")
+    9.98 s, compute-bound, MFU 80%
+
+    Args:
+      model: a `shardlab.models.Model`, or the name of one.
+      machine: a `shardlab.hardware.Machine`; or a `Chip` or the name of one, for the machine that as many of them form
+        as the parallelism has.
+      parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
+      batch_tokens: tokens in the global batch.
+      sequence: tokens that each token attends to.
+      remat: as for `training_flops`. "offload" needs a chip whose `host_bytes_per_second` is known.
+      torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs over, all of them as
+        rings: a dict such as {"fsdp": 2, "tensor": 1}.
+      efficiency: share of the peak FLOP/s that products reach, in all times but the expected ones.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step, if the
+        gathered parameters and their gradients are kept until its end (ZeRO-1).
+      products: dtype of the matrix products of the layers; attention and the output matrix stay in bf16.
+      parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
+
+    Returns:
+      `StepCost`, with arrays if there were arrays.
+
+    Raises:
+      ValueError: an axis is not a whole number, or their product is not the number of chips; there is no such machine;
+        the tensor axis does not divide the heads; an unknown chip, axis, remat or dtype. The message names the value.
+
+    Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
+    this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
+    """
+    model = known_model(model)
+    chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
+    if not isinstance(parallelism, Parallelism):
+        raise ValueError(f"a shardlab.costss.Parallelism is needed, not {parallelism!r}")
+    total = np.asarray(parallelism.chips)
+    if isinstance(machine, Machine) and np.any(total != machine.chips):
+        wrong = first(total, total != machine.chips)
+        raise ValueError(
+            f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has {machine.chips}"
+        )
+    if not 0 < efficiency <= 1:
+        raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
+    if remat == "offload" and not chip.host_bytes_per_second:
+        known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
+        raise ValueError(
+            f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
+            f"it is for {known}"
+        )
+    if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
+        raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
+    check_layers(model, parallelism)
+    memory = training_memory(
+        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
+    )
+    size = {axis: np.asarray(getattr(parallelism, axis), float) for axis in MESH_AXES}
+    tensor, pipeline, context, expert = (size[axis] for axis in ("tensor", "pipeline", "context", "expert"))
+    micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
+    batch = amount("batch_tokens", batch_tokens)
+    tokens = batch / (parallelism.groups * context)  # of a tensor group, in all micro-batches
+
+    # Compute. The backward pass takes twice the FLOPs of the forward pass.
+    forwards, again = (flops / pipeline for flops in forward_flops(model, tokens / tensor, sequence, remat))
+    flops = 3 * forwards + again
+    scores = score_flops(model, sequence)
+    in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
+    in_layers = 3 * in_layers + again - np.where(remat != "none", scores * layers * tokens / tensor, 0)
+    seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
+
+    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
+    # the optimiser reads and writes its state.
+    routed, dense = (part / (tensor * pipeline) for part in (model.routed_parameters / expert,
+                     model.parameters - model.routed_parameters))  # fmt: skip
+    gathered = routed + dense
+    reads = 3 if remat in WHOLE_LAYERS else 2
+    passes = micro * (reads * dtype_bytes("parameters", parameters) + dtype_bytes("gradients", gradients)) * gathered
+    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
+    kept = (
+        kept_width(model, remat) * tokens * model.layers / (tensor * pipeline) * dtype_bytes("activations", activations)
+    )
+    seconds["hbm"] = (passes + update + (4 if remat == "offload" else 2) * kept) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * kept / chip.host_bytes_per_second if remat == "offload" else 0.0 * kept
+
+    # Communication: for each axis a list of (kind, how often, bytes of all its arrays together).
+    placed = places(machine, chip, parallelism, torus_axes)
+    held = (
+        tokens * model.d_model * dtype_bytes("activations", activations)
+    )  # the activations of a layer, in a tensor group
+    repeated = 1.5 if remat in WHOLE_LAYERS else 0.5 if remat == "mlp" else 0  # a gather and a scatter are one each
+    pairs = layers * (4 + repeated) + 2  # and two for the embedding and the output matrix
+    keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
+    blocks = (3 + (remat != "none")) * layers * micro  # of keys and values around the ring
+    # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * (remat in WHOLE_LAYERS))
+    crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
+    sent_parameters, sent_gradients = dtype_bytes("parameters", parameters), dtype_bytes("gradients", gradients)
+
+    gather, scatter = (2 * micro, micro) if gathers == 2 else (1, 1)
+
+    def sharded(parameters, count):
+        return (
+            ("all-gather", gather * count, gather * parameters * sent_parameters),
+            ("reduce-scatter", scatter * count, scatter * parameters * sent_gradients),
+        )
+
+    summed = (dense + routed * expert) * tensor / parallelism.shards * sent_gradients
+    arrays = {
+        "data": (("data", (("all-reduce", layers, summed),)),),
+        "fsdp": (("sharded", sharded(dense, layers)), ("routed", sharded(routed, layers) if model.experts else ())),
+        "tensor": (("tensor", (("all-reduce", micro * pairs, pairs * held),)),),
+        "pipeline": (("pipeline", (("collective-permute", crossings * micro, crossings * held / tensor),)),),
+        "context": (("context", (("collective-permute", blocks * (context - 1), (context - 1) * blocks / micro * tokens
+                                  * keys * dtype_bytes("activations", activations)),)),),
+        "expert": (("expert", (("all-to-all", chosen * micro / np.maximum(model.experts_per_token, 1),
+                                chosen * held / tensor),)),),
+    }  # fmt: skip
+    near, far, sent, late = {}, {}, {}, {}
+    for axis, parts in arrays.items():
+        near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)
+        waits = axis not in ("data", "fsdp") or not chip.torus
+        for where, kinds in parts:
+            for kind, count, size_ in kinds:
+                one, other = axis_seconds(kind, count, size_, placed[where], waits, chip)
+                near[axis], far[axis] = near[axis] + one, far[axis] + other
+                late[axis] = late[axis] + count * call_seconds(kind, placed[where], chip)
+                of = placed[where].near * placed[where].far
+                sent[axis] = sent[axis] + np.where(of > 1, collective_bytes(kind, size_, of), 0.0)
+        seconds[axis] = np.maximum(near[axis], far[axis])
+
+    took = (near, far, late, seconds["host"])
+    expected, exposed = expected_seconds(
+        model, chip, parallelism, tokens, flops, in_layers, products, took, update, scatter
+    )
+    named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
+    named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
+    usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
+    named |= {
+        "bubble": parallelism.idle,
+        "fits": memory.total_bytes <= usable,
+        "mfu": 3 * forwards / chip.peak(products),
+    }
+    named |= {"expected_seconds": expected, "exposed_seconds": exposed}
+    named = {name: array[()] for name, array in zip(named, np.broadcast_arrays(*named.values()), strict=True)}
+    step = StepCost(memory=memory, **named)
+    return replace(step, mfu=step.mfu / step.seconds)

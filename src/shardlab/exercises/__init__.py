@@ -1,0 +1,1 @@
+"""Answers and tests: what is checked of values, layouts and communication."""

@@ -1,0 +1,535 @@
+"""Check the answer to an exercise: its values, its layout, its communication and its memory.
+
+An exercise specifies a right answer by its properties, so every way of writing it is accepted:
+
+    exercise = Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))
+    answer = ...                            # the reader's line
+    check(answer, exercise)                 # prints "Not solved yet" until there is one
+
+The folded solution ends with `check(answer, exercise, strict=True)`, which raises unless the answer is right, so
+building the book proves every solution.
+
+Where an exercise limits what a function may send, compute or hold, the function is compiled once, as `jax.jit` compiles
+it, and its values, its layout and the limits are all read from this one program. Otherwise it is called as it is.
+"""
+
+import functools
+import io
+import math
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shardlab.arrays.layout import describe, device_number, index_text, same_layout
+from shardlab.programs.collectives import collectives
+from shardlab.programs.hlo import array_types
+
+__all__ = ["Exercise", "NotSolved", "WrongAnswer", "check", "raises"]
+
+
+class WrongAnswer(AssertionError):
+    """The answer is not what the exercise asks for; the message says how it differs."""
+
+
+class NotSolved(WrongAnswer):
+    """There is no answer yet: the stub still contains its three dots."""
+
+
+_NOT_SOLVED = "Not solved yet: replace the three dots, and run the cell again."
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """The specification of a right answer.
+
+    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A, whose rows are
+    sharded over mesh axis x and whose columns are sharded over y.
+
+    >>> exercise = Exercise(value=np.arange(8.0), layout=NamedSharding(mesh, P("y")))
+    >>> check(jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("y"))), exercise)
+    Right: the values agree and every device stores the right shard.
+
+    Attributes:
+      value: what the answer must equal: an array, a number, or any tuple, list or dict of them.
+        Arrays may be of any kind; their layout is not compared here. Where one is a `jax.Array`, so is its dtype.
+      reference: instead of `value`, a function that computes it from `args`. The answer is then compared with it on
+        `args` and on a second input, drawn at random: arrays of the same shapes, dtypes and shardings, floats of the
+        same size as the first and nowhere zero (not negative where the first are not), integers in the same range.
+      layout: the layout that the answer's arrays must have: a sharding (or a `PartitionSpec`, read on the
+        answer's own mesh) for all of them, or a structure like the answer's; None where any layout will do.
+      args: if given, the answer is a function, and its result for these arguments is checked. Its arrays
+        are copied first, so it may donate them.
+      communication: how often the compiled function may run each collective, such as `{"all-reduce": 1}`;
+        no others are allowed, and none at all if `{}`. For answers that are functions.
+      max_bytes: how many bytes each device may send in one call, by the ring model of `shardlab.programs.collectives`.
+        For answers that are functions.
+      max_flops: how many floating-point operations each device may do in one call, as the compiler counts
+        them: a loop's body once. For answers that are functions.
+      max_held: how many bytes of the answer each device may store.
+      never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`: none of this
+        type, and none of this dtype with as many elements or more, whatever its shape.
+      dtype: the dtype that the answer's arrays must have; by default that of `value`, where it is a `jax.Array`.
+      rtol, atol: the relative and the absolute tolerance of a comparison.
+    """
+
+    value: Any = None
+    reference: Callable | None = None
+    layout: Any = None
+    args: tuple | None = None
+    communication: dict | None = None
+    max_bytes: int | None = None
+    max_flops: float | None = None
+    max_held: int | None = None
+    never: tuple[str, ...] = ()
+    dtype: Any = None
+    rtol: float = 1e-5
+    atol: float = 1e-6
+
+
+def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
+    """Check an answer and print what was found.
+
+    Three dots are no answer yet, and a wrong answer raises:
+
+    >>> exercise = Exercise(value=np.arange(4.0))
+    >>> check(..., exercise)
+    Not solved yet: replace the three dots, and run the cell again.
+    >>> check(jnp.arange(4.0), exercise)
+    Right: the values agree.
+    >>> check(4 * jnp.arange(4.0), exercise)
+    Traceback (most recent call last):
+        ...
+    shardlab.exercises.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (... 4 times ...)
+
+    Args:
+      answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
+      exercise: the specification of a right answer, an `Exercise`.
+      strict: raise if there is no answer, instead of printing so.
+
+    Raises:
+      WrongAnswer: the answer is wrong (an `AssertionError`).
+      NotSolved: there is none, and `strict` is set.
+      ValueError: the exercise cannot be checked, such as one with limits but without args.
+      Exception: whatever the answer itself raises, if it is a function.
+    """
+    limited = (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ())
+    if exercise.args is None and (limited or exercise.reference is not None):
+        raise ValueError(
+            "communication, max_bytes, max_flops, never and reference are for answers that are functions: give "
+            "Exercise args"
+        )
+    want = exercise.value
+    if exercise.reference is not None:
+        if want is not None:
+            raise ValueError("give Exercise a value or a reference, not both")
+        want = exercise.reference(*_copied(exercise.args))
+    run = compiled = None
+    try:
+        if exercise.args is not None and isinstance(answer, Callable):
+            run, compiled = _compiled_once(answer, exercise.args, want) if limited else (answer, None)
+            answer = run(*_copied(exercise.args))
+        if _is_stub(answer, ... if want is None else want):
+            raise NotSolved(_NOT_SOLVED)
+    except NotSolved:
+        if strict:
+            raise
+        print(_NOT_SOLVED)
+        return
+    if exercise.args is not None and run is None:
+        raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
+
+    found = []
+    if want is not None:
+        _check_values(want, answer, exercise)
+        found.append("the values agree")
+    if exercise.reference is not None:
+        second = _drawn(exercise.args)
+        try:
+            _check_values(exercise.reference(*_copied(second)), run(*_copied(second)), exercise)
+        except WrongAnswer as error:
+            raise WrongAnswer(f"with a second, random input: {error}") from None
+        found[-1] += " on two inputs"
+    if exercise.layout is not None:
+        try:
+            _check_layout(answer, exercise.layout)
+        except WrongAnswer as error:
+            compiled_to = (
+                "\nin the program that jax.jit compiles, where jax.device_put changes no layout" if compiled else ""
+            )
+            raise WrongAnswer(f"{error}{compiled_to}") from None
+        found.append("every device stores the right shard")
+    if exercise.max_held is not None:
+        held = _fullest(answer)
+        if held > exercise.max_held:
+            raise WrongAnswer(
+                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {held:,}"
+            )
+        found.append("no device stores more than allowed")
+    if exercise.communication is not None or exercise.max_bytes is not None:
+        _check_communication(collectives(compiled), exercise)
+        found.append("the communication is within the limit")
+    if exercise.max_flops is not None:
+        work = (compiled.cost_analysis() or {}).get("flops", 0)  # XLA leaves it out of programs that do none
+        if work > exercise.max_flops:
+            raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
+        found.append("no device does more FLOPs than allowed")
+    if exercise.never:
+        _check_never(array_types(compiled.as_text()), exercise.never)
+        found.append("no device holds an array that it must not hold")
+    if not found:
+        raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
+    print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
+
+
+@contextmanager
+def raises(kind: type[Exception]) -> Iterator[SimpleNamespace]:
+    """Show an error on purpose: print its message and continue; fail if there is no error.
+
+    After the block, `error.message` can be asserted on.
+
+    >>> with raises(ZeroDivisionError) as error:
+    ...     1 / 0
+    ...
+    ZeroDivisionError: division by zero
+    >>> error.message
+    'division by zero'
+
+    Args:
+      kind: the expected exception, or one of its base classes.
+
+    Returns:
+      An object whose `message` holds the text once the block has ended.
+
+    Raises:
+      AssertionError: the block ended without an error.
+      Exception: an error of another kind is not caught.
+    """
+    seen, printed, caught = SimpleNamespace(message=None), io.StringIO(), None
+    try:
+        with redirect_stdout(printed):
+            yield seen
+    except kind as error:
+        caught = error
+    # Some versions of JAX print, and add to the message, the file and line of the error; in a notebook
+    # that is the name of a temporary file, of no use to a reader.
+    print(re.sub(r"^(\S+|.*\.py):\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
+    if caught is None:
+        raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
+    message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
+    seen.message = re.sub(r"(<\w+>|\b\w+) at /.*?\.py:\d+", r"\1", message)
+    print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
+
+
+def _compiled_once(function, args, want):
+    """A function as jitted, and the program that it runs on these arguments: calling it compiles no other one."""
+
+    @functools.wraps(function)
+    def whole(*args):
+        answer = function(*args)
+        if _is_stub(answer, ... if want is None else want):
+            raise NotSolved(_NOT_SOLVED)
+        for place, leaf in zip(_places(answer), jax.tree.leaves(answer), strict=True):
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
+                raise WrongAnswer(f"values{place}: expected an array, got {_kind(leaf)}")
+        return answer
+
+    jitted = function if hasattr(function, "lower") else jax.jit(whole)
+    try:
+        return jitted, jitted.lower(*_copied(args)).compile()
+    except (NotSolved, WrongAnswer):
+        raise
+    except Exception as error:
+        function(*_copied(args))  # raises the same error, if it is the answer's own
+        said = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+        raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {said}") from error
+
+
+def _copied(args):
+    """The arguments with their arrays copied, because a function may donate what it gets."""
+
+    def copy(leaf):
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        if not leaf.is_fully_addressable:
+            return leaf.copy()
+        return jax.device_put(leaf, may_alias=False)  # stays where it is, also if there is a current mesh
+
+    return jax.tree.map(copy, args)
+
+
+def _drawn(args):
+    """Arguments like these with other values, always the same; what is no array stays."""
+    random = np.random.default_rng(1)
+
+    def draw(leaf):
+        if not isinstance(leaf, (jax.Array, np.ndarray)) or not leaf.size or getattr(leaf, "weak_type", False):
+            return leaf
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+            raise ValueError("a second input cannot be drawn for arrays of several processes: give Exercise a value")
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            shape = jax.random.key_data(leaf).shape
+            bits = jax.device_put(random.integers(0, 2**32, shape, np.uint32))
+            drawn = jax.random.wrap_key_data(bits, impl=jax.random.key_impl(leaf))
+            return jax.device_put(drawn, leaf.sharding if leaf.committed else None)
+        values = _numpy(leaf)
+        if values.dtype.kind in "fc":
+            size = np.sqrt(np.mean(np.abs(values) ** 2))
+            drawn = random.standard_normal(leaf.shape) * (size if 0 < size < np.inf else 1)
+            if values.dtype.kind == "c":
+                drawn = drawn * np.exp(2j * np.pi * random.random(leaf.shape))
+            elif (values >= 0).all():  # such as second moments, of which an optimiser takes the root
+                drawn = np.abs(drawn)
+        elif values.dtype.kind == "b":
+            drawn = random.random(leaf.shape) < 0.5
+        elif values.dtype.kind in "iu":
+            drawn = random.integers(values.min(), values.max(), leaf.shape, values.dtype, endpoint=True)
+        else:
+            return leaf
+        drawn = np.asarray(drawn).astype(leaf.dtype)
+        if isinstance(leaf, np.ndarray):
+            return drawn
+        return jax.device_put(drawn, leaf.sharding if leaf.committed else None)
+
+    return jax.tree.map(draw, args)
+
+
+def _is_stub(answer, want):
+    """Whether there are still three dots somewhere, or None where something is expected."""
+    if isinstance(answer, dict):
+        inside = want if isinstance(want, dict) else {}
+        return any(_is_stub(item, inside.get(key, ...)) for key, item in answer.items())
+    if isinstance(answer, (tuple, list)) and not isinstance(answer, jax.sharding.PartitionSpec):
+        inside = want if isinstance(want, (tuple, list)) and len(want) == len(answer) else [...] * len(answer)
+        return any(_is_stub(item, part) for item, part in zip(answer, inside, strict=True))
+    return answer is ... or (answer is None and want is not None)
+
+
+def _check_values(want, have, exercise, where=""):
+    """Compare one value after the other, so that the message can say which one is wrong."""
+    if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one value here
+        if not isinstance(have, jax.sharding.PartitionSpec) or want != have:
+            raise WrongAnswer(f"values{where}: expected {want}, got {have}")
+    elif isinstance(want, dict):
+        if not isinstance(have, dict):
+            raise WrongAnswer(f"values{where}: expected a dict, got {_kind(have)}")
+        keys = [f"{key!r} is missing" for key in want if key not in have]
+        keys += [f"{key!r} is not expected" for key in have if key not in want]
+        if keys:
+            raise WrongAnswer(f"values{where}: the keys should be {list(want)!r}; {keys[0]}")
+        for key in want:
+            _check_values(want[key], have[key], exercise, f"{where}[{key!r}]")
+    elif isinstance(want, (tuple, list)):
+        if not isinstance(have, (tuple, list)) or len(have) != len(want):
+            raise WrongAnswer(f"values{where}: expected {_kind(want)}, got {_kind(have)}")
+        for place, (one, other) in enumerate(zip(want, have, strict=True)):
+            _check_values(one, other, exercise, f"{where}[{place}]")
+    elif not jax.tree_util.all_leaves([want]):  # a training state, or another structure known to JAX
+        if jax.tree.structure(want) != jax.tree.structure(have):
+            raise WrongAnswer(f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}")
+        _check_values(jax.tree.leaves(want), jax.tree.leaves(have), exercise, where)
+    elif problem := _difference(want, have, exercise):
+        raise WrongAnswer(f"values{where}: {problem}")
+
+
+def _difference(want, have, exercise):
+    """What is wrong with one value, or None."""
+    if isinstance(have, (tuple, list, dict)):
+        return f"expected {_kind(want)}, got {_kind(have)}"
+    if isinstance(have, jax.Array) and (apart := _replicas_that_differ(have, exercise)):
+        return apart
+    if isinstance(want, jax.Array) and not want.is_fully_addressable:
+        raise ValueError(
+            "the wanted value is an array of several processes, of which this one stores a part: give Exercise all of "
+            "it, as a NumPy array"
+        )
+    if isinstance(have, jax.Array) and not have.is_fully_addressable:
+        return _difference_of_shards(_numpy(want), have, exercise)
+    problem = _difference_of_dtypes(want, have, exercise)
+    want, have = _numpy(want), _numpy(have)
+    if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # text, not numbers
+        return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
+    if want.shape != have.shape:
+        return f"expected shape {want.shape}, got {have.shape}"
+    if problem:
+        return problem
+    if want.dtype.kind in "iub" and have.dtype.kind in "iub":
+        close = have == want  # counts and bytes are exact
+    else:
+        close = np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
+    if close.all():
+        return None
+    if not want.shape:
+        return f"expected {want.item()}, got {have.item()}{_times(want, have, exercise)}"
+    wrong = np.argwhere(~close)
+    place = tuple(wrong[0].tolist())
+    return (
+        f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
+        f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
+    )
+
+
+def _difference_of_dtypes(want, have, exercise):
+    """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have none of their own."""
+    given = None if exercise.dtype is None else jnp.dtype(exercise.dtype)
+    if given is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):  # keys have none
+        given = want.dtype
+    if given is None or not hasattr(have, "dtype"):
+        return None
+    # NumPy computes in 64 bits what JAX keeps in 32: its arrays count as what JAX makes of them.
+    got = have.dtype if isinstance(have, jax.Array) or have.dtype.kind in "OUS" else jnp.result_type(have)
+    return None if got == given else f"expected dtype {given.name}, got {got.name}"
+
+
+def _difference_of_shards(want, have, exercise):
+    """What is wrong with the shards that this process stores of an array of several processes, or None."""
+    if want.shape != have.shape:
+        return f"expected shape {want.shape}, got {have.shape}"
+    for shard in have.addressable_shards:
+        if problem := _difference(want[shard.index], shard.data, exercise):
+            return f"in the shard of device {device_number(shard.device)}, {problem}"
+    return None
+
+
+def _replicas_that_differ(array, exercise):
+    """A program with check_vma=False can make an array whose replicas differ; NumPy would read only one of them."""
+    seen = {}
+    for shard in array.addressable_shards:
+        first = seen.setdefault(str(shard.index), shard)
+        one, other = _numpy(first.data), _numpy(shard.data)
+        if first is not shard and not np.allclose(one, other, exercise.rtol, exercise.atol, equal_nan=True):
+            return (
+                f"devices {device_number(first.device)} and {device_number(shard.device)} should store replicas of "
+                "the same shard, but their values differ"
+            )
+    return None
+
+
+def _times(want, have, exercise):
+    """The usual mistake in parallel programs: the result is off by a factor that is a number of devices."""
+    if want.dtype.kind not in "fc":
+        return ""
+    for n in range(2, 65):
+        if np.allclose(have, n * want, rtol=exercise.rtol, atol=exercise.atol):
+            return f" (every value is {n} times what it should be: was it summed over too many devices?)"
+        if np.allclose(n * have, want, rtol=exercise.rtol, atol=exercise.atol):
+            return f" (every value is 1/{n} of what it should be: is a sum over devices missing?)"
+    return ""
+
+
+def _check_layout(answer, layout):
+    leaves, structure = jax.tree.flatten(answer)
+    if _is_layout(layout):
+        layouts = [layout] * len(leaves)
+    else:
+        layouts, layout_structure = jax.tree.flatten(layout, is_leaf=_is_layout)
+        if layout_structure != structure:
+            raise WrongAnswer(f"layout: expected the structure {layout_structure}, got {structure}")
+    for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
+        if want is None:  # any layout
+            continue
+        if not isinstance(have, jax.Array):
+            raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no device")
+        try:
+            if isinstance(want, jax.sharding.PartitionSpec):
+                if not isinstance(have.sharding, jax.sharding.NamedSharding):
+                    raise WrongAnswer(
+                        f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
+                    )
+                want = jax.sharding.NamedSharding(have.sharding.mesh, want)
+            usual = next(iter(have.devices())).default_memory().kind
+            memory, asked = have.sharding.memory_kind or usual, want.memory_kind or usual
+            if memory != asked:
+                raise WrongAnswer(f"layout{place}: expected the array in the memory {asked!r}, but it is in {memory!r}")
+            same = same_layout(have, want)
+        except ValueError as error:  # another shape than the layout is for, or another mesh
+            raise WrongAnswer(f"layout{place}: {error}") from None
+        if not same:
+            raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
+
+
+def _check_communication(found, exercise):
+    allowed = exercise.communication
+    for kind, count in found.items() if allowed is not None else ():
+        if count is None or count > allowed.get(kind, 0):
+            raise WrongAnswer(
+                f"communication: at most {allowed or 'none'} is allowed, but the compiled program has\n{found}"
+            )
+    if exercise.max_bytes is not None and (found.bytes is None or found.bytes > exercise.max_bytes):
+        raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{found}")
+
+
+def _check_never(types, never):
+    """Whether a program has an array that is too large, in this shape or in another."""
+    for held in never:
+        if array_types(held) != (held,):
+            raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
+        dtype, limit = _elements(held)
+        for other in types:
+            kind, count = _elements(other)
+            if kind == dtype and count >= limit:
+                also = "" if other == held else f" or as many elements in another shape, but each holds {other}"
+                raise WrongAnswer(
+                    f"memory: no device may hold {held}{also or ', but each does'} in the compiled program"
+                )
+
+
+def _elements(array_type):
+    """A type's dtype and number of elements: those of "f32[64,48]" are "f32" and 3072."""
+    dtype, dims = array_type.rstrip("]").split("[")
+    return dtype, math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim)
+
+
+def _fullest(answer):
+    """Bytes of the answer's arrays on the device that stores most of them."""
+    held = {}
+    for leaf in jax.tree.leaves(answer):
+        if not isinstance(leaf, jax.Array):
+            raise WrongAnswer(f"memory: expected JAX arrays, got {_kind(leaf)}, which is stored on no device")
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values(), default=0)
+
+
+def _first_misplaced(have, want):
+    wanted, got = describe(want, have.shape, have.dtype), describe(have)
+    held = {shard.device: shard.index for shard in got.shards}
+    for shard in wanted.shards:
+        if held.get(shard.device) != shard.index:
+            mine = f"stores {index_text(held[shard.device])}" if shard.device in held else "stores nothing"
+            return (
+                f"expected {wanted.type} on {len(wanted.shards)} devices, got {got.type} on {len(got.shards)}; "
+                f"device {shard.device} {mine} and should store {index_text(shard.index)}"
+            )
+    if len(wanted.shards) == len(got.shards):  # partial sums, which only the types say
+        return f"expected {wanted.type}, got {got.type}"
+    return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked for"
+
+
+def _is_layout(leaf):
+    return isinstance(leaf, (jax.sharding.Sharding, jax.sharding.PartitionSpec)) or leaf is None
+
+
+def _numpy(value):
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float8")) else array
+
+
+def _places(tree):
+    """Where each leaf is, such as "['loss']"; empty for a tree that is one leaf."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _kind(value):
+    if isinstance(value, (tuple, list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"an array of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__

@@ -1,0 +1,472 @@
+"""Chips, their links and the machines that they form: data sheets with sources, shapes that exist, hosts, rings.
+
+Whatever the book, its planner and its calculators say of hardware comes from here.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from itertools import product
+
+import numpy as np
+
+from shardlab._arguments import Numbers, nearest, one_of, whole
+
+__all__ = [
+    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
+    "shapes",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A chip and its links, by its data sheet. The source of each number stands beside it in the code.
+
+    >>> chip("v5e").torus, chip("v5e").link_bytes_per_second
+    ((16, 16), 45000000000.0)
+
+    Attributes:
+      name: as in `CHIPS`.
+      flops_per_second: peak FLOP/s by precision, dense (without sparsity).
+      hbm_bytes: size of the memory, in bytes.
+      hbm_bytes_per_second: bandwidth between that memory and the chip, in bytes/s.
+      link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU together.
+      link_seconds: latency of one hop over that link, in seconds.
+      torus: the largest slice, in chips along each axis; () where a switch connects the chips of a node.
+      node_chips: chips on a host (TPU), or in a node (GPU): those that one NVLink switch connects.
+      network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
+      network_seconds: latency of a message over that network, in seconds.
+      host_chips: chips on a host, where that is less than `node_chips`; 0 where it is the same.
+      host_bytes_per_second: one-way bandwidth of each chip to its host's memory (PCIe); 0 where no source states it.
+    """
+
+    name: str
+    flops_per_second: Mapping[str, float]
+    hbm_bytes: float
+    hbm_bytes_per_second: float
+    link_bytes_per_second: float
+    link_seconds: float
+    torus: tuple[int, ...]
+    node_chips: int
+    network_bytes_per_second: float
+    network_seconds: float
+    host_chips: int = 0
+    host_bytes_per_second: float = 0.0
+
+    def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
+        """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
+
+        A v5e or v6e closes axes of 16 chips; v4 and v5p all axes, if the slice is made of full 4x4x4 cubes.
+        Source: Scaling Book, "TPU Networking".
+        """
+        if not self.torus:
+            return (True,) * len(shape)
+        if len(self.torus) == 2:
+            return tuple(np.equal(size, 16) for size in shape)
+        cubes = reduce(np.logical_and, (np.mod(size, 4) == 0 for size in shape))
+        return (cubes,) * len(shape)
+
+    def peak(self, dtype: str = "bf16") -> float:
+        """FLOP/s in a precision; ValueError if the data sheet has none.
+
+        >>> chip("v5e").peak("int8")
+        393000000000000.0
+        """
+        if dtype not in self.flops_per_second:
+            raise ValueError(f"{self.name} has no peak for {dtype!r}; it has {', '.join(self.flops_per_second)}")
+        return self.flops_per_second[dtype]
+
+    def intensity(self, dtype: str = "bf16", over: str = "hbm", axes: Numbers = 1, chips: Numbers = 1) -> Numbers:
+        """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over a ring, 2,550.
+
+        >>> round(chip("v5e").intensity())
+        241
+        >>> chip("v5p").intensity(over="links")
+        2550.0
+
+        Args:
+          dtype: precision of the FLOPs.
+          over: "hbm"; "links", in both directions along rings; "network".
+          axes: for "links", the number of torus axes used at once.
+          chips: for "network", how many chips hold a shard of the array; each sends its own.
+
+        Returns:
+          FLOPs per byte. With two bytes per element, it is also the number of tokens per chip from which a
+          data-parallel or FSDP step is compute-bound (Scaling Book, "Training").
+        """
+        ways = 2 if self.torus else 1
+        speed = {
+            "hbm": self.hbm_bytes_per_second,
+            "links": ways * self.link_bytes_per_second * axes,
+            "network": self.network_bytes_per_second * chips,
+        }
+        return self.peak(dtype) / speed[one_of("over", over, tuple(speed))]
+
+
+# TPUs. Looked up on 2026-11-21.
+#   [v4]  https://docs.cloud.google.com/tpu/docs/v4:  275 TFLOP/s bf16 or int8; 32 GiB, 1200 GB/s
+#   [v5e] https://docs.cloud.google.com/tpu/docs/v5e: 197 TFLOP/s, 393 TOP/s int8; 16 GB, 819 GB/s; 8 chips a host with
+#         2 x 100 Gbit/s; ICI 400 GB/s in both directions on 4 ports, so 50 GB/s one way
+#   [v5p] https://docs.cloud.google.com/tpu/docs/v5p: 459 TFLOP/s; 95 GB, 2765 GB/s; DCN 50 Gbit/s a chip; ICI 1200 GB/s
+#         in both directions on 6 ports, so 100 GB/s one way
+#   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
+#         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
+#   [tpu7x] https://docs.cloud.google.com/tpu/docs/tpu7x, looked up on 2026-11-24: 2307 TFLOP/s bf16, 4614 fp8; 192 GiB,
+#         7380 GB/s; ICI 1200 GB/s in both directions on 6 ports, of which we take 90 GB/s one way as for v5p (a gather
+#         over two links reached 178.8 GB/s: https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood);
+#         DCN 100 Gbit/s a chip; 4 chips a host; pods of 9,216 chips, of which the largest slice listed in
+#         https://github.com/AI-Hypercomputer/maxtext, accelerator_to_spec_map.py, is 16x24x24
+#   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
+#   GiB/s, which is the same speed.
+#   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
+#         one way for a link, "slightly different" from the data sheets, and used here; int8 of v5p; shapes of pods and
+#         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop. PCIe,
+#         one way for each chip, in its edition of June 2026: "typically around" 16 GB/s, 32 for v6e; none for tpu7x.
+#   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and Effective for Congestion
+#         Control in the Datacenter", SIGCOMM 2020): measured between Google's servers at 100 Gbit/s each, a load of
+#         nearly 100 %, short calls take 50 us at the tail. A call is a message and its answer, so 25 us for one, and
+#         the tail, as a collective waits for its slowest message. The way from a TPU to its host is not in it.
+# GPUs. Looked up on 2026-11-21. PCIe, on the data sheets in both directions together: A100 64 GB/s, H100, H200 and
+# MI300X 128 GB/s.
+#   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB, 2039 GB/s; NVLink
+#          600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8 GPUs
+#   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and int8 with sparsity,
+#          half of it without; 80 GB, 3.35 TB/s; NVLink 900 GB/s in both directions
+#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s; so says NVIDIA, too, in
+#          https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/H200launch.md
+#   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
+#          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
+#          table, https://jax-ml.github.io/scaling-book/gpus/
+#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; they
+#          have 360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130
+#          TB/s in both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
+#   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with an NVLink of which 160 GB/s are
+#          reached, here 200 one way, and InfiniBand of 50 GB/s. No data sheet of NVIDIA was seen.
+#   [H20]  https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8 and int8; 96 GB,
+#          4.0 TB/s; NVLink as H100. No data sheet of NVIDIA was seen.
+#   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s bf16, 2614.9 fp8
+#          and int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without a switch, 448 together. Network
+#          cards are the builder's choice; 400 Gbit/s a GPU are common.
+#   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
+#          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
+#   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
+#          for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a network. NCCL counts 6.6 us besides for each
+#          call, which are not counted here.
+_TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
+_GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v4", {"bf16": 275e12, "int8": 275e12}, 32 * 2**30, 1200e9, 45e9, torus=(16, 16, 16), node_chips=4,
+             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v4], [SB]
+        Chip("v5e", {"bf16": 197e12, "int8": 393e12}, 16e9, 819e9, 45e9, torus=(16, 16), node_chips=8,
+             network_bytes_per_second=3.125e9, host_bytes_per_second=16e9, **_TPU),  # [v5e], links [SB]
+        Chip("v5p", {"bf16": 459e12, "int8": 918e12}, 95e9, 2765e9, 90e9, torus=(16, 20, 28), node_chips=4,
+             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v5p], links and int8 [SB]
+        Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
+             network_bytes_per_second=12.5e9, host_bytes_per_second=32e9, **_TPU),  # [v6e], links [SB]
+        Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9, torus=(16, 24, 24), node_chips=4,
+             network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
+        Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
+             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100], [NCCL]
+        Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H100], [POD], [NCCL]
+        Chip("H200", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 141e9, 4800e9, 450e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H200], [POD], [NCCL]
+        Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
+        Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9, torus=(), node_chips=72,
+             host_chips=4, network_bytes_per_second=50e9, **_GPU),  # [GB200], [NCCL]
+        Chip("H800", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 200e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H800], [NCCL]
+        Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
+             network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
+        Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
+             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9,
+             **_GPU),  # [MI300X]; latencies as [NCCL]
+    )
+}  # fmt: skip
+
+# For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices a chip is.
+COMPILED_TPUS = {name: (len(CHIPS[name].torus), 2 if name == "tpu7x" else 1) for name in ("v5e", "v5p", "v6e", "tpu7x")}
+
+# What JAX calls these chips, by the `device_kind` of their devices.
+TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
+
+
+@dataclass(frozen=True)
+class GpuDescription:
+    """What XLA's compiler needs to know about a GPU besides its bandwidth, which is `Chip.hbm_bytes_per_second`.
+
+    Attributes:
+      chip: the `Chip`.
+      capability: the CUDA compute capability, such as "9.0".
+      cores: streaming multiprocessors; each has `units` FPUs.
+      units: FPUs of a core.
+      shared_bytes_per_core, shared_bytes_per_block: bytes of shared memory.
+      l2_bytes: bytes of the L2 cache.
+      clock_ghz: the clock rate.
+      memory_bytes: what the driver reports. A data sheet's 80 GB are about 80 GiB, less what the GPU keeps for itself.
+    """
+
+    chip: Chip
+    capability: str
+    cores: int
+    units: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+    l2_bytes: int
+    clock_ghz: float
+    memory_bytes: int
+
+
+# Source: the descriptions of these GPUs that come with XLA,
+# https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs. Their bandwidths are those of the data
+# sheets, within 0.1 per cent, except that of B200: 7.67 TB/s, where the data sheet above has 8.
+COMPILED_GPUS = {
+    gpu.chip.name.lower(): gpu
+    for gpu in (
+        GpuDescription(CHIPS["A100"], "8.0", 108, 64, 167_936, 166_912, 41_943_040, 1.41, 85_100_068_864),
+        GpuDescription(CHIPS["H100"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 84_942_979_072),
+        GpuDescription(CHIPS["H200"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 151_397_597_184),
+        GpuDescription(CHIPS["B200"], "10.0", 148, 128, 233_472, 232_448, 132_644_864, 1.965, 191_514_411_008),
+    )
+}
+
+
+def chip(name: str | Chip) -> Chip:
+    """The chip of a name.
+
+    >>> chip("v5p").hbm_bytes
+    95000000000.0
+
+    Args:
+      name: one of `CHIPS`, in upper or lower case, or a `Chip`, which is returned as it is.
+
+    Raises:
+      ValueError: there is no such chip; the message lists the known ones.
+    """
+    if isinstance(name, Chip):
+        return name
+    name = next((one for one in CHIPS if one.lower() == str(name).lower()), name)
+    if name not in CHIPS:
+        known = ", ".join(CHIPS)
+        raise ValueError(f"no chip is called {name!r}; known are {known}, or pass your own Chip{nearest(name, CHIPS)}")
+    return CHIPS[name]
+
+
+# --- Machines ----------------------------------------------------------------------------------------------------
+
+# Slices of the TPUs with two axes; a host of eight chips is 2x4. Source: [v5e] and [v6e] above.
+_FLAT_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+# Of those with three axes, what is smaller than a cube of 4x4x4; larger ones are made of such cubes. Source: [v5p].
+_PARTS_OF_A_CUBE = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The chips that run one program: which, how many, how they are connected, and what their memory has room for.
+
+    >>> pods = machine("v5e", 512, slices=2)
+    >>> pods.shape, pods.rings, pods.hosts
+    ((16, 16), (True, True), 64)
+    >>> f"{pods.usable_bytes / 1e9:.1f} GB"
+    '14.4 GB'
+
+    Attributes:
+      chip: a `Chip`.
+      shape: chips along each axis of the torus of a slice, or (chips of a node,) for GPUs.
+      slices: how many slices, connected by the DCN, or how many nodes.
+      reserve: the share of the chips' memory that is left for the compiler's buffers.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+    reserve: float = 0.1
+
+    @property
+    def near(self) -> int:
+        """Chips of a slice or node, which fast links connect."""
+        return math.prod(self.shape)
+
+    @property
+    def chips(self) -> int:
+        """All chips."""
+        return self.near * self.slices
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts: JAX runs a process on each."""
+        return self.slices * max(self.near // (self.chip.host_chips or self.chip.node_chips), 1)
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Which axes of a slice have links that wrap around; on a switch any order of the chips is a ring."""
+        return tuple(bool(ring) for ring in self.chip.rings(self.shape))
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes of a chip's memory, less the reserve."""
+        return self.chip.hbm_bytes * (1 - self.reserve)
+
+    @property
+    def name(self) -> str:
+        """As `shardlab.Pod` takes it: "v5p:8x8x8", "h100:8x8"; for several slices with their number in front."""
+        if not self.chip.torus:
+            return f"{self.chip.name.lower()}:{self.slices}x{self.near}"
+        return f"{self.slices} x " * (self.slices > 1) + f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+
+
+def shapes(name: str | Chip) -> dict[int, list[tuple[int, ...]]]:
+    """The shapes of all slices of a chip, or of its nodes, by the number of their chips.
+
+    >>> from shardlab.machines.hardware import shapes
+    >>> shapes("v5e")[8], shapes("H100")[8]
+    ([(2, 4)], [(8,)])
+
+    Args:
+      name: as for `chip`.
+
+    Returns:
+      A dict from numbers of chips to shapes, each in one order.
+    """
+    one = chip(name)
+    return _slices_of(one.torus, one.node_chips, one.host_chips or one.node_chips)
+
+
+@cache
+def _slices_of(torus, node, host):
+    if not torus:
+        shapes = [(n,) for n in range(1, node + 1) if host % n == 0 or n % host == 0]
+    elif len(torus) == 2:
+        shapes = [shape for shape in _FLAT_SLICES if shape <= tuple(torus)]
+    else:
+        most = sorted(torus)
+        sides = (range(4, size + 1, 4) for size in most)
+        shapes = [*_PARTS_OF_A_CUBE, *(shape for shape in product(*sides) if list(shape) == sorted(shape))]
+    found = {}
+    for shape in shapes:
+        found.setdefault(math.prod(shape), []).append(shape)
+    return found
+
+
+def _around(number, known):
+    """The known numbers next to one, as text."""
+    below, above = [n for n in known if n < number], [n for n in known if n > number]
+    return " or ".join(f"{n:,}" for n in ([max(below)] if below else []) + ([min(above)] if above else []))
+
+
+def machine(
+    name: "str | Chip | Machine",
+    chips: int | None = None,
+    *,
+    slices: int | None = None,
+    shape: Sequence[int] | None = None,
+    reserve: float = 0.1,
+) -> Machine:
+    """The machine that so many chips form, if there is one.
+
+    Of the slices of a TPU with that many chips it is the most cubic. GPUs fill their nodes.
+
+    >>> machine("v5p", 512).name, machine("H100", 64).name, machine("v5e:4x4").rings
+    ('v5p:8x8x8', 'h100:8x8', (False, False))
+
+    Args:
+      name: one of `CHIPS`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8"; a `Chip`; or a
+        `Machine`, which is returned as it is.
+      chips: how many, in all slices together.
+      slices: over how many slices of a TPU they are spread evenly; by default 1. Of GPUs, how many nodes.
+      shape: chips along each axis of a slice, in any order.
+      reserve: the share of a chip's memory that is left for the compiler's buffers.
+
+    Returns:
+      A `Machine`.
+
+    Raises:
+      ValueError: there is no such chip or no such machine; the message names the nearest that exist.
+
+    Source: the pages about each TPU that are named in the code.
+    """
+    if isinstance(name, Machine):
+        if chips not in (None, name.chips):
+            raise ValueError(f"{name.name} has {name.chips} chips, not {chips}")
+        return name
+    if isinstance(name, str) and ":" in name:
+        name, _, sizes = name.partition(":")
+        if not re.fullmatch(r"\d+(x\d+)*", sizes):
+            raise ValueError(f"{sizes!r} is no shape; write it as in v5p:8x8x8, or for nodes x GPUs h100:2x8")
+        shape = tuple(map(int, sizes.split("x")))
+        one = chip(name)
+        if not one.torus:
+            if len(shape) != 2:
+                raise ValueError(f"{one.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8")
+            slices, shape = shape[0], shape[1:]
+    one = chip(name)
+    if not 0 <= reserve < 1:
+        raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
+    if slices is not None:
+        slices = int(whole("slices", slices))
+    return _shaped(one, shape, slices or 1, chips, reserve) if shape else _sized(one, chips, slices, reserve)
+
+
+def _shaped(chip, shape, slices, chips, reserve):
+    """The machine of slices of a shape."""
+    shape = tuple(int(whole("shape", size)) for size in shape)
+    sizes, known = math.prod(shape), shapes(chip)
+    if sorted(shape) not in map(sorted, known.get(sizes, ())):
+        what = "node" if not chip.torus else "slice"
+        alike = [one for every in known.values() for one in every if len(one) == len(shape)] or [(1,)]
+
+        def apart(one):
+            return sum(abs(a - b) for a, b in zip(sorted(one), sorted(shape), strict=len(one) == len(shape)))
+
+        near = min(alike, key=apart)
+        raise ValueError(
+            f"there is no {what} {'x'.join(map(str, shape))} of {chip.name}; the nearest is {'x'.join(map(str, near))}"
+        )
+    if chips not in (None, sizes * slices):
+        raise ValueError(f"{slices} x {'x'.join(map(str, shape))} are {sizes * slices} chips, not {chips}")
+    return Machine(chip, shape, slices, reserve)
+
+
+def _nodes(chip, chips):
+    """The fewest nodes over which so many GPUs can be spread evenly, on whole hosts; 0 if there is no such number."""
+    host, known = chip.host_chips or chip.node_chips, shapes(chip)
+    fewest = -(-chips // chip.node_chips)
+    if fewest == 1:
+        return int(chips in known)
+    able = (n for n in range(fewest, chips // host + 1) if chips % n == 0 and chips // n % host == 0)
+    return next(able, 0)
+
+
+def _sized(chip, chips, slices, reserve):
+    """The machine of a number of chips."""
+    chips = 1 if chips is None else int(whole("chips", chips))
+    known = shapes(chip)
+    if not chip.torus:
+        nodes = slices or _nodes(chip, chips)
+        if not nodes or chips % nodes or chips // nodes not in known:
+            host = chip.host_chips or chip.node_chips
+            several = f" on {nodes} nodes" if slices else ""
+            possible = [n for n in known if n <= host] + [host * n for n in range(1, chips // host + 2)]
+            possible = [n * slices for n in known] if slices else [n for n in possible if _nodes(chip, n)]
+            raise ValueError(
+                f"{chips} {chip.name} do not fill hosts of {host}{several}; use {_around(chips, possible)}"
+            )
+        return Machine(chip, (chips // nodes,), nodes, reserve)
+    slices = slices or 1
+    if chips % slices:
+        raise ValueError(f"{chips} chips cannot be spread evenly over {slices} slices; use a multiple of {slices}")
+    each = chips // slices
+    if each not in known:
+        largest = max(known)
+        enough = next((n for n in range(2, 1000) if chips % n == 0 and chips // n in known), None)
+        several = f", or slices={enough}" if slices == 1 and each > largest and enough else ""
+        near = _around(chips, [n * slices for n in known])
+        raise ValueError(
+            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use {near} chips{several}"
+        )
+    return Machine(chip, min(known[each], key=sum), slices, reserve)

@@ -1,0 +1,1 @@
+"""The networks that chapters and planner train."""

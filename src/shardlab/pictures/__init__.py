@@ -1,0 +1,1 @@
+"""Pictures: arrays, products, mapped functions, charts and tori, as SVG."""

@@ -1,0 +1,1 @@
+"""Chips that are not here: programs compiled for them, or recorded."""

@@ -1,1 +1,0 @@
-../../book/cluster/preflight.py

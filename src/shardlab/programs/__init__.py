@@ -1,0 +1,1 @@
+"""Compiled programs as text: their instructions, collectives, FLOPs, memory and time."""

@@ -1,0 +1,349 @@
+"""Read the text of a compiled program (HLO): its instructions, their types, what they call, and how often.
+
+XLA prints a program as computations, each a list of instructions; one of them is the entry, and the others are called
+by instructions: the bodies of loops, the branches of conditions, fused operations. What a text means for communication
+is the job of `shardlab.programs.collectives`, and what it means for FLOPs that of `shardlab.programs.flops`.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CALLS",
+    "COLLECTIVES",
+    "Computation",
+    "Instruction",
+    "Program",
+    "UnreadableProgram",
+    "array_types",
+    "type_bytes",
+]
+
+CALLS = r"(calls|to_apply|body|computations?)="  # in the lines of instructions that run another computation
+COLLECTIVES = (
+    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
+    "reduce-scatter",
+)  # fmt: skip
+_BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
+
+
+class UnreadableProgram(ValueError):
+    """A line of the program's text has an unknown form; the message shows the line."""
+
+
+def array_types(text: str) -> tuple[str, ...]:
+    """Every array type in a text, without layouts and in order: `array_types("(bf16[8,4]{1,0}, f32[4])")` has two.
+
+    Looking for a type among them is safe where looking into the text is not: "f32[8,4]" is not in this tuple, although
+    the text "bf16[8,4]" ends with it.
+
+    >>> array_types("(bf16[8,4]{1,0}, f32[4])")
+    ('bf16[8,4]', 'f32[4]')
+
+    Args:
+      text: a type, a line or the whole text of a compiled program.
+
+    Returns:
+      A tuple of texts such as "f32[4,4]".
+    """
+    return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", text)))
+
+
+def type_bytes(array_type: str) -> float:
+    """Bytes of an array of a type: `type_bytes("bf16[8,4]")` is 8 * 4 * 2 = 64.
+
+    >>> from shardlab.programs.hlo import type_bytes
+    >>> type_bytes("bf16[8,4]")
+    64.0
+    """
+    kind, dims = re.fullmatch(r"(\w+)\[([\d,<=]*)\]", array_type).groups()
+    size = _BYTES.get(kind)
+    if size is None:
+        bits = re.search(r"\d+", kind)
+        size = int(bits[0]) / 8 if bits else 0
+    return math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim) * size
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of a computation.
+
+    Attributes:
+      name: its name, without "%".
+      kind: its operation, such as "all-reduce", "while" or "fusion".
+      line: all of its text.
+      result: the type of its result.
+      inside: what stands in its parentheses: its operands, or the value of a constant.
+      operands: the types of its operands.
+      names: the names of its operands.
+      attributes: the text after the parentheses.
+      home: the `Computation` that it is part of.
+    """
+
+    name: str
+    kind: str
+    line: str
+    result: str
+    inside: str
+    operands: tuple[str, ...]
+    names: tuple[str, ...]
+    attributes: str
+    home: "Computation" = field(repr=False, compare=False)
+
+    @property
+    def unquoted(self) -> str:
+        """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
+        return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
+
+    @property
+    def channel(self) -> str | None:
+        """The number of a collective's channel, the same wherever a program for TPUs repeats it; None without one."""
+        found = re.search(r"channel_id=(\d+)", self.unquoted)
+        return found and found[1]
+
+    def channels(self, end: str) -> list[str]:
+        """The channels of the collectives that a fusion starts or waits for, as programs for TPUs write it.
+
+        Args:
+          end: "Start" or "Done".
+        """
+        found, target = [], f'custom_call_target="AsyncCollective{end}"'
+        for made in self.called().matching(target) if self.kind == "fusion" else ():
+            if made.kind == "custom-call" and target in made.attributes:
+                operands = (made.home[name] for name in made.names)
+                found += [one.channel for one in operands if one.kind in COLLECTIVES and one.channel]
+        return found
+
+    def called(self, role: str = "calls") -> "Computation":
+        """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
+        return self.home.program[re.search(rf"\b{role}=%?([\w.\-]+)", self.unquoted)[1]]
+
+    def calls(self) -> "list[tuple[Computation, int, int | None]]":
+        """The computations that it runs, each with how often: at least, and at most.
+
+        Both are the same number where the program says it. A branch of a conditional runs 0 to 1 times, the body of a
+        loop of unknown length 0 to None times: there is no bound.
+        """
+        if self.kind.endswith(("-update", "-done")):
+            return []  # of an operation that was started before
+        if self.kind == "while":
+            repeat = _trips(self)
+            least, most = (0, None) if repeat is None else (repeat, repeat)
+            ends = None if most is None else most + 1  # the condition also runs when the loop ends
+            return [(self.called("body"), least, most), (self.called("condition"), least + 1, ends)]
+        text, least = self.unquoted, 1
+        if self.kind == "conditional":
+            branches = re.search(r"branch_computations=\{([^}]*)\}", text)
+            names = branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=([%\w.\-]+)", text)
+            least = 0
+        else:
+            lists = re.findall(r"\b(?:calls|to_apply|called_computations)=\{?([%\w.\-]+(?:, ?%[\w.\-]+)*)", text)
+            names = [name for names in lists for name in names.split(",")]
+        return [(self.home.program[name.strip().lstrip("%")], least, 1) for name in names]
+
+
+class Computation:
+    """The instructions of a computation, by name; parsed when asked for, because few matter.
+
+    Attributes:
+      name: its name, without "%".
+      program: the `Program` that it is part of.
+      lines: the text of each instruction, by name, in order.
+      root: the name of the instruction whose result is the computation's.
+    """
+
+    def __init__(self, name: str, program: "Program") -> None:
+        """Start empty; `Program` adds the lines."""
+        self.name, self.program, self.lines, self.root = name, program, {}, None
+
+    def __getitem__(self, name: str) -> Instruction:
+        tuple_, element, place = name.partition("#")
+        if element:  # dumped files write %loop#1 for an element of a tuple
+            typed, attributes = self._typed(name)[0], f", index={place}"
+            line = f"%{name} = {typed} get-tuple-element(%{tuple_}){attributes}"
+            operands = (self._typed(tuple_)[0],)
+            return Instruction(
+                name, "get-tuple-element", line, typed, f"%{tuple_}", operands, (tuple_,), attributes, self
+            )
+        if name not in self.lines:
+            raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
+        line = self.lines[name]
+        result, rest = self._typed(name)
+        operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
+        if not operation:
+            raise UnreadableProgram(f"cannot read this instruction: {line.strip()[:300]}")
+        inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
+        operands, names = [], []
+        for operand in _split(re.sub(r"/\*.*?\*/", "", inside)):
+            # Types are written before the operands' names, or known from where they were made.
+            written, _, operand = operand.rpartition(" ")
+            names.append(operand.lstrip("%"))
+            known = names[-1].partition("#")[0] in self.lines
+            operands.append(written or (self._typed(names[-1])[0] if known else ""))
+        return Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes, self)
+
+    def _typed(self, name):
+        """Its type, and the rest of its line."""
+        name, element, place = name.partition("#")
+        if element:
+            return _split(self._typed(name)[0][1:-1])[int(place)], ""
+        return _take_type(self.lines[name].partition(" = ")[2])
+
+    def matching(self, pattern: str) -> Iterator[Instruction]:
+        """The instructions in whose lines a regular expression is found, in order."""
+        return (self[name] for name, line in self.lines.items() if re.search(pattern, line))
+
+
+class Program:
+    """The computations of a compiled program, by name.
+
+    >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile()
+    >>> program = Program(compiled.as_text())
+    >>> [made.kind for here in program for made in here.matching(" dot")]
+    ['dot']
+
+    Attributes:
+      entry: the `Computation` that a call of the program runs.
+      devices: for how many devices the program is: its partitions, times the replicas of older programs of `jax.pmap`.
+
+    Raises:
+      UnreadableProgram: the text has no entry.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Read what `compiled.as_text()` returns."""
+        head = re.search(r"^HloModule .*", text, re.MULTILINE)
+        counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", head[0] if head else "")
+        self.devices = math.prod(map(int, counts))
+        self.entry, self._computations, here = None, {}, None
+        for line in text.splitlines():
+            head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$", line)
+            if head:
+                here = self._computations[head[2]] = Computation(head[2], self)
+                self.entry = here if head[1] else self.entry
+            elif here is not None:
+                made = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+                if made:
+                    name = made[2]
+                    here.lines[name] = line
+                    here.root = name if made[1] else here.root
+                elif here.lines and line.strip() not in ("", "}"):  # the attributes of some kernels take several lines
+                    here.lines[name] += line
+        if self.entry is None:
+            early = " (this is StableHLO: XLA has not compiled it yet)" if re.match(r"\s*(#|module)", text) else ""
+            raise UnreadableProgram(
+                f"no ENTRY in this text: {text.strip()[:200]!r}{early}; pass what compiled.as_text() returns"
+            )
+
+    def __getitem__(self, name: str) -> Computation:
+        if name not in self._computations:
+            raise UnreadableProgram(f"this program calls {name}, which is not in its text")
+        return self._computations[name]
+
+    def __iter__(self) -> Iterator[Computation]:
+        return iter(self._computations.values())
+
+
+# --- A line of text ----------------------------------------------------------------------------------------------
+
+
+def _take_type(text):
+    """A type at the start of a text, and what follows: tuples have parentheses."""
+    if text.startswith("("):
+        inside, rest = _take_parentheses(text)
+        return f"({inside})", rest
+    head, _, rest = text.partition(" ")
+    return head, rest
+
+
+def _take_parentheses(text):
+    depth = 0
+    for i, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return text[1:i], text[i + 1 :]
+    raise UnreadableProgram(f"a parenthesis is not closed: {text[:200]}")
+
+
+def _split(text):
+    """Split at commas that are in no bracket."""
+    parts, depth, start = [], 0, 0
+    for i, character in enumerate(text):
+        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
+
+
+# --- Loops -------------------------------------------------------------------------------------------------------
+
+
+def _trips(loop):
+    """How often a loop's body runs, if the compiler says so, or if the loop only counts; else None."""
+    said = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+    if said:
+        return int(said[1])
+    # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
+    # as long as it compares with another constant (or with a number that is carried along unchanged).
+    body, condition = loop.called("body"), loop.called("condition")
+    test, before, after = condition[condition.root], loop.home[loop.names[0]], body[body.root]
+    if test.kind != "compare" or before.kind != "tuple" or after.kind != "tuple":
+        return None
+
+    def first_and_step(side):
+        place, more = _number(side, condition) or (None, None)
+        if more is None or place is None:
+            return more, 0
+        first, then = _number(before.names[place], loop.home), _number(after.names[place], body)
+        known = first and then and first[0] is None and then[0] == place
+        return (first[1] + more, then[1]) if known else (None, None)
+
+    (left, left_step), (right, right_step) = map(first_and_step, test.names)
+    if left is None or right is None:
+        return None
+    direction = re.search(r"direction=(\w+)", test.attributes)[1]
+    distance, step = right - left, left_step - right_step
+    if direction in ("GT", "GE") or (direction == "NE" and distance < 0):
+        distance, step = -distance, -step
+    if direction in ("LE", "GE"):
+        distance += 1
+    if direction == "EQ" or (direction == "NE" and step > 0 and distance % step):
+        return None
+    return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
+
+
+def _number(name, where, given=None):
+    """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
+
+    None if it is neither, or computed in a way that we do not follow. `given` are the inputs, as such pairs, of a
+    computation that is no part of a loop.
+    """
+    made = where[name]
+
+    def operand(i):
+        return _number(made.names[i], where, given)
+
+    if made.kind == "constant":
+        return (None, int(made.inside)) if re.fullmatch(r"-?\d+", made.inside) else None
+    if made.kind == "parameter":
+        return given[int(made.inside)] if given else None
+    if made.kind in ("bitcast", "copy", "copy-start", "copy-done"):
+        return operand(0)
+    if made.kind == "get-tuple-element":
+        place, source = int(re.search(r"\bindex=(\d+)", made.attributes)[1]), where[made.names[0]]
+        if source.kind == "tuple":
+            return _number(source.names[place], where, given)
+        return (place, 0) if source.kind == "parameter" and given is None else None
+    if made.kind == "fusion":
+        callee = made.called()
+        return _number(callee.root, callee, [operand(i) for i in range(len(made.names))])
+    if made.kind in ("add", "subtract"):
+        left, right = operand(0), operand(1)
+        if left and right and made.kind == "add" and left[0] is None:
+            left, right = right, left
+        if left and right and right[0] is None:
+            return left[0], left[1] + (right[1] if made.kind == "add" else -right[1])
+    return None

@@ -1,0 +1,323 @@
+"""Where an instruction of a compiled program comes from: its source line, its pass, and the argument that it moves.
+
+JAX writes into each instruction the operation and the source line that made it, and XLA keeps that in the program's
+text. What XLA's partitioner inserts carries the line of the operation that needed it or, since 2026, the name of the
+argument that it moves; then the line is that of the operation that uses it.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program
+
+__all__ = ["Origin", "Origins", "where"]
+
+# Operations whose result is the same array, or a part of it.
+_PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-slice", "opt-barrier", "reshape", "slice",
+            "transpose")  # fmt: skip
+_ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim")
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
+_MOST = 3_000  # instructions that are followed from one to the results of the program
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an instruction comes from.
+
+    Attributes:
+      operation: JAX's name of the operation, such as "dot_general"; "" if the program does not say.
+      phase: "forward", "backward" or "update" (after the backward pass); "" if the program does not say.
+      file: the source file; "" if the program does not say.
+      line: the line in it; 0 if the program does not say.
+      argument: the argument of the program that the instruction moves, such as "params['w']"; "" if it is computed.
+      results: the results of the program that depend on it, such as `("result[0]['w']",)`, where these are at most
+        three for each of its operands, and not all; () else, and for an argument.
+      stack: JAX's whole name of the operation, such as "jit(step)/transpose(jvp())/dot_general".
+      use: JAX's operation that uses the result first, such as "scatter"; "" if the program does not say.
+    """
+
+    operation: str = ""
+    phase: str = ""
+    file: str = ""
+    line: int = 0
+    argument: str = ""
+    results: tuple[str, ...] = ()
+    stack: str = ""
+    use: str = ""
+
+
+class Origins:
+    """The origins of a program's instructions.
+
+    Args:
+      program: a `shardlab.Program`.
+      text: the text that it was read from.
+      results: the names of the program's results, in order; without them they are numbered.
+
+    Attributes:
+      is_gradient: whether the program computes nothing after its backward pass: its results are gradients.
+    """
+
+    def __init__(self, program: Program, text: str, results: Sequence[str] | None = None) -> None:
+        """Read the tables of files and stack frames, where the text has them."""
+        self._program, self._results, self._users, self._parts = program, results, {}, {}
+        files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FileNames"), re.M))
+        places = re.findall(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", _table(text, "FileLocations"), re.M)
+        self._places = {number: (files.get(file, ""), int(line)) for number, file, line in places}
+        frames = re.findall(
+            r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", _table(text, "StackFrames"), re.M
+        )
+        self._frames = {int(number): (place, int(parent or 1) - 1) for number, place, parent in frames}
+        self._root = program.entry[program.entry.root]
+        self._differentiated = re.search(r'op_name="[^"]*transpose\(', text) is not None
+        outside = set(re.findall(r'op_name="\w+\([^"]*\)/(\w+)"', re.sub(r'op_name="[^"]*jvp\([^"]*"', "", text)))
+        self.is_gradient = self._differentiated and outside <= {*_ON_THE_WAY, "copy", "transpose"}
+        self._callers = {}
+        for here in program:
+            for name, line in here.lines.items():
+                for called in re.findall(r"\b(?:calls|to_apply|body)=%?([\w.\-]+)", line):
+                    self._callers.setdefault(called, (here, name))
+
+    def of(self, instruction: Instruction) -> Origin:
+        """The `Origin` of an instruction."""
+        argument = self._argument(instruction)
+        done = instruction.name.replace("-start", "-done")
+        if "-start" in instruction.name and done in instruction.home.lines:  # between them other work is done
+            instruction = instruction.home[done]
+        stack, place = self._metadata(self._own_line(instruction))
+        used, where = self._use(instruction)
+        if used and (
+            "(" not in stack or _operation(stack) in _ON_THE_WAY
+        ):  # an argument's name, or on its way to its use
+            stack, place = used, where
+        if "(" not in stack:
+            stack, place = "", ("", 0)
+        phase = "backward" if "transpose(" in stack else "forward" if "jvp(" in stack or stack else ""
+        if phase == "forward" and self._differentiated and "jvp(" not in stack:
+            phase = "update"
+        adds = re.search(r"all-reduce|reduce-scatter", instruction.kind) is not None
+        if adds and phase == "backward":  # a part of a gradient, even where it equals an argument
+            argument = ""
+        results = () if argument else self._reached(instruction, phase)
+        return Origin(_operation(stack), phase, *place, argument, results, stack, _operation(used))
+
+    def _use(self, instruction):
+        """The name of the first operation that uses a result, other than those on the way, and its place."""
+        for user in self._followed(instruction):
+            used, where = self._metadata(user)
+            if "(" in used and where[0] and _operation(used) not in _ON_THE_WAY:
+                return used, where
+        return "", ("", 0)
+
+    def place(self, line: str) -> tuple[str, int]:
+        """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
+        return self._metadata(line)[1]
+
+    def _own_line(self, instruction):
+        """The line of the collective itself, where it is part of a fusion."""
+        if instruction.kind == "fusion":
+            for line in instruction.called().lines.values():
+                if re.search(rf" (?:{'|'.join(COLLECTIVES)})(?:-start)?\(", line):
+                    return line
+        return instruction.line
+
+    def _metadata(self, line):
+        """The operation's whole name, and (file, line), as far as they are known."""
+        found = re.search(r"\bmetadata=\{(.*)\}", line)
+        if not found:
+            return "", ("", 0)
+        name = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', found[1])
+        file, number = re.search(r'\bsource_file="([^"]*)"', found[1]), re.search(r"\bsource_line=(\d+)", found[1])
+        frame = re.search(r"\bstack_frame_id=(\d+)", found[1])
+        place = (file[1], int(number[1])) if file and number else self._place(int(frame[1])) if frame else ("", 0)
+        return re.sub(r"\\(.)", r"\1", name[1]) if name else "", place
+
+    def _place(self, frame):
+        """The innermost place that is not in an installed package, or else the innermost."""
+        first = None
+        while frame in self._frames:
+            number, parent = self._frames[frame]
+            place = self._places.get(number, ("", 0))
+            first = first or place
+            if place[0] and not _INSTALLED.search(place[0]):
+                return place
+            frame = parent if parent < frame else 0
+        return first or ("", 0)
+
+    def _argument(self, instruction):
+        """The name of the program's argument that an instruction has as its first operand, or ""."""
+        here, name = instruction.home, instruction.names[0] if instruction.names else None
+        for _ in range(100):
+            made = here[name] if name in here.lines else None
+            if made is None:
+                return ""
+            if made.kind == "parameter":
+                if here is self._program.entry:
+                    return self._metadata(made.line)[0] or f"argument {made.inside}"
+                caller = self._callers.get(here.name)
+                if caller is None or (called := caller[0][caller[1]]).kind != "fusion":
+                    return ""
+                here, name = called.home, called.names[int(made.inside)]
+            elif made.kind == "fusion":
+                here = made.called()
+                name = here.root
+            elif made.kind == "get-tuple-element":
+                place = int(re.search(r"\bindex=(\d+)", made.attributes)[1])
+                source = here[made.names[0]]
+                if source.kind == "parameter" and (outer := self._carried(here, place)):
+                    here, source = outer
+                if source.kind != "tuple":
+                    return ""
+                name = source.names[place]
+            elif made.kind in _PASS_ON:
+                name = made.names[0]
+            else:
+                return ""
+        return ""
+
+    def _carried(self, body, place):
+        """What a loop carries unchanged at a place: the computation of the loop, and the tuple that it starts with."""
+        caller = self._callers.get(body.name)
+        loop = caller[0][caller[1]] if caller else None
+        if loop is None or loop.kind != "while" or (after := body[body.root]).kind != "tuple":
+            return None
+        same = body[after.names[place]]
+        if same.kind != "get-tuple-element" or f"index={place}" not in same.attributes.replace(" ", "").split(","):
+            return None
+        return loop.home, loop.home[loop.names[0]]
+
+    def _users_in(self, here):
+        if here.name not in self._users:
+            users = self._users[here.name] = {}
+            for name, line in here.lines.items():
+                for used in re.findall(r"%([\w.\-]+)", line.partition(" = ")[2].partition(", metadata=")[0]):
+                    users.setdefault(used, []).append(name)
+        return self._users[here.name]
+
+    def _followed(self, instruction, ends=None):
+        """The lines that depend on an instruction, nearest first; `ends` collects the numbers of results."""
+        seen, waiting = set(), [(instruction.home, instruction.name)]
+        while waiting and len(seen) < _MOST:
+            here, name = waiting.pop(0)
+            for user in self._users_in(here).get(name, ()):
+                line = here.lines[user]
+                if user == here.root and re.search(r" tuple\(", line):
+                    places = self._places_in(here, name)
+                    if here is self._program.entry:
+                        ends is None or ends.update(places)
+                    elif here.name in self._callers:
+                        outer, loop = self._callers[here.name]
+                        waiting += [
+                            (outer, taken)
+                            for taken in self._users_in(outer).get(loop, ())
+                            if (index := re.search(r"\bindex=(\d+)", outer.lines[taken])) and int(index[1]) in places
+                        ]
+                    continue
+                if (here.name, user) not in seen:
+                    seen.add((here.name, user))
+                    waiting.append((here, user))
+                    if ends is None and " fusion(" in line:
+                        yield from self._inside(here[user], name)
+                    yield line
+                    if user == here.root and here is self._program.entry and ends is not None:
+                        ends.add(0)
+
+    def _inside(self, fusion, name):
+        """The lines in a fusion that depend on one of its operands."""
+        callee = fusion.called()
+        number = fusion.names.index(name)
+        for inner, line in callee.lines.items():
+            if f" parameter({number})" in line:
+                yield from self._followed(callee[inner])
+
+    def _places_in(self, here, name):
+        """At which places of its result, a tuple, a computation has an instruction."""
+        if here.name not in self._parts:
+            places = self._parts[here.name] = {}
+            for n, one in enumerate(here[here.root].names):
+                places.setdefault(one, []).append(n)
+        return self._parts[here.name].get(name, ())
+
+    def _reached(self, instruction, phase):
+        root = self._root
+        count = len(root.names) if root.kind == "tuple" else 1
+        adds = re.search(r"all-reduce|reduce-scatter", instruction.kind) is not None
+        gradient = adds and phase == "backward"
+        if count == 1 and not gradient and not self._is_root(instruction):
+            return ()  # everything leads to the only result
+        ends, most = {0} if count == 1 and instruction.name == root.name else set(), 3 * len(instruction.names)
+        for line in self._followed(instruction, ends=ends):
+            gradient = gradient and "/dot_general" not in line  # else a partial sum, for another product
+            if len(ends) > most:
+                return ()
+        everything = len(ends) == count and len(instruction.names) == 1
+        if len(ends) > most or (everything and not gradient and not self._is_root(instruction)):
+            return ()
+        names = self._results
+        return tuple(names[n] if names and n < len(names) else f"result {n}" for n in sorted(ends))
+
+    def _is_root(self, instruction):
+        """Whether an instruction's result is that of the program, without further operations."""
+        here, names, most = self._program.entry, [self._program.entry.root], _MOST
+        while names and (most := most - 1):
+            name = names.pop()
+            made = self._root if name == here.root else here[name]
+            if made.name == instruction.name:
+                return True
+            names += made.names if made.kind in (*_PASS_ON, "tuple", "get-tuple-element") else ()
+        return False
+
+    def is_sliced_again(self, instruction: Instruction) -> bool:
+        """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
+        if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
+            return False
+        waiting, sliced = [(instruction.home, instruction.name, None)], False
+        while waiting and len(waiting) < _MOST:
+            here, name, outer = waiting.pop()
+            if name == here.root and outer:
+                waiting.append((*outer, None))
+            for user in self._users_in(here).get(name, ()):
+                made = here[user]
+                if made.kind == "dynamic-slice" and made.names[0] == name:
+                    sliced = True
+                elif made.kind == "fusion" and outer is None:
+                    callee = made.called()
+                    inside = {f"parameter({n})" for n, operand in enumerate(made.names) if operand == name}
+                    waiting += [
+                        (callee, inner, (here, user))
+                        for inner, line in callee.lines.items()
+                        if any(f" {parameter}" in line for parameter in inside)
+                    ]
+                elif made.kind in ("all-gather", "bitcast", "copy", "reshape", "transpose"):
+                    waiting.append((here, user, outer))
+                else:
+                    return False
+        return sliced
+
+
+def where(file: str, line: int) -> str:
+    """A place in the source in words: "step.py:9", and "In[3]:9" in a notebook, whose cells are temporary files.
+
+    Args:
+      file: the file; "" if unknown.
+      line: the line in it.
+    """
+    if not line:
+        return "not known"
+    compiler = getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "compile", None)
+    cell = getattr(compiler, "format_code_name", lambda _: None)(file)  # a pair such as ("Cell", "In[3]")
+    unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
+    return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
+
+
+def _operation(stack):
+    return re.sub(r"\W+$", "", stack.rpartition("/")[2])
+
+
+def _table(text, name):
+    """The lines of a table that stands before the computations."""
+    found = re.search(rf"^{name}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
+    return found[1] if found else ""

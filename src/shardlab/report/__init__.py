@@ -1,0 +1,1 @@
+"""Reports of programs and plans: explained, judged, and compared with a compiler."""

@@ -1,0 +1,552 @@
+"""Explain a compiled program: what it sends and for which line, where its memory is, and what to change.
+
+    from shardlab import explain
+
+    explain(train_step, state, batch)
+
+prints, for the shardings of the arguments, the communication by source line, the memory by array, and findings such as
+a replicated optimiser state. Nothing runs: the program is compiled, and its text read.
+"""
+
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
+from linecache import getline
+from textwrap import wrap
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from shardlab._tables import aligned, html_table
+from shardlab.arrays.layout import bytes_text, counted, itemsize, short_dtype, spec_text
+from shardlab.machines import hardware
+from shardlab.pods.pod import Pod
+from shardlab.programs import collectives as comms
+from shardlab.programs.flops import MatmulFlops, whole_flops
+from shardlab.programs.hlo import Program
+from shardlab.programs.origins import Origins, where
+from shardlab.programs.timeline import predicted_seconds
+from shardlab.report import findings
+from shardlab.report.findings import Finding
+
+__all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
+
+MOST = 10  # rows that are printed; the others are added up
+WIDE = 120  # columns
+
+
+@dataclass(frozen=True)
+class Move:
+    """Collectives that do the same for the same line of the source.
+
+    Attributes:
+      kind: HLO's name, such as "all-gather".
+      axes: the mesh axes along which devices communicate; None if the groups do not follow mesh axes.
+      within: the fewest mesh axes such that every group stays within the devices along them; None if there are none.
+      group: how many devices communicate with each other.
+      types: the types of a device's operands, such as `("bf16[64,1792]",)`.
+      times: how often they run in one call, in total; None if only the run decides.
+      bytes: bytes that a device sends each time, on a ring; None if only the run decides.
+      seconds: predicted for all of them on the named chip; None if unknown.
+      overlap: "waits" (one instruction), "hidden" (matrix products run between start and end) or "exposed" (none do).
+      phase: "forward", "backward" or "update"; "" if the program does not say.
+      file, line: of the source; "" and 0 if the program does not say.
+      operation: JAX's operation there, such as "dot_general".
+      array: the argument that they move, or the result for which they add, with * for the numbers of layers; else "".
+      cause: what usually causes such a collective.
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    within: tuple[str, ...] | None
+    group: int
+    types: tuple[str, ...]
+    times: int | None
+    bytes: int | None
+    seconds: float | None
+    overlap: str
+    phase: str
+    file: str
+    line: int
+    operation: str
+    array: str
+    cause: str
+
+    @property
+    def total(self) -> int | None:
+        """Bytes that a device sends in one call; None if only the run decides."""
+        return None if None in (self.times, self.bytes) else self.times * self.bytes
+
+
+@dataclass(frozen=True)
+class Array:
+    """An argument or a result of the program, as each device stores it.
+
+    Attributes:
+      name: such as "state[0]['layers'][0]['up']".
+      type: of the whole array, such as "f32[64,256]".
+      shard: the type of what each device stores, such as "f32[16,256]".
+      spec: its `PartitionSpec` as text; "" if it is on no mesh.
+      bytes: on each device.
+      whole: bytes of the whole array.
+      replicated: the mesh axes along which devices store the same.
+      donated: whether its memory may be used for a result; None if unknown, and for a result.
+    """
+
+    name: str
+    type: str
+    shard: str
+    spec: str
+    bytes: int
+    whole: int
+    replicated: tuple[str, ...]
+    donated: bool | None
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """What a program sends, what it stores, and what to change; printed as text, and as HTML in a notebook.
+
+    Attributes:
+      name: of the function.
+      devices: how many devices it is for.
+      mesh: sizes by axis; {} if unknown.
+      compiled_for: the backend, such as "cpu" or "v5e:2x4".
+      chip: the chip of the predicted times.
+      moves: its communication as `Move`s, the most bytes first.
+      arrays: its arguments as `Array`s, the largest first; () for a text.
+      memory: bytes of each device: "arguments", "results", "temporaries", "donated" and "peak", the most at once:
+        the peak of a TPU's compiler, or else the sum; {} if unknown.
+      findings: what to change, as `Finding`s.
+    """
+
+    name: str
+    devices: int
+    mesh: dict[str, int]
+    compiled_for: str
+    chip: str
+    moves: tuple[Move, ...]
+    arrays: tuple[Array, ...] = ()
+    memory: dict[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def bytes(self) -> int | None:
+        """Bytes that a device sends in one call, on rings; None if only the run decides."""
+        totals = [move.total for move in self.moves]
+        return None if None in totals else sum(totals)
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted time of its communication, one after the other; None if unknown."""
+        times = [move.seconds for move in self.moves]
+        return None if None in times else sum(times)
+
+    def to_json(self) -> str:
+        """The report as JSON, for other programs."""
+        return json.dumps({**asdict(self), "bytes": self.bytes, "seconds": self.seconds}, indent=1)
+
+    def __repr__(self) -> str:
+        lines = [self._head(), "", self._sum()]
+        if self.moves:
+            table = aligned([_COLUMNS, *(_cells(move) for move in self.moves[:MOST])], "><").splitlines()
+            lines.append(table[0])
+            for row, move in zip(table[1:], self.moves, strict=False):
+                code, about, cause = _details(move)
+                said = "; ".join(filter(None, (code and f"`{code[:60]}`", about[:110], cause)))
+                lines += [row, *_wrapped(said, "      ")]
+            lines += self._rest()
+        rows = self._stored()
+        lines += ["", *_wrapped(self._memory())]
+        lines += aligned([_STORED, *rows[:MOST]], "><").splitlines() if rows else []
+        lines += [f"and {len(rows) - MOST} kinds of smaller ones"] if len(rows) > MOST else []
+        for number, finding in enumerate(self.findings, 1):
+            lines += ["", *_wrapped(f"{number}. {finding.title}: {finding.says}")]
+        return "\n".join(line[:WIDE].rstrip() for line in lines)
+
+    def _repr_html_(self):
+        said = lambda text: f"<p>{escape(text)}</p>"  # noqa: E731
+        parts = [said(self._head()), said(self._sum())]
+        if self.moves:
+            shown = self.moves[:MOST]
+            under = [(code, "; ".join(filter(None, about))) for code, *about in map(_details, shown)]
+            parts += [html_table(_COLUMNS, map(_cells, shown), under=under), *map(said, self._rest())]
+        rows = self._stored()
+        parts.append(said(self._memory()))
+        parts += [html_table(_STORED, rows[:MOST])] if rows else []
+        parts += [said(f"and {len(rows) - MOST} kinds of smaller ones")] if len(rows) > MOST else []
+        found = "".join(f"<li><strong>{escape(one.title)}</strong>: {escape(one.says)}</li>" for one in self.findings)
+        return "".join(parts) + (f"<ol>{found}</ol>" if found else "")
+
+    def _head(self):
+        mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+        on = counted(self.devices, "device") + (f" ({mesh})" if mesh else "")
+        return f"{self.name}, for {on}, compiled for {self.compiled_for}"
+
+    def _sum(self):
+        if not self.moves:
+            return "It sends nothing."
+        return f"It sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
+
+    def _rest(self):
+        rest = [move.total for move in self.moves[MOST:]]
+        return [f"and {len(rest)} smaller ones: {bytes_text(None if None in rest else sum(rest))}"] if rest else []
+
+    def _memory(self):
+        if not self.memory:
+            return "Its memory is unknown: this is only the text of a program."
+        parts = ", ".join(f"{bytes_text(self.memory[part])} {part}" for part in ("arguments", "results", "temporaries"))
+        what = "all of it" if self.memory["peak"] == _all_of(self.memory) else "the compiler's peak"
+        peak = f"at most {bytes_text(self.memory['peak'])} at once, {what}"
+        return f"Each device stores {parts} ({bytes_text(self.memory['donated'])} shared by donation); {peak}."
+
+    def _stored(self):
+        together, lists = {}, _lists(array.name for array in self.arrays)
+        for array in self.arrays:
+            key = _pattern(array.name, lists), array.type, array.spec
+            count, held = together.get(key, (0, 0))
+            together[key] = count + 1, held + array.bytes
+        return [
+            (bytes_text(held), f"{count} ×" if count > 1 else "", name, kind, spec)
+            for (name, kind, spec), (count, held) in sorted(together.items(), key=lambda one: -one[1][1])
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What changed between two programs, `before` and `after`: `Report`s."""
+
+    before: Report
+    after: Report
+
+    @property
+    def gone(self) -> tuple[Move, ...]:
+        """The `Move`s that only the first program has, or has more bytes of."""
+        return _more(self.before, self.after)
+
+    @property
+    def new(self) -> tuple[Move, ...]:
+        """The `Move`s that only the second program has, or has more bytes of."""
+        return _more(self.after, self.before)
+
+    def __repr__(self) -> str:
+        one, other = self.before, self.after
+        rows = [("", "before", "after"), ("sent", bytes_text(one.bytes), bytes_text(other.bytes))]
+        on = one.chip if one.chip == other.chip else f"{one.chip} and {other.chip}"
+        rows.append((f"predicted on {on}", _ms(one.seconds), _ms(other.seconds)))
+        for part in one.memory if other.memory else ():
+            if one.memory[part] != other.memory[part]:
+                rows.append((part, bytes_text(one.memory[part]), bytes_text(other.memory[part])))
+        lines = aligned(rows, "<>").splitlines()
+        moves = [("-", move) for move in self.gone[:MOST]] + [("+", move) for move in self.new[:MOST]]
+        if moves:
+            rows = [(sign, *_cells(move), move.array) for sign, move in moves]
+            lines += ["", *aligned([("", *_COLUMNS, "array"), *rows], "<><").splitlines()]
+        before, after = ([f"{one.title}: {one.says}" for one in report.findings] for report in (one, other))
+        changes = [("-", said) for said in before if said not in after] + [("+", s) for s in after if s not in before]
+        lines += [""] if changes else []
+        for sign, said in changes:
+            lines += _wrapped(f"{sign} {said}")
+        return "\n".join(line[:WIDE].rstrip() for line in lines)
+
+
+def explain(
+    f: Any, *args: Any, mesh: Mesh | AbstractMesh | Pod | None = None, chip: str | hardware.Chip = "v5p", **kwargs: Any
+) -> Report:
+    """Explain the program that `f(*args)` is compiled to: nothing runs.
+
+    On a mesh of 8 devices along d, for weights sharded as `P("d")` and replicated moments of Adam,
+    `explain(step, state, batch)` says that the weights are gathered in line 9 for the forward pass and in line 9 for
+    the backward pass, how many bytes that sends, and that the moments take eight times the memory that they need.
+
+    >>> w = jax.device_put(jnp.ones((256, 256)), NamedSharding(mesh, P("y", None)))
+    >>> x = jax.device_put(jnp.ones((16, 256)), NamedSharding(mesh, P("y", None)))
+    >>> report = explain(jnp.dot, x, w)
+    >>> report.moves[0].kind, report.moves[0].axes, report.moves[0].array
+    ('all-gather', ('y',), 'b')
+    >>> report.bytes, report.memory["arguments"]
+    (196608, 69632)
+
+    Args:
+      f: a function, jitted or not; a `Lowered` or `Compiled` program, or the text of one (then without arguments).
+      *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
+      mesh: the mesh whose axes name the groups, by default that of the arguments; or a `shardlab.Pod`: then the
+        program is compiled by the compiler of those chips, for a mesh with the axes of the arguments.
+      chip: the chip of the predicted times, a name or a `shardlab.hardware.Chip`; with a `Pod` always that of the pod.
+
+    Returns:
+      `Report`.
+
+    Raises:
+      TypeError: `f` is nothing that can be compiled.
+      shardlab.UnreadableProgram: the program contains a line of unknown form; the message shows it.
+    """
+    chip = hardware.chip(mesh.chip if isinstance(mesh, Pod) else chip)
+    if isinstance(f, str):
+        return _of_text(f, None if mesh is None else [mesh], chip, name="program")[0]
+    if not callable(f) and not hasattr(f, "as_text"):
+        raise TypeError(
+            f"explain() takes a function, a Lowered or Compiled program or the text of one, not {type(f).__name__}; "
+            "for example explain(step, state, batch)"
+        )
+    backend = jax.default_backend()
+    if isinstance(mesh, Pod):
+        backend, args = mesh.name, mesh.like(*args)
+        mesh = next(s.mesh for leaf in jax.tree.leaves(args) if isinstance(s := leaf.sharding, NamedSharding))
+        if not isinstance(mesh, Mesh):
+            raise ValueError(f"no compiler for {backend} is installed here; TPUs need libtpu, GPUs JAX's CUDA plug-in")
+    with _words_of_the_compiler() as said:
+        lowered, compiled = comms.stages(f, args, kwargs)
+    meshes = [mesh] if mesh is not None else comms.meshes_of(compiled, args, kwargs)
+    text = compiled.as_text()
+    arrays, results = _arguments(compiled, text, args, kwargs), _results(compiled)
+    names = [array.name for array in results]
+    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, said)
+    sizes = _memory(compiled, backend)
+    found = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
+    if not is_gradient:  # which replaces no argument
+        found += findings.of_replacement(arrays, results)
+    found += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
+    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(found))
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """What changed between two programs.
+
+    >>> w = jax.device_put(jnp.ones((256, 256)), NamedSharding(mesh, P("y", None)))
+    >>> x = jax.device_put(jnp.ones((16, 256)), NamedSharding(mesh, P("y", None)))
+    >>> replicated = jax.device_put(w, NamedSharding(mesh, P()))
+    >>> changed = compare(explain(jnp.dot, x, w), explain(jnp.dot, x, replicated))
+    >>> [move.kind for move in changed.gone], changed.new
+    (['all-gather'], ())
+
+    Args:
+      before, after: `Report`s, as `explain` returns them.
+
+    Returns:
+      `Comparison`: printed, it shows what is gone (-), what is new (+), and the sums of both.
+    """
+    for one in (before, after):
+        if not isinstance(one, Report):
+            raise TypeError(f"compare() takes two reports of explain(), not {type(one).__name__}")
+    return Comparison(before, after)
+
+
+explain.compare = compare
+
+
+# --- Compile ------------------------------------------------------------------------------------------------------
+
+
+def _name(f):
+    return getattr(f, "__name__", None) or "program"
+
+
+@contextmanager
+def _words_of_the_compiler():
+    """Collects the lines that the compiler writes to standard error, which are written again at the end."""
+    said = []
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        kept = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            text = file.read()
+            os.write(2, text)
+            said += text.decode("utf-8", "replace").splitlines()
+
+
+# --- What it sends ------------------------------------------------------------------------------------------------
+
+
+def _of_text(text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=()):
+    program = Program(text)
+    named = comms.meshes_named_in(text, program.devices)
+    meshes = named if meshes is None else [*meshes, *named]
+    origins, flops, rows = Origins(program, text, results), MatmulFlops(), {}
+    lists = _lists((*_parameter_names(text), *(results or ())))
+    found = [(move, start, origins.of(start)) for move, start in comms.find(program, meshes)]
+    causes = [(origin, findings.cause(move, origin)) for move, _, origin in found]
+    for (move, start, origin), (_, why) in zip(found, causes, strict=True):
+        hidden = flops.beside(start) if move.asynchronous else None
+        overlap = "waits" if not move.asynchronous else "hidden" if hidden else "exposed"
+        named = {_pattern(name, lists) for name in ([origin.argument] if origin.argument else origin.results)}
+        group = max(map(len, move.groups), default=1)
+        operands = tuple(f"{count} × {kind}" if count > 1 else kind for kind, count in Counter(move.operands).items())
+        array = min(named, default="")
+        key = (
+            move.kind, move.axes, move.within, group, operands, move.bytes, overlap,
+            origin.phase, origin.file, origin.line, origin.operation, array, why,
+        )  # fmt: skip
+        times, seconds = rows.get(key, (0, 0))
+        once = predicted_seconds(move, chip)
+        rows[key] = (
+            None if None in (times, move.times) else times + move.times,
+            None if None in (seconds, once, move.times) else seconds + once * move.times,
+        )
+    moves = [
+        Move(kind, axes, within, group, types, times, sent, seconds, *place)
+        for (kind, axes, within, group, types, sent, *place), (times, seconds) in rows.items()
+    ]
+    moves.sort(key=lambda move: (move.total is not None, -(move.total or 0)))
+    mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
+    judged = [*findings.of_sums(found), *findings.of_repeated_operations(causes)]
+    if lowered is not None and program.devices > 1:
+        whole = lowered.as_text(dialect="hlo", debug_info=True)
+        before = Program(whole)
+        old = Origins(before, whole)
+        judged += findings.of_repeated_products(
+            whole_flops(lambda made: old.place(made.line), before, whole),
+            flops.by(lambda made: origins.place(made.line), program.entry),
+            program.devices,
+        )
+    judged += findings.of_partitioner(found, origins, said)
+    judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
+    report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged))
+    return report, origins.is_gradient
+
+
+def _pattern(name, lists=()):
+    """A name with * for numbers of layers: a["b"][0] and a["b"][1] are alike; a[0] and a[1] only if a is in `lists`."""
+    head, *rest = re.split(r"(?=\[)", name)
+    return head + "".join(
+        "[*]" if re.fullmatch(r"\[\d+\]", part) and (n or head in lists) else part for n, part in enumerate(rest)
+    )
+
+
+def _lists(names):
+    """The names with so many numbered parts that these are layers, and not, for example, parameters and moments."""
+    numbers = {re.match(r"(\w+)(\[\d+\])?", name).groups() for name in names if re.match(r"\w", name)}
+    counts = Counter(head for head, number in numbers if number and head != "args")
+    return {head for head, count in counts.items() if count > 3}
+
+
+# --- Arguments and results ----------------------------------------------------------------------------------------
+
+
+def _path(path):
+    return jax.tree_util.keystr(path)
+
+
+def _results(compiled):
+    """The results as `Array`s, in order."""
+    made = jax.tree_util.tree_flatten_with_path(getattr(compiled, "out_info", None))[0]
+    placed = jax.tree.leaves(compiled.output_shardings)
+    if len(placed) != len(made):
+        return []
+    return [
+        _array(f"result{_path(path)}", tuple(one.shape), one.dtype, sharding, None)
+        for (path, one), sharding in zip(made, placed, strict=True)
+    ]
+
+
+def _arguments(compiled, text, args, kwargs):
+    """The arguments as `Array`s, the largest first."""
+    info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
+    given = jax.tree.leaves((args, kwargs))
+    given = given if len(given) == len(info) else [None] * len(info)
+    placed = tree.flatten_up_to(compiled.input_shardings) if info else []
+    kept = [n for n, sharding in enumerate(placed) if sharding is not None]  # the program takes only what it uses
+    info, given, placed = ([them[n] for n in kept] for them in (info, given, placed))
+    names = _parameter_names(text)
+    found = []
+    for number, (path, one) in enumerate(info):
+        aval = getattr(one, "_aval", None) or one
+        # The compiler decides where an array goes that is on no mesh.
+        both = placed[number], getattr(given[number], "sharding", None)
+        sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
+        name = names[number] if len(names) == len(info) else _path(path)
+        found.append(_array(name, tuple(aval.shape), aval.dtype, sharding, one.donated))
+    return sorted(found, key=lambda array: -array.bytes)
+
+
+def _memory(compiled, backend):
+    """Bytes of each device, by what stores them; the peak is a bound."""
+    said = compiled.memory_analysis()
+    sizes = {
+        "arguments": said.argument_size_in_bytes,
+        "results": said.output_size_in_bytes,
+        "temporaries": said.temp_size_in_bytes,
+        "donated": said.alias_size_in_bytes,
+    }
+    # The temporaries of CPUs and GPUs are one block of memory, which newer compilers leave out of their peak.
+    peak = getattr(said, "peak_memory_in_bytes", 0) if re.match(r"tpu|v\d", backend) else 0
+    return {**sizes, "peak": peak or _all_of(sizes)}
+
+
+def _all_of(memory):
+    return memory["arguments"] + memory["results"] + memory["temporaries"] - memory["donated"]
+
+
+def _array(name, shape, dtype, sharding, donated):
+    held = sharding.shard_shape(shape) if sharding is not None else shape
+    element = itemsize(str(dtype))
+    spec, replicated = "", ()
+    if isinstance(sharding, NamedSharding):
+        spec = spec_text(sharding.spec)
+        used = {axis for axes in sharding.spec if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+        replicated = tuple(axis for axis, n in sharding.mesh.shape.items() if n > 1 and axis not in used)
+    stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (held, shape))
+    return Array(name, _type(shape, dtype), _type(held, dtype), spec, stored, whole, replicated, donated)
+
+
+def _type(shape, dtype):
+    return f"{short_dtype(str(dtype))}[{','.join(map(str, shape))}]"
+
+
+def _parameter_names(text):
+    """JAX's names of the entry's parameters, in order."""
+    entry = text.partition("\nENTRY ")[2]
+    found = re.findall(r'\bparameter\((\d+)\).*?\bop_name="((?:[^"\\]|\\.)*)"', entry)
+    return [re.sub(r"\\(.)", r"\1", name) for _, name in sorted(found, key=lambda one: int(one[0]))]
+
+
+# --- Print --------------------------------------------------------------------------------------------------------
+
+
+_COLUMNS = ("bytes", "ms", "times", "collective", "along", "overlap", "pass", "line")
+_STORED = ("stored", "", "argument", "type", "spec")
+
+
+def _cells(move):
+    along = f"{move.group} within {', '.join(move.within)}" if move.within else f"groups of {move.group}"
+    along = along if move.axes is None else ", ".join(move.axes)
+    times = "?" if move.times is None else f"{move.times:,}"
+    ms = "?" if move.seconds is None else f"{move.seconds * 1e3:.3g}"
+    size = "?" if move.total is None else f"{move.total:,}"
+    return size, ms, times, move.kind, along, move.overlap, move.phase, where(move.file, move.line)
+
+
+def _details(move):
+    """The code of a line, the array with the types, and the usual cause."""
+    code = " ".join(getline(move.file, move.line).split()) if move.line else ""
+    return code, ", ".join(filter(None, (move.array, " ".join(move.types)))), move.cause
+
+
+def _wrapped(text, indent=""):
+    return wrap(text, WIDE, initial_indent=indent, subsequent_indent=indent + "   ")
+
+
+def _ms(seconds):
+    return "unknown ms" if seconds is None else f"{seconds * 1e3:.3g} ms"
+
+
+def _more(one, other):
+    key = lambda move: (move.kind, move.axes, move.phase, move.line, move.array, move.types)  # noqa: E731
+    had = Counter()
+    for move in other.moves:
+        had[key(move)] += move.total or 0
+    return tuple(move for move in one.moves if (move.total or 0) > had[key(move)] or key(move) not in had)

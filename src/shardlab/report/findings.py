@@ -1,0 +1,419 @@
+"""Judge a compiled program: what usually causes a collective, and what to change.
+
+Each function that begins with `of_` yields a `Finding` for each fault that it finds; `shardlab.report.explain` calls
+them all.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from linecache import getline
+from typing import Any
+
+from shardlab.arrays.layout import bytes_text, counted
+from shardlab.programs.collectives import Collective
+from shardlab.programs.hlo import Instruction, array_types, type_bytes
+from shardlab.programs.origins import Origin, Origins, where
+
+__all__ = [
+    "Finding", "cause", "of_arrays", "of_constants", "of_donation", "of_partitioner", "of_repeated_operations",
+    "of_repeated_products", "of_replacement", "of_sums", "of_widening",
+]  # fmt: skip
+
+_LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
+_CONSTANT = 2**16  # bytes of a constant that is worth a finding
+_RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
+
+_BY_HAND = ("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast", "pmax", "pmin",
+            "ppermute", "psum", "psum2", "psum_invariant", "psum_scatter", "ragged_all_to_all", "reduce_scatter",
+            "unreduced_psum", "unreduced_reduce_scatter")  # fmt: skip
+# A function of jnp.linalg in the name of an operation, or else what it calls.
+_FACTORISATIONS = (
+    r"\bjit\((cholesky|det|eigh?|eigvalsh?|eigvals|inv|lstsq|lu|pinv|qr|slogdet|solve|svd)\)"
+    r"|\b(cholesky|eigh?|geqrf|householder_product|lu|svd|triangular_solve)\b"
+)
+
+_SAME = "every device computes the same"
+_PASS = (
+    "all-reduce-done",
+    "bitcast",
+    "convert",
+    "copy",
+    "get-tuple-element",
+    "negate",
+    "opt-barrier",
+    "reshape",
+    "transpose",
+)
+_SCALES = r" (bitcast|broadcast|constant|convert|copy|divide|multiply|negate|parameter|reshape|transpose)\("
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to change: a `title`, and what it `says`."""
+
+    title: str
+    says: str
+
+
+def cause(move: Collective, origin: Origin) -> str:
+    """What usually causes a collective.
+
+    Args:
+      move: its `shardlab.Collective`.
+      origin: its `shardlab.programs.origins.Origin`.
+    """
+    operations, backward = (origin.operation, origin.use), origin.phase == "backward"
+    if origin.operation in _BY_HAND:
+        if not backward:
+            return "written in a shard_map"
+        if move.kind == "all-reduce":
+            return (
+                "added by the backward pass of a shard_map: each device has a part of the gradient of what they share"
+            )
+        return "the backward pass of a collective in a shard_map"
+    if origin.operation in _RESHARDS:
+        return "asked for: a sharding constraint or a reshard"
+    if move.kind == "all-gather":
+        return _cause_of_a_gather(origin, operations)
+    if move.kind in ("all-reduce", "reduce-scatter"):
+        if backward and origin.results:
+            return "a gradient: devices with other data add theirs (data parallelism)"
+        if origin.operation == "dot_general":
+            return "the contracting dimension is sharded: partial sums are added"
+        if "gather" in operations:
+            return "a computed index into a sharded dimension: each device looks up what it has, and they add"
+        return "a sum, mean or maximum over a sharded dimension"
+    if move.kind == "all-to-all":
+        if origin.operation == "concatenate":
+            return "a concatenation along a sharded dimension: its rows belong to other devices than before"
+        return "the shards go from one dimension of the array to another"
+    if move.kind == "collective-permute":
+        return "shards go to other devices: a shift, a slice, a concatenation, or another order of the mesh"
+    return ""
+
+
+def _cause_of_a_gather(origin, operations):
+    inside = origin.stack.partition("/")[2]  # without the function's own name
+    if factored := re.search(_FACTORISATIONS, inside):
+        return f"XLA has no distributed {factored[1] or factored[2]}: {_SAME}"
+    if re.search(r"\bfft\b", inside):
+        return f"a Fourier transform needs the whole dimension: {_SAME}"
+    if any(operation.startswith("scatter") for operation in operations):
+        return (
+            "an update at computed indices (.at[].set): any device may have to write; vmap over the sharded dimension"
+        )
+    if "gather" in operations:
+        return "a computed index into a sharded dimension: any device may need any of it"
+    if "reshape" in operations or "vdot(" in getline(origin.file, origin.line):  # newer programs do not name the former
+        return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
+    if along := re.search(r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b", inside):
+        return f"{along[1]} goes along the whole dimension, which is sharded"
+    if origin.operation in ("argmax", "argmin", "reduce"):
+        return "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+    if origin.argument and origin.phase == "update":
+        return "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+    if origin.argument:
+        return "an argument that is sharded along a dimension that this line needs whole (FSDP does so on purpose)"
+    return "two arrays with specs that clash: one of them is gathered"
+
+
+def of_arrays(
+    arguments: Sequence[Any], results: Sequence[Any], mesh: Mapping[str, int], devices: int
+) -> Iterator[Finding]:
+    """Replicated arguments and results that could be sharded, or results on one device.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      mesh: sizes by axis.
+      devices: how many devices the program is for.
+    """
+    if devices == 1 < math.prod(mesh.values()):
+        for array in results:
+            if array.bytes >= 1024:
+                yield Finding(
+                    "result on one device",
+                    f"{array.name}, {bytes_text(array.bytes)}, is on one device, although arguments are on a mesh of "
+                    f"{math.prod(mesh.values()):,}: the program uses none of their values, so it is compiled for one; "
+                    "say where its results belong with out_shardings",
+                )
+        return
+    held = sum(array.bytes for array in arguments)
+    yield from _replicated("replicated", arguments, held, "the arguments", mesh)
+    known = Counter(map(_layout, arguments))
+    made = [result for result in results if _layout(result) not in known]  # of the others the argument tells
+    held += sum(array.bytes for array in results)
+    yield from _replicated("replicated result", made, held, "arguments and results", mesh)
+
+
+def _layout(array):
+    """An array's type, and how it is stored: equal for specs that mean the same."""
+    return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
+
+
+def _root(array):
+    """The argument that an array is part of, such as "state[0]" for "state[0]['layers'][0]['up']"."""
+    return re.match(r"\w*(\[\d+\])?", array.name)[0]
+
+
+def _replicated(title, arrays, total, whose, mesh):
+    groups, least = {}, {}
+    for array in arrays:
+        least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
+    for array in arrays:
+        if array.bytes < array.whole and array.bytes == least[array.type]:
+            continue  # in shards, and no array of its type in smaller ones
+        if free := _divided(array, mesh):
+            groups.setdefault((_root(array), tuple(free)), []).append((array, free))
+    for (root, free), group in groups.items():
+        held = sum(array.bytes for array, _ in group)
+        axis = max(free, key=lambda axis: mesh[axis])
+        ways = mesh[axis]
+        if held < _LEAST * total or held * (1 - 1 / ways) < 1024:
+            continue
+        names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
+        dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
+        yield Finding(
+            title,
+            f"{names}, {bytes_text(held)} on each device, {held / total:.0%} of {whose}, stored whole along "
+            f"{' and '.join(free)}; in shards along {axis}, which divides dimension {dimensions}, it would be "
+            f"{bytes_text(held // ways)}",
+        )
+
+
+def _divided(array, mesh):
+    """The mesh axes along which an array is replicated and could be sharded, each with a dimension that it divides."""
+    whole, held = (
+        list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2]))) for kind in (array.type, array.shard)
+    )
+    found = {}
+    for axis in array.replicated:
+        dimensions = [d for d, size in enumerate(held) if size and size % mesh.get(axis, size + 1) == 0]
+        if dimensions:
+            found[axis] = min(dimensions, key=lambda d: held[d] != whole[d])  # rather one that is not yet in shards
+    return found
+
+
+def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
+    """Results with another sharding than the argument that they replace in the next call."""
+    same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
+    old, new = {}, {}
+    for arrays, rest, left in ((arguments, old, same.copy()), (results, new, same.copy())):
+        for array in sorted(arrays, key=lambda array: array.name):
+            if left[_layout(array)]:
+                left[_layout(array)] -= 1
+            else:
+                rest.setdefault(array.type, []).append(array)
+    types = Counter(array.type for array in arguments)
+    large = Counter(result.type for result in results if result.whole >= 1024)
+    is_step = sum(large.values()) > 1 and large <= types  # every result has an argument that it can replace
+    pairs = [
+        (result, array)
+        for kind in new
+        for result, array in zip(new[kind], old.get(kind, ()), strict=False)
+        if (array.donated or is_step) and array.whole >= 1024 and array.spec and result.spec
+    ]
+    if pairs:
+        result, array = pairs[0]
+        what = f"{result.name} has the type of {array.name}"
+        if len(pairs) > 1:
+            roots = " and ".join(sorted({_root(array) for _, array in pairs}))
+            what = f"{len(pairs)} results, first {result.name}, have the types of {roots}"
+        yield Finding(
+            "other sharding",
+            f"{what}, but the sharding {result.spec} instead of {array.spec}: if it replaces the argument in the next "
+            "call, jit compiles again, and the argument's memory cannot be reused; give both the same, with "
+            "out_shardings or where the argument is made",
+        )
+
+
+def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int) -> Iterator[Finding]:
+    """Donations that cannot be used, and results that could take an argument's memory."""
+    donated = sum(array.bytes for array in arguments if array.donated)
+    if donated > shared:
+        yield Finding(
+            "donation not used",
+            f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} of it: a result takes the "
+            "memory of an argument with the same type and sharding",
+        )
+    if not arguments or donated:
+        return
+    wanted, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
+    could, total = Counter(), sum(array.bytes for array in arguments)
+    for array in arguments:
+        if wanted[_layout(array)] > 0 and (len(results) > 1 or alike[_layout(array)] == 1):
+            wanted[_layout(array)] -= 1
+            could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
+    if could.total() > max(_LEAST * total, 1024):
+        root = could.most_common(1)[0][0]
+        equinox = root.startswith("dynamic_")  # its names for what filter_jit has split
+        numbered = re.fullmatch(r"args\[(\d+)\]", root)  # of a function that takes *args
+        which = f"donate_argnums={numbered[1]}" if numbered else f'donate_argnames="{root}"'
+        how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
+        where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
+        yield Finding(
+            "not donated",
+            f"results have the types and shardings of {bytes_text(could.total())} of {where}; if they replace it, "
+            f"{how} lets them take its memory",
+        )
+
+
+def of_partitioner(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins, said: Sequence[str]
+) -> Iterator[Finding]:
+    """Arrays that XLA's partitioner replicates to change their layout, by its own words or by the program.
+
+    Args:
+      moves: a list of (`shardlab.Collective`, the instruction that starts it, its `Origin`).
+      origins: the program's `Origins`.
+      said: the lines that the compiler wrote.
+    """
+    seen = [line for line in said if "full rematerialization" in line]
+    advice = "put a sharding constraint between the two that differs from each in one axis only"
+    if seen:
+        places = {line: _place_said(line, moves, origins) for line in seen}
+        first = max(seen, key=lambda line: bool(places[line]))  # rather one with a place
+        parts = re.search(r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first)
+        what = f"{parts[4]}, from {parts[1]} to {parts[2]}" if parts else first.rpartition("] ")[2][:200]
+        yield Finding(
+            "full rematerialisation",
+            f"{places[first]}XLA's partitioner replicates {counted(len(seen), 'array')} to change the layout, for "
+            f"example {what}; {advice}",
+        )
+        return
+    gathers = [(array_types(start.result)[-1], origin) for _, start, origin in moves if origins.is_sliced_again(start)]
+    if gathers:
+        largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
+        yield Finding(
+            "full rematerialisation",
+            f"{_place(origin)}{largest} is gathered, and each device keeps only a shard of it: XLA's partitioner knows "
+            f"no other way from one layout to the other; {advice}",
+        )
+
+
+def _place(origin):
+    return f"in {where(origin.file, origin.line)}: " if origin.line else ""
+
+
+def _place_said(line, moves, origins):
+    """The place of an instruction that the compiler shows: it names the operation, or the argument."""
+    file, number = origins.place(line)
+    if number:
+        return f"in {where(file, number)}: "
+    named = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', line)
+    name = re.sub(r"\\(.)", r"\1", named[1]) if named else None
+    return next((_place(origin) for *_, origin in moves if origin.line and name in (origin.stack, origin.argument)), "")
+
+
+def of_repeated_operations(causes: Iterable[tuple[Origin, str]]) -> Iterator[Finding]:
+    """Operations that every device computes whole; `causes` are pairs of an `Origin` and what `cause` says."""
+    seen = {}
+    for origin, why in causes:
+        if why.endswith(_SAME):
+            seen.setdefault(where(origin.file, origin.line), why)
+    for place, why in list(seen.items())[:3]:
+        yield Finding("repeated work", f"{place}: {why}; call it for a batch of arrays, or program it in a shard_map")
+
+
+def of_repeated_products(whole: Counter | None, each: Counter | None, devices: int) -> Iterator[Finding]:
+    """Lines whose matrix products several devices repeat.
+
+    Args:
+      whole: FLOPs by (file, line) of the program before it was partitioned; None if unknown.
+      each: the same of the program of each device.
+      devices: how many devices.
+    """
+    if not whole or not each:
+        return
+    again = {
+        place: (devices * each[place], flops) for place, flops in whole.items() if devices * each[place] >= 1.5 * flops
+    }
+    more = sum(done - flops for done, flops in again.values())
+    if more > _LEAST * devices * sum(each.values()):
+        done, flops = map(sum, zip(*again.values(), strict=True))
+        first = max(again, key=lambda place: again[place][0])
+        lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
+        yield Finding(
+            "repeated work",
+            f"the matrix products of {lines} are computed by several devices: together they do {done / flops:.3g} "
+            "times the FLOPs that one would; an array in them is replicated along an axis along which no dimension "
+            "of the product is sharded",
+        )
+
+
+def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Finding]:
+    """Sums over devices of what is equal on these devices because it has been added already; `moves` as above."""
+    for move, start, origin in moves:
+        before = _sum_before(start)
+        first = next((other for other in moves if before and other[1].line == before.line), None)
+        if not first or not (_adds(start) and _adds(before)):
+            continue
+        had = {device: n for n, group in enumerate(first[0].groups) for device in group}
+        times = min(max(Counter(had.get(device) for device in group).values()) for group in move.groups)
+        if times > 1:
+            along = f"along {', '.join(move.axes)}" if move.axes else f"in groups of {max(map(len, move.groups))}"
+            yield Finding(
+                "added twice",
+                f"{_place(origin)}an all-reduce {along} adds what an all-reduce{_place(first[2]).rstrip(': ') and ' '}"
+                f"{_place(first[2]).rstrip(': ')} has added already: {times} equal values, so the result is {times} "
+                "times too large, unless it is a mean; leave out one of the two (JAX adds the gradient of what "
+                "devices share by itself)",
+            )
+
+
+def _adds(instruction):
+    return instruction.kind.startswith("all-reduce") and any(
+        " add(" in callee.lines[callee.root] for callee, *_ in instruction.calls()
+    )
+
+
+def _sum_before(instruction):
+    """The all-reduce whose result is the operand of another, up to a factor; None if there is none."""
+    here, name = instruction.home, instruction.names[0] if instruction.names else None
+    for _ in range(30):
+        if name not in here.lines:
+            return None
+        made = here[name]
+        if made.kind.startswith("all-reduce") and not made.kind.endswith("-done"):
+            return made
+        varying = [operand for operand in made.names if operand in here.lines and not _is_constant(here[operand])]
+        scaled = made.kind in ("divide", "multiply") or (
+            made.kind == "fusion" and all(re.search(_SCALES, line) for line in made.called().lines.values())
+        )
+        if len(varying) != 1 or not (scaled or made.kind in _PASS):
+            return None
+        name = varying[0]
+    return None
+
+
+def _is_constant(made):
+    while made.kind in ("broadcast", "bitcast", "copy", "convert", "reshape") and made.names:
+        made = made.home[made.names[0]]
+    return made.kind == "constant"
+
+
+def of_constants(text: str) -> Iterator[Finding]:
+    """Arrays that are part of the program."""
+    sizes = [type_bytes(kind) for kind in re.findall(r" = (\w+\[[\d,]+\])\S* constant\(", text)]
+    large = [size for size in sizes if size >= _CONSTANT]
+    if large:
+        yield Finding(
+            "closed-over constant",
+            f"{counted(len(large), 'constant')} of {bytes_text(int(sum(large)))}, whole on every device and part of "
+            "the program; pass the array as an argument, with a sharding",
+        )
+
+
+def of_widening(text: str, backend: str) -> Iterator[Finding]:
+    """The compiler for CPUs computes in f32 what the program has in bf16."""
+    wide = [kind for line in text.splitlines() if re.search(r" (all-|reduce-scatter|collective-)[\w-]*\(", line)
+            for kind in array_types(line.partition(" = ")[2].partition("(")[0]) if kind.startswith("f32")]  # fmt: skip
+    if backend == "cpu" and wide and re.search(r"\bbf16\[", text):
+        yield Finding(
+            "bf16 widened",
+            "the program has arrays in bf16, with which the compiler for CPUs computes in f32; of the results of its "
+            f"collectives {counted(len(wide), 'array')} {'is' if len(wide) == 1 else 'are'} in f32, and a chip sends "
+            "up to half as much: pass mesh=Pod(...) to ask its compiler",
+        )
