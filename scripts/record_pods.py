@@ -135,7 +135,7 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
     from IPython.core.inputtransformer2 import TransformerManager
     from IPython.core.interactiveshell import InteractiveShell
 
-    from shardlab.pods.pod import pod as pods
+    from shardlab.pods import pod as pods
 
     shell = InteractiveShell.instance()
 

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from shardlab import plan
 from shardlab.__main__ import main

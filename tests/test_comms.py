@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from test_layout import MESH, make_mesh
 from tpu_programs import PLACES, PROGRAMS, recordings
 

@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import CHIPS, MODELS, Chip, Model, chip, collectives, costs, hardware, machine, training_step
 from shardlab.costs import (
@@ -40,7 +38,7 @@ from shardlab.costs import (
     training_memory,
 )
 from shardlab.costs.inference import DecodeCost, decode_cost
-from shardlab.pods.pod import pod as pods
+from shardlab.pods import pod as pods
 
 pytestmark = pytest.mark.reads("src/shardlab", "book/static")
 

@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab.networks.decoder import Config, Decoder, create_sharded, loss
 from shardlab.networks.transformer import sums

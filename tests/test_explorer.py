@@ -16,8 +16,7 @@ import jax
 import numpy as np
 import pytest
 from bs4 import BeautifulSoup
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from shardlab import (
     CHIPS,
@@ -29,10 +28,10 @@ from shardlab import (
     draw,
     explorer,
     machine,
+    plan as planned,
     same_layout,
     training_step,
 )
-from shardlab import plan as planned
 from shardlab._arguments import nearest
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md")
@@ -580,7 +579,8 @@ def plan_cases():
         chip, name = list(CHIPS)[len(cases) % len(CHIPS)], chance.choice(list(SIZES_OF))
         case = {
             "name": name, "model": SIZES_OF[name], "chip": chip, "slices": chance.choice((1, 1, 2)),
-            "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)), "remat": chance.choice(costs.REMAT),
+            "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)),
+            "remat": chance.choice(tuple(costs.REMAT)),
             "batch": 2 ** chance.randrange(13, 23), "sequence": chance.choice((2048, 4096, 6144, 8192)),
             "reserve": chance.choice(explorer.RESERVES),
         }  # fmt: skip

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from test_layout import make_mesh

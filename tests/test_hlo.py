@@ -12,8 +12,7 @@ import oracle
 import pytest
 from tpu_programs import recordings
 
-from shardlab.programs import collectives as comms
-from shardlab.programs import hlo
+from shardlab.programs import collectives as comms, hlo
 
 pytestmark = pytest.mark.reads("src/shardlab")
 

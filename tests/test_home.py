@@ -10,8 +10,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from conftest import BOOK
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 

@@ -17,8 +17,7 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from conftest import BOOK
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tiny_book import FRONT, TinyBook
 
 from bookbinder import address, notebooks

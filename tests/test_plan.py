@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from test_pods import needs_libtpu
 
-from shardlab import CHIPS, Model, collectives, costs, training_step
-from shardlab.costs import AXES, PARTS
-from shardlab.costs.plan import MESH_AXES, count, plan, verify
+from shardlab import CHIPS, Model, collectives, costs, plan, training_step, verify
+from shardlab.costs import AXES, MESH_AXES, PARTS
+from shardlab.costs.plan import whole_number
 
 pytestmark = pytest.mark.reads("src/shardlab", "tests/planned")
 
@@ -168,7 +168,7 @@ def test_of_a_chip_that_is_two_devices_the_mesh_must_be_doubled():
 
 
 def test_numbers_as_people_write_them():
-    assert [count(text) for text in ("4M", "512k", "1.5k", "1_000", "4,096", "2Gi")] == [
+    assert [whole_number(text) for text in ("4M", "512k", "1.5k", "1_000", "4,096", "2Gi")] == [
         4 * 2**20, 512 * 2**10, 1536, 1000, 4096, 2**31,
     ]  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_bad_numbers_are_named(arguments, changes, words):
 
 
 def command(*arguments):
-    done = subprocess.run([sys.executable, "-m", "shardlab.costs.plan", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "shardlab", "plan", *arguments], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -23,12 +23,11 @@ import oracle
 import pytest
 from conftest import BOOK, changed_files
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 from test_layout import MESH
 
 from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
-from shardlab.pods.pod import pod as pods
+from shardlab.pods import pod as pods
 from shardlab.programs import collectives as comms
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", "requirements.txt")

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from test_layout import make_mesh
 from tpu_programs import recordings
 
-from shardlab import CHIPS, PodProgram, UnreadableProgram, collectives, compile_for, read_program
+from shardlab import CHIPS, PodProgram, UnreadableProgram, collectives, compile_for, read_program, timeline
 from shardlab.programs.timeline import Flight, predicted_seconds, step_timeline, steps_of
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -255,7 +255,7 @@ def test_lanes_are_cut_and_drawn():
     (compute, waits, last) = sorted(lanes["compute"], key=lambda segment: segment[1])
     assert compute == ("compute", 0, about(PRODUCT / 2 / US)) and waits[0] == "waits" and last[0] == "compute"
     assert lanes["communication"] == [("all-gather", 0, about((GATHER - PRODUCT / 2) / US))]
-    shown = made.draw()
+    shown = timeline(made.lanes(), unit="µs")
     assert "waits" in repr(shown) and "all-gather" in shown._repr_html_()
 
 

@@ -5,8 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bookbinder import book as books
-from bookbinder import progress, publish, site
+from bookbinder import book as books, progress, publish, site
 from bookbinder.stopping import Stopped
 
 

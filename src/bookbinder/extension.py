@@ -21,8 +21,7 @@ from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxRole
 
-from bookbinder import address, disk, execute, notebooks, pages, questions, reference, search, terms
-from bookbinder import book as books
+from bookbinder import address, book as books, disk, execute, notebooks, pages, questions, reference, search, terms
 from bookbinder.progress import Lines
 from bookbinder.stopping import Stopped
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from bookbinder import address as addresses
-from bookbinder import plain
+from bookbinder import address as addresses, plain
 from bookbinder.book import BookError
 from bookbinder.environments import NOT_IN_COLAB
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 FOLDER = Path(__file__).parent
 

@@ -143,13 +143,8 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
   const [attention, mlp, embedding] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f, (tied ? 1 : 2) * vocab * d];
   const parameters = layers * (attention + 2 * d) + layers * mlp + embedding + d;
   const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
-  const kept = {
-    none: 4 * d + 2 * queries + 2 * keys + 2 * ins * f,
-    matmuls: queries + 2 * keys + d + ins * f + d,
-    mlp: ins * f + d,
-    block: d,
-    offload: d,
-  };
+  const kept = Object.fromEntries(Object.entries(explorer.data.remat).map(([name, { keeps }]) =>
+    [name, keeps[0] * d + keeps[1] * queries + keeps[2] * keys + keeps[3] * ins * f]));
   return { attention, mlp, embedding, parameters, kept, multiplied: layers * (attention + mlp) + vocab * d };
 }
 
@@ -159,7 +154,7 @@ const splits = ({ heads, kv_heads: kv }, chips) => heads % chips === 0 && (kv % 
 // Why nothing can be offloaded.
 function unknownHost({ chip, remat }) {
   const { chips } = explorer.data;
-  if (remat !== "offload" || chips[chip].host_bytes_per_second) return null;
+  if (!explorer.data.remat[remat].offloads || chips[chip].host_bytes_per_second) return null;
   const known = Object.keys(chips).filter((name) => chips[name].host_bytes_per_second);
   return wrong(`the bandwidth between ${chip} and its host is not known, so what offloading takes is not either; it is ` +
     `for ${known.join(", ")}`);
@@ -185,14 +180,15 @@ function memoryOf(model, counted, given) {
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
-  const [here, there] = remat === "offload" ? [min(keeping, 2), keeping] : [keeping, 0];
+  const { offloads, recomputes } = explorer.data.remat[remat];
+  const [here, there] = offloads ? [min(keeping, 2), keeping] : [keeping, 0];
   const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
   return [{ // in bf16, except moments and logits
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
     activations: 2 * tokens * here * kept[remat] / tensor,
-    working: 2 * tokens * (remat === "none" ? 0 : kept.none) / tensor,
+    working: 2 * tokens * (recomputes.length ? kept.none : 0) / tensor,
     gathered: shards > tensor ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   }, 2 * tokens * there * kept[remat] / tensor];
@@ -204,7 +200,7 @@ function step(model, counted, made, where, given) {
   const { attention, mlp, parameters, kept, multiplied } = counted;
   const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
   const { chip } = made;
-  const whole = ["block", "offload"].includes(remat); // layers are computed again
+  const { recomputes, reads, pairs: repeated, offloads } = explorer.data.remat[remat];
   const [memory, onHost] = memoryOf(model, counted, given);
   const state = memory.parameters + memory.gradients + memory.moments;
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -214,27 +210,28 @@ function step(model, counted, made, where, given) {
   // Compute.
   const scores = sequence * heads * (4 * head_dim);
   const twoThirds = 2 * mlp * (model.gated ? 2 / 3 : 1 / 2); // nothing needs the last product again
-  const repeat = whole ? 2 * attention + twoThirds + scores : { none: 0, matmuls: scores, mlp: 2 * attention + scores }[remat];
+  const parts = { attention: 2 * attention, mlp: twoThirds, scores };
+  const repeat = recomputes.reduce((all, part) => all + parts[part], 0);
   const forwards = tokens / tensor * (2 * multiplied + allLayers * scores) / pipeline;
   const again = tokens / tensor * (allLayers * repeat) / pipeline;
   const flops = 3 * forwards + again;
   const products = 3 * (2 * allLayers * (attention + mlp) * tokens / (tensor * pipeline)) + again -
-    (remat === "none" ? 0 : scores * layers * tokens / tensor);
+    (recomputes.includes("scores") ? scores * layers * tokens / tensor : 0);
   const seconds = { compute: products / peak + (flops - products) / peak };
 
   // HBM.
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
-  const [offload, bandwidth] = [remat === "offload", chip.hbm_bytes_per_second];
-  seconds.hbm = (micro * ((whole ? 3 : 2) * 2 + 2) * dense + update + (offload ? 4 : 2) * stored) / bandwidth;
-  seconds.host = offload ? 2 * stored / chip.host_bytes_per_second : 0;
+  const bandwidth = chip.hbm_bytes_per_second;
+  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + (offloads ? 4 : 2) * stored) / bandwidth;
+  seconds.host = offloads ? 2 * stored / chip.host_bytes_per_second : 0;
 
   // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
   const held = tokens * d * 2;
-  const pairs = layers * (4 + (whole ? 1.5 : remat === "mlp" ? 0.5 : 0)) + 2;
+  const pairs = layers * (4 + repeated) + 2;
   const keys = 2 * kv * head_dim / tensor;
-  const blocks = (3 + (remat !== "none")) * layers * micro;
+  const blocks = (3 + recomputes.includes("scores")) * layers * micro;
   const crossings = pipeline > 1 ? 2 * stages : 0;
   const [gather, scatter] = gathers === 2 ? [2 * micro, micro] : [1, 1];
   const permute = "collective-permute";
@@ -286,7 +283,7 @@ function step(model, counted, made, where, given) {
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
     bound: Object.keys(seconds).find((part) => seconds[part] === longest),
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
-    moved_bytes: { ...sent, host: offload ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
+    moved_bytes: { ...sent, host: offloads ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
     exposed: {
       data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
       pipeline: took.pipeline / micro, context: open("context"), host,

@@ -68,8 +68,9 @@ const shared = (made, { model, batch, sequence }, several) => {
 
 // If nothing fits: the smallest changes with which something does, each as [words, the best choice].
 function* remedies(made, given) {
-  const levels = ["block", "offload"];
-  const tries = levels.slice(levels.indexOf(given.remat) + 1).filter((remat) => !unknownHost({ ...given, remat })).map(
+  const known = explorer.data.remat, kinds = Object.keys(known);
+  const more = kinds.slice(kinds.indexOf(given.remat) + 1).filter((remat) => known[remat].recomputes.includes("mlp"));
+  const tries = more.filter((remat) => !unknownHost({ ...given, remat })).map(
     (remat) => ["remat", `remat ${remat}`, made, remat]);
   for (const by of [2, 4, 8, 16]) {
     const larger = machine(given.chip, made.chips * by, made.chip.torus.length && made.slices > 1 ? made.slices * by : 1);

@@ -35,10 +35,9 @@ MOST_CHIPS = 2**17
 # The explorer's steps are those of dense models, on meshes of these axes.
 MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
 STEP_AXES = tuple(axis for axis in costs.MESH_AXES if axis != "expert")
-_COMPUTED_AGAIN = ("nothing", "attention scores", "attention", "whole layers", "layers, offloaded")
 GATHERED = {2: "in both passes of each micro-batch", 1: "once in a step"}
 REACH = {"stages": 2**4}  # of a slider, if it is not 4096
-REMATERIALISED = dict(zip(costs.REMAT, _COMPUTED_AGAIN, strict=True))
+REMATERIALISED = {name: remat.label for name, remat in costs.REMAT.items()}
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ def data() -> dict:
             name: {size: getattr(model, size) for size in (*models.SIZES, "gated", "tied")}
             for name, model in MODELS.items()
         },
+        "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {
             "chips": MOST_CHIPS,
@@ -118,7 +118,7 @@ def data() -> dict:
 _USES = {
     "layout": ("palette", "dtypes"),
     "matmul": ("palette", "dtypes", "bytes", "chips"),
-    "fit": ("palette", "chips", "models", "fitted", "most"),
+    "fit": ("palette", "chips", "models", "remat", "fitted", "most"),
 }
 
 

@@ -48,7 +48,7 @@ def add_arguments(command):
         help="slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)",
     )  # fmt: skip
     command.add_argument(
-        "--remat", default="block", choices=costs.REMAT,
+        "--remat", default="block", choices=tuple(costs.REMAT),
         help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the scores of attention; mlp, "
         "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory (block)",
     )  # fmt: skip
@@ -141,8 +141,8 @@ def _run(options):
 def _other_remat(made, planned):
     """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
     first, found = made.choices[0].expected_seconds, []
-    for remat in costs.REMAT:
-        if remat != made.remat and (remat != "offload" or made.chip.host_bytes_per_second):
+    for remat, how in costs.REMAT.items():
+        if remat != made.remat and (made.chip.host_bytes_per_second or not how.offloads):
             best = planned(remat).choices[0]
             if best.fits and best.expected_seconds < 0.99 * first:
                 found.append((best.expected_seconds, remat, best))

@@ -29,8 +29,9 @@ from shardlab.costs.collectives import (
 )
 from shardlab.costs.dtypes import BYTES
 from shardlab.costs.expected import FITTED, Fitted
-from shardlab.costs.memory import REMAT, Memory, activation_bytes, training_flops, training_memory
+from shardlab.costs.memory import Memory, activation_bytes, training_flops, training_memory
 from shardlab.costs.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
+from shardlab.costs.remat import REMAT, Remat
 from shardlab.costs.rooflines import Roofline, layer, matmul
 from shardlab.costs.step import PARTS, StepCost, step_cost
 
@@ -47,6 +48,7 @@ __all__ = [
     "Memory",
     "Numbers",
     "Parallelism",
+    "Remat",
     "Roofline",
     "StepCost",
     "activation_bytes",

@@ -13,8 +13,7 @@ from shardlab import costs
 from shardlab._arguments import Numbers, amount, first, one_of, whole
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip
-from shardlab.machines.models import Model
-from shardlab.machines.models import model as known_model
+from shardlab.machines.models import Model, model as known_model
 
 __all__ = ["DecodeCost", "PrefillCost", "cache_bytes", "decode_cost", "disaggregated", "prefill_cost"]
 

@@ -4,15 +4,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardlab._arguments import Numbers, amount, one_of
+from shardlab._arguments import Numbers, amount
 from shardlab.costs.dtypes import dtype_bytes
 from shardlab.costs.parallelism import Parallelism, check_split
+from shardlab.costs.remat import REMAT, remat_of
 from shardlab.machines.models import Model
 
-__all__ = ["REMAT", "Memory", "activation_bytes", "training_flops", "training_memory"]
-
-REMAT = ("none", "matmuls", "mlp", "block", "offload")
-WHOLE_LAYERS = ("block", "offload")  # of these, what computes whole layers again
+__all__ = ["Memory", "activation_bytes", "training_flops", "training_memory"]
 
 
 def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, remat: str = "none") -> Numbers:
@@ -58,9 +56,8 @@ def forward_flops(model, tokens, sequence, remat):
         mlp = routed + (mlp - routed) * share
     else:
         mlp *= share
-    layer = attention + mlp + scores
-    again = {"none": 0.0, "matmuls": scores, "mlp": attention + scores, "block": layer, "offload": layer}
-    again = model.layers * again[one_of("remat", remat, REMAT)]
+    parts = {"attention": attention, "mlp": mlp, "scores": scores}
+    again = model.layers * sum((parts[part] for part in remat_of(remat).recomputes), 0.0)
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
 
 
@@ -119,21 +116,7 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: 
     Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
     "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
     """
-    return amount("tokens", tokens) * model.layers * kept_width(model, remat) * dtype_bytes("dtype", dtype)
-
-
-def kept_width(model, remat):
-    """Elements that one layer keeps for a token."""
-    d, f, ins = model.d_model, model.hidden, 2 if model.gated else 1
-    queries, keys = model.heads * (model.head_dim + model.rope_dim), model.kv_heads * model.head_dim
-    return {
-        # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and out's input
-        "none": 2 * d + 2 * queries + 2 * keys + 2 * d + (ins + 1 + (1 if model.gated else 0)) * f,
-        "matmuls": queries + 2 * keys + d + ins * f + d,
-        "mlp": ins * f + d,
-        "block": d,
-        "offload": d,
-    }[one_of("remat", remat, REMAT)]
+    return amount("tokens", tokens) * model.layers * remat_of(remat).kept_width(model) * dtype_bytes("dtype", dtype)
 
 
 def training_memory(
@@ -203,12 +186,13 @@ def training_memory(
     whole_bytes = 2 * size["parameters"] * gathered
     if gathers == 1:
         whole_bytes = (size["parameters"] + size["gradients"]) * model.layers / pipeline * gathered
-    working = kept_width(model, "none") if remat != "none" else 0
+    how = remat_of(remat)
+    working = REMAT["none"].kept_width(model) if how.recomputes else 0
     here = at_once * model.layers / pipeline  # layers whose activations are kept
     there = 0.0 * here
-    if remat == "offload":
+    if how.offloads:
         here, there = np.minimum(here, 2.0), here
-    kept = size["activations"] * tokens * kept_width(model, remat) / tensor
+    kept = size["activations"] * tokens * how.kept_width(model) / tensor
     return Memory(
         parameter_bytes=size["parameters"] * held,
         gradient_bytes=size["gradients"] * held,

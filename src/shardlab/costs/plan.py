@@ -316,7 +316,7 @@ def plan(
             raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
     if gathers is not None and (isinstance(gathers, bool) or gathers not in (1, 2)):
         raise ValueError(f"gathers is {gathers!r}; use 2, or 1 to keep gathered parameters")
-    one_of("remat", remat, costs.REMAT)
+    one_of("remat", remat, tuple(costs.REMAT))
     machine.chip.peak(products)
     for axis in axes or ():
         one_of("axes", axis, MESH_AXES)
@@ -368,9 +368,11 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how)
 def _remedies(made, asked):
     """The smallest changes with which something fits: (what, the best choice)."""
     machine = made.machine
-    more = ("block", "offload") if machine.chip.host_bytes_per_second else ("block",)
-    for remat in more:
-        if costs.REMAT.index(remat) <= costs.REMAT.index(made.remat):
+    levels = list(costs.REMAT)
+    for remat, how in costs.REMAT.items():
+        if not how.whole_layers or (how.offloads and not machine.chip.host_bytes_per_second):
+            continue
+        if levels.index(remat) <= levels.index(made.remat):
             continue
         choices, _ = _choices(made.model, machine, remat, *asked)
         if choices[0].fits:

@@ -9,13 +9,13 @@ from shardlab._arguments import Numbers, amount, first
 from shardlab.costs.collectives import collective_bytes
 from shardlab.costs.dtypes import dtype_bytes
 from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
-from shardlab.costs.memory import WHOLE_LAYERS, Memory, forward_flops, kept_width, score_flops, training_memory
+from shardlab.costs.memory import Memory, forward_flops, score_flops, training_memory
 from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
 from shardlab.costs.places import places
+from shardlab.costs.remat import remat_of
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
-from shardlab.machines.models import Model
-from shardlab.machines.models import model as known_model
+from shardlab.machines.models import Model, model as known_model
 
 __all__ = ["PARTS", "StepCost", "step_cost"]
 
@@ -164,7 +164,8 @@ def step_cost(
         )
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
-    if remat == "offload" and not chip.host_bytes_per_second:
+    how = remat_of(remat)
+    if how.offloads and not chip.host_bytes_per_second:
         known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
         raise ValueError(
             f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
@@ -187,7 +188,7 @@ def step_cost(
     flops = 3 * forwards + again
     scores = score_flops(model, sequence)
     in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
-    in_layers = 3 * in_layers + again - np.where(remat != "none", scores * layers * tokens / tensor, 0)
+    in_layers = 3 * in_layers + again - np.where("scores" in how.recomputes, scores * layers * tokens / tensor, 0)
     seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
 
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
@@ -195,26 +196,24 @@ def step_cost(
     routed, dense = (part / (tensor * pipeline) for part in (model.routed_parameters / expert,
                      model.parameters - model.routed_parameters))  # fmt: skip
     gathered = routed + dense
-    reads = 3 if remat in WHOLE_LAYERS else 2
-    passes = micro * (reads * dtype_bytes("parameters", parameters) + dtype_bytes("gradients", gradients)) * gathered
-    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    kept = (
-        kept_width(model, remat) * tokens * model.layers / (tensor * pipeline) * dtype_bytes("activations", activations)
+    passes = (
+        micro * (how.reads * dtype_bytes("parameters", parameters) + dtype_bytes("gradients", gradients)) * gathered
     )
-    seconds["hbm"] = (passes + update + (4 if remat == "offload" else 2) * kept) / chip.hbm_bytes_per_second
-    seconds["host"] = 2 * kept / chip.host_bytes_per_second if remat == "offload" else 0.0 * kept
+    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
+    kept = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * dtype_bytes("activations", activations)
+    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * kept) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * kept / chip.host_bytes_per_second if how.offloads else 0.0 * kept
 
     # Communication: for each axis a list of (kind, how often, bytes of all its arrays together).
     placed = places(machine, chip, parallelism, torus_axes)
     held = (
         tokens * model.d_model * dtype_bytes("activations", activations)
     )  # the activations of a layer, in a tensor group
-    repeated = 1.5 if remat in WHOLE_LAYERS else 0.5 if remat == "mlp" else 0  # a gather and a scatter are one each
-    pairs = layers * (4 + repeated) + 2  # and two for the embedding and the output matrix
+    pairs = layers * (4 + how.pairs) + 2  # and two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
-    blocks = (3 + (remat != "none")) * layers * micro  # of keys and values around the ring
+    blocks = (3 + ("scores" in how.recomputes)) * layers * micro  # of keys and values around the ring
     # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
-    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * (remat in WHOLE_LAYERS))
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * how.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
     sent_parameters, sent_gradients = dtype_bytes("parameters", parameters), dtype_bytes("gradients", gradients)
 

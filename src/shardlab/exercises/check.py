@@ -107,7 +107,7 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     >>> check(4 * jnp.arange(4.0), exercise)
     Traceback (most recent call last):
         ...
-    shardlab.exercises.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (... 4 times ...)
+    shardlab.exercises.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (...)
 
     Args:
       answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.

@@ -1,0 +1,289 @@
+"""Draw products of matrices: which device multiplies what, and what must be gathered or summed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardlab.arrays.layout import axes_text, counted, describe
+from shardlab.pictures.arrays import (
+    DrawnArray,
+    array_of,
+    check_drawable,
+    describe_shards,
+    name_html,
+    names_of_dims,
+    sharding_of,
+    text_slabs,
+)
+from shardlab.pictures.svg import (
+    Picture,
+    arrow_down,
+    arrow_right,
+    device_tile,
+    escape,
+    figure,
+    rect,
+    row,
+    side_by_side,
+    text,
+    text_width,
+)
+from shardlab.programs.collectives import Collectives
+
+__all__ = ["draw_matmul"]
+
+
+def draw_matmul(
+    A: Any,
+    B: Any,
+    C: Any,
+    dims: Sequence[str] = "MJN",
+    partial: Sequence[str] | None = None,
+    sends: Collectives | None = None,
+) -> Picture:
+    """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting dimension marked.
+
+    Each array is drawn to one scale. A tile of one device has the device's colour; in a tile of which several devices
+    hold replicas, or partial sums, each of them has a small tile of its own. With `A` of type `f32[16, 32@d]` and `B`
+    of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains partial sums
+    of the local shape (16, 24). With `sends=collectives(jnp.matmul, A, B)`, the collectives of the compiled product are
+    arrows: from an operand down to what an all-gather makes of it, and from the partial sums of C down to C.
+
+    >>> line = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
+    >>> a = jax.device_put(jnp.ones((4, 8)), NamedSharding(line, P(None, "d")))
+    >>> b = jax.device_put(jnp.ones((8, 6)), NamedSharding(line, P("d", None)))
+    >>> draw_matmul(a, b, a @ b, partial="d")
+                         f32[8@d, 6]
+    f32[4, 8@d]          ┌───┐                f32[4, 6]
+    ┌───┬───┐            │ 0 │                ┌─────┐
+    │ 0 │ 1 │          · ├───┤              = │ 0+1 │
+    └───┴───┘            │ 1 │                └─────┘
+    local shape (4, 4)   └───┘                local shape (4, 6), 2 partial sums
+                         local shape (4, 6)
+    A[M, J] · B[J, N] = C[M, N]. The contracting dimension is J. Each device holds partial sums of C over d.
+
+    Args:
+      A, B, C: arrays, or anything else with a shape, a dtype and a sharding; or `Layout`s. Of two dimensions each.
+      dims: the names of the three dimensions, such as "MJN"; the second is the contracting dimension.
+      partial: the mesh axis, or a tuple of axes, along which every device holds partial sums of C.
+      sends: what `shardlab.collectives` says of the product.
+
+    Returns:
+      A `Picture`.
+
+    Raises:
+      TypeError: an argument is no array or has no sharding.
+      ValueError: the shapes do not fit a product, `dims` has not three names, there are more than 64 devices or more
+        than 16 shards along a dimension, or `partial` is not an axis that may hold partial sums.
+    """
+    names = names_of_dims(dims, 3, "A[M, J] · B[J, N] = C[M, N]")
+    rows, inner, columns = names
+    of = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
+    arrays = []
+    for (name, pair), thing in zip(of.items(), (A, B, C), strict=True):
+        if len(getattr(thing, "shape", "MN")) != 2:
+            raise ValueError(f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}")
+        arrays.append(array_of(name, thing, None, pair, partial if name == "C" else None))
+        check_drawable(arrays[-1].layout, f"draw_matmul() draws {name}")
+    a, b, c = (array.layout.shape for array in arrays)
+    if a[1] != b[0]:
+        raise ValueError(f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are {inner}")
+    if c != (a[0], b[1]):
+        raise ValueError(f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}")
+    stages, said = _stages(arrays, map(sharding_of, (A, B, C)), sends)
+    across = _extents([array for held, _ in stages for array in held], {rows: a[0], inner: a[1], columns: b[1]})
+    signs = ("", "·", "=")
+    figures = [_product_figure(*stage, sign, across, inner) for stage, sign in zip(stages, signs, strict=True)]
+    formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
+    multiplied = [stages[0][0][-1], stages[1][0][-1], stages[2][0][0]]
+    sums = multiplied[2].partial
+    held = f" Each device holds partial sums of C over {axes_text(sums)}." if sums else ""
+    words = " ".join([f"{formula}. The contracting dimension is {inner}.{held}", *said])
+    html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
+    blocks = ["\n".join([array.type, *text_slabs(array), array.short]) for array in multiplied]
+    align = "flex-end" if len(stages[2][0]) == 1 else "flex-start"
+    return Picture(row("".join(figures) + html, gap=1, align=align), f"{side_by_side(blocks, '·=')}\n{words}")
+
+
+def holders_of(array):
+    """The devices of each tile: {(row, column): [devices]}, and how many rows and columns of tiles there are."""
+    held = {}
+    for shard in array.layout.shards:
+        held.setdefault((0, 0, *shard.position)[-2:], []).append(shard.device)
+    return held, max(r for r, _ in held) + 1, max(c for _, c in held) + 1
+
+
+def _extents(arrays, sizes):
+    """Px for each dimension, the same in every array: in proportion, and enough for the numbers of the devices."""
+    largest = max(sizes.values()) or 1
+    px = {dim: max(70.0, 112 * (size / largest) ** 0.5) for dim, size in sizes.items()}
+    for array in arrays:
+        held, rows, columns = holders_of(array)
+        if max(rows, columns) > 16:
+            raise ValueError(f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} has more")
+        down, right = array.dims
+        least = 22 if max(array.layout.devices) < 10 else 26
+        px[down], px[right] = max(px[down], 22 * rows), max(px[right], least * columns)
+        each = max(map(len, held.values()))
+        while each <= 16 and not tiles_within(each, px[right] / columns, px[down] / rows):
+            px[down], px[right] = 1.1 * px[down], 1.1 * px[right]
+    return px
+
+
+def tiles_within(count, width, height):
+    """Columns and rows of small tiles, as square as fits, with room for a number in each; None if they do not fit."""
+    if count == 1:
+        return 1, 1
+    fits = []
+    for columns in range(1, count + 1):
+        rows = -(-count // columns)
+        w, h = (width - 4) / columns, (height - 4) / rows
+        if w >= 22 and h >= 18:
+            fits.append((columns * rows - count, abs(w / h - 1.3), columns, rows))
+    return min(fits)[2:] if fits else None
+
+
+def array_sheet(array, px, margin=0, top=0, marked=""):
+    """An array drawn once, its replicas as small tiles inside a tile: parts, width, height, and the middle line."""
+    held, rows, columns = holders_of(array)
+    (down, down_arrow), (right, right_arrow) = array.labels()
+    named = array.dims or ("", "")
+    row_dim, column_dim = named[-2:] if len(named) > 1 else ("", named[-1])
+    width, height = px[column_dim or 1], px[row_dim or 0]
+    left = margin + (round(text_width(down)) + 17 if down else 0)
+    y0 = top + (18 if right else 0)
+    parts = []
+    for words, is_arrow, dim, draw_arrow, start, length in (
+        (right, right_arrow, column_dim, arrow_right, (left, y0 - 9), width),
+        (down, down_arrow, row_dim, arrow_down, (left - 8, y0), height),
+    ):
+        bold = bool(marked) and dim == marked
+        if not words:
+            continue
+        if is_arrow:
+            parts.append(draw_arrow(*start, length, words, bold=bold))
+        elif draw_arrow is arrow_right:
+            parts.append(text(left + length / 2, y0 - 5, words, size=12, bold=bold))
+        else:
+            parts.append(text(left - 9, y0 + length / 2 + 4, words, size=12, anchor="end", bold=bold))
+        if bold:
+            edge = (
+                f"M{left:g} {y0 - 2:g}h{length:g}" if draw_arrow is arrow_right else f"M{left - 2:g} {y0:g}v{length:g}"
+            )
+            parts.append(f'<path d="{edge}" stroke="currentColor" stroke-width="4"/>')
+    w, h = width / columns, height / rows
+    for (r, c), devices in sorted(held.items()):
+        x, y = left + c * w, y0 + r * h
+        partial = bool(array.partial)
+        if len(devices) == 1:
+            parts.append(device_tile(x, y, w, h, devices[0], partial=partial))
+            continue
+        parts.append(rect(x, y, w, h))
+        arrangement = tiles_within(len(devices), w, h) if len(devices) <= 16 else None
+        if not arrangement:
+            parts.append(text(x + w / 2, y + h / 2 + 4, f"{len(devices)}×", size=12))
+            continue
+        across, lines = arrangement
+        small_w, small_h = (w - 4) / across, (h - 4) / lines
+        for n, device in enumerate(devices):
+            small = x + 2 + n % across * small_w + 1, y + 2 + n // across * small_h + 1
+            parts.append(
+                device_tile(*map(pixels, (*small, small_w - 2, small_h - 2)), device, partial=partial, size=12)
+            )
+    return parts, max(left + width, left + text_width(right) if right else 0), y0 + height, y0 + height / 2
+
+
+def _product_figure(held, moves, sign, across, inner):
+    """An array of a product; below it, behind an arrow for each collective, what the collective makes of it."""
+    margin, parts, width, bottom = 26 if sign else 0, [], 0, 0
+    for number, array in enumerate(held):
+        if number:
+            move, length = moves[number - 1], 50
+            before = held[number - 1]
+            for line, words in enumerate((before.type, f"local shape {before.layout.shard_shape}")):
+                parts.append(text(margin, bottom + 15 + 15 * line, words, size=12, anchor="start"))
+            bottom += 38
+            path = f"M{margin + 12} {bottom}v{length}m-6 -8l6 8l6 -8"
+            parts.append(f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="3"/>')
+            labels = (f"{move.kind} {axes_text(move.axes)}", f"{move.bytes:,} bytes each")
+            for line, words in enumerate(labels):
+                parts.append(text(margin + 26, bottom + 21 + 16 * line, words, size=12, anchor="start", bold=not line))
+                width = max(width, margin + 26 + text_width(words))
+            bottom += length + 6
+        sheet, right, bottom, middle = array_sheet(array, across, margin, bottom, marked=inner)
+        parts += sheet
+        width = max(width, right)
+        if sign and number == (0 if sign == "=" else len(held) - 1):
+            parts.append(text(10, middle + 8, sign, size=24))
+    last = held[-1]
+    types = ", then ".join(array.type for array in held)
+    title = f"{last.name}: {types} on {counted(len(last.layout.shards), 'device')}"
+    caption = f"{name_html(last.name)}<code>{escape(last.type)}</code><br>{escape(last.short)}"
+    said = " Then: ".join(map(describe_shards, held))
+    return figure(parts, width, bottom, title, said, caption, narrow=190, growth=1.2)
+
+
+def _stages(arrays, shardings, sends):
+    """What is held of A, B and C one after the other, with the collectives in between; and the collectives in words."""
+    stages, said = [([array], []) for array in arrays], []
+    if sends is None:
+        return stages, said
+    meshes = [getattr(sharding, "mesh", None) for sharding in shardings]
+    sums = []
+    for move in sends.moves:
+        words = f"{'An' if move.kind.startswith('a') else 'A'} {move.kind}"
+        words += f" along {' and '.join(move.axes)}" if move.axes else ""
+        place = _gathered(stages, meshes, move)
+        if place is not None:
+            before, after = stages[place][0][-2:]
+            words += f" turns {after.name} from {before.type} into {after.type}"
+        elif _adds_up(arrays[2], meshes[2], move):
+            sums.append(move)
+            words += " adds up the partial sums of C"
+        times = "" if move.times == 1 else " each time"
+        said.append(f"{words}; each device sends {'an unknown number of' if move.bytes is None else f'{move.bytes:,}'} "
+                    f"bytes{times}.")  # fmt: skip
+    for move in reversed(sums):
+        held, moves = stages[2]
+        held.insert(0, _over_fewer(held[0], meshes[2], move.axes, (*held[0].partial, *move.axes)))
+        moves.insert(0, move)
+    return stages, said or ["Nothing is sent."]
+
+
+def _dims_of(types):
+    return [tuple(int(size) for size in one.partition("[")[2].rstrip("]").split(",") if size) for one in types]
+
+
+def _over_fewer(array, mesh, axes, partial=()):
+    """An array that is no longer sharded over some axes; along `partial` its devices hold partial sums."""
+    spec = [tuple(axis for axis in over if axis not in axes) or None for over in array.layout.spec]
+    layout = describe(NamedSharding(mesh, PartitionSpec(*spec)), array.layout.shape, array.layout.dtype)
+    return DrawnArray(array.name, layout, array.dims, partial, layout.type)
+
+
+def _gathered(stages, meshes, move):
+    """Which operand an all-gather is of, by shapes and axes, with the result appended to its stages; else None."""
+    if move.kind != "all-gather" or not move.axes or move.times != 1:
+        return None
+    for place in (0, 1):
+        held, moves = stages[place]
+        if meshes[place] is None or not any(axis in over for over in held[-1].layout.spec for axis in move.axes):
+            continue
+        after = _over_fewer(held[-1], meshes[place], move.axes)
+        shapes = [held[-1].layout.shard_shape], [after.layout.shard_shape]
+        if shapes == (_dims_of(move.operands), _dims_of(move.results)):
+            held.append(after)
+            moves.append(move)
+            return place
+    return None
+
+
+def _adds_up(c, mesh, move):
+    """Whether a collective adds up partial sums of C, by its result's shape."""
+    adds = move.kind in ("all-reduce", "reduce-scatter") and move.axes and move.times == 1
+    return bool(adds and mesh is not None and _dims_of(move.results) == [c.layout.shard_shape])
+
+
+def pixels(number):
+    return round(number, 1)
