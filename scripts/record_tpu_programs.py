@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile the programs of tests/tpu_programs for TPUs, and record the compiler's text there, for test_comms.py.
+"""Compile the programs of tests/tpu_programs for TPUs, and record the compiler's text there, for test_collectives.py.
 
 It needs libtpu, but no TPU: run it after `pip install "jax[tpu]==VERSION"`, once with each version of JAX that is to be
 recorded (from 0.7.1 on). Parts that do not concern communication are removed: tables of sources, and the attributes

@@ -3,6 +3,7 @@
 import gzip
 import re
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -16,7 +17,9 @@ from test_layout import MESH, make_mesh, shardings
 from shardlab import Pod, collectives, describe
 from shardlab.pictures.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
 
-pytestmark = pytest.mark.reads("src/shardlab")
+pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder/theme/static")
+
+THEME = Path(__file__).parent.parent / "src" / "bookbinder" / "theme" / "static"
 
 
 def svgs(picture):
@@ -736,3 +739,13 @@ def test_the_spec_of_an_argument_decides_how_its_gradient_comes_back(body, spec,
 def test_numbers_without_a_cotangent_are_refused():
     with pytest.raises(TypeError, match="one of type int32 has no cotangent"):
         draw_backward(lambda v: v, P("d"), P("d"), jnp.arange(8), mesh=LINE)
+
+
+def test_the_style_sheet_has_the_colours_of_the_devices():
+    """The theme knows nothing of shardlab, so the eight colours stand in it too."""
+    colours = re.findall(r"--device-(\d): (#\w{6});", (THEME / "book.css").read_text("utf-8"))
+    assert [colour.upper() for _, colour in sorted(set(colours))] == [colour.upper() for colour in PALETTE]
+    assert {colour.upper() for colour in re.findall(r'fill="(#\w{6})"', (THEME / "icon.svg").read_text("utf-8"))} == {
+        *(colour.upper() for colour in PALETTE),
+        "#14213D",  # the ground
+    }

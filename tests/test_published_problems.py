@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
-from test_cost import of_many
+from test_costs import of_many
 
 from shardlab import MODELS, MatmulFlops, Model, Program, describe
 from shardlab.costs import (

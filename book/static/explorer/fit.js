@@ -104,13 +104,13 @@ function places(made, { data, fsdp, tensor, pipeline, context }) {
 }
 
 // --- Collectives ---
-const TIMES = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
-const sentBytes = (kind, bytes, n) => (TIMES[kind] ? TIMES[kind] * (n - 1) / n * bytes : n > 1 ? bytes : 0);
+const rounds = (kind) => explorer.data.rounds[kind]; // how often the array goes around; none for sends
+const sentBytes = (kind, bytes, n) => (rounds(kind) ? rounds(kind) * (n - 1) / n * bytes : n > 1 ? bytes : 0);
 
 // The time between slices or nodes, by the faster of rings and trees.
 function network(kind, bytes, outer, chip, waiting) {
-  const ring = TIMES[kind] ? TIMES[kind] * (outer - 1) : outer > 1 ? 1 : 0;
-  const tree = TIMES[kind] ? TIMES[kind] * ceil(log2(outer)) : ring;
+  const ring = rounds(kind) ? rounds(kind) * (outer - 1) : outer > 1 ? 1 : 0;
+  const tree = rounds(kind) ? rounds(kind) * ceil(log2(outer)) : ring;
   const [first, second] = [ring, tree].map((steps) => max(sentBytes(kind, bytes, outer) / chip.network_bytes_per_second,
     waiting * steps * chip.network_seconds));
   return min(first, second);
@@ -119,17 +119,17 @@ function network(kind, bytes, outer, chip, waiting) {
 // [the time within a slice or node, that between them] of so many collectives of these bytes together.
 function axisSeconds(kind, count, bytes, { near, far, ways, hops, crowd }, waits, chip) {
   const link = chip.link_bytes_per_second;
-  const within = TIMES[kind] ? sentBytes(kind, bytes, near) / (ways * link) : near > 1 ? crowd * bytes / link : 0;
-  const late = count * (TIMES[kind] ? TIMES[kind] * hops : Number(near > 1)) * chip.link_seconds;
-  const between = TIMES[kind] ? bytes / near : far > 1 ? bytes : 0;
+  const within = rounds(kind) ? sentBytes(kind, bytes, near) / (ways * link) : near > 1 ? crowd * bytes / link : 0;
+  const late = count * (rounds(kind) ? rounds(kind) * hops : Number(near > 1)) * chip.link_seconds;
+  const between = rounds(kind) ? bytes / near : far > 1 ? bytes : 0;
   return [max(within, late), network(kind, between, far, chip, waits ? count : min(count, 1))];
 }
 
 // What a collective takes on GPUs besides its bytes.
 function latency(kind, { near, far }, fitted) {
   const of = near * far;
-  const hops = TIMES[kind] ? TIMES[kind] * (of - far) : min(near - 1, 1);
-  const across = TIMES[kind] ? TIMES[kind] * (far - 1) : min(far - 1, 1);
+  const hops = rounds(kind) ? rounds(kind) * (of - far) : min(near - 1, 1);
+  const across = rounds(kind) ? rounds(kind) * (far - 1) : min(far - 1, 1);
   let seconds = hops * fitted.hop_seconds + across * fitted.network_hop_seconds;
   if (kind === "all-reduce") {
     seconds = min(seconds, 2 * ((near - 1) * fitted.hop_seconds + log2(far) * fitted.network_hop_seconds));

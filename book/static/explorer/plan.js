@@ -4,7 +4,6 @@
 "use strict";
 const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
-const MOST_MICRO = 13; // powers of two, from 1
 
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
 // slices of TPUs are only data and pipeline axes, if they can.
@@ -35,18 +34,19 @@ const better = (one, other, share = 1) => one.fits > other.fits ||
 // keeping what is gathered, must be faster by more than one per cent.
 function priced(made, some, given) {
   const [counted, sequences] = [sizesOf(given.model), given.batch / given.sequence];
-  const { stages: most, faster } = explorer.data.most;
+  const { stages: most, faster, microbatches } = explorer.data.most;
   const choices = some.map((mesh) => {
     const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
     const able = most.filter((n) => n === 1 || (mesh.pipeline > 1 && mesh.pipeline * n <= given.model.layers));
     const ways = able.flatMap((stages) => (mesh.fsdp * mesh.context > 1 ? [2, 1] : [2]).map((gathers) => ({ stages, gathers })));
     const bests = ways.map(({ stages, gathers }) => {
       let best = null;
-      for (let i = 0; i < MOST_MICRO && each % 2 ** i === 0; i++) {
-        if (stages > 1 && 2 ** i % mesh.pipeline) continue;
-        const how = { microbatches: 2 ** i, stages, gathers };
+      for (const micro of microbatches) {
+        if (each % micro) break;
+        if (stages > 1 && micro % mesh.pipeline) continue;
+        const how = { microbatches: micro, stages, gathers };
         const cost = step(given.model, counted, made, where, { ...given, ...mesh, ...how });
-        const one = { ...cost, worth: costs.fits ? costs.expected_seconds : costs.total_bytes, mesh, ...how };
+        const one = { ...cost, worth: cost.fits ? cost.expected_seconds : cost.total_bytes, mesh, ...how };
         if (!best || better(one, best)) best = one;
       }
       return best;

@@ -15,7 +15,8 @@ from shardlab import costs
 from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
-from shardlab.costs.plan import FASTER, MOST_CONTEXT, MOST_PIPELINE, STAGES
+from shardlab.costs.collectives import ROUNDS
+from shardlab.costs.plan import FASTER, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
 from shardlab.pictures.svg import PALETTE, Picture, figure, hatching, ink, rect, row, text, text_width
@@ -102,6 +103,7 @@ def data() -> dict:
             name: {size: getattr(model, size) for size in (*models.SIZES, "gated", "tied")}
             for name, model in MODELS.items()
         },
+        "rounds": ROUNDS,
         "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {
@@ -109,6 +111,7 @@ def data() -> dict:
             "pipeline": MOST_PIPELINE,
             "context": MOST_CONTEXT,
             "stages": STAGES,
+            "microbatches": POWERS,
             "faster": FASTER,
         },
     }
@@ -118,7 +121,7 @@ def data() -> dict:
 _USES = {
     "layout": ("palette", "dtypes"),
     "matmul": ("palette", "dtypes", "bytes", "chips"),
-    "fit": ("palette", "chips", "models", "remat", "fitted", "most"),
+    "fit": ("palette", "chips", "models", "rounds", "remat", "fitted", "most"),
 }
 
 

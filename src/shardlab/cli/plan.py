@@ -10,7 +10,7 @@ from shardlab._tables import aligned
 from shardlab.cli.arguments import Wrong
 from shardlab.costs import inference
 from shardlab.costs.parallelism import MESH_AXES
-from shardlab.costs.plan import plan, whole_number
+from shardlab.costs.plan import FASTER, POWERS, plan, whole_number
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
@@ -144,7 +144,7 @@ def _other_remat(made, planned):
     for remat, how in costs.REMAT.items():
         if remat != made.remat and (made.chip.host_bytes_per_second or not how.offloads):
             best = planned(remat).choices[0]
-            if best.fits and best.expected_seconds < 0.99 * first:
+            if best.fits and best.expected_seconds < FASTER * first:
                 found.append((best.expected_seconds, remat, best))
     lines = [
         f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) on {best}, "
@@ -183,7 +183,7 @@ def _serve(options):
     first = inference.prefill_cost(model, machine.chip, options.context, **how)
     rows = [("batch", "token ms", "tokens/s", "bound by", "memory GB")]
     found = []
-    for batch in (2**n for n in range(13)):
+    for batch in POWERS:
         step = inference.decode_cost(model, machine.chip, batch, options.context, **how)
         slow = options.latency is not None and step.serial_seconds * 1e3 > options.latency
         if step.total_bytes > machine.usable_bytes or slow:

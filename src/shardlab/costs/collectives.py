@@ -14,8 +14,8 @@ __all__ = [
 ]  # fmt: skip
 
 ALGORITHMS = ("ring", "tree", "in-network")  # of a collective between nodes
-GATHERS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # how often the array goes around
-KINDS = (*GATHERS, "all-to-all", "collective-permute")
+ROUNDS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # how often the array goes around
+KINDS = (*ROUNDS, "all-to-all", "collective-permute")
 
 
 def collective_bytes(kind: str, array_bytes: Numbers, devices: Numbers) -> Numbers:
@@ -40,7 +40,7 @@ def collective_bytes(kind: str, array_bytes: Numbers, devices: Numbers) -> Numbe
     n, array_bytes = whole("devices", devices), amount("array_bytes", array_bytes)
     if one_of("kind", kind, KINDS) == "collective-permute":
         return np.where(n > 1, array_bytes, 0.0)[()]
-    return GATHERS.get(kind, 1) * (n - 1) / n * array_bytes
+    return ROUNDS.get(kind, 1) * (n - 1) / n * array_bytes
 
 
 def collective_seconds(
@@ -249,7 +249,7 @@ def _load(kind, sizes, chip, ring=None, directions=2):
             )
         if kind == "collective-permute":
             return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
-        times = GATHERS.get(kind, 1)
+        times = ROUNDS.get(kind, 1)
         return times * (total - 1) / total, times * (total - 1)
     for size in sizes:
         if np.any(size > max(chip.torus)):
@@ -269,7 +269,7 @@ def _load(kind, sizes, chip, ring=None, directions=2):
         around = directions == 1  # each chunk travels up to n-1 links of a ring, and all links carry as much
         chunks = (np.where(ring & around, n * (n - 1) / 2, n * n // 4) for n, ring in zip(sizes, rings, strict=True))
         return reduce(np.maximum, (many / n / w for many, n, w in zip(chunks, sizes, ways, strict=True))), hops
-    times, out = GATHERS[kind], sum(w * (n > 1) for n, w in zip(sizes, ways, strict=True))
+    times, out = ROUNDS[kind], sum(w * (n > 1) for n, w in zip(sizes, ways, strict=True))
     return times * (total - 1) / total / np.maximum(out, 1), times * hops
 
 
@@ -294,9 +294,9 @@ def network_seconds(kind, array_bytes, outer, chip, algorithm="ring", count=1, w
     `waits` of the collectives begin only when the one before has ended; the latencies of the others overlap.
     """
     sent = collective_bytes(kind, array_bytes, outer)
-    times = GATHERS.get(kind, 1)
+    times = ROUNDS.get(kind, 1)
     steps = np.where(outer > 1, 1, 0) if kind == "collective-permute" else times * (outer - 1)
-    if one_of("algorithm", algorithm, ALGORITHMS) != "ring" and kind in GATHERS:
+    if one_of("algorithm", algorithm, ALGORITHMS) != "ring" and kind in ROUNDS:
         steps = times * np.ceil(np.log2(outer))
         if algorithm == "in-network" and kind == "all-reduce":
             sent = np.where(outer > 1, array_bytes, 0.0)

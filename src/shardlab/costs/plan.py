@@ -27,6 +27,7 @@ from shardlab.machines import hardware, models
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
 
 MOST_PIPELINE, MOST_CONTEXT = 32, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
+POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences that are served
 STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
 FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
 
@@ -436,7 +437,7 @@ def _meshes(machine, model, axes, sequence):
 
 def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches, stages, gathers):
     """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
-    numbers = [microbatches] if microbatches else [2**n for n in range(13)]
+    numbers = [microbatches] if microbatches else list(POWERS)
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
     for many in sorted({1, stages}) if stages else STAGES:

@@ -336,16 +336,14 @@ def test_a_full_rematerialisation_is_told_with_its_line_and_still_printed(capfd)
     assert "asked for: a sharding constraint or a reshard" in {move.cause for move in report.moves}
     (said,) = says(report, "full rematerialisation")
     first, second = line_of(turned, '"x", None'), line_of(turned, "b * 2")
-    assert (
-        "1 array" in said and "f32[4,8,4]" in said and re.search(rf"in test_explanation.py:({first}|{second}):", said)
-    )
+    assert "1 array" in said and "f32[4,8,4]" in said and re.search(rf"in test_explain.py:({first}|{second}):", said)
     assert "Involuntary full rematerialization" in capfd.readouterr().err
 
 
 def test_a_full_rematerialisation_is_seen_in_the_program_where_the_compiler_says_nothing():
     text = jax.jit(turned).lower(CUBE).compile().as_text()
     (said,) = says(explain(text), "full rematerialisation")
-    assert "f32[8,8,8] is gathered" in said and "keeps only a shard" in said and "test_explanation.py:" in said
+    assert "f32[8,8,8] is gathered" in said and "keeps only a shard" in said and "test_explain.py:" in said
     needed = explain(lambda a, w: a @ w, struct((64, 64), "data"), struct((64, 64), "data"))
     assert "all-gather" in {move.kind for move in needed.moves} and says(needed, "full rematerialisation") == []
 
@@ -357,7 +355,7 @@ def test_matrix_products_that_devices_repeat_are_told_with_the_factor():
 
     w, x = struct((D, D)), struct((B, D), "data")
     (said,) = says(explain(forward, w, struct((D, D), None, "model"), x), "repeated work")
-    assert f"test_explanation.py:{line_of(forward, 'x @ w')}" in said and "2 times the FLOPs" in said
+    assert f"test_explain.py:{line_of(forward, 'x @ w')}" in said and "2 times the FLOPs" in said
     assert says(explain(forward, w, w, struct((B, D), ("data", "model"))), "repeated work") == []
     (all_of_it,) = says(explain(forward, w, w, x), "repeated work")
     assert "2 lines" in all_of_it and "2 times the FLOPs" in all_of_it
@@ -378,7 +376,7 @@ def test_operations_that_every_device_computes_whole_are_told():
         return jnp.linalg.cholesky(a)
 
     (said,) = says(explain(factor, struct((128, 128), "data")), "repeated work")
-    assert said.startswith(f"test_explanation.py:{line_of(factor, 'linalg')}: XLA has no distributed cholesky")
+    assert said.startswith(f"test_explain.py:{line_of(factor, 'linalg')}: XLA has no distributed cholesky")
     assert says(explain(factor, struct((64, 64, 64), "data")), "repeated work") == []
     (said,) = says(explain(lambda a: jnp.fft.fftn(a), struct((64, 64), "data", dtype="complex64")), "repeated work")
     assert "a Fourier transform needs the whole dimension" in said
@@ -488,11 +486,11 @@ def test_a_list_of_layers_is_one_row_and_parts_of_a_state_are_not():
 
 def test_a_cell_of_a_notebook_has_its_number(monkeypatch):
     file = "/tmp/ipykernel_12/345.py"
-    assert where(file, 2) == "cell:2" and where(__file__, 2) == "test_explanation.py:2" and where("", 0) == "not known"
+    assert where(file, 2) == "cell:2" and where(__file__, 2) == "test_explain.py:2" and where("", 0) == "not known"
     cells = SimpleNamespace(format_code_name={file: ("Cell", "In[3]")}.get)
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=cells))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
-    assert where(file, 2) == "In[3]:2" and where(__file__, 2) == "test_explanation.py:2"
+    assert where(file, 2) == "In[3]:2" and where(__file__, 2) == "test_explain.py:2"
 
 
 def test_it_is_printed_as_html_and_as_json(trained):
@@ -501,7 +499,7 @@ def test_it_is_printed_as_html_and_as_json(trained):
     page = trained._repr_html_()
     assert page.count("<tr>") > len(trained.moves) and "<strong>replicated</strong>" in page
     assert "<code>h = jnp.tanh(x @ layer[&quot;up&quot;])</code>" in page and "f32[16,128]" in page
-    assert f"test_explanation.py:{UP}" in repr(trained) and "It sends nothing." in repr(explain(jnp.tanh, BATCH))
+    assert f"test_explain.py:{UP}" in repr(trained) and "It sends nothing." in repr(explain(jnp.tanh, BATCH))
 
 
 def test_what_is_no_program_is_refused():
