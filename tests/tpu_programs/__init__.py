@@ -1,9 +1,9 @@
 """Programs for TPUs whose communication is known by construction, and what is known of it.
 
 scripts/record_tpu_programs.py compiles them and keeps the compiler's text in this folder, in one file for each place
-and version of JAX; `zless` shows it, with a line on top that says what made it, and when. test_collectives.py reads it. What
-is expected comes from arithmetic on shapes and on the sizes of mesh axes, never from a parser; where the compiler is
-free to choose, there are bounds.
+and version of JAX; `zless` shows it, with a line on top that says what made it, and when. test_collectives.py reads it.
+What is expected comes from arithmetic on shapes and on the sizes of mesh axes, never from a parser; where the compiler
+is free to choose, there are bounds.
 """
 
 import gzip
