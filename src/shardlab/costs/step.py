@@ -152,10 +152,77 @@ def step_cost(
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
     this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
     """
-    model = known_model(model)
+    model, how = known_model(model), remat_of(remat)
     chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
+    _check(model, machine, chip, parallelism, how, efficiency, gathers)
+    memory = training_memory(
+        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
+    )
+    asked = {"parameters": parameters, "gradients": gradients, "activations": activations}
+    bytes_of = {name: dtype_bytes(name, dtype) for name, dtype in asked.items()}
+    tensor, pipeline, context = (np.asarray(getattr(parallelism, axis), float) for axis in _OF_TOKENS)
+    micro = np.asarray(parallelism.microbatches, float)
+    tokens = amount("batch_tokens", batch_tokens) / (parallelism.groups * context)  # of a tensor group, in all
+    gather, scatter = (2 * micro, micro) if gathers == 2 else (1, 1)
+
+    # Compute. The backward pass takes twice the FLOPs of the forward pass.
+    forwards, again = (flops / pipeline for flops in forward_flops(model, tokens / tensor, sequence, remat))
+    flops = 3 * forwards + again
+    scores = score_flops(model, sequence)
+    in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
+    in_layers = (
+        3 * in_layers
+        + again
+        - np.where("scores" in how.recomputes, scores * (model.layers / pipeline) * tokens / tensor, 0)
+    )
+    seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
+
+    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
+    # the optimiser reads and writes its state.
+    passes = micro * (how.reads * bytes_of["parameters"] + bytes_of["gradients"]) * sum(_here(model, parallelism))
+    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
+    kept = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
+    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * kept) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * kept / chip.host_bytes_per_second if how.offloads else 0.0 * kept
+
+    arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
+    near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip)
+    seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
+    expected, exposed = expected_seconds(
+        model,
+        chip,
+        parallelism,
+        tokens,
+        flops,
+        in_layers,
+        products,
+        (near, far, late, seconds["host"]),
+        update,
+        scatter,
+    )
+    usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
+    parts = {
+        "flops": flops,
+        **{f"{part}_seconds": seconds[part] for part in PARTS},
+        **{f"{axis}_bytes": sent[axis] for axis in MESH_AXES},
+        "bubble": parallelism.idle,
+        "fits": memory.total_bytes <= usable,
+        "mfu": 3 * forwards / chip.peak(products),
+        "expected_seconds": expected,
+        "exposed_seconds": exposed,
+    }
+    parts = {name: array[()] for name, array in zip(parts, np.broadcast_arrays(*parts.values()), strict=True)}
+    step = StepCost(memory=memory, **parts)
+    return replace(step, mfu=step.mfu / step.seconds)
+
+
+_OF_TOKENS = ("tensor", "pipeline", "context")  # the axes that share a sequence and the layers
+
+
+def _check(model, machine, chip, parallelism, how, efficiency, gathers):
+    """ValueError for what no step can be."""
     if not isinstance(parallelism, Parallelism):
-        raise ValueError(f"a shardlab.costss.Parallelism is needed, not {parallelism!r}")
+        raise ValueError(f"a shardlab.Parallelism is needed, not {parallelism!r}")
     total = np.asarray(parallelism.chips)
     if isinstance(machine, Machine) and np.any(total != machine.chips):
         wrong = first(total, total != machine.chips)
@@ -164,7 +231,6 @@ def step_cost(
         )
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
-    how = remat_of(remat)
     if how.offloads and not chip.host_bytes_per_second:
         known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
         raise ValueError(
@@ -174,94 +240,63 @@ def step_cost(
     if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
         raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
     check_layers(model, parallelism)
-    memory = training_memory(
-        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
+
+
+def _here(model, parallelism):
+    """(parameters of the routed experts, all others) that a chip multiplies with: its part of its stage's layers."""
+    tensor, pipeline, expert = (
+        np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert")
     )
-    size = {axis: np.asarray(getattr(parallelism, axis), float) for axis in MESH_AXES}
-    tensor, pipeline, context, expert = (size[axis] for axis in ("tensor", "pipeline", "context", "expert"))
+    routed, dense = model.routed_parameters / expert, model.parameters - model.routed_parameters
+    return routed / (tensor * pipeline), dense / (tensor * pipeline)
+
+
+def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
+    """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their arrays together)."""
+    tensor, pipeline, context, expert = (
+        np.asarray(getattr(parallelism, axis), float) for axis in (*_OF_TOKENS, "expert")
+    )
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
-    batch = amount("batch_tokens", batch_tokens)
-    tokens = batch / (parallelism.groups * context)  # of a tensor group, in all micro-batches
-
-    # Compute. The backward pass takes twice the FLOPs of the forward pass.
-    forwards, again = (flops / pipeline for flops in forward_flops(model, tokens / tensor, sequence, remat))
-    flops = 3 * forwards + again
-    scores = score_flops(model, sequence)
-    in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
-    in_layers = 3 * in_layers + again - np.where("scores" in how.recomputes, scores * layers * tokens / tensor, 0)
-    seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
-
-    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
-    # the optimiser reads and writes its state.
-    routed, dense = (part / (tensor * pipeline) for part in (model.routed_parameters / expert,
-                     model.parameters - model.routed_parameters))  # fmt: skip
-    gathered = routed + dense
-    passes = (
-        micro * (how.reads * dtype_bytes("parameters", parameters) + dtype_bytes("gradients", gradients)) * gathered
-    )
-    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    kept = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * dtype_bytes("activations", activations)
-    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * kept) / chip.hbm_bytes_per_second
-    seconds["host"] = 2 * kept / chip.host_bytes_per_second if how.offloads else 0.0 * kept
-
-    # Communication: for each axis a list of (kind, how often, bytes of all its arrays together).
-    placed = places(machine, chip, parallelism, torus_axes)
-    held = (
-        tokens * model.d_model * dtype_bytes("activations", activations)
-    )  # the activations of a layer, in a tensor group
-    pairs = layers * (4 + how.pairs) + 2  # and two for the embedding and the output matrix
+    routed, dense = _here(model, parallelism)
+    gather, scatter = rounds
+    held = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
+    pairs = layers * (4 + how.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
     blocks = (3 + ("scores" in how.recomputes)) * layers * micro  # of keys and values around the ring
     # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
     chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * how.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
-    sent_parameters, sent_gradients = dtype_bytes("parameters", parameters), dtype_bytes("gradients", gradients)
 
-    gather, scatter = (2 * micro, micro) if gathers == 2 else (1, 1)
+    def sharded(place, parameters):
+        return [
+            (place, "all-gather", gather * layers, gather * parameters * bytes_of["parameters"]),
+            (place, "reduce-scatter", scatter * layers, scatter * parameters * bytes_of["gradients"]),
+        ]
 
-    def sharded(parameters, count):
-        return (
-            ("all-gather", gather * count, gather * parameters * sent_parameters),
-            ("reduce-scatter", scatter * count, scatter * parameters * sent_gradients),
-        )
+    summed = (dense + routed * expert) * tensor / parallelism.shards * bytes_of["gradients"]
+    around = (context - 1) * blocks / micro * tokens * keys * bytes_of["activations"]
+    calls = chosen * micro / np.maximum(model.experts_per_token, 1)
+    return {
+        "data": [("data", "all-reduce", layers, summed)],
+        "fsdp": sharded("sharded", dense) + (sharded("routed", routed) if model.experts else []),
+        "tensor": [("tensor", "all-reduce", micro * pairs, pairs * held)],
+        "pipeline": [("pipeline", "collective-permute", crossings * micro, crossings * held / tensor)],
+        "context": [("context", "collective-permute", blocks * (context - 1), around)],
+        "expert": [("expert", "all-to-all", calls, chosen * held / tensor)],
+    }
 
-    summed = (dense + routed * expert) * tensor / parallelism.shards * sent_gradients
-    arrays = {
-        "data": (("data", (("all-reduce", layers, summed),)),),
-        "fsdp": (("sharded", sharded(dense, layers)), ("routed", sharded(routed, layers) if model.experts else ())),
-        "tensor": (("tensor", (("all-reduce", micro * pairs, pairs * held),)),),
-        "pipeline": (("pipeline", (("collective-permute", crossings * micro, crossings * held / tensor),)),),
-        "context": (("context", (("collective-permute", blocks * (context - 1), (context - 1) * blocks / micro * tokens
-                                  * keys * dtype_bytes("activations", activations)),)),),
-        "expert": (("expert", (("all-to-all", chosen * micro / np.maximum(model.experts_per_token, 1),
-                                chosen * held / tensor),)),),
-    }  # fmt: skip
-    near, far, sent, late = {}, {}, {}, {}
-    for axis, parts in arrays.items():
+
+def _sent(arrays, placed, chip):
+    """For each axis: the time within a slice or node, that between them, what calls take besides, and the bytes."""
+    near, far, late, sent = {}, {}, {}, {}
+    for axis, calls in arrays.items():
         near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)
         waits = axis not in ("data", "fsdp") or not chip.torus
-        for where, kinds in parts:
-            for kind, count, size_ in kinds:
-                one, other = axis_seconds(kind, count, size_, placed[where], waits, chip)
-                near[axis], far[axis] = near[axis] + one, far[axis] + other
-                late[axis] = late[axis] + count * call_seconds(kind, placed[where], chip)
-                of = placed[where].near * placed[where].far
-                sent[axis] = sent[axis] + np.where(of > 1, collective_bytes(kind, size_, of), 0.0)
-        seconds[axis] = np.maximum(near[axis], far[axis])
-
-    took = (near, far, late, seconds["host"])
-    expected, exposed = expected_seconds(
-        model, chip, parallelism, tokens, flops, in_layers, products, took, update, scatter
-    )
-    named = {"flops": flops} | {f"{part}_seconds": seconds[part] for part in PARTS}
-    named |= {f"{axis}_bytes": sent[axis] for axis in MESH_AXES}
-    usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
-    named |= {
-        "bubble": parallelism.idle,
-        "fits": memory.total_bytes <= usable,
-        "mfu": 3 * forwards / chip.peak(products),
-    }
-    named |= {"expected_seconds": expected, "exposed_seconds": exposed}
-    named = {name: array[()] for name, array in zip(named, np.broadcast_arrays(*named.values()), strict=True)}
-    step = StepCost(memory=memory, **named)
-    return replace(step, mfu=step.mfu / step.seconds)
+        for where, kind, count, nbytes in calls:
+            place = placed[where]
+            within, between = axis_seconds(kind, count, nbytes, place, waits, chip)
+            near[axis], far[axis] = near[axis] + within, far[axis] + between
+            late[axis] = late[axis] + count * call_seconds(kind, place, chip)
+            devices = place.near * place.far
+            sent[axis] = sent[axis] + np.where(devices > 1, collective_bytes(kind, nbytes, devices), 0.0)
+    return near, far, late, sent

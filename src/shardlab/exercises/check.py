@@ -120,24 +120,9 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
       ValueError: the exercise cannot be checked, such as one with limits but without args.
       Exception: whatever the answer itself raises, if it is a function.
     """
-    limited = (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ())
-    if exercise.args is None and (limited or exercise.reference is not None):
-        raise ValueError(
-            "communication, max_bytes, max_flops, never and reference are for answers that are functions: give "
-            "Exercise args"
-        )
-    want = exercise.value
-    if exercise.reference is not None:
-        if want is not None:
-            raise ValueError("give Exercise a value or a reference, not both")
-        want = exercise.reference(*_copied(exercise.args))
-    run = compiled = None
+    want = _wanted(exercise)
     try:
-        if exercise.args is not None and isinstance(answer, Callable):
-            run, compiled = _compiled_once(answer, exercise.args, want) if limited else (answer, None)
-            answer = run(*_copied(exercise.args))
-        if _is_stub(answer, ... if want is None else want):
-            raise NotSolved(_NOT_SOLVED)
+        answer, run, compiled = _answered(answer, exercise, want)
     except NotSolved:
         if strict:
             raise
@@ -145,48 +130,87 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         return
     if exercise.args is not None and run is None:
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
+    passed = [*_passed(answer, run, compiled, want, exercise)]
+    if not passed:
+        raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
+    print(f"Right: {', '.join(passed[:-1])}{' and ' * (len(passed) > 1)}{passed[-1]}.")
 
-    found = []
+
+def _is_limited(exercise):
+    """Whether the program that an answer compiles to is looked at."""
+    return (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ())
+
+
+def _wanted(exercise):
+    """The right answer, or what it returns; None if there is none. ValueError for a senseless exercise."""
+    if exercise.args is None and (_is_limited(exercise) or exercise.reference is not None):
+        raise ValueError(
+            "communication, max_bytes, max_flops, never and reference are for answers that are functions: give "
+            "Exercise args"
+        )
+    if exercise.reference is None:
+        return exercise.value
+    if exercise.value is not None:
+        raise ValueError("give Exercise a value or a reference, not both")
+    return exercise.reference(*_copied(exercise.args))
+
+
+def _answered(answer, exercise, want):
+    """(the answer or what it returns, the function, its compiled program if that has limits); or NotSolved."""
+    run = compiled = None
+    if exercise.args is not None and isinstance(answer, Callable):
+        run = answer
+        if _is_limited(exercise):
+            run, compiled = _compiled_once(answer, exercise.args, want)
+        answer = run(*_copied(exercise.args))
+    if _is_stub(answer, ... if want is None else want):
+        raise NotSolved(_NOT_SOLVED)
+    return answer, run, compiled
+
+
+def _passed(answer, run, compiled, want, exercise):
+    """What of an answer is right, in words, one check after the other; WrongAnswer for the first that is not."""
     if want is not None:
         _check_values(want, answer, exercise)
-        found.append("the values agree")
-    if exercise.reference is not None:
-        second = _drawn(exercise.args)
-        try:
-            _check_values(exercise.reference(*_copied(second)), run(*_copied(second)), exercise)
-        except WrongAnswer as error:
-            raise WrongAnswer(f"with a second, random input: {error}") from None
-        found[-1] += " on two inputs"
+        if exercise.reference is None:
+            yield "the values agree"
+        else:
+            _check_second_input(run, exercise)
+            yield "the values agree on two inputs"
     if exercise.layout is not None:
         try:
             _check_layout(answer, exercise.layout)
         except WrongAnswer as error:
-            compiled_to = (
-                "\nin the program that jax.jit compiles, where jax.device_put changes no layout" if compiled else ""
-            )
-            raise WrongAnswer(f"{error}{compiled_to}") from None
-        found.append("every device stores the right shard")
+            where = "\nin the program that jax.jit compiles, where jax.device_put changes no layout" if compiled else ""
+            raise WrongAnswer(f"{error}{where}") from None
+        yield "every device stores the right shard"
     if exercise.max_held is not None:
         held = _fullest(answer)
         if held > exercise.max_held:
             raise WrongAnswer(
                 f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {held:,}"
             )
-        found.append("no device stores more than allowed")
+        yield "no device stores more than allowed"
     if exercise.communication is not None or exercise.max_bytes is not None:
         _check_communication(collectives(compiled), exercise)
-        found.append("the communication is within the limit")
+        yield "the communication is within the limit"
     if exercise.max_flops is not None:
         work = (compiled.cost_analysis() or {}).get("flops", 0)  # XLA leaves it out of programs that do none
         if work > exercise.max_flops:
             raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
-        found.append("no device does more FLOPs than allowed")
+        yield "no device does more FLOPs than allowed"
     if exercise.never:
         _check_never(array_types(compiled.as_text()), exercise.never)
-        found.append("no device holds an array that it must not hold")
-    if not found:
-        raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
-    print(f"Right: {', '.join(found[:-1])}{' and ' * (len(found) > 1)}{found[-1]}.")
+        yield "no device holds an array that it must not hold"
+
+
+def _check_second_input(run, exercise):
+    """Compare with the reference on random input, too."""
+    second = _drawn(exercise.args)
+    try:
+        _check_values(exercise.reference(*_copied(second)), run(*_copied(second)), exercise)
+    except WrongAnswer as error:
+        raise WrongAnswer(f"with a second, random input: {error}") from None
 
 
 @contextmanager

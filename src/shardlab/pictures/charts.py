@@ -57,18 +57,7 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> 
     """
     if unit not in _UNITS:
         raise ValueError(f"unit must be one of {list(_UNITS)}, not {unit!r}{nearest(unit, _UNITS)}")
-    if not isinstance(rows, Mapping):
-        raise TypeError(f'bars() takes a dict such as {{"FSDP": {{"parameters": 4e6}}}}, not {type(rows).__name__}')
-    if not rows:
-        raise ValueError('bars() needs at least one row, such as {"FSDP": {"parameters": 4e6}}')
-    parts = {str(name): dict(held) if isinstance(held, Mapping) else {"": held} for name, held in rows.items()}
-    for name, held in parts.items():
-        for kind, value in held.items():
-            where = f"{name}, {kind}" if kind else name
-            if not _is_number(value):
-                raise TypeError(f"{where}: a value must be a number of bytes, not {value!r}")
-            if not isfinite(value) or value < 0:
-                raise ValueError(f"{where}: a value must be finite and not negative, not {value}")
+    parts = _checked_rows(rows)
     kinds = list(dict.fromkeys(str(kind) for held in parts.values() for kind in held))
     if len(kinds) > len(PALETTE):
         raise ValueError(f"bars() tells {len(PALETTE)} kinds apart, but there are {len(kinds)}: {kinds}")
@@ -111,6 +100,23 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> 
     said = [f"{name}: {_sum_text(held, suffix)}" for name, held in scaled.items()]
     html = row(figure(shapes, WIDTH, top - 8, title, listed(said, 16, "rows"), "<br>".join(below)))
     return Picture(html, _bars_text(scaled, shown, kinds, suffix))
+
+
+def _checked_rows(rows):
+    """The rows of bars, each as a dict from kind to number; an error for what is none."""
+    if not isinstance(rows, Mapping):
+        raise TypeError(f'bars() takes a dict such as {{"FSDP": {{"parameters": 4e6}}}}, not {type(rows).__name__}')
+    if not rows:
+        raise ValueError('bars() needs at least one row, such as {"FSDP": {"parameters": 4e6}}')
+    parts = {str(name): dict(held) if isinstance(held, Mapping) else {"": held} for name, held in rows.items()}
+    for name, held in parts.items():
+        for kind, value in held.items():
+            where = f"{name}, {kind}" if kind else name
+            if not _is_number(value):
+                raise TypeError(f"{where}: a value must be a number of bytes, not {value!r}")
+            if not isfinite(value) or value < 0:
+                raise ValueError(f"{where}: a value must be finite and not negative, not {value}")
+    return parts
 
 
 def timeline(
