@@ -121,3 +121,16 @@ def test_every_public_module_is_listed():
             parts = file.relative_to(SOURCES).with_suffix("").parts
             with_names.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     assert {*listed("shardlab")} - {"shardlab.exercises.pytest_plugin"} <= with_names
+
+
+MOST_LINES = 80  # of a function, without its docstring
+LONGER = {"published._runs"}  # a table
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_function_can_be_read_at_a_glance(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            about = ast.get_docstring(node, clean=False)
+            lines = node.end_lineno - node.lineno - (about.count("\n") + 1 if about else 0)
+            assert lines <= MOST_LINES or f"{file.stem}.{node.name}" in LONGER, f"{node.name}: {lines} lines"

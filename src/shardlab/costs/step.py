@@ -252,7 +252,7 @@ def _here(model, parallelism):
 
 
 def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
-    """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their arrays together)."""
+    """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their arrays)."""
     tensor, pipeline, context, expert = (
         np.asarray(getattr(parallelism, axis), float) for axis in (*_OF_TOKENS, "expert")
     )
