@@ -57,7 +57,10 @@ class Repository:
     def run(self, *options, status=0):
         """Run the tests; returns pytest's closing line without its time."""
         command = [sys.executable, "-m", "pytest", "--rootdir", ".", "-p", "no:cacheprovider", *options]
-        environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist"}
+        environment = os.environ | {
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "xdist,_hypothesis_pytestplugin",
+        }
         environment |= {proofs.DAY: self.day, "PYTHONPATH": str(ROOT / "src")}
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stdout + done.stderr
