@@ -518,9 +518,10 @@ def fit_cases():
     return cases
 
 
-def test_steps_take_what_shardlab_cost_says(bare):
-    cases, kinds = fit_cases(), Counter()
-    for case, answer in zip(cases, solve(bare, "fit", cases), strict=True):
+def compare_steps(cases, answers):
+    """Hold the page's steps to those of `step_cost`; returns how many cases of which kind there were."""
+    kinds = Counter()
+    for case, answer in zip(cases, answers, strict=True):
         axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")}
         try:
             made, model = machine_of(case), Model(**case["model"])
@@ -566,9 +567,24 @@ def test_steps_take_what_shardlab_cost_says(bare):
         full = memory.total_bytes <= made.chip.hbm_bytes
         kinds["fits without a reserve only"] += bool(full and not step.fits)
         kinds.update([answer["bound"], answer["fits"], *(axis for axis in axes if axes[axis] > 1)])
+    return kinds
+
+
+def test_steps_take_what_shardlab_cost_says(bare):
+    cases = fit_cases()
+    kinds = compare_steps(cases, solve(bare, "fit", cases))
     assert kinds.pop("host") >= 1  # few are bound by the link to the host
     assert kinds[True] + kinds[False] > 2000 and min(kinds.values()) > 20, kinds
-    assert {"compute", "hbm", *axes, "fits without a reserve only", "refused"} <= set(kinds), kinds
+    expected = {
+        *explorer.STEP_AXES,
+        "microbatches",
+        "stages",
+        "compute",
+        "hbm",
+        "fits without a reserve only",
+        "refused",
+    }
+    assert {*expected, "fits without a reserve only"} <= set(kinds), kinds
 
 
 @cache
@@ -607,9 +623,10 @@ def same_choice(found, choice):
     assert [found[name] for name in names] == pytest.approx([getattr(choice, name) for name in names], rel=1e-9)
 
 
-def test_meshes_are_ranked_as_by_shardlab_plan(bare):
+def compare_plans(cases, answers):
+    """Hold the page's plans to those of `plan`; returns how many cases of which kind there were."""
     kinds = Counter()
-    for case, answer in zip(plan_cases(), solve(bare, "plan", plan_cases()), strict=True):
+    for case, answer in zip(cases, answers, strict=True):
         try:
             made = planned_for(case)
         except ValueError as error:
@@ -630,6 +647,11 @@ def test_meshes_are_ranked_as_by_shardlab_plan(bare):
              "micro-batches": first.microbatches > 1, "nodes": any(choice.context > 1 for choice in made.choices),
              "gathered once": any(c.gathers == 1 for c in top), "interleaved": any(c.stages > 1 for c in top)}
         )  # fmt: skip
+    return kinds
+
+
+def test_meshes_are_ranked_as_by_shardlab_plan(bare):
+    kinds = compare_plans(plan_cases(), solve(bare, "plan", plan_cases()))
     assert min(kinds[kind] for kind in ("fits", "remedy", "uneven", "micro-batches", "nodes")) >= 5, kinds
     assert min(kinds["gathered once"], kinds["interleaved"]) >= 3, kinds
     assert min(kinds.values()) >= 1 and len(kinds) >= 8, kinds
