@@ -18,7 +18,7 @@ help:
 	@echo "make audit                      look up known vulnerabilities of every locked package"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
 	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS=--collect.numberOfRuns=5)"
-	@echo "make lint                       check style, spelling and unused code"
+	@echo "make lint                       check style, spelling, unused code and types"
 	@echo "make lock                       renew requirements.txt from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
 
@@ -75,6 +75,7 @@ lint: setup
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
 	@$(python) -m codespell_lib
+	@$(python) -m pyrefly check --progress-bar no
 
 lock: setup
 	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \

@@ -213,3 +213,19 @@ def test_code_is_for_the_oldest_python_that_the_project_names():
     oldest = tuple(map(int, re.fullmatch(r">=(\d+)\.(\d+)", PROJECT["requires-python"]).groups()))
     for file in (ROOT / "src/shardlab").rglob("*.py"):
         ast.parse(file.read_text(), feature_version=oldest)
+
+
+def test_type_checkers_see_what_programs_import(tmp_path):
+    """Strangers' programs, of which tests/public_types.py is one; a wrong use of what is lazily loaded is seen."""
+
+    def types(program):
+        (tmp_path / "program.py").write_text(program)
+        command = [sys.executable, "-m", "pyrefly", "check", "--preset", "default", "--progress-bar", "no"]
+        command += ["--python-interpreter-path", sys.executable, "program.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return sorted(re.findall(r"^ERROR .*\[([\w-]+)\]$", done.stdout, re.MULTILINE))
+
+    program = (ROOT / "tests" / "public_types.py").read_text()
+    assert types(program) == []
+    wrong = '\nplan("llama-3-8b", "v5p", 64, 2**20).nothing\nassert_type(chip("v5e"), Machine)\nimport shardlab.draw\n'
+    assert types(program + wrong) == ["assert-type", "missing-attribute", "missing-import"]

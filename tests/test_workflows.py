@@ -437,7 +437,7 @@ def runner(tmp_path_factory):
     for path in (sources / "book").glob("*.md"):
         path.unlink()
     (sources / "book/index.md").write_text(HOME)
-    (sources / "book/one.md").write_text(chapter("One", "from shardlab import layout\n\nprint(1 + 1)"))
+    (sources / "book/one.md").write_text(chapter("One", "from shardlab.arrays import layout\n\nprint(1 + 1)"))
     (sources / "book/two.md").write_text(chapter("Two", "x = 1", ON_COLAB))
     entries = "chapters:\n  - file: book/one\n  - file: book/two\n"
     (sources / "_toc.yml").write_text(f"format: jb-book\nroot: book/index\n{entries}")

@@ -94,14 +94,14 @@ class DecodeCost:
       fits: whether the total is no more than the chip's HBM.
     """
 
-    parameter_seconds: float
-    cache_seconds: float
-    compute_seconds: float
-    attention_seconds: float
-    tensor_seconds: float
-    cache_bytes: float
-    total_bytes: float
-    fits: bool
+    parameter_seconds: Numbers
+    cache_seconds: Numbers
+    compute_seconds: Numbers
+    attention_seconds: Numbers
+    tensor_seconds: Numbers
+    cache_bytes: Numbers
+    total_bytes: Numbers
+    fits: bool | np.ndarray
 
     @property
     def seconds(self) -> Numbers:
@@ -196,10 +196,10 @@ class PrefillCost:
       cache_bytes: bytes of the KV cache that the prompts leave, on all chips together.
     """
 
-    compute_seconds: float
-    hbm_seconds: float
-    tensor_seconds: float
-    cache_bytes: float
+    compute_seconds: Numbers
+    hbm_seconds: Numbers
+    tensor_seconds: Numbers
+    cache_bytes: Numbers
 
     @property
     def seconds(self) -> Numbers:

@@ -74,15 +74,15 @@ class Memory:
       host_bytes: with "offload" the inputs of the layers, in the host's memory, and no part of the sums.
     """
 
-    parameter_bytes: float
-    gradient_bytes: float
-    moment_bytes: float
-    master_bytes: float
-    activation_bytes: float
-    working_bytes: float
-    gathered_bytes: float
-    logits_bytes: float
-    host_bytes: float = 0.0
+    parameter_bytes: Numbers
+    gradient_bytes: Numbers
+    moment_bytes: Numbers
+    master_bytes: Numbers
+    activation_bytes: Numbers
+    working_bytes: Numbers
+    gathered_bytes: Numbers
+    logits_bytes: Numbers
+    host_bytes: Numbers = 0.0
 
     @property
     def state_bytes(self) -> Numbers:

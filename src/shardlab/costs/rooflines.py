@@ -23,10 +23,10 @@ class Roofline:
       compute_seconds, memory_seconds: those, divided by the chip's FLOP/s and bytes/s.
     """
 
-    flops: float
-    hbm_bytes: float
-    compute_seconds: float
-    memory_seconds: float
+    flops: Numbers
+    hbm_bytes: Numbers
+    compute_seconds: Numbers
+    memory_seconds: Numbers
 
     @property
     def intensity(self) -> Numbers:

@@ -43,28 +43,28 @@ class StepCost:
       exposed_seconds: of that, the communication that nothing hides.
     """
 
-    flops: float
-    compute_seconds: float
-    hbm_seconds: float
-    host_seconds: float
-    data_seconds: float
-    fsdp_seconds: float
-    tensor_seconds: float
-    pipeline_seconds: float
-    context_seconds: float
-    expert_seconds: float
-    data_bytes: float
-    fsdp_bytes: float
-    tensor_bytes: float
-    pipeline_bytes: float
-    context_bytes: float
-    expert_bytes: float
-    bubble: float
+    flops: Numbers
+    compute_seconds: Numbers
+    hbm_seconds: Numbers
+    host_seconds: Numbers
+    data_seconds: Numbers
+    fsdp_seconds: Numbers
+    tensor_seconds: Numbers
+    pipeline_seconds: Numbers
+    context_seconds: Numbers
+    expert_seconds: Numbers
+    data_bytes: Numbers
+    fsdp_bytes: Numbers
+    tensor_bytes: Numbers
+    pipeline_bytes: Numbers
+    context_bytes: Numbers
+    expert_bytes: Numbers
+    bubble: Numbers
     memory: Memory
-    fits: bool
-    mfu: float
-    expected_seconds: float
-    exposed_seconds: float
+    fits: bool | np.ndarray
+    mfu: Numbers
+    expected_seconds: Numbers
+    exposed_seconds: Numbers
 
     def _parts(self):
         return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
