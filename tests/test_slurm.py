@@ -32,7 +32,7 @@ pytestmark = pytest.mark.reads(
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "book" / "cluster"
 RECORDINGS = FOLDER / "recordings"
-LINKS = ROOT / "src" / "shardlab" / "recordings" / "links.txt"  # in the package: the chapter reads it in Colab too
+LINKS = ROOT / "src" / "shardlab" / "cluster" / "recordings" / "links.txt"  # the chapter reads it in Colab too
 
 
 @pytest.fixture(scope="module")
