@@ -1,4 +1,4 @@
-"""Where the axes of a mesh lie on a machine: within a slice or node, or between them."""
+"""Where the axes of a mesh are placed on a machine: within a slice or node, or between them."""
 
 from collections.abc import Mapping
 
