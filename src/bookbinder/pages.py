@@ -36,10 +36,8 @@ COLOURS = {
     "#2ca02c": "var(--device-2)", "#e377c2": "var(--device-3)", "#17becf": "var(--device-4)",
     "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
 }  # fmt: skip
-PICTURES = {
-    "data-steps=": "steps.js",
-    "data-says=": "tiles.js",
-}  # what a page loads for pictures of shardlab.pictures.draw
+# What a page loads for pictures of shardlab.
+PICTURES = {"data-steps=": "steps.js", "data-says=": "tiles.js"}
 # What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
 # what stands on them, and roles that do not fit.
 CLEARER = [

@@ -33,9 +33,8 @@ from bookbinder.stopping import Stopped
 
 RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
-RECORDINGS = Path(
-    "src", "shardlab", "pods", "recordings"
-)  # a file for each chapter that compiles for pods, with its name
+# A file for each chapter that compiles for pods, with its name.
+RECORDINGS = Path("src", "shardlab", "pods", "recordings")
 KEPT = 6  # runs of one chapter in one environment
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
