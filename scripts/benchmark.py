@@ -31,7 +31,8 @@ from shardlab._tables import aligned
 
 ROOT = Path(__file__).parent.parent
 CACHE = "_build/.jupyter_cache"
-OURS = ("bookbinder.extension", "html_theme", "search_aliases")  # of _config.yml: what stock Jupyter Book does not know
+# Of _config.yml: what stock Jupyter Book does not know.
+OURS = ("bookbinder.page.extension", "html_theme", "search_aliases")
 
 
 def chapter_of(folder):

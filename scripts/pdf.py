@@ -16,7 +16,7 @@ import yaml
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
-from bookbinder import address, book
+from bookbinder.read import address, book
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"

@@ -36,7 +36,7 @@ def main():
     longest = "with --check: of programs that took longer, compare only the text and the versions (default: of none)"
     parser.add_argument("--longest", type=float, default=float("inf"), metavar="SECONDS", help=longest)
     wanted = parser.parse_args()
-    from bookbinder.book import load
+    from bookbinder.read.book import load
 
     book = load(ROOT)
     able = compiling(book)
@@ -125,7 +125,7 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
     """Run a chapter's statements, and give `hear` each program that is compiled for a pod.
 
     Args:
-      chapter: the `bookbinder.book.Chapter`.
+      chapter: the `bookbinder.read.book.Chapter`.
       hear: gets a program's entry in a recording.
       recordings: a folder; what is recorded there is not compiled.
       keep: also reuse what this machine has compiled before; what it has no compiler for comes from recordings.

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Renew the pins of src/bookbinder/colab.txt, for the packages that it lists, from Colab's own list of packages.
+# Renew the pins of src/bookbinder/run/colab.txt, for the packages that it lists, from Colab's own list of packages.
 #   scripts/refresh_colab.sh                            take pip-freeze.txt of googlecolab/backend-info
 #   scripts/refresh_colab.sh FILE "DATE, commit SHA"    use this pip-freeze.txt
 set -eu
 here=$PWD
 CDPATH='' cd -- "$(dirname -- "$0")/.."
-pins=src/bookbinder/colab.txt
+pins=src/bookbinder/run/colab.txt
 part=$pins.part freeze=$pins.freeze
 list=https://github.com/googlecolab/backend-info
 clone=$(mktemp -d)
@@ -30,7 +30,7 @@ awk -F '==' -v from="$from" '
   /^# From / { sub(/backend-info, .*\. Renewed/, "backend-info, " from ". Renewed") }
   /^#/ { print; next }
   plain($1) in there { print there[plain($1)]; next }
-  { print "refresh_colab: Colab no longer has " $1 ": delete its line from src/bookbinder/colab.txt" | "cat >&2"
+  { print "refresh_colab: Colab no longer has " $1 ": delete its line from src/bookbinder/run/colab.txt" | "cat >&2"
     failed = 1 }
   END { exit failed }' "$freeze" "$pins" >"$part"
 mv "$part" "$pins"

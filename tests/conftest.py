@@ -36,8 +36,8 @@ import proofs  # noqa: E402
 import retry  # noqa: E402
 import run_exercises  # noqa: E402
 
-from bookbinder import runs  # noqa: E402
-from bookbinder.book import load  # noqa: E402
+from bookbinder.read.book import load  # noqa: E402
+from bookbinder.run import runs  # noqa: E402
 
 oracle.watch()
 

@@ -31,7 +31,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bookbinder import disk, runs
+from bookbinder import disk
+from bookbinder.run import runs
 
 ROOT = Path(__file__).parent.parent
 FILE = Path(__file__).with_name("proofs.json")

@@ -18,9 +18,12 @@ from pathlib import Path
 from nbformat.v4 import new_code_cell, new_notebook
 from wrong_answers import WRONG_ANSWERS
 
-from bookbinder import address, disk, environments, notebooks, runs
-from bookbinder.book import load
+from bookbinder import disk
+from bookbinder.notebook import notebooks
 from bookbinder.progress import for_this_terminal
+from bookbinder.read import address, package
+from bookbinder.read.book import load
+from bookbinder.run import environments, runs
 from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
@@ -123,14 +126,15 @@ def notebook_key(book, chapter):
     """
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
     code = with_trials(chapter, new_notebook(cells=code)).cells
+    imported = package.of(ROOT)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     return disk.digest(
         notebooks.set_up(chapter, address.of(book.config), "a commit"),
         *(cell.source for cell in code),
         runs.RUNNER.read_text("utf-8"),
         environments.COLAB.read_text("utf-8"),
-        json.dumps([environments.NOT_IN_COLAB, project["project"], project["build-system"], project["tool"]["hatch"]]),
-        runs.package_files(ROOT),
+        json.dumps([imported.not_in_colab, project["project"], project["build-system"], project["tool"]["hatch"]]),
+        imported.data_files(ROOT),
     )
 
 

@@ -17,7 +17,7 @@ import yaml
 from conftest import BOOK, copy_sources
 from jupytext.config import load_jupytext_config
 
-from bookbinder.book import load
+from bookbinder.read.book import load
 
 ROOT = Path(__file__).parent.parent
 TOOLS = Path(sys.executable).parent

@@ -19,8 +19,10 @@ from bs4 import BeautifulSoup
 from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE
 
-from bookbinder import execute, progress, runs, site
-from bookbinder.book import load
+from bookbinder import progress
+from bookbinder.read.book import load
+from bookbinder.run import execute, runs
+from bookbinder.show import site
 
 pytestmark = pytest.mark.reads("src/bookbinder")
 

@@ -20,7 +20,7 @@ from conftest import BOOK
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
-from bookbinder import address
+from bookbinder.read import address
 
 ROOT = Path(__file__).parent.parent
 WHERE = address.of(BOOK.config)

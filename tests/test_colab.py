@@ -20,9 +20,12 @@ from proofs import unit_of
 from tiny_book import FRONT
 from wrong_answers import WRONG_ANSWERS
 
-from bookbinder import address, disk, environments, notebooks, publish, run_notebook, runs
-from bookbinder.book import Book, Chapter, load
+from bookbinder import disk
+from bookbinder.notebook import notebooks, publish
 from bookbinder.progress import Progress
+from bookbinder.read import address
+from bookbinder.read.book import Book, Chapter, load
+from bookbinder.run import environments, run_notebook, runs
 from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent

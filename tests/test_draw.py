@@ -17,9 +17,9 @@ from test_layout import MESH, make_mesh, shardings
 from shardlab import Pod, collectives, describe
 from shardlab.pictures.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
 
-pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder/theme/static")
+pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder/page/theme/static")
 
-THEME = Path(__file__).parent.parent / "src" / "bookbinder" / "theme" / "static"
+THEME = Path(__file__).parent.parent / "src" / "bookbinder" / "page" / "theme" / "static"
 
 
 def svgs(picture):

@@ -27,8 +27,10 @@ from jupyter_cache import get_cache
 from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE, SOON, wait_until
 
-from bookbinder import disk, execute, runs, site
-from bookbinder.book import BookError, load
+from bookbinder import disk
+from bookbinder.read.book import BookError, load
+from bookbinder.run import execute, runs
+from bookbinder.show import site
 from bookbinder.stopping import Stop
 
 pytestmark = pytest.mark.reads("src/bookbinder")

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
-from bookbinder import address, book
+from bookbinder.read import address, book
 from shardlab import compare_specs
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import BOOK
 
-from bookbinder import terms
+from bookbinder.page import terms
 
 ROOT = Path(__file__).parent.parent
 TERMS = [names[0] for names in terms.entries(BOOK)]

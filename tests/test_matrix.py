@@ -21,10 +21,11 @@ from test_colab import git
 from tiny_book import TinyBook, chapter, statuses
 from waiting import PATIENCE, wait_until
 
-from bookbinder import environments, matrix, runs
-from bookbinder.book import BookError, load
-from bookbinder.environments import Environment, EnvironmentFault
 from bookbinder.progress import Progress
+from bookbinder.read import package
+from bookbinder.read.book import BookError, load
+from bookbinder.run import environments, matrix, runs
+from bookbinder.run.environments import Environment, EnvironmentFault
 
 ROOT = Path(__file__).parent.parent
 HERE = Environment("here", python=sys.executable)
@@ -51,8 +52,9 @@ def start(tiny, *arguments, columns=("here", "there")):
     """Start the command, with columns that all are this Python."""
     program = f"""
         import sys
-        from bookbinder import __main__, environments
-        from bookbinder.environments import Environment
+        from bookbinder import __main__
+        from bookbinder.run import environments
+        from bookbinder.run.environments import Environment
         versions = [Environment(name, python=sys.executable) for name in {columns!r}]
         environments.environments = lambda root: versions
         sys.exit(__main__.main(["--root", {str(tiny.root)!r}, "matrix", *sys.argv[1:]]))
@@ -376,7 +378,7 @@ def test_a_python_that_does_not_run_is_passed_over_for_one_of_pyenv(tmp_path, mo
 
 def pins():
     """The pins for Colab, by name."""
-    lines = (ROOT / "src/bookbinder/colab.txt").read_text().splitlines()
+    lines = (ROOT / "src/bookbinder/run/colab.txt").read_text().splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
@@ -402,20 +404,20 @@ def test_the_versions_have_what_chapters_import(monkeypatch):
     imported -= set(sys.stdlib_module_names) | {"shardlab"}
     assert {"jax", "numpy", "flax", "matplotlib"} <= imported
     for name in imported:
-        package = {"orbax": "orbax-checkpoint", "IPython": "ipykernel"}.get(name, name)
+        distribution = {"orbax": "orbax-checkpoint", "IPython": "ipykernel"}.get(name, name)
         for version in versions.values():
             installed = [re.match(r"[\w-]+", requirement)[0] for requirement in version.requirements]
-            assert version.name == "lock" or package in installed, f"{version.name} lacks {package}"
-    known = {re.match(r"[\w-]+", name)[0] for name in (*pins(), *environments.NOT_IN_COLAB)}
+            assert version.name == "lock" or distribution in installed, f"{version.name} lacks {distribution}"
+    known = {re.match(r"[\w-]+", name)[0] for name in (*pins(), *package.of(ROOT).not_in_colab)}
     assert {re.match(r"[\w-]+", name)[0] for name in versions["colab"].requirements} <= known
-    assert not set(pins()) & {name.split("==")[0] for name in environments.NOT_IN_COLAB}
+    assert not set(pins()) & {name.split("==")[0] for name in package.of(ROOT).not_in_colab}
 
 
 def test_the_pins_of_colab_can_be_renewed(tmp_path):
-    for name in ("scripts/refresh_colab.sh", "src/bookbinder/colab.txt"):
+    for name in ("scripts/refresh_colab.sh", "src/bookbinder/run/colab.txt"):
         (tmp_path / name).parent.mkdir(parents=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    file = tmp_path / "src/bookbinder/colab.txt"
+    file = tmp_path / "src/bookbinder/run/colab.txt"
     before = pins()
     freeze = [f"{name.replace('_', '-').upper()}=={version}" for name, version in before.items()]
     freeze = [line.replace(f"JAX=={before['jax']}", "jax==9.8.7") for line in freeze]

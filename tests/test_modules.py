@@ -72,44 +72,61 @@ def test_a_module_says_its_one_job_in_its_first_line(file):
 
 def listed(package):
     """The modules that a package's docstring lists; CONTRIBUTING.md sends people there."""
-    about = ast.get_docstring(ast.parse((SOURCES / package / "__init__.py").read_text()))
+    file = SOURCES.joinpath(*package.split("."), "__init__.py")
+    about = ast.get_docstring(ast.parse(file.read_text()))
     return re.findall(rf"`({package}\.[\w.]+)`", "\n".join(re.findall(r"^- .*?:", about, re.MULTILINE)))
 
 
-def test_bookbinder_lists_its_modules():
-    assert {*listed("bookbinder")} == {f"bookbinder.{file.stem}" for file in (SOURCES / "bookbinder").glob("[!_]*.py")}
+BOOKBINDER = SOURCES / "bookbinder"
 
 
-# The packages of shardlab from the ground up: each imports only from those before it.
-FLOORS = ("arrays", "machines", "cluster", "costs", "programs", "pods", "networks", "exercises", "pictures", "report",
-          "book", "cli")  # fmt: skip
+@pytest.mark.parametrize("folder", [BOOKBINDER, *(file.parent for file in BOOKBINDER.glob("*/__init__.py"))], ids=str)
+def test_a_package_of_bookbinder_lists_what_is_in_it(folder):
+    name = ".".join(folder.relative_to(SOURCES).parts)
+    contents = [file.stem for file in folder.glob("[!_]*.py")] + [
+        file.parent.name for file in folder.glob("*/__init__.py")
+    ]
+    assert {*listed(name)} == {f"{name}.{content}" for content in contents}
 
 
-def imported(file):
-    """The packages of shardlab that a module imports, wherever in it, with its lines."""
+# The packages from the ground up: each imports only from those before it.
+FLOORS = {
+    "shardlab": ("arrays", "machines", "cluster", "costs", "programs", "pods", "networks", "exercises", "pictures",
+                 "report", "book", "cli"),
+    "bookbinder": ("disk", "stopping", "progress", "read", "run", "notebook", "page", "show"),
+}  # fmt: skip
+# What all may use.
+GROUND = {"shardlab": {"_arguments", "_tables"}, "bookbinder": set()}
+
+
+def imported(file, project):
+    """The packages of a project that a module imports, wherever in it, with its lines."""
     names = {}
     for node in ast.walk(ast.parse(file.read_text())):
         modules = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
-        if modules == ["shardlab"]:
-            modules = [f"shardlab.{alias.name}" for alias in node.names]
-        names |= {module.split(".")[1]: node.lineno for module in modules if module.startswith("shardlab.")}
+        if modules == [project]:
+            modules = [f"{project}.{alias.name}" for alias in node.names]
+        names |= {module.split(".")[1]: node.lineno for module in modules if module.startswith(f"{project}.")}
     return names
 
 
-def test_the_floors_are_the_packages_and_stand_in_this_order_in_the_docstring():
-    assert {*FLOORS} == {file.parent.name for file in (SOURCES / "shardlab").glob("*/__init__.py")}
-    order = [name.split(".")[1] for name in listed("shardlab")]
-    assert order == sorted(order, key=FLOORS.index)
+@pytest.mark.parametrize("project", FLOORS)
+def test_the_floors_are_the_packages_and_stand_in_this_order_in_the_docstring(project):
+    packages = {file.parent.name for file in (SOURCES / project).glob("*/__init__.py")}
+    assert packages == {name for name in FLOORS[project] if (SOURCES / project / name).is_dir()}
+    order = [name.split(".")[1] for name in listed(project)]
+    assert order == sorted(order, key=FLOORS[project].index)
 
 
-@pytest.mark.parametrize("package", FLOORS)
-def test_a_package_imports_only_from_those_below(package):
-    below = {"_arguments", "_tables", *FLOORS[: FLOORS.index(package) + 1]}
-    below |= {"__version__"} if package == "cli" else set()
-    for file in (SOURCES / "shardlab" / package).rglob("*.py"):
-        above = {name: line for name, line in imported(file).items() if name not in below}
+@pytest.mark.parametrize(("project", "floor"), [(project, floor) for project in FLOORS for floor in FLOORS[project]])
+def test_a_package_imports_only_from_those_below(project, floor):
+    below = {*GROUND[project], *FLOORS[project][: FLOORS[project].index(floor) + 1]}
+    below |= {"__version__"} if floor == "cli" else set()
+    folder = SOURCES / project / floor
+    for file in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
+        above = {name: line for name, line in imported(file, project).items() if name not in below}
         assert not above, f"{file.relative_to(SOURCES)}: {above}"
 
 

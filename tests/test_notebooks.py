@@ -20,8 +20,9 @@ from conftest import BOOK
 from hypothesis import given, settings, strategies as st
 from tiny_book import FRONT, TinyBook
 
-from bookbinder import address, notebooks
-from bookbinder.book import Book, BookError, Chapter
+from bookbinder.notebook import notebooks
+from bookbinder.read import address
+from bookbinder.read.book import Book, BookError, Chapter
 
 ROOT = Path(__file__).parent.parent
 SITE = "https://tiny.github.io/here/"

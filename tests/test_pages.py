@@ -9,7 +9,8 @@ import pytest
 from bs4 import BeautifulSoup
 from docutils import nodes
 
-from bookbinder import address, pages
+from bookbinder.page import pages
+from bookbinder.read import address
 
 # --- Code ------------------------------------------------------------------------------------------------------
 

@@ -593,7 +593,7 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[1:]
 import record_pods
-from bookbinder.book import Chapter
+from bookbinder.read.book import Chapter
 from tiny_book import chapter
 
 SET_UP = '''

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import BOOK, COMPILE_ONLY
 
-from bookbinder import reference
+from bookbinder.page import reference
 
 ROOT = Path(__file__).parent.parent
 PAGE = reference.page(ROOT / "src" / "shardlab")

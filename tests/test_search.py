@@ -14,10 +14,10 @@ from playwright.sync_api import expect
 from sphinx.errors import ExtensionError
 from waiting import SOON
 
-from bookbinder import search, terms
+from bookbinder.page import search, terms
 
 ROOT = Path(__file__).parent.parent
-STATIC = ROOT / "src" / "bookbinder" / "theme" / "static"
+STATIC = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
 LOADED = ("search.js", "minisearch.js", "search-index.js")  # and nothing else, when a reader first searches
 expect.set_options(timeout=SOON * 1000)
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}

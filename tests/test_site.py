@@ -16,7 +16,7 @@ import pytest
 from bs4 import BeautifulSoup
 from conftest import BOOK, build, copy_sources
 
-from bookbinder import runs
+from bookbinder.run import runs
 
 ROOT = Path(__file__).parent.parent
 
@@ -251,7 +251,7 @@ def test_source_links_lead_to_the_chapter(pages):
 def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pages, complete):
     from importlib.metadata import version
 
-    from bookbinder.environments import environments
+    from bookbinder.run.environments import environments
 
     text = " ".join(article(pages["status"]).get_text().split())
     assert f"jax {version('jax')}" in text and f"numpy {version('numpy')}" in text

@@ -5,7 +5,7 @@ from docutils import nodes
 from docutils.core import publish_doctree
 from sphinx import addnodes
 
-from bookbinder import terms
+from bookbinder.page import terms
 
 GLOSSARY = [("mesh", "device mesh"), ("all-reduce", "psum"), ("slice (of a pod)",), ("HBM",), ("ring road", "loop")]
 

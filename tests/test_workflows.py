@@ -24,7 +24,7 @@ from packaging.version import Version
 from test_colab import git
 from tiny_book import chapter
 
-from bookbinder.notebooks import colab_version
+from bookbinder.notebook.notebooks import colab_version
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
@@ -525,7 +525,7 @@ def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner
 
 def test_what_changes_upstream_is_told_in_one_issue(runner):
     """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here, and that is told."""
-    pins = (ROOT / "src/bookbinder/colab.txt").read_text()
+    pins = (ROOT / "src/bookbinder/run/colab.txt").read_text()
     backend = runner.fakes / "backend-info"
     backend.mkdir()
     (backend / "pip-freeze.txt").write_text(re.sub(r"seaborn==.*", "seaborn==0.0.1", pins))
@@ -569,7 +569,7 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
 
 def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
     (step,) = (step["run"] for step in JOBS["upstream: colab"]["steps"] if "git diff" in step.get("run", ""))
-    pins = tmp_path / "src/bookbinder/colab.txt"
+    pins = tmp_path / "src/bookbinder/run/colab.txt"
     pins.parent.mkdir(parents=True)
     git(tmp_path, "init", "--quiet")
     for text, changed in (("# From A\nx==1\n", 0), ("# From B\nx==1\n", 0), ("# From B\nx==2\n", 1)):

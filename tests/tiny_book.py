@@ -43,6 +43,10 @@ class TinyBook:
         (root / "book").mkdir()
         (root / "src" / "shardlab").mkdir(parents=True)
         self.write("src/shardlab/value.py", "VALUE = 1\n")
+        settings = (
+            '[tool.bookbinder]\nname = "shardlab"\nrecordings = "src/shardlab/pods/recordings"\nunset = "JAX_|XLA_"\n'
+        )
+        self.write("pyproject.toml", settings)
         self.write(
             "_config.yml",
             """\
@@ -52,7 +56,7 @@ class TinyBook:
             execute: {execute_notebooks: cache, timeout: 120}
             sphinx:
               recursive_update: true
-              extra_extensions: [bookbinder.extension]
+              extra_extensions: [bookbinder.page.extension]
               config: {html_theme: bookbinder}
             """,
         )

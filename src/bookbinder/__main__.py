@@ -5,7 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
-from bookbinder import book as books, progress, publish, site
+from bookbinder import progress
+from bookbinder.notebook import publish
+from bookbinder.read import book as books
+from bookbinder.show import site
 from bookbinder.stopping import Stopped
 
 
@@ -117,7 +120,7 @@ def _links(options):
 
 
 def _matrix(options):
-    from bookbinder import environments, matrix
+    from bookbinder.run import environments, matrix
 
     book = books.load(options.root)
     versions = environments.environments(book.root)
@@ -162,7 +165,7 @@ def _shown(path):
 
 
 def _serve(options):
-    from bookbinder.serve import serve
+    from bookbinder.show.serve import serve
 
     return serve(books.load(options.root), options.port, options.jobs)
 

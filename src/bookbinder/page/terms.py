@@ -11,7 +11,7 @@ from functools import cache
 from docutils import nodes
 from sphinx import addnodes
 
-from bookbinder import plain
+from bookbinder.notebook import markdown
 
 PAGE = "glossary"
 _NO_LINKS = (
@@ -30,13 +30,13 @@ def entries(book):
     chapter = next((chapter for chapter in book.chapters if chapter.name == PAGE), None)
     if chapter is None:
         return []
-    parser, found = plain.make_parser(book.config), []
+    parser, found = markdown.make_parser(book.config), []
     for token in parser.parse(chapter.text):
         line = (token.map or [0])[0] + 1
-        directive = plain.as_directive(token, line, chapter) if token.type in ("fence", "colon_fence") else None
+        directive = markdown.as_directive(token, line, chapter) if token.type in ("fence", "colon_fence") else None
         if directive and directive.name == "glossary":
             names = []
-            for name, definition in plain.glossary(directive, chapter):
+            for name, definition in markdown.glossary(directive, chapter):
                 names.append(name)
                 if definition:
                     found.append(tuple(names))

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from packaging.version import Version
 
-from bookbinder import disk, environments, execute, runs
+from bookbinder import disk
 from bookbinder.progress import Progress, aligned
+from bookbinder.run import environments, execute, runs
 from bookbinder.stopping import stoppable
 
 
@@ -60,10 +61,10 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
     """Run those chapters on versions of JAX that have no valid result yet.
 
     Args:
-      book: the `bookbinder.book.Book`.
-      versions: `bookbinder.environments.Environment`s.
+      book: the `bookbinder.read.book.Book`.
+      versions: `bookbinder.run.environments.Environment`s.
       chapters: those to run; by default all that have code.
-      jobs: how many at once; see `bookbinder.runs.run`.
+      jobs: how many at once; see `bookbinder.run.runs.run`.
       fresh: whether to run again what has a result.
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
 
@@ -181,7 +182,7 @@ def _outcome(chapter, column, report):
     """What a report says, with the lines that its cells have in the chapter now."""
     deprecations = []
     for found in report.found["deprecations"]:
-        theirs = found["path"] and f"src/shardlab/{found['path'].rpartition('/shardlab/')[2]}:{found['line']}"
+        theirs = found["path"] and f"{found['path']}:{found['line']}"
         place = theirs or f"{chapter.path}:{execute.line_of(chapter, found)}"
         deprecations.append(f"{place}: {' '.join(found['message'].split())[:300]}")
     failure = None if report.ok else execute.failure_of(chapter, report.found)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import tempfile
 
-from bookbinder import address as addresses
+from bookbinder.read import address as addresses
 
 
 class PublishError(Exception):
@@ -16,7 +16,7 @@ def publish(book, remote, is_current):
     """Put what is in `_build/notebooks` on the branch `notebooks` of a remote, as one commit without a parent.
 
     Args:
-      book: the `bookbinder.book.Book`.
+      book: the `bookbinder.read.book.Book`.
       remote: the name or address of a repository, as `git push` takes it.
       is_current: whether the last build was made from the sources as they are now.
 

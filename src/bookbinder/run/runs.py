@@ -5,7 +5,7 @@ notebooks. `run_notebook.py` runs one notebook in a process of the Python that i
 run has a report, such as `lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may
 share the folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
 
-A run is valid as long as its key is the same, and each file that its cells have read, modules of `shardlab` among them.
+A run is valid as long as its key is the same, and each file that its cells have read, modules among them.
 The key holds the code, the way of running it, Python and its packages. The last runs of each chapter are kept, so that
 an edit that is undone costs nothing; what failed runs again.
 """
@@ -27,14 +27,15 @@ from signal import Signals
 
 import psutil
 
-from bookbinder import disk, run_notebook
-from bookbinder.book import SOURCES
+from bookbinder import disk
+from bookbinder.read import package
+from bookbinder.read.book import SOURCES
+from bookbinder.run import run_notebook
 from bookbinder.stopping import Stopped
 
 RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
-# A file for each chapter that compiles for pods, with its name.
-RECORDINGS = Path("src", "shardlab", "pods", "recordings")
+FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
@@ -99,50 +100,49 @@ class Report:
         return self.found["ok"]
 
 
-def package_files(root):
-    """The names of shardlab's files that are no modules, as a text; on contents a run depends if it has read them.
-
-    Recordings are left out: a chapter's run depends on its own, if it has read that.
-    """
-    kept = (path for path in disk.files(root / "src" / "shardlab") if path.suffix != ".py")
-    return "\n".join(str(path) for path in kept if path.parent.name != RECORDINGS.name)
-
-
 def chapter_key(book, chapter, python=sys.executable):
     """A digest of what a chapter's run depends on, as far as it is known before: code, runner, Python and packages."""
     code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
     parts = [json.dumps(code), RUNNER.read_text("utf-8"), environment(python)]
-    if any(re.search(r"\bshardlab\b", source) for source, _ in code):
-        parts.append(package_files(book.root))
+    imported = package.of(book.root)
+    if any(imported.is_imported(source) for source, _ in code):
+        parts.append(imported.data_files(book.root))
     return disk.digest(*parts)
 
 
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
     """The run of a chapter as the book has it; on another Python for a column of the matrix.
 
-    Where the environment variable CHAPTERS_XLA_FLAGS is set, chapters compile with these flags, as in tests.
+    A variable such as CHAPTERS_XLA_FLAGS is XLA_FLAGS to chapters: with it, tests compile them in another way.
     """
     from nbformat.v4 import new_notebook
 
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
-    key, flags = chapter_key(book, chapter, python), os.environ.get("CHAPTERS_XLA_FLAGS")
-    # Settings of whoever runs this would give chapters other devices, other programs or no pictures. JAX does not look
-    # for accelerators: on a machine that has some, or the libraries for them, pages would differ. And each kernel would
-    # compile all of JAX again if the first must not keep what it compiles.
-    foreign = "JAX_|XLA_|MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$"
-    ours = {k: v for k, v in os.environ.items() if not re.match(foreign, k)}
-    ours |= {"XLA_FLAGS": flags} if flags else {}
+    key, imported = chapter_key(book, chapter, python), package.of(book.root)
+    # Settings of whoever runs this would give chapters other programs or no pictures. And each kernel would compile
+    # all modules again if the first must not keep what it compiles.
+    foreign = "|".join(filter(None, (imported.unset, "MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$")))
+    inherited = {name: value for name, value in os.environ.items() if not re.match(foreign, name)}
+    for_chapters = {
+        name.removeprefix(FOR_CHAPTERS): inherited.pop(name) for name in [*inherited] if name.startswith(FOR_CHAPTERS)
+    }
     return Run(
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
         new_notebook(cells=code, metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))}),
-        disk.digest(key, flags) if flags else key,
+        disk.digest(key, json.dumps(for_chapters, sort_keys=True)) if for_chapters else key,
         book.root,
         python,
         (book.root / chapter.path).parent,
-        {**ours, "PYTHONPATH": str(book.root / "src"), "JAX_PLATFORMS": "cpu"},
-        ("--timeout", str(int(book.cell_seconds)), "--root", str(book.root), "--sources", *SOURCES),
+        {**inherited, "PYTHONPATH": str(book.root / "src"), **imported.variables, **for_chapters},
+        ("--timeout", str(int(book.cell_seconds)), *watched(book.root), "--sources", *SOURCES),
     )
+
+
+def watched(root):
+    """The options of run_notebook.py by which it notes what cells read below a root, and warnings of the package."""
+    name = package.of(root).name
+    return ("--root", str(root), *(("--package", name) if name else ()))
 
 
 @cache
@@ -322,7 +322,7 @@ def _run(run, progress, stop, processes):
 def _read_before(run, found, began_ns):
     """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again.
 
-    Who compiles for a pod reads all recordings to find one program; those of other chapters change nothing.
+    Whoever looks for a recorded program reads all recordings; those of other chapters change nothing.
     """
 
     def digest(name):
@@ -331,8 +331,9 @@ def _read_before(run, found, began_ns):
                 return ""
         return _digest(run, name)
 
+    recordings = Path(package.of(run.root).recordings or "none")
     others = (name for name in map(Path, found.get("read", ())) if name.stem != run.place.name)
-    read = {*found.get("read", ())} - {str(name) for name in others if name.parent == RECORDINGS}
+    read = {*found.get("read", ())} - {str(name) for name in others if name.parent == recordings}
     return {name: digest(name) for name in sorted(read)}
 
 

@@ -14,8 +14,8 @@ The next cell shows the answer. Its output is folded, and unfolds without a scri
 from docutils import nodes
 from sphinx.util import logging
 
-from bookbinder import pages
-from bookbinder.plain import CHOICE
+from bookbinder.notebook.markdown import CHOICE
+from bookbinder.page import pages
 
 MOST = 4  # choices
 

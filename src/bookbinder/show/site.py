@@ -15,13 +15,16 @@ from traceback import format_exception
 
 import yaml
 
-from bookbinder import address, disk, execute, notebooks, runs
-from bookbinder.book import FOLDER, load
+from bookbinder import disk
+from bookbinder.notebook import notebooks
 from bookbinder.progress import Progress, plain
+from bookbinder.read import address
+from bookbinder.read.book import FOLDER, load
+from bookbinder.run import execute, runs
 from bookbinder.stopping import stoppable
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
-IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides src/shardlab
+IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides the package
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
 
@@ -37,7 +40,7 @@ def build(book, *, without=(), jobs=None, progress=None):
     run: the page of one that has no valid outputs shows none.
 
     Returns:
-      The chapters' results, as `bookbinder.execute.run` does. If any failed, the site was not made.
+      The chapters' results, as `bookbinder.run.execute.run` does. If any failed, the site was not made.
 
     Raises:
       SiteError: Jupyter Book failed or warned, or the disk is full or may not be written.
@@ -331,7 +334,7 @@ def _fresh_digest(book, only):
     """A digest of everything whose change makes Sphinx start again from nothing."""
     return disk.digest(
         runs.environment(),
-        disk.folder_digest(Path(__file__).parent, "*.py"),
+        disk.folder_digest(Path(disk.__file__).parent, "*.py"),
         disk.folder_digest(book.root / FOLDER / "static"),
         (book.root / "_config.yml").read_text("utf-8"),
         os.environ.get("GITHUB_REPOSITORY", ""),

@@ -1,7 +1,7 @@
 """A Sphinx extension that makes plain `jupyter-book build .` as reliable as `make book`.
 
 Stock Jupyter Book reuses outputs as long as a chapter's own code is the same, whatever else has changed, and publishes
-pages whose cells failed. With this extension in `_config.yml`, `bookbinder.execute` runs the chapters before Sphinx
+pages whose cells failed. With this extension in `_config.yml`, `bookbinder.run.execute` runs the chapters before Sphinx
 reads them, and a failure ends the build. Jupyter Book's button for Colab leads to the chapter's source, which Colab
 cannot open; ours leads to the notebook.
 """
@@ -21,8 +21,12 @@ from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxRole
 
-from bookbinder import address, book as books, disk, execute, notebooks, pages, questions, reference, search, terms
+from bookbinder import disk
+from bookbinder.notebook import notebooks
+from bookbinder.page import pages, questions, reference, search, terms
 from bookbinder.progress import Lines
+from bookbinder.read import address, book as books
+from bookbinder.run import execute
 from bookbinder.stopping import Stopped
 
 SHOWN = "shown"  # beside the pages: a digest of what they show of each other
@@ -48,7 +52,7 @@ def setup(app):
     reference.setup(app)
     search.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
-    version_of_ours = int(disk.folder_digest(Path(__file__).parent, "*.py")[:8], 16)
+    version_of_ours = int(disk.folder_digest(Path(disk.__file__).parent, "*.py")[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
 
 

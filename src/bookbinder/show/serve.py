@@ -11,8 +11,8 @@ from livereload import Server
 from livereload.handlers import LiveReloadHandler, StaticFileHandler
 from livereload.watcher import Watcher
 
-from bookbinder.book import SOURCES
-from bookbinder.pages import POLICY
+from bookbinder.page.pages import POLICY
+from bookbinder.read.book import SOURCES
 
 
 class _Preview(StaticFileHandler):
@@ -28,7 +28,7 @@ def serve(book, port, jobs=None):
     """Serve the site until stopped: a saved file starts a build, and the end of a good build reloads the page.
 
     Args:
-      book: the `bookbinder.book.Book`.
+      book: the `bookbinder.read.book.Book`.
       port: of localhost.
       jobs: chapters to run at once, as for `python -m bookbinder build --jobs`.
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from bookbinder import address as addresses, plain
-from bookbinder.book import BookError
-from bookbinder.environments import NOT_IN_COLAB
+from bookbinder.notebook import markdown
+from bookbinder.read import address as addresses, package
+from bookbinder.read.book import BookError
+from bookbinder.run.environments import COLAB
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
@@ -27,7 +28,7 @@ def make(book, chapters=None):
     The same sources at the same commit give the same bytes.
 
     Args:
-      book: the `bookbinder.book.Book`.
+      book: the `bookbinder.read.book.Book`.
       chapters: those to make; all by default.
 
     Returns:
@@ -36,14 +37,14 @@ def make(book, chapters=None):
     Raises:
       BookError: a chapter uses something that Colab would not show; with file and line.
     """
-    parser = plain.make_parser(book.config)
-    targets = plain.targets(book, parser)
+    parser = markdown.make_parser(book.config)
+    targets = markdown.targets(book, parser)
     address = addresses.of(book.config)
     commit = addresses.commit(book.root)
     made = {}
     for chapter in chapters or book.chapters:
         if chapter.runs:
-            text = plain.Plain(book, chapter, targets, address, commit or address.branch, parser)
+            text = markdown.Plain(book, chapter, targets, address, commit or address.branch, parser)
             made[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
     return made
 
@@ -75,10 +76,10 @@ class _Notebook:
         source = self.chapter.text
         lines = source.split("\n")
         code = iter([cell for cell in self.chapter.notebook.cells if cell.cell_type == "code"])
-        for group in plain.groups(self.plain.parse(source)):
+        for group in markdown.groups(self.plain.parse(source)):
             token = group[0]
             line = token.map[0] + 1 if token.map else 1
-            if not self.cells and token.type not in plain.DROPPED and token.tag != "h1":
+            if not self.cells and token.type not in markdown.DROPPED and token.tag != "h1":
                 raise BookError(self.chapter.path, line, "a chapter begins with its title: # Title")
             if token.type == "fence" and token.info.startswith("{code-cell}"):
                 self._flush()
@@ -94,7 +95,7 @@ class _Notebook:
                 if token.type == "heading_open":
                     self.buffer.append(self.plain.block(group, lines, 1))
             else:
-                directive = plain.as_directive(token, line, self.chapter)
+                directive = markdown.as_directive(token, line, self.chapter)
                 if directive and directive.name in GATES:
                     self._gate(directive, line)
                 elif block := self.plain.block(group, lines, 1):
@@ -139,7 +140,7 @@ class _Notebook:
         text = "\n\n".join([*self.buffer, *self.plain.notes_since(self.notes)])
         self.buffer, self.notes = [], len(self.plain.notes)
         if text and self.solution:
-            text = plain.box(f"Solution of exercise {self.solution}", text, True)
+            text = markdown.box(f"Solution of exercise {self.solution}", text, True)
         if text:
             self._text(text)
 
@@ -178,8 +179,8 @@ from glob import glob
 from importlib.util import find_spec
 
 book = "git+{repository}@{version}"
-package = [*glob("shardlab-*.whl"), book][0]  # a wheel beside this notebook, or the book's repository
-if not find_spec("shardlab"):
+package = [*glob("{package}-*.whl"), book][0]  # a wheel beside this notebook, or the book's repository
+if not find_spec("{package}"):
     %pip install --quiet {{package}}
 """
 _UPGRADE = """
@@ -191,30 +192,26 @@ if Version(version("jax")) < Version("{floor}"):
     %pip install --quiet "jax>={floor}"
     raise RuntimeError("JAX has been upgraded: choose Runtime > Restart session, then Runtime > Run all")
 """
-_DEVICES = """
-from shardlab import emulate
-
-print(len(emulate(8)), "devices are ready")
-"""
 
 
 def set_up(chapter, address, commit):
-    """The first cell of a notebook: it installs shardlab and what the chapter imports but Colab lacks, and emulates."""
-    code = _INSTALL.format(repository=address.repository, version=commit or address.branch)
-    for package in NOT_IN_COLAB:
-        imports = rf"^import {package.partition('==')[0]}\b"
+    """The first cell of a notebook: it installs the package, and what the chapter imports but Colab lacks."""
+    imported = package.of(chapter.root)
+    code = _INSTALL.format(package=imported.name, repository=address.repository, version=commit or address.branch)
+    for other in imported.not_in_colab:
+        imports = rf"^import {other.partition('==')[0]}\b"
         if any(re.search(imports, cell.source, re.MULTILINE) for cell in chapter.cells):
-            code += f"%pip install --quiet {package}\n"
+            code += f"%pip install --quiet {other}\n"
     if chapter.jax_floor and Version(chapter.jax_floor) > Version(colab_version("jax")):
         code += _UPGRADE.format(floor=chapter.jax_floor)
-    if any("emulate(8)" in cell.source for cell in chapter.cells):
-        code += _DEVICES
+    if imported.set_up and any(imported.set_up_for in cell.source for cell in chapter.cells):
+        code += f"\n{imported.set_up}"
     return code.rstrip("\n")
 
 
 def colab_version(package):
     """The version of a package that stock Colab has, such as "0.7.2" for "jax"."""
-    pins = Path(__file__).with_name("colab.txt").read_text("utf-8").splitlines()
+    pins = COLAB.read_text("utf-8").splitlines()
     return dict(pin.split("==") for pin in pins if "==" in pin)[package]
 
 
@@ -236,9 +233,9 @@ def write(book, files, folder):
 
 
 def build_wheel(root, folder):
-    """Build shardlab's wheel into a folder; returns its name. The same sources give the same bytes."""
-    if not (root / "pyproject.toml").is_file():
-        return None  # a book without a package of its own
+    """Build the package's wheel into a folder; returns its name. The same sources give the same bytes."""
+    if not package.of(root).is_installable:
+        return None
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as made:
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", made]
@@ -247,7 +244,9 @@ def build_wheel(root, folder):
             command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
         )
         if done.returncode:
-            raise BookError("pyproject.toml", None, f"the wheel of shardlab cannot be built:\n{done.stderr.strip()}")
+            raise BookError(
+                "pyproject.toml", None, f"the wheel of {package.of(root).name} cannot be built:\n{done.stderr.strip()}"
+            )
         (wheel,) = Path(made).glob("*.whl")
         shutil.copy(wheel, folder)
     return wheel.name

@@ -12,12 +12,12 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from bookbinder import disk
+from bookbinder.read import package
 from bookbinder.stopping import Stop, Stopped
 
 RUNNER = ("ipykernel", "nbclient")  # what run_notebook.py needs
 JAX = ("jax>=0.dev0", "jaxlib>=0.dev0")  # also of last night
 COLAB = Path(__file__).with_name("colab.txt")
-NOT_IN_COLAB = ("equinox==0.13.8",)  # what notebooks install there besides, in versions that work with Colab's JAX
 
 
 class EnvironmentFault(Exception):
@@ -58,7 +58,12 @@ def environments(root):
     index = os.environ.get("JAX_NIGHTLY")
     nightly = Environment("nightly", recent, (*JAX, "numpy", *others), daily=True, index=index)
     return (
-        Environment("colab", ("3.13", "3.12"), ("jax", "numpy", "pip", *others, *NOT_IN_COLAB), constraints=COLAB),
+        Environment(
+            "colab",
+            ("3.13", "3.12"),
+            ("jax", "numpy", "pip", *others, *package.of(root).not_in_colab),
+            constraints=COLAB,
+        ),
         Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
         Environment("lock", python=sys.executable),
         Environment("newest", recent, (*project["dependencies"], *others), daily=True),
@@ -112,7 +117,7 @@ def _make(environment, interpreter, place, progress, stop, lock):
         if status:
             # uv explains itself over several lines, with a frame around them.
             said = " ".join(said.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
-            where = "check src/bookbinder/environments.py, and whether packages can be downloaded at all"
+            where = "check src/bookbinder/run/environments.py, and whether packages can be downloaded at all"
             raise EnvironmentFault(f"{environment.name}: cannot be installed: {said[:600]}; {where}")
     ready.write_text(definition, "utf-8")
     return str(python)

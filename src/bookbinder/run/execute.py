@@ -1,7 +1,7 @@
 """Bring the outputs of a book's chapters up to date, where Jupyter Book reads them: in a jupyter-cache.
 
-`bookbinder.runs` runs the chapters and keeps what they put out; the jupyter-cache is filled from there, and can be made
-again at any time.
+`bookbinder.run.runs` runs the chapters and keeps what they put out; the jupyter-cache is filled from there, and can be
+made again at any time.
 """
 
 import re
@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from bookbinder import disk, runs
-from bookbinder.book import SOURCES
+from bookbinder import disk
 from bookbinder.progress import Progress
+from bookbinder.read.book import SOURCES
+from bookbinder.run import runs
 from bookbinder.stopping import stoppable
 
 LEFT_OUT = "left out"  # the status of a chapter that was not to run, and has no outputs
@@ -52,11 +53,11 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
     A chapter whose outputs are still valid is skipped; the others run. One that fails does not stop the others.
 
     Args:
-      book: the `bookbinder.book.Book`.
+      book: the `bookbinder.read.book.Book`.
       cache_folder: where the jupyter-cache is, or will be.
       chapters: those to look at; all by default.
       without: names of chapters that do not run; one without valid outputs has none.
-      jobs: how many at once; see `bookbinder.runs.run`.
+      jobs: how many at once; see `bookbinder.run.runs.run`.
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
       stop: the `bookbinder.stopping.Stop` of the caller; by default signals stop this run alone.
       before: called before chapters run, if any must run.

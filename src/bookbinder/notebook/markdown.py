@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from bookbinder.book import FOLDER, BookError, parser_config
+from bookbinder.read.book import FOLDER, BookError, parser_config
 
 BOXES = {
     "note": "Note",
@@ -274,7 +274,7 @@ class Plain:
     Attributes:
       book, chapter: whose text it is.
       targets: what text can refer to, from `targets`.
-      address: a `bookbinder.address.Address`.
+      address: a `bookbinder.read.address.Address`.
       version: the commit or branch to which links to files lead.
       parser: from `make_parser`.
     """

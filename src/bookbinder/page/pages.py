@@ -18,7 +18,7 @@ from urllib.parse import quote
 from docutils import nodes
 
 from bookbinder import disk
-from bookbinder.book import FOLDER, in_words
+from bookbinder.read.book import FOLDER, in_words
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"

@@ -17,9 +17,9 @@ from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.util import docname_join
 
-from bookbinder import pages
-from bookbinder.book import APPENDICES, FOLDER
-from bookbinder.terms import bare
+from bookbinder.page import pages
+from bookbinder.page.terms import bare
+from bookbinder.read.book import APPENDICES, FOLDER
 
 FILE = "search-index.js"
 SETTING = "search_aliases"  # in _config.yml, below sphinx: config

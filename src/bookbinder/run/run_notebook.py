@@ -16,10 +16,10 @@ last the report, which has
 - cell, line: the cell that failed, by its place among all cells of the notebook from 0, and the line in it from 1;
   null for `cell` if the kernel did not start
 - error, message, traceback: what went wrong; null if nothing did
-- deprecations: each DeprecationWarning that cells or shardlab caused, in whatever process, as `cell` (null if it came
-  from shardlab), `path` (null if it came from a cell), `line` and `message`
+- deprecations: each DeprecationWarning that cells or the package of --package caused, in whatever process, as `cell`
+  (null if it came from the package), `path` (null if it came from a cell), `line` and `message`
 - read: with --root, the files below it that cells have read, modules that they have imported among them, in whatever
-  Python process; of an installed shardlab those in src/shardlab from which it was made
+  Python process; of the installed package those in src from which it was made
 - notebook: with --outputs, the notebook with its outputs, as text
 - installed, removed: packages that the run has added to this Python's environment, and taken from it
 - python: the version
@@ -47,20 +47,20 @@ from pathlib import Path
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
 
 # Every Python that the notebook starts runs these first, as its sitecustomize. It notes the warnings that Python
-# attributes to cells (whose module is __main__, in the kernel or another process) or to shardlab.
+# attributes to cells (whose module is __main__, in the kernel or another process) or to a package.
 NOTE_WARNINGS = """
 import warnings
 
-def _install():
+def _note_warnings(package):
     import json, linecache, os, re, sys
     show, folder = warnings.showwarning, os.path.dirname(__file__)
 
     def note(message, category, filename, lineno, file=None, line=None):
-        ours = re.search(r"[/\\\\](src|site-packages)[/\\\\]shardlab[/\\\\]", filename) is not None
+        ours = package and re.search(rf"[/\\\\](?:src|site-packages)[/\\\\]({package}[/\\\\].*)", filename)
         theirs = filename.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))  # such as ipykernel's own main
         if issubclass(category, DeprecationWarning) and (ours or not theirs):
             with open(os.path.join(folder, "now")) as now:
-                found = dict(path=filename if ours else None, line=lineno, message=str(message),
+                found = dict(path=os.path.join("src", ours[1]) if ours else None, line=lineno, message=str(message),
                              code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
             with open(os.path.join(folder, "warnings"), "a") as notes:
                 notes.write(json.dumps(found) + chr(10))
@@ -72,16 +72,16 @@ def _install():
 
     warnings.showwarning = note
     if not sys.warnoptions:  # what a program asks for by -W stays
-        warnings.filterwarnings("always", category=DeprecationWarning, module=r"__main__$|shardlab([.]|$)")
+        ours = f"|{package}([.]|$)" if package else ""
+        warnings.filterwarnings("always", category=DeprecationWarning, module=f"__main__${ours}")
 
-_install()
 """
 
 # It notes which files below the root are read, and refuses to write to sources.
 WATCH_FILES = """
 import os, sys
 
-def _watch(root, sources):
+def _watch(root, sources, package):
     # Of each change: how many paths it names, and which arguments are folders that these are relative to.
     changes = {"os.mkdir": (1, (2,)), "os.remove": (1, (1,)), "os.rmdir": (1, (1,)), "os.truncate": (1, ()),
                "os.link": (2, (2, 3)), "os.rename": (2, (2, 3)), "os.symlink": (2, (2,))}
@@ -90,9 +90,9 @@ def _watch(root, sources):
 
     def note(path):
         path = os.path.abspath(os.fsdecode(path))
-        _, installed, rest = path.rpartition(os.path.join("", "site-packages", "shardlab", ""))
-        # An installed shardlab was made from the one below the root.
-        name = os.path.join("src", "shardlab", rest) if installed else os.path.relpath(path, root)
+        _, installed, rest = path.rpartition(os.path.join("", "site-packages", package or "none", ""))
+        # What is installed was made from what is below the root.
+        name = os.path.join("src", package, rest) if installed else os.path.relpath(path, root)
         folder, file = os.path.split(name)
         if os.path.basename(folder) == "__pycache__":  # a module that is imported
             name = os.path.join(os.path.dirname(folder), file.split(".")[0] + ".py")
@@ -195,8 +195,11 @@ class Runner:
         spec.parent.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         spec.write_text(json.dumps({"argv": command, "display_name": "This Python", "language": "python"}))
-        watch = f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r})\n" if options.root else ""
-        (self.folder / "sitecustomize.py").write_text(NOTE_WARNINGS + watch)
+        package = options.package
+        customize = f"{NOTE_WARNINGS}_note_warnings({package!r})\n"
+        if options.root:
+            customize += f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r}, {package!r})\n"
+        (self.folder / "sitecustomize.py").write_text(customize)
         profile = self.folder / "ipython" / "profile_default"
         profile.mkdir(parents=True)
         (profile / "ipython_kernel_config.py").write_text(KERNEL_CONFIG)
@@ -392,6 +395,7 @@ def main():
     parser.add_argument(
         "--sources", nargs="*", default=(), metavar="NAME", help="names in the root to which no cell may write"
     )
+    parser.add_argument("--package", metavar="NAME", help="note warnings of this package too, and map it to src/NAME")
     parser.add_argument("--environment", action="store_true", help="only print this Python and its packages, as JSON")
     if sys.argv[1:] == ["--environment"]:
         print(json.dumps(environment()))

@@ -1,0 +1,9 @@
+"""What Sphinx makes of a chapter.
+
+- `bookbinder.page.extension`: the Sphinx extension, which makes plain `jupyter-book build .` as reliable as ours
+- `bookbinder.page.terms`: link terms to the glossary, and note where they are defined
+- `bookbinder.page.search`: the sections of all pages, for the search of the site
+- `bookbinder.page.pages`: what stands on a page besides its text; `theme` lays it out, with templates and styles
+- `bookbinder.page.questions`: make predictions questions, whose answer opens when the reader has picked one
+- `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
+"""

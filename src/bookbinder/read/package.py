@@ -1,0 +1,68 @@
+"""What is special to the package that a book's chapters import: the table `[tool.bookbinder]` of its pyproject.toml."""
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from bookbinder import disk
+from bookbinder.read.book import BookError
+
+
+@dataclass(frozen=True)
+class Package:
+    """The package that chapters import; a book without such a table has one without a name.
+
+    Attributes:
+      name: as chapters import it, such as "shardlab": its modules are in src/shardlab.
+      recordings: a folder with a file for each chapter, which may read all of them and depends on its own alone.
+      not_in_colab: what notebooks install in Colab besides, with versions that work there.
+      set_up: code that a notebook begins with if one of its cells has the text `set_up_for`.
+      unset: a regular expression of variables that chapters do not inherit from whoever builds the book.
+      variables: those that they have instead.
+      is_installable: whether pyproject.toml says how its wheel is built, for notebooks in Colab.
+    """
+
+    name: str = ""
+    recordings: str = ""
+    not_in_colab: tuple[str, ...] = ()
+    set_up: str = ""
+    set_up_for: str = ""
+    unset: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    is_installable: bool = False
+
+    @property
+    def folder(self):
+        """The folder of its modules, relative to the root."""
+        return Path("src", self.name)
+
+    def is_imported(self, code):
+        """Whether some code names it."""
+        return bool(self.name) and re.search(rf"\b{self.name}\b", code) is not None
+
+    def data_files(self, root):
+        """The names of its files that are no modules, as a text; on contents a run depends if it has read them."""
+        data = (path for path in disk.files(root / self.folder) if path.suffix != ".py")
+        return "\n".join(str(path) for path in data if self.folder / path.parent != Path(self.recordings))
+
+
+@cache
+def of(root):
+    """The `Package` of the book below a folder.
+
+    Raises:
+      BookError: pyproject.toml cannot be read, or its table has a key that is not known.
+    """
+    file = root / "pyproject.toml"
+    try:
+        table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BookError(file.name, None, f"not TOML: {error}") from None
+    settings = {key.replace("-", "_"): value for key, value in table.get("tool", {}).get("bookbinder", {}).items()}
+    known = Package.__dataclass_fields__.keys() - {"is_installable"}
+    if unknown := settings.keys() - known:
+        has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
+        raise BookError(file.name, None, f"[tool.bookbinder] has no {has_not}; it has {has}")
+    return Package(**settings, is_installable="build-system" in table)
