@@ -43,10 +43,9 @@ class TinyBook:
         (root / "book").mkdir()
         (root / "src" / "shardlab").mkdir(parents=True)
         self.write("src/shardlab/value.py", "VALUE = 1\n")
-        settings = (
-            '[tool.bookbinder]\nname = "shardlab"\nrecordings = "src/shardlab/pods/recordings"\nunset = "JAX_|XLA_"\n'
-        )
-        self.write("pyproject.toml", settings)
+        names = 'name = "shardlab"\nrecordings = "src/shardlab/pods/recordings"\n'
+        variables = 'unset = "JAX_|XLA_"\nvariables = {JAX_PLATFORMS = "cpu"}\n'
+        self.write("pyproject.toml", f"[tool.bookbinder]\n{names}{variables}")
         self.write(
             "_config.yml",
             """\
