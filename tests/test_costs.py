@@ -220,7 +220,7 @@ def test_a_compiled_training_step(cut):
         SMALL, "v5e", Parallelism(*cut), BATCH * SEQUENCE, SEQUENCE, remat="none", gathers=1, logits="f32", **F32
     )
     for axis in sent:
-        assert sent[axis] == pytest.approx(getattr(ours, f"{axis}_bytes"), rel=0.01), axis
+        assert sent[axis] == pytest.approx(ours.axes[axis].bytes, rel=0.01), axis
     assert compiled.cost_analysis()["flops"] == pytest.approx(ours.flops, rel=0.08)
     tokens = BATCH * SEQUENCE * 4 / (cut[0] * cut[1])
     held = compiled.memory_analysis().argument_size_in_bytes - tokens
@@ -232,10 +232,10 @@ def test_data_parallelism_and_fsdp_send_what_the_formula_says():
     """But for the loss, one number, exactly."""
     _, sent = small_program(8, 1, 1)
     ours = step_cost(SMALL, "v5e", Parallelism(8), BATCH * SEQUENCE, **F32)
-    assert sent["data"] == ours.data_bytes + collective_bytes("all-reduce", 4, 8)
+    assert sent["data"] == ours.axes["data"].bytes + collective_bytes("all-reduce", 4, 8)
     _, sent = small_program(1, 8, 1)
     ours = step_cost(SMALL, "v5e", Parallelism(1, 8), BATCH * SEQUENCE, gathers=1, **F32)
-    assert sent["fsdp"] == ours.fsdp_bytes + collective_bytes("all-reduce", 4, 8)
+    assert sent["fsdp"] == ours.axes["fsdp"].bytes + collective_bytes("all-reduce", 4, 8)
 
 
 # --- What must always hold ---------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ def test_a_step_on_each_chip(name):
     found = step_cost(LLAMA3, name, Parallelism([1, 4], 16, [8, 2]), 1e6)
     assert np.all(found.seconds <= found.serial_seconds) and np.all(found.seconds >= found.compute_seconds)
     assert np.all((found.mfu > 0) & (found.mfu <= 1))
-    assert found.data_seconds[0] == 0 < found.data_seconds[1]
-    bound = [getattr(found, f"{part}_seconds")[i] for i, part in enumerate(found.bound)]
+    assert found.axes["data"].seconds[0] == 0 < found.axes["data"].seconds[1]
+    bound = [found.parts[part][i] for i, part in enumerate(found.bound)]
     assert np.array_equal(bound, found.seconds)
 
 
@@ -330,32 +330,37 @@ def test_a_step_over_nodes_and_slices_takes_longer():
     far = step_cost(
         LLAMA2, "H100", Parallelism(1, 64, 1), 8e6
     )  # over two nodes it would take no longer: gpus, quiz 4.5
-    assert far.fsdp_seconds > near.fsdp_seconds and far.compute_seconds == near.compute_seconds
+    assert far.axes["fsdp"].seconds > near.axes["fsdp"].seconds and far.compute_seconds == near.compute_seconds
     one, two = (step_cost(LLAMA2, machine("v5p", 128, slices=slices), Parallelism(2, 64), 1e5) for slices in (1, 2))
-    assert two.data_seconds > 2 * one.data_seconds and two.fsdp_seconds <= one.fsdp_seconds
-    assert one.data_bytes == two.data_bytes
+    assert (
+        two.axes["data"].seconds > 2 * one.axes["data"].seconds and two.axes["fsdp"].seconds <= one.axes["fsdp"].seconds
+    )
+    assert one.axes["data"].bytes == two.axes["data"].bytes
 
 
 def test_a_line_of_chips_is_no_ring():
     """A v5e closes axes of 16 chips; on 4x4 the same bytes take twice as long as rings would."""
     ring = step_cost(LLAMA2, "v5e", Parallelism(1, 16), 1e5, torus_axes={"fsdp": 2})
     line = step_cost(LLAMA2, "v5e", Parallelism(1, 16), 1e5)
-    assert line.fsdp_seconds == pytest.approx(2 * ring.fsdp_seconds) and line.fsdp_bytes == ring.fsdp_bytes
+    assert (
+        line.axes["fsdp"].seconds == pytest.approx(2 * ring.axes["fsdp"].seconds)
+        and line.axes["fsdp"].bytes == ring.axes["fsdp"].bytes
+    )
     whole = step_cost(LLAMA2, "v5e", Parallelism(1, 256), 1e5)
-    assert whole.fsdp_seconds == pytest.approx(
-        step_cost(LLAMA2, "v5e", Parallelism(1, 256), 1e5, torus_axes={"fsdp": 2}).fsdp_seconds
+    assert whole.axes["fsdp"].seconds == pytest.approx(
+        step_cost(LLAMA2, "v5e", Parallelism(1, 256), 1e5, torus_axes={"fsdp": 2}).axes["fsdp"].seconds
     )
 
 
 def test_an_axis_between_slices_takes_no_axis_of_the_torus():
     one = step_cost(LLAMA3, machine("v5e", 256), Parallelism(1, 256), 1e6)
     two = step_cost(LLAMA3, machine("v5e", 512, slices=2), Parallelism(2, 256), 2e6)
-    assert two.fsdp_seconds == pytest.approx(one.fsdp_seconds)
+    assert two.axes["fsdp"].seconds == pytest.approx(one.axes["fsdp"].seconds)
 
 
 def test_tensor_parallelism_between_nodes_is_slower_than_within_one():
     within, between = (step_cost(LLAMA3, "H100", Parallelism(1, 64 // n, n), 4e6) for n in (8, 16))
-    assert between.tensor_seconds > 1.9 * within.tensor_seconds
+    assert between.axes["tensor"].seconds > 1.9 * within.axes["tensor"].seconds
     assert between.expected_seconds > 1.2 * within.expected_seconds
 
 
@@ -400,7 +405,7 @@ def test_data_parallelism_over_the_dcn_hides_from_the_published_tokens_per_slice
     model = Model(100, 8192, 65_536, 64, 64, 128, 1)
     v5p = machine("v5p", 256 * slices, slices=slices)
     found = step_cost(model, v5p, Parallelism(slices, 256), tokens * float(slices), sequence=0, remat="none")
-    hides = tokens[found.data_seconds <= found.compute_seconds * 2 / 3][0]  # the backward pass
+    hides = tokens[found.axes["data"].seconds <= found.compute_seconds * 2 / 3][0]  # the backward pass
     assert hides == pytest.approx(73_440 * (slices - 1) / slices, rel=0.02)
 
 
@@ -426,17 +431,17 @@ def test_a_pipeline_is_idle_as_its_schedule_says():
     assert plain.bubble == 7 / 16 and interleaved.bubble == 7 / 32 and gpipe.bubble == 7 / 16
     assert gpipe.memory.activation_bytes == 2 * plain.memory.activation_bytes
     assert plain.memory.activation_bytes < interleaved.memory.activation_bytes < gpipe.memory.activation_bytes
-    assert interleaved.pipeline_bytes == 2 * plain.pipeline_bytes > 0
+    assert interleaved.axes["pipeline"].bytes == 2 * plain.axes["pipeline"].bytes > 0
     tokens = 4e6 / 8
-    assert plain.pipeline_bytes == 2 * tokens * LLAMA3.d_model * 2  # there and back, in bf16
+    assert plain.axes["pipeline"].bytes == 2 * tokens * LLAMA3.d_model * 2  # there and back, in bf16
 
 
 def test_micro_batches_hold_fewer_activations_and_gather_more():
     one, four = (step_cost(LLAMA3, "H100", Parallelism(1, 64, microbatches=n), 4e6) for n in (1, 4))
     assert four.memory.activation_bytes == one.memory.activation_bytes / 4
-    assert four.fsdp_bytes == 4 * one.fsdp_bytes and four.compute_seconds == one.compute_seconds
+    assert four.axes["fsdp"].bytes == 4 * one.axes["fsdp"].bytes and four.compute_seconds == one.compute_seconds
     kept = step_cost(LLAMA3, "H100", Parallelism(1, 64, microbatches=4), 4e6, gathers=1)
-    assert kept.fsdp_bytes == pytest.approx(one.fsdp_bytes * 2 / 3)
+    assert kept.axes["fsdp"].bytes == pytest.approx(one.axes["fsdp"].bytes * 2 / 3)
     assert kept.memory.gathered_bytes > 100 * four.memory.gathered_bytes / 4
 
 
@@ -445,7 +450,7 @@ def test_context_parallelism_sends_keys_and_values_around():
     n, tokens = 8, 1e6
     found = step_cost(LLAMA3, "v5p", Parallelism(1, 8, 1, 1, n), tokens, remat="none")
     shard = tokens / 64 * LLAMA3.kv_heads * LLAMA3.head_dim * 2
-    assert found.context_bytes == pytest.approx(6 * (n - 1) * shard * LLAMA3.layers)
+    assert found.axes["context"].bytes == pytest.approx(6 * (n - 1) * shard * LLAMA3.layers)
     alone = step_cost(LLAMA3, "v5p", Parallelism(1, 64), tokens, remat="none")
     assert found.memory.state_bytes == alone.memory.state_bytes  # sharded over context too
 
@@ -455,10 +460,10 @@ def test_expert_parallelism_sends_each_token_to_its_experts_and_back():
     mixture = MODELS["mixtral-8x7b"]
     found = step_cost(mixture, "H100", Parallelism(1, 1, 1, 1, 1, 8), 1e6, remat="none")
     array = 1e6 / 8 * 2 * mixture.d_model * 2
-    assert found.expert_bytes == pytest.approx(4 * mixture.layers * array * 7 / 8)
+    assert found.axes["expert"].bytes == pytest.approx(4 * mixture.layers * array * 7 / 8)
     sharded = step_cost(mixture, "H100", Parallelism(1, 8), 1e6, remat="none")
     assert found.memory.state_bytes == sharded.memory.state_bytes
-    assert found.fsdp_bytes < 0.1 * sharded.fsdp_bytes  # experts stay where they are
+    assert found.axes["fsdp"].bytes < 0.1 * sharded.axes["fsdp"].bytes  # experts stay where they are
     dense = step_cost(Model(32, 4096, 28_672, 32, 8, 128, 32_000), "H100", Parallelism(1, 8), 1e6, remat="none")
     assert sharded.flops == pytest.approx(dense.flops, rel=1e-3)  # two experts are as much as one of twice the width
 
@@ -467,8 +472,8 @@ def test_tensor_parallelism_sends_what_the_chapter_counts():
     """Four all-reduces in a layer; with rematerialised layers all but the last scatter of the forward pass again."""
     none, block = (step_cost(LLAMA3, "v5p", Parallelism(1, 8, 8), 1e6, remat=remat) for remat in ("none", "block"))
     one = collective_bytes("all-reduce", 1e6 / 8 * LLAMA3.d_model * 2, 8)
-    assert none.tensor_bytes == pytest.approx((4 * 80 + 2) * one)
-    assert block.tensor_bytes == pytest.approx((5.5 * 80 + 2) * one)
+    assert none.axes["tensor"].bytes == pytest.approx((4 * 80 + 2) * one)
+    assert block.axes["tensor"].bytes == pytest.approx((5.5 * 80 + 2) * one)
 
 
 def test_a_step_of_every_kind_of_mesh_takes_at_least_its_parts():
@@ -478,7 +483,7 @@ def test_a_step_of_every_kind_of_mesh_takes_at_least_its_parts():
         ("mixtral-8x7b", machine("v5p", 64), (1, 8, 1, 1, 1, 8)),
     ):
         found = step_cost(model, machine_, Parallelism(*axes, microbatches=8), 2**22)
-        parts = [getattr(found, f"{part}_seconds") for part in costs.PARTS]
+        parts = list(found.parts.values())
         assert found.seconds == pytest.approx(max(parts) * (1 + found.bubble))
         assert found.seconds <= found.serial_seconds and 0 < found.expected_mfu < found.mfu <= 1
         assert found.exposed_seconds < found.expected_seconds
@@ -522,7 +527,7 @@ def test_offloaded_inputs_of_layers_cost_the_links_to_the_hosts_and_no_flops():
     assert (offload.memory.host_bytes, block.memory.host_bytes) == (80 * one, 0)
     assert block.memory.total_bytes - offload.memory.total_bytes == 78 * one  # two layers' inputs stay
     assert (offload.host_seconds, block.host_seconds) == (pytest.approx(2 * 80 * one / 16e9), 0)
-    assert (offload.flops, offload.fsdp_bytes) == (block.flops, block.fsdp_bytes)
+    assert (offload.flops, offload.axes["fsdp"].bytes) == (block.flops, block.axes["fsdp"].bytes)
     assert offload.hbm_seconds - block.hbm_seconds == pytest.approx(2 * 80 * one / 2765e9)
     assert offload.expected_seconds == block.expected_seconds  # 1.3 s, behind 9.98 s of products
     assert offload.serial_seconds == pytest.approx(block.serial_seconds + offload.host_seconds)
@@ -549,8 +554,9 @@ def test_one_call_takes_a_hundred_thousand_configurations():
     many = Parallelism(2 ** random.integers(0, 4, n), 2 ** random.integers(2, 8, n), 2 ** random.integers(0, 3, n))
     batch = random.integers(1, 100, n) * 1e5
     found = step_cost(LLAMA3, "v5p", many, batch)
-    for name in ("seconds", "serial_seconds", "bound", "fits", "mfu", "data_bytes", "fsdp_bytes", "tensor_bytes"):
+    for name in ("seconds", "serial_seconds", "bound", "fits", "mfu"):
         assert getattr(found, name).shape == (n,), name
+    assert all(cost.seconds.shape == cost.bytes.shape == (n,) for cost in found.axes.values())
     assert found.memory.total_bytes.shape == (n,)
     for i in random.integers(0, n, 20):
         one = Parallelism(*(int(getattr(many, axis)[i]) for axis in ("data", "fsdp", "tensor")))
@@ -651,7 +657,7 @@ def test_errors_name_the_value(wrong, says):
 def test_units_are_in_names():
     """Attributes that are neither counts nor names say bytes, seconds, flops; so do functions."""
     units = ("bytes", "seconds", "flops", "per_second")
-    plain = {"memory", "fits", "mfu", "bubble"}
+    plain = {"memory", "axes", "fits", "mfu", "bubble"}
     for thing in (costs.Memory, costs.StepCost, DecodeCost, costs.Roofline):
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
     chip_fields = {f.name for f in fields(Chip) if not f.name.endswith(units)}

@@ -548,8 +548,8 @@ def compare_steps(cases, answers):
         parts = ("compute", "hbm", "host", *explorer.STEP_AXES)
         expected = [
             *(getattr(memory, f"{kind}_bytes") for kind in (*held, "total", "state", "host")),
-            *(getattr(step, name) for name in names), *(getattr(step, f"{part}_seconds") for part in parts),
-            *(getattr(step, f"{axis}_bytes") for axis in explorer.STEP_AXES),
+            *(getattr(step, name) for name in names), *(step.parts[part] for part in parts),
+            *(step.axes[axis].bytes for axis in explorer.STEP_AXES),
         ]  # fmt: skip
         found = [
             *answer["memory"].values(), answer["total_bytes"], answer["state_bytes"], answer["host_bytes"],

@@ -48,7 +48,7 @@ def test_a_choice_is_what_shardlab_cost_says_of_its_parallelism():
         assert choice.expected_seconds == pytest.approx(float(priced.expected_seconds))
         assert choice.total_bytes == pytest.approx(float(priced.memory.total_bytes))
         assert choice.host_bytes == 0
-        assert choice.sent_bytes == {a: pytest.approx(float(getattr(priced, f"{a}_bytes"))) for a in MESH_AXES}
+        assert choice.sent_bytes == {a: pytest.approx(float(priced.axes[a].bytes)) for a in MESH_AXES}
 
 
 def test_of_equally_fast_meshes_the_simpler_comes_first():

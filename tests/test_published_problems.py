@@ -191,7 +191,7 @@ def sent(axis, parallelism):
     """Bytes of a step's collectives along an axis, on v5p, without (n-1)/n."""
     found = step_cost(MLP, "v5p", parallelism, 1e6, sequence=0, remat="none")
     n = getattr(parallelism, axis)
-    return of_many(getattr(found, f"{axis}_bytes"), n)
+    return of_many(found.axes[axis].bytes, n)
 
 
 def checkpointed(times):
@@ -653,7 +653,7 @@ def test_the_published_sharding_of_llama_2_13b():
     memory = training_memory(LLAMA2, options, 3e6, remat="mlp", **STATE)
     assert list(memory.state_bytes + memory.activation_bytes <= V5P.hbm_bytes) == [False, True, True]
     # data parallel sums could hide behind a whole step, but not behind its backward pass, which is what the book asks
-    assert 2 / 3 < found.data_seconds[0] / found.compute_seconds[0] < 1
+    assert 2 / 3 < found.axes["data"].seconds[0] / found.compute_seconds[0] < 1
     assert list(found.bound[1:]) == ["fsdp", "compute"]
 
 

@@ -33,7 +33,7 @@ from shardlab.costs.memory import Memory, activation_bytes, training_flops, trai
 from shardlab.costs.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
 from shardlab.costs.remat import REMAT, Remat
 from shardlab.costs.rooflines import Roofline, layer, matmul
-from shardlab.costs.step import PARTS, StepCost, step_cost
+from shardlab.costs.step import PARTS, AxisCost, StepCost, step_cost
 
 __all__ = [
     "ALGORITHMS",
@@ -44,6 +44,7 @@ __all__ = [
     "PARTS",
     "REMAT",
     "SCHEDULES",
+    "AxisCost",
     "Fitted",
     "Memory",
     "Numbers",

@@ -460,8 +460,8 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
                 *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *how,
                 at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
                 str(priced.bound[n]), at(priced.bubble),
-                {part: at(getattr(priced, f"{part}_seconds")) for part in PARTS},
-                {axis: at(getattr(priced, f"{axis}_bytes")) for axis in MESH_AXES},
+                {part: at(seconds) for part, seconds in priced.parts.items()},
+                {axis: at(cost.bytes) for axis, cost in priced.axes.items()},
                 at(priced.memory.total_bytes), at(priced.memory.state_bytes),
                 at(priced.memory.host_bytes), fits, at(priced.expected_mfu), at(priced.flops),
             )

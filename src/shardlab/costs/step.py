@@ -17,9 +17,23 @@ from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["PARTS", "StepCost", "step_cost"]
+__all__ = ["PARTS", "AxisCost", "StepCost", "step_cost"]
 
 PARTS = ("compute", "hbm", "host", *MESH_AXES)  # of the time of a training step
+_OF_TOKENS = ("tensor", "pipeline", "context")  # the axes that share a sequence and the layers
+
+
+@dataclass(frozen=True)
+class AxisCost:
+    """What a training step sends along an axis of the mesh.
+
+    Attributes:
+      seconds: the time of its collectives.
+      bytes: what a chip sends, on rings, as `shardlab.programs.collectives` counts.
+    """
+
+    seconds: Numbers
+    bytes: Numbers
 
 
 @dataclass(frozen=True)
@@ -30,10 +44,7 @@ class StepCost:
       flops: of one chip, with what is rematerialised.
       compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
       host_seconds: the time of its bytes to and from the host's memory, with "offload".
-      data_seconds, fsdp_seconds, tensor_seconds, pipeline_seconds, context_seconds, expert_seconds: the time of the
-        collectives along each axis.
-      data_bytes, fsdp_bytes, tensor_bytes, pipeline_bytes, context_bytes, expert_bytes: what a chip sends along each
-        axis, on rings, as `shardlab.programs.collectives` counts.
+      axes: the `AxisCost` of each axis by its name: "data", "fsdp", "tensor", "pipeline", "context", "expert".
       bubble: the time that a pipeline waits, as a share of the time that it works.
       memory: a `Memory`.
       fits: whether its total is no more than the chip's HBM, less the reserve.
@@ -47,18 +58,7 @@ class StepCost:
     compute_seconds: Numbers
     hbm_seconds: Numbers
     host_seconds: Numbers
-    data_seconds: Numbers
-    fsdp_seconds: Numbers
-    tensor_seconds: Numbers
-    pipeline_seconds: Numbers
-    context_seconds: Numbers
-    expert_seconds: Numbers
-    data_bytes: Numbers
-    fsdp_bytes: Numbers
-    tensor_bytes: Numbers
-    pipeline_bytes: Numbers
-    context_bytes: Numbers
-    expert_bytes: Numbers
+    axes: Mapping[str, AxisCost]
     bubble: Numbers
     memory: Memory
     fits: bool | np.ndarray
@@ -66,8 +66,14 @@ class StepCost:
     expected_seconds: Numbers
     exposed_seconds: Numbers
 
+    @property
+    def parts(self) -> dict[str, Numbers]:
+        """The time of each part, in seconds: of "compute", "hbm", "host" and each axis."""
+        of_chip = {"compute": self.compute_seconds, "hbm": self.hbm_seconds, "host": self.host_seconds}
+        return of_chip | {axis: cost.seconds for axis, cost in self.axes.items()}
+
     def _parts(self):
-        return np.stack(np.broadcast_arrays(*(getattr(self, f"{part}_seconds") for part in PARTS)))
+        return np.stack(np.broadcast_arrays(*self.parts.values()))
 
     @property
     def seconds(self) -> Numbers:
@@ -77,7 +83,7 @@ class StepCost:
     @property
     def serial_seconds(self) -> Numbers:
         """The time if nothing overlaps: compute or HBM, whichever is more, plus all that is sent, plus the bubble."""
-        sent = sum(getattr(self, f"{axis}_seconds") for axis in ("host", *MESH_AXES))
+        sent = self.host_seconds + sum(cost.seconds for cost in self.axes.values())
         return (np.maximum(self.compute_seconds, self.hbm_seconds) + sent) * (1 + self.bubble)
 
     @property
@@ -170,11 +176,8 @@ def step_cost(
     flops = 3 * forwards + again
     scores = score_flops(model, sequence)
     in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
-    in_layers = (
-        3 * in_layers
-        + again
-        - np.where("scores" in how.recomputes, scores * (model.layers / pipeline) * tokens / tensor, 0)
-    )
+    scores_again = scores * (model.layers / pipeline) * tokens / tensor if "scores" in how.recomputes else 0.0
+    in_layers = 3 * in_layers + again - scores_again
     seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
 
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
@@ -203,8 +206,9 @@ def step_cost(
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
     parts = {
         "flops": flops,
-        **{f"{part}_seconds": seconds[part] for part in PARTS},
-        **{f"{axis}_bytes": sent[axis] for axis in MESH_AXES},
+        **{f"{part}_seconds": seconds[part] for part in ("compute", "hbm", "host")},
+        **{(axis, "seconds"): seconds[axis] for axis in MESH_AXES},
+        **{(axis, "bytes"): sent[axis] for axis in MESH_AXES},
         "bubble": parallelism.idle,
         "fits": memory.total_bytes <= usable,
         "mfu": 3 * forwards / chip.peak(products),
@@ -212,11 +216,9 @@ def step_cost(
         "exposed_seconds": exposed,
     }
     parts = {name: array[()] for name, array in zip(parts, np.broadcast_arrays(*parts.values()), strict=True)}
-    step = StepCost(memory=memory, **parts)
+    axes = {axis: AxisCost(parts.pop((axis, "seconds")), parts.pop((axis, "bytes"))) for axis in MESH_AXES}
+    step = StepCost(memory=memory, axes=axes, **parts)
     return replace(step, mfu=step.mfu / step.seconds)
-
-
-_OF_TOKENS = ("tensor", "pipeline", "context")  # the axes that share a sequence and the layers
 
 
 def _check(model, machine, chip, parallelism, how, efficiency, gathers):
