@@ -3,7 +3,7 @@
     sudo .venv/bin/python scripts/record_cluster.py
 
 Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and
-src/shardlab/cluster/recordings/links.txt; tests/test_slurm.py compares new runs with them.
+src/shardlab/cluster/recordings/links.txt; tests/cluster/test_slurm.py compares new runs with them.
 """
 
 import datetime

@@ -2,7 +2,7 @@
 
 Each function here makes the initial state of one calculator. In a notebook that is a picture and its numbers. On the
 page, scripts (book/static/explorer) put a form around it and compute everything anew on each change, with the formulas
-of `shardlab.arrays.layout` and `shardlab.costs` in JavaScript. tests/test_explorer.py compares the two.
+of `shardlab.arrays.layout` and `shardlab.costs` in JavaScript. tests/browser/test_explorer.py compares the two.
 """
 
 import json

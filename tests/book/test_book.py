@@ -1,0 +1,179 @@
+"""The rules of writing.md, held against every chapter."""
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from conftest import BOOK
+
+import shardlab
+
+
+PROGRAMS = [chapter for chapter in BOOK.chapters if chapter.runs]
+
+
+def ids(chapter):
+    return chapter.name
+
+
+def prose(chapter):
+    """The text of a chapter without its front matter and fenced code, by line number."""
+    fence, lines = None, {}
+    for n, line in enumerate(chapter.text.splitlines(), 1):
+        mark = re.match(r"(`{3,})(\{code-cell\}|\w*$)?", line)
+        if fence is None and mark and mark[2]:
+            fence = mark[1]
+        elif fence and line.strip() == fence:
+            fence = None
+        elif fence is None:
+            lines[n] = line
+    return lines
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_a_chapter_starts_by_asking_for_devices(chapter):
+    one, many = r"from shardlab import emulate\n\nemulate\(\d+", r".*\bgroup = start\(\d+"
+    assert re.match(f"{one}|{many}", chapter.cells[0].source, re.DOTALL)
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_front_matter_is_the_one_of_jupytext(chapter):
+    matter = chapter.front_matter
+    assert matter["jupytext"]["text_representation"] == {"extension": ".md", "format_name": "myst"}
+    assert matter["kernelspec"] == {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_jupytext_reads_the_same_cells_as_the_build(chapter):
+    import jupytext
+
+    notebook = jupytext.read(ROOT / chapter.path)
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    assert cells == [cell.source for cell in chapter.cells]
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_code_fits_the_page_and_is_small(chapter):
+    for cell in chapter.cells:
+        wide = [line for line in cell.source.splitlines() if len(line) > 80]
+        assert not wide, f"{chapter.path}:{cell.line}: longer than 80 characters: {wide[0]}"
+        assert len(cell.source.splitlines()) <= 24, f"{chapter.path}:{cell.line}: a cell of more than 24 lines"
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_claims_are_asserted(chapter):
+    asserting = [cell for cell in chapter.cells if re.search(r"^\s*(assert |check\()", cell.source, re.MULTILINE)]
+    assert 3 * len(asserting) >= len(chapter.cells), (
+        f"only {len(asserting)} of {len(chapter.cells)} cells assert anything"
+    )
+
+
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
+def test_no_leftovers(chapter):
+    forbidden = r"TODO|FIXME|XXX|lorem ipsum|coming soon|jax\._src|!pip|/home/|/root/|\t|\s+$"
+    for n, line in enumerate(chapter.text.splitlines(), 1):
+        assert not re.search(forbidden, line), f"{chapter.path}:{n}: {line!r}"
+    for n, line in prose(chapter).items():
+        said = re.search(r"\b(simply|just|obviously|of course)\b", line)
+        assert not said, f"{chapter.path}:{n}: says {said[0]!r}, which helps nobody"
+
+
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
+def test_headings_come_in_order(chapter):
+    levels = [len(m[1]) for m in re.finditer(r"^(#+) ", "\n".join(prose(chapter).values()), re.MULTILINE)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+
+
+@pytest.mark.parametrize("chapter", [c for c in PROGRAMS if c.name != "index"], ids=ids)
+def test_a_chapter_is_complete(chapter):
+    opening = re.search(r"^# .*?\n\n(.*?)\n\n\*\*What we do here", chapter.text, re.DOTALL | re.MULTILINE)
+    assert opening, "no promise: a paragraph that starts with **What we do here.**"
+    assert len(opening[1].split()) <= 120 and re.search(r"\d|\b(a|one|two|eight) year", opening[1])
+    headings = re.findall(r"^## (.*)$", chapter.text, re.MULTILINE)
+    assert headings[-3:] == ["Summary", "Exercises", "Where to read on"]
+    assert "**Predict.**" in chapter.text and re.search(r"^\s*with raises\(", chapter.text, re.MULTILINE)
+    assert "{admonition} Takeaway" in chapter.text
+
+
+def test_labels_are_unique_and_begin_with_their_chapter():
+    seen = {}
+    for chapter in BOOK.chapters:
+        for label in re.findall(r"^(?::label: |\()([\w-]+)\)?=?$", chapter.text, re.MULTILINE):
+            assert label not in seen, f"{label} is in {seen[label]} and in {chapter.path}"
+            assert label.startswith(f"{chapter.name}-"), (
+                f"{chapter.path}: label {label} should begin with {chapter.name}-"
+            )
+            seen[label] = chapter.path
+
+
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
+def test_figures_have_alternative_texts(chapter):
+    for n, line in prose(chapter).items():
+        inline = re.search(r"!\[(.*?)\]\((.*?)\)", line)
+        assert not inline or len(inline[1]) > 10, f"{chapter.path}:{n}: an image without a description"
+    for block in re.findall(r"\{(?:image|figure)\} \S+\n((?::.*\n)*)", chapter.text):
+        alt = re.search(r"^:alt: (.*)$", block, re.MULTILINE)
+        assert alt and len(alt[1]) > 10 and not re.fullmatch(r"\S+\.\w+", alt[1]), f"{chapter.path}: {block}"
+    for cell in chapter.notebook.cells:
+        alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
+        assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), f"{chapter.path}: {alt}"
+
+
+# Chapters show and explain the first two line by line; nobody calls the third.
+TOLD_ELSEWHERE = ("shardlab.networks.transformer", "shardlab.networks.decoder", "shardlab.report.findings")
+NAMES = set(re.findall(r"^- `([\w.]+)`:", shardlab.__doc__, re.MULTILINE)) - {*TOLD_ELSEWHERE}
+MODULES = [import_module(name) for name in sorted(NAMES)]
+PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
+def test_what_readers_import_is_documented(module, name):
+    thing = getattr(module, name)
+    assert len(inspect.getdoc(thing)) > 30
+    if inspect.isfunction(thing):
+        for argument in inspect.signature(thing).parameters:
+            assert (
+                re.search(rf"(Args|Arguments):.*\b{argument}\b", thing.__doc__, re.DOTALL)
+                or len(inspect.signature(thing).parameters) == 1
+            ), f"{name}: {argument} is not described"
+    else:
+        for attribute, value in vars(thing).items():
+            if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{attribute}"
+
+
+def test_modules_import_in_the_readme_order_without_jupyter():
+    """shardlab needs NumPy and JAX only, and knows nothing of bookbinder."""
+    program = """
+import sys
+import re
+from importlib import import_module
+import shardlab
+for name in re.findall(r"^- `([\\w.]+)`:", shardlab.__doc__, re.MULTILINE):
+    if name not in ("shardlab.networks.decoder", "shardlab.exercises.pytest_plugin"):  # which need more
+        import_module(name)
+foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", "ipykernel", "ipyparallel", "libtpu"}
+foreign |= {"pytest"}  # except in its plugin
+foreign &= set(sys.modules)
+assert not foreign, foreign
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# Where cells show a calculator besides the explorer's own page.
+EMBEDDED = {"arrays": ["layout"], "costs": ["matmul"], "explorer": ["layout", "matmul", "fit"]}
+
+
+def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
+    found = {
+        chapter.name: re.findall(r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE)
+        for chapter in book.chapters
+    }
+    assert {name: parts for name, parts in found.items() if parts} == EMBEDDED

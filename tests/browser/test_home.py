@@ -1,0 +1,319 @@
+"""The home page: what a reader sees first, where it leads, its minutes, and the picture that plays."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from places import ROOT
+import yaml
+from bs4 import BeautifulSoup
+from conftest import BOOK
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from playwright.sync_api import expect
+from waiting import SOON, wait_until
+
+from bookbinder.read import address, book
+from shardlab import compare_specs
+
+
+WHERE = address.of(BOOK.config)
+PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]
+TITLES = {Path(one["file"]).name: one["title"] for part in PARTS for one in part["chapters"]}
+TAUGHT = [Path(one["file"]).name for part in PARTS if part["caption"] != "Appendices" for one in part["chapters"]]
+DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+SPECS = ["P(None, None)", 'P("x", None)', 'P("x", "y")']
+BYTES = [512, 256, 64]
+expect.set_options(timeout=SOON * 1000)
+
+
+@pytest.fixture(scope="module")
+def page(site):
+    """The page as it was built."""
+    return BeautifulSoup((site / "index.html").read_text("utf-8"), "html.parser")
+
+
+@pytest.fixture
+def reader(browser, home):
+    """Open the home page: `reader(DESK)`, with Playwright's options for who reads."""
+    contexts = []
+
+    def open_page(viewport=DESK, **options):
+        contexts.append(browser.new_context(viewport=viewport, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(SOON * 1000)
+        page.on("pageerror", lambda error: pytest.fail(str(error)))
+        page.goto(f"{home}index.html")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+# --- Minutes and links ------------------------------------------------------------------------------------
+
+
+def minutes(names):
+    return sum(BOOK.chapter(name).minutes for name in names)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "1 minute"), (44, "44 minutes"), (89, "89 minutes"), (90, "1½ hours"), (100, "1½ hours"), (270, "4½ hours")],
+)
+def test_a_time_is_said_in_words(count, words):
+    assert book.in_words(count) == words
+
+
+def test_code_and_solutions_are_no_words_to_read(tmp_path):
+    (tmp_path / "book").mkdir()
+    fence = "`" * 3
+    text = "---\nkernelspec: {name: a}\n---\n# A title\n\n" + "word " * 600
+    code = f"\n\n{fence}{{code-cell}}\n{'x ' * 900}\n{fence}\n\n{fence}bash\n{'y ' * 900}\n{fence}\n"
+    solution = f"\n{fence}{{solution-start}} a\n{fence}\n{'z ' * 900}\n{fence}{{solution-end}}\n{fence}\n"
+    (tmp_path / "book" / "one.md").write_text(text + code + solution + "\n" + "more " * 200)
+    assert book.Chapter(tmp_path, "one").minutes == 4
+
+
+def test_all_the_chapters_that_teach_make_the_whole(page):
+    assert page.select_one(".about .minutes").get_text() == book.in_words(minutes(TAUGHT))
+    assert BOOK.reading_time("all") == book.in_words(minutes(TAUGHT))
+
+
+def test_every_chapter_has_a_card_in_its_part(page):
+    boxes = page.select(".cards")
+    assert len(boxes) == len(PARTS)
+    for number, (box, part) in enumerate(zip(boxes, PARTS, strict=True), 1):
+        assert f"part-{number}" in box["class"]
+        heading = box.find_previous("h3")
+        assert heading.find(string=True) == part["caption"]
+        listed = [Path(one["file"]).name for one in part["chapters"]]
+        cards = box.select(":scope > ul > li")
+        names = [card.select_one("a")["href"].removesuffix(".html") for card in cards]
+        assert names == [name for name in listed if name not in ("status", "references")]
+        for name, card in zip(names, cards, strict=True):
+            assert card.select_one("a").get_text() == TITLES[name]
+            assert card.select_one(".minutes").get_text() == book.in_words(BOOK.chapter(name).minutes)
+
+
+def test_a_card_names_what_its_chapter_teaches(page):
+    for card in page.select(".cards li"):
+        name = card.select_one("a")["href"].removesuffix(".html")
+        taught = [code.get_text() for code in card.select("p:last-child > code")]
+        assert taught or name not in TAUGHT
+        missing = [one for one in taught if one.removeprefix("shardlab.") not in BOOK.chapter(name).text]
+        assert not missing, f"{name} does not have {missing}"
+
+
+def test_the_minutes_of_a_path_are_those_of_its_chapters(page):
+    paths = page.select(".paths > ul > li")
+    assert len(paths) == 3
+    for path in paths:
+        names = [link["href"].removesuffix(".html") for link in path.select("ol a")]
+        assert path.select_one(".minutes").get_text() == book.in_words(minutes(names))
+        assert [link.get_text() for link in path.select("ol a")] == [TITLES[name] for name in names]
+    assert minutes(link["href"].removesuffix(".html") for link in paths[0].select("ol a")) <= 60
+
+
+def test_buttons_and_proofs_lead_somewhere(page, site):
+    buttons = {link.get_text(): link["href"] for link in page.select(".buttons a")}
+    assert buttons == {"Start reading": "arrays.html", "Try it": "explorer.html", "Open in Colab": WHERE.colab("index")}
+    proofs = page.select(".proofs li")
+    assert len(proofs) >= 6
+    for proof in proofs:
+        (link,) = proof.select("a")
+        file, _, anchor = link["href"].partition("#")
+        if link["href"] != WHERE.colab("arrays"):
+            there = (site / file).read_text("utf-8")
+            assert not anchor or f'id="{anchor}"' in there
+
+
+def test_the_home_page_does_not_say_how_long_it_is_itself(page):
+    assert not page.select(".facts")
+
+
+# --- The first screen -------------------------------------------------------------------------------------
+
+INSIDE = """all => all.filter((e) => {
+  const box = e.getBoundingClientRect();
+  return !(box.width && box.top >= 0 && box.left >= 0 && box.bottom <= innerHeight && box.right <= innerWidth + 0.5);
+}).map((e) => `${e.outerHTML.slice(0, 80)} ${JSON.stringify(e.getBoundingClientRect())}`)"""
+
+
+@pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_first_screen_has_the_promise_the_buttons_and_the_picture(reader, screen):
+    page = reader(screen, reduced_motion="reduce")
+    for what in ("h1", ".promise p", ".about dd", ".buttons a", ".specs-bar label", "[data-specs] figure:visible"):
+        found = page.locator(what)
+        assert found.count() and not found.evaluate_all(INSIDE), what
+    about = page.locator(".about").inner_text()
+    assert {"NumPy", "jax.jit", "no accelerator", "hours"} <= set(
+        re.findall(r"NumPy|jax\.jit|no accelerator|hours", about)
+    )
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1024, 1440])
+def test_nothing_is_wider_than_the_screen(reader, width):
+    page = reader({"width": width, "height": 800}, reduced_motion="reduce")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# --- The picture ------------------------------------------------------------------------------------------
+
+AXES = AxisType.Auto, AxisType.Auto
+LAYOUTS = (P(None, None), P("x", None), P("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=AXES, devices=jax.devices()[:8])
+    return [jax.device_put(jnp.arange(128.0).reshape(8, 16), NamedSharding(mesh, spec)) for spec in LAYOUTS]
+
+
+def numbers(text):
+    return [float(number) for number in text.split()]
+
+
+def test_tiles_are_drawn_where_their_slices_are_and_bytes_are_those_of_the_shards(arrays):
+    drawn = BeautifulSoup(compare_specs(*arrays).html, "html.parser").select("figure")
+    assert [figure["data-spec"] for figure in drawn] == SPECS
+    for figure, array in zip(drawn, arrays, strict=True):
+        tiles = figure.select("[data-from]")
+        assert len(tiles) == len(figure.select("[data-bytes]")) == len(figure.select("[data-bar]")) == 8
+        for tile, label, shard in zip(tiles, figure.select("[data-bytes]"), array.addressable_shards, strict=True):
+            assert int(label["data-bytes"]) == shard.data.nbytes and label.get_text() == f"{shard.data.nbytes} B"
+            x, y, width, height = numbers(tile["data-from"])  # on an array of 160 x 80 px at (46, 22)
+            down, across = (part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True))
+            assert np.allclose((x - 46, x - 46 + width), np.array(across) * 10)
+            assert np.allclose((y - 22, y - 22 + height), np.array(down) * 10)
+        total = sum(shard.data.nbytes for shard in array.addressable_shards)
+        assert figure.select_one("[data-total]").get_text() == f"{total:,} bytes in all"
+        assert f"local shape {array.addressable_shards[0].data.shape}" in figure.svg.get_text()
+
+
+def test_in_a_console_each_layout_is_a_line(arrays):
+    lines = repr(compare_specs(*arrays)).splitlines()
+    assert [line.split(" f32")[0].strip() for line in lines] == SPECS
+    assert [int(re.search(r"(\d+) bytes", line)[1]) for line in lines] == BYTES
+
+
+def test_what_cannot_be_compared_is_refused(arrays):
+    with pytest.raises(ValueError, match="needs an array"):
+        compare_specs()
+    with pytest.raises(TypeError, match="not ndarray"):
+        compare_specs(np.ones((8, 16)))
+    with pytest.raises(ValueError, match="layouts of one array"):
+        compare_specs(arrays[0], arrays[0].T)
+    line = jax.make_mesh((8,), ("d",), axis_types=AXES[:1], devices=jax.devices()[:8])
+    with pytest.raises(ValueError, match="mesh of two axes"):
+        compare_specs(jax.device_put(jnp.ones((8, 16)), NamedSharding(line, P("d"))))
+
+
+def shown(page):
+    return page.locator("[data-specs] > figure").evaluate_all(
+        "all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])"
+    )
+
+
+def running(page):
+    return page.evaluate("document.getAnimations().filter(one => one.effect.target.closest('[data-specs]')).length")
+
+
+COUNT = """() => {
+  const box = document.querySelector("[data-specs]");
+  window.counted = new Set();
+  const totals = [...box.querySelectorAll("[data-total]")];
+  const note = () => totals.forEach((total) => total.checkVisibility() && counted.add(total.textContent));
+  note();
+  new MutationObserver(note).observe(box, { subtree: true, childList: true, characterData: true, attributes: true });
+}"""
+
+
+def test_it_plays_once_through_all_specs_and_counts_the_bytes(reader):
+    page = reader()
+    box = page.locator("[data-specs]")
+    wait_until(lambda: running(page), lambda: "nothing moves", SOON)
+    expect(box.get_by_role("radio", name=SPECS[0])).to_be_checked()
+    page.evaluate(COUNT)
+    last = box.get_by_role("radio", name=SPECS[2])
+    wait_until(lambda: last.is_checked() and not running(page), lambda: "it does not come to its end", SOON)
+    counted = page.evaluate("[...window.counted]")
+    assert len(counted) > 3 and "512 bytes in all" in counted
+    expect(box.get_by_role("button", name="Play")).to_be_visible()
+    assert shown(page) == [2] and not box.get_by_role("status").inner_text()
+
+
+def test_it_can_be_paused_and_played_again(reader):
+    page = reader()
+    box = page.locator("[data-specs]")
+    box.get_by_role("button", name="Pause").click()
+    assert not running(page)
+    at = shown(page)
+    assert box.locator("figure:visible [data-bytes]").first.text_content() == f"{BYTES[at[0]]} B"
+    box.get_by_role("button", name="Play").press("Enter")
+    expect(box.get_by_role("button", name="Pause")).to_be_focused()
+    assert shown(page) == [0] and running(page)
+
+
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_a_reader_chooses_a_spec_and_hears_it(reader, how):
+    page = reader()
+    box = page.locator("[data-specs]")
+    expect(box.get_by_role("radiogroup")).to_have_accessible_name("How the matrix is sharded")
+    box.get_by_role("button", name="Pause").click()
+    box.get_by_role("radio", name=SPECS[0]).focus()
+    for number in (1, 2):
+        if how == "pointer":
+            box.locator("label").nth(number).click()
+        else:
+            page.keyboard.press("ArrowRight")
+        expect(box.get_by_role("radio", name=SPECS[number])).to_be_checked()
+        assert shown(page) == [number] and running(page)
+        words = box.get_by_role("status")
+        expect(words).to_contain_text(SPECS[number])
+        expect(words).to_contain_text(f"{BYTES[number]} bytes per device")
+    wait_until(lambda: not running(page), lambda: "it moves without end", SOON)
+    labels = box.locator("figure:visible [data-bytes]").all_text_contents()
+    assert labels == [f"{BYTES[2]} B"] * 8
+
+
+def test_who_wants_less_motion_sees_none(reader):
+    page = reader(reduced_motion="reduce")
+    box = page.locator("[data-specs]")
+    assert shown(page) == [2]
+    expect(box.get_by_role("button", name="Play")).to_have_count(0)
+    box.locator("label").first.click()
+    assert shown(page) == [0] and not running(page)
+    assert box.locator("figure:visible [data-total]").text_content() == "4,096 bytes in all"
+
+
+@pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
+def test_without_javascript_all_three_stand_still(reader, screen):
+    page = reader(screen, java_script_enabled=False)
+    figures = page.locator("[data-specs] > figure")
+    expect(figures).to_have_count(3)
+    for number, figure in enumerate(figures.all()):
+        expect(figure).to_be_visible()
+        assert figure.locator("[data-bytes]").first.text_content() == f"{BYTES[number]} B"
+    assert page.locator(".specs-bar").count() == 0
+
+
+def test_on_paper_all_three_stand_without_a_form(reader):
+    page = reader(reduced_motion="reduce")
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert shown(page) == [0, 1, 2]
+    expect(page.locator(".specs-bar")).to_be_hidden()
+
+
+def test_a_change_of_the_picture_moves_nothing_else(reader):
+    page = reader(PHONE, reduced_motion="reduce")
+    where = "document.querySelector('h2').getBoundingClientRect().top"
+    tops = set()
+    for label in page.locator(".specs-bar label").all():
+        label.click()
+        tops.add(page.evaluate(where))
+    assert len(tops) == 1

@@ -1,0 +1,481 @@
+"""The search of the site: what it knows, what it shows first, and how readers use it."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import lxml.html
+import pytest
+from places import ROOT
+import yaml
+from docutils import nodes
+from docutils.core import publish_doctree
+from playwright.sync_api import expect
+from sphinx.errors import ExtensionError
+from waiting import SOON
+
+from bookbinder.page import search, terms
+
+
+STATIC = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
+LOADED = ("search.js", "minisearch.js", "search-index.js")  # and nothing else, when a reader first searches
+expect.set_options(timeout=SOON * 1000)
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+
+
+def index_of(site):
+    """What the search of a built site knows."""
+    text = (site / "_static" / "search-index.js").read_text("utf-8")
+    return json.loads(text.removeprefix("globalThis.searchIndex = ").rstrip(";\n"))
+
+
+@pytest.fixture
+def reader(browser, home):
+    """Open a page as a new reader; `page.asked` has the names of all files that it has asked for since."""
+    contexts = []
+
+    def open_page(name="arrays.html", viewport=WIDE, at=home, **options):
+        contexts.append(browser.new_context(viewport=viewport, **options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(SOON * 1000)
+        page.asked, page.wrong = [], []
+        page.on("request", lambda request: page.asked.append(request.url.split("?")[0].rsplit("/", 1)[-1]))
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda said: page.wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(f"{at}{name}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+# --- What comes first -------------------------------------------------------------------------------------------
+
+# What readers type, and the sections that teach it.
+FIRST = {
+    "fsdp": ["training#fsdp-parameters"],
+    "zero-3": ["zero#zero-3-"],
+    "zero3": ["zero#zero-3-"],
+    "ring attention": ["context#ring-attention-"],
+    "ulysses": ["context#ulysses-"],
+    "vocabulary parallel": ["tensor#vocabulary-parallel-"],
+    "hsdp": ["zero#hsdp-"],
+    "ddp": ["training#data-parallelism-parameters"],
+    "backward pass": ["training#training-step-forward-pass-backward-pass"],
+    "forward pass": ["training#training-step-forward-pass-backward-pass"],
+    "shard_map": ["manual#shard-map-"],
+    "shardmap": ["manual#shard-map-"],
+    "psum": ["collectives#all-reduce-"],
+    "all-reduce": ["collectives#all-reduce-"],
+    "all-to-all": ["collectives#all-to-all-"],
+    "reduce-scatter": ["collectives#reduce-scatter-from"],
+    "oom": ["pods#out-of-memory-"],
+    "out of memory": ["pods#out-of-memory-"],
+    "deadlock": ["processes#hangs-"],
+    "XLA_FLAGS": ["arrays#emulated-devices-"],
+    "slurm": ["clusters#slurm-and-other-launchers-", "clusters#slurm-s-environment-variables-"],
+    "multi-host": ["processes#launchers-", "processes#many-processes-"],
+    "jax.distributed.initialize": ["processes#launchers-"],
+    "gradient accumulation": ["training#gradient-accumulation-"],
+    "remat": ["training#rematerialisation-"],
+    "tensor parallel": ["training#tensor-parallelism-"],
+    "data parallel": ["training#data-parallelism-parameters"],
+    "contracting dimension": ["auto#matmul-"],
+    "PartitionSpec": ["arrays#partitionspec-and-namedsharding-"],
+    "NamedSharding": ["arrays#partitionspec-and-namedsharding-"],
+    "explicit sharding": ["explicit#explicit-sharding-", "explicit#jax-typeof-"],
+    "optimizer state": ["training#optimiser-state-"],
+    "checkpoint restore": ["checkpoints#restore-"],
+    "roofline": ["costs#roofline-"],
+    "mfu": ["costs#planner-"],
+    "kv cache": ["serving#kv-cache-", "costs#prefill-and-decode-"],
+    "donate": ["training#donation-"],
+    "mixed precision": ["training#mixed-precision-"],
+    "pmap": ["from_old_jax#pjit-and-pmap-"],
+    # Other spellings, parts of words, two words, mistyped ones, and words that only `search_aliases` has.
+    "fs": ["training#fsdp-parameters"],
+    "optimisar state": ["training#optimiser-state-"],
+    "Named sharding": ["arrays#partitionspec-and-namedsharding-"],
+    "data-parallel": ["training#data-parallelism-parameters"],
+    "out_sharding": ["explicit#out-sharding-and-reshard-"],
+    "out_shardings": ["auto#in-shardings-and-out-shardings-"],
+    "psum_scatter": ["collectives#reduce-scatter-from"],
+    "distributed.initialize": ["processes#launchers-"],
+    "flax scan": ["flax#nn-scan-"],
+    "process_allgather": ["global_arrays#process-allgather-"],
+    "restore": ["checkpoints#restore-"],
+    "set_mesh": ["explicit#jax-set-mesh-"],
+    "hangs": ["processes#hangs-"],
+    "shradingtypeerror": ["explicit#shardingtypeerror-"],
+    "tensorboard": ["flax#jax-profiler-"],
+}
+LINKS = "dialog.search li a"
+
+
+@pytest.fixture(scope="module")
+def first(browser, home):
+    """A function that types into the search and returns the first result, such as "training#donation-..."."""
+    page = browser.new_page()
+    page.goto(f"{home}index.html")
+    page.keyboard.press("/")
+    page.locator("dialog.search input[type=search]").fill("a")
+    expect(page.locator(LINKS)).not_to_have_count(0)
+
+    def ask(words):
+        page.locator("dialog.search input[type=search]").fill(words)
+        page.evaluate("new Promise((done) => setTimeout(done))")  # the results follow in the same moment
+        return page.locator(LINKS).first.get_attribute("href").rsplit("/", 1)[-1].replace(".html", "")
+
+    yield ask
+    page.close()
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_the_first_result_is_the_section_that_teaches_it(first, words):
+    found = first(words)
+    assert any(found.startswith(place) for place in FIRST[words]), found
+
+
+def test_every_name_of_a_term_leads_to_a_section_that_defines_it(first, site):
+    """Or to one whose heading begins with it."""
+    index, defining, heading = index_of(site), {}, {}
+    for section in index["sections"]:
+        place = f"{index['chapters'][section['page']]['name']}#{section['anchor']}"
+        heading[place] = section["heading"].split(":")[0].lower()
+        for name in section["names"] if section["kind"] == "section" else ():
+            defining.setdefault(name, []).append(place)
+    assert len(defining) > 150
+    found = {name: first(name) for name in defining}
+    wrong = {name: place for name, place in found.items() if place not in defining[name]}
+    assert not {name: place for name, place in wrong.items() if name.lower() not in heading[place]}
+
+
+# --- What it knows ------------------------------------------------------------------------------------------------
+
+PAGE = """
+Meshes: naming devices
+======================
+
+A **mesh** has ``axes``.
+
+- An item with ``lax.psum``.
+
+.. code::
+
+   x = jax.lax.psum(a, "x"); y = XLA_FLAGS
+
+.. container:: printed
+
+   What was printed.
+
+.. hint::
+   :class: dropdown
+
+   The answer.
+
+Below
+-----
+
+===== =====
+one   two
+===== =====
+
+Deeper
+~~~~~~
+
+The end.
+"""
+
+
+def test_a_section_is_its_heading_its_own_text_and_the_names_in_its_code():
+    tree = publish_doctree(PAGE, settings_overrides={"doctitle_xform": False, "syntax_highlight": "none"})
+    for container in tree.findall(nodes.container):
+        container["classes"] = ["cell_output"]
+    terms.note_definitions(tree, [("mesh", "device mesh")], "chapter")
+    top, below, deeper = search.sections(tree)
+    assert (top.anchor, top.heading, top.above) == ("meshes-naming-devices", "Meshes: naming devices", ())
+    assert top.names == ["mesh", "device mesh"]
+    assert top.text == "A mesh has `axes`.\nAn item with `lax.psum`."
+    assert top.code.split() == ["jax.lax.psum", "XLA_FLAGS"]
+    assert (below.text, below.above) == ("one | two", ("Meshes: naming devices",))
+    assert (deeper.text, deeper.above) == ("The end.", ("Meshes: naming devices", "Below"))
+
+
+def test_an_entry_of_the_glossary_is_found_by_all_its_names(site):
+    entry = next(one for one in index_of(site)["sections"] if one["anchor"] == "term-FSDP")
+    assert (entry["heading"], entry["kind"]) == ("FSDP", "entry") and "ZeRO-3" in entry["names"]
+
+
+def test_every_result_is_on_its_page_and_not_folded_away(site):
+    index = index_of(site)
+    assert len(index["chapters"]) == len(list(site.glob("*.html"))) - 3  # index, search and what is not found
+    for page, chapter in enumerate(index["chapters"]):
+        tree = lxml.html.fromstring((site / f"{chapter['name']}.html").read_bytes())
+        found = {tag.get("id"): tag for tag in tree.xpath("//*[@id]")}
+        for anchor in [section["anchor"] for section in index["sections"] if section["page"] == page]:
+            assert anchor in found, f"{chapter['name']}#{anchor}"
+            assert next(found[anchor].iterancestors("details"), None) is None, f"{chapter['name']}#{anchor}"
+
+
+def test_hints_are_not_searched(site, book):
+    texts = "\n".join(section["text"] for section in index_of(site)["sections"])
+    begins = re.compile(r"{hint}.*\n:class: dropdown\n+(\w[^`*{\n]{30,})")
+    hints = [hint for chapter in book.chapters for hint in begins.findall(chapter.text)]
+    assert len(hints) > 20 and not [hint for hint in hints if hint in texts]
+
+
+def test_what_is_loaded_for_a_search_is_small(site, book):
+    """As a reader first searches: about a picture's worth, and no more than 11 kB for each chapter."""
+    sizes = {name: len(gzip.compress((site / "_static" / name).read_bytes(), 6)) for name in LOADED}
+    assert sum(sizes.values()) <= 11_000 * len(book.chapters), sizes
+
+
+def test_minisearch_is_the_published_file(npm):
+    package = npm / "minisearch"
+    assert (STATIC / "minisearch.js").read_bytes() == (package / "dist" / "umd" / "index.js").read_bytes()
+    assert (STATIC / "minisearch-LICENSE.txt").read_bytes() == (package / "LICENSE.txt").read_bytes()
+
+
+# --- The setting search_aliases -------------------------------------------------------------------------------------
+
+
+def with_aliases(tiny, aliases):
+    config = yaml.safe_load((tiny.root / "_config.yml").read_text())
+    config["sphinx"]["config"] = {**config["sphinx"].get("config", {}), "search_aliases": aliases}
+    tiny.write("_config.yml", yaml.safe_dump(config))
+
+
+def test_the_search_follows_what_changes_and_the_aliases(tiny):
+    assert tiny.build()[0] == 0
+    site = tiny.root / "_build" / "html"
+    assert [section["anchor"] for section in index_of(site)["sections"]] == ["home", "one", "two"]
+    tiny.write("book/index.md", "# Home\n\nA cucumber.\n\n## Garden\n\nA lettuce.\n")
+    assert tiny.build()[0] == 0
+    found = index_of(site)["sections"]
+    assert [section["text"] for section in found] == ["A cucumber.", "A lettuce.", "", ""]
+
+    with_aliases(tiny, {"index#garden": ["vegetables", "greens"]})
+    assert tiny.build()[0] == 0
+    assert [section["names"] for section in index_of(site)["sections"]] == [[], ["vegetables", "greens"], [], []]
+    with_aliases(tiny, {"index#gardens": ["vegetables"]})
+    status, _, err = tiny.build()
+    assert status == 1
+    assert "_config.yml: search_aliases: there is no section index#gardens; did you mean index#garden?" in err
+    status, _, err = tiny.build("chapter", "book/one.md")  # other chapters are not known there
+    assert status == 0, err
+
+
+@pytest.mark.parametrize("names", ["vegetables", [3], [""], None])
+def test_aliases_that_are_no_words_are_refused(names):
+    with pytest.raises(ExtensionError, match=r"index#garden: give a list of words, such as \[zero-3, fsdp\]"):
+        search.check({"index#garden": names}, ["index#garden"])
+
+
+# --- How readers use it ---------------------------------------------------------------------------------------------
+
+DIALOG = "dialog.search"
+
+
+def shown(page):
+    """The heading of each result."""
+    return page.locator(f"{LINKS} strong").all_inner_texts()
+
+
+def test_nothing_is_loaded_before_the_first_use_and_then_only_three_files(reader):
+    page = reader()
+    page.wait_for_load_state("networkidle")
+    before = len(page.asked)
+    assert not set(page.asked) & set(LOADED)
+    page.keyboard.press("/")
+    page.locator(f"{DIALOG} input[type=search]").fill("mesh")
+    expect(page.locator(LINKS).first).to_be_visible()
+    assert sorted(set(page.asked[before:]) - {"icon.svg"}) == sorted(LOADED)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    expect(page.locator(f"{DIALOG} input[type=search]")).to_be_focused()
+    assert all(page.asked.count(name) == 1 for name in LOADED) and not page.wrong
+
+
+@pytest.mark.parametrize("at", ["host", "file"])
+@pytest.mark.parametrize("how", ["pointer", "/", "Control+k"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["1280px", "390px"])
+def test_a_section_is_found_and_reached(reader, site, at, how, viewport):
+    page = reader(viewport=viewport, **({"at": f"{site.as_uri()}/"} if at == "file" else {}))
+    if how == "pointer":
+        page.get_by_role("link", name="Search the book").click()
+    else:
+        page.keyboard.press(how)
+    field = page.get_by_role("dialog", name="Search the book").get_by_role("searchbox")
+    expect(field).to_be_focused()
+    page.keyboard.type("gradient accumulation")
+    result = page.locator(LINKS).first
+    expect(result.locator("strong")).to_have_text(re.compile("^Gradient accumulation"))
+    expect(result.locator(".where")).to_have_text("Data, FSDP, tensor parallel")
+    expect(result.locator(".says mark")).to_have_text(["gradient", "accumulation"])
+    if how == "pointer":
+        result.click()
+    else:
+        page.keyboard.press("Enter")
+    page.wait_for_url("**/training.html#gradient-accumulation-*")
+    expect(page.locator("section:target > h2")).to_be_in_viewport()
+    assert not page.wrong
+
+
+def test_arrows_move_through_the_results_and_escape_leads_back(reader):
+    page = reader()
+    link = page.get_by_role("link", name="Search the book")
+    link.press("Enter")
+    field = page.get_by_role("searchbox")
+    expect(field).to_be_focused()
+    page.keyboard.type("shard_map")
+    results = page.locator(LINKS)
+    expect(results.first).to_be_visible()
+    for key, place in [("ArrowDown", 0), ("ArrowDown", 1), ("ArrowUp", 0)]:
+        page.keyboard.press(key)
+        expect(results.nth(place)).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(field).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator(DIALOG)).to_be_hidden()
+    expect(link).to_be_focused()
+    link.click()
+    expect(field).to_have_value("shard_map")  # to go on from
+    page.mouse.click(5, 700)  # beside the dialog
+    expect(page.locator(DIALOG)).to_be_hidden()
+    link.click()
+    page.get_by_role("button", name="Close").click()
+    expect(link).to_be_focused()
+
+
+def test_a_result_on_the_same_page_closes_the_dialog(reader):
+    page = reader("training.html")
+    page.keyboard.press("/")
+    page.get_by_role("searchbox").fill("donation")
+    expect(page.locator(LINKS).first).to_be_visible()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/training.html#donation-*")
+    expect(page.locator(DIALOG)).to_be_hidden()
+    expect(page.locator("section:target > h2")).to_be_in_viewport()
+
+
+def test_a_slash_that_is_typed_somewhere_stays_there(reader):
+    page = reader("search.html")
+    field = page.get_by_role("searchbox")
+    field.press("/")
+    expect(field).to_have_value("/")
+    expect(page.locator(DIALOG)).to_have_count(0)
+
+
+def test_the_key_that_opens_the_search_can_be_turned_off(reader):
+    page = reader()
+    page.keyboard.press("/")
+    page.get_by_label("Open with /").uncheck()
+    page.keyboard.press("Escape")
+    page.reload()
+    page.keyboard.press("/")
+    expect(page.locator(DIALOG)).to_have_count(0)
+    page.keyboard.press("Control+k")
+    page.get_by_label("Open with /").check()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(page.locator(f"{DIALOG} input[type=search]")).to_be_focused()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("gradient accumulation", r"^\d+ sections\.$"),
+        ("mesh", r"^\d+ sections, of which these are the best 20\.$"),
+        ("shradings", r"^No section has “shradings”. Found with similar words: \d+ sections"),
+        ("mesh of xylophones", r"^No section has “mesh of xylophones”. Found with some of these words: \d+ sections"),
+        ("xylophone", r"^Nothing found for “xylophone”\. The index lists all terms\.$"),
+        ("shrdmaq", r"^Nothing found for “shrdmaq”\. Did you mean shard_map"),
+        ("???", r"^Nothing found for “\?\?\?”\."),
+        ("", r"^$"),
+    ],
+)
+def test_how_many_were_found_is_said_once_one_pauses(reader, typed, said):
+    page = reader("search.html")
+    page.get_by_role("searchbox").fill("donation")
+    status = page.locator(".search .status")
+    expect(status).to_have_text(re.compile("sections"))
+    page.get_by_role("searchbox").fill(typed)
+    expect(status).to_have_text(re.compile(said))
+
+
+def test_a_suggestion_is_searched_for_and_the_index_is_a_way_out(reader):
+    page = reader("search.html?q=shrdmaq")
+    page.get_by_role("button", name="shard_map").click()
+    expect(page.get_by_role("searchbox")).to_have_value("shard_map")
+    expect(page.locator("[data-search-here] li strong").first).to_contain_text("shard_map")
+    page.get_by_role("searchbox").fill("xylophone")
+    page.locator(".search .status").get_by_role("link", name="index").click()
+    page.wait_for_url("**/genindex.html")
+
+
+@pytest.mark.parametrize("at", ["host", "file"])
+def test_the_page_of_the_search_has_the_same_list_and_an_address_for_it(reader, site, at):
+    page = reader("search.html?q=kv%20cache", **({"at": f"{site.as_uri()}/"} if at == "file" else {}))
+    results = page.locator("[data-search-here] li")
+    expect(results.first.locator("strong")).to_contain_text("KV cache")
+    page.get_by_role("searchbox").fill("rank & file")
+    page.wait_for_url("**/search.html?q=rank%20%26%20file")
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    expect(page.locator(DIALOG)).to_have_count(0)
+    assert not page.wrong
+
+
+def test_what_is_typed_is_shown_as_text(reader):
+    page = reader("search.html")
+    page.get_by_role("searchbox").fill("<img src=x onerror=alert(1)>")
+    expect(page.locator(".search .status")).to_contain_text("<img src=x onerror=alert(1)>")
+    assert not page.wrong
+
+
+def test_without_the_network_the_search_says_so_and_tries_again(reader):
+    page = reader()
+    page.route("**/search-index.js*", lambda route: route.abort())
+    page.keyboard.press("/")
+    page.get_by_role("searchbox").fill("mesh")
+    expect(page.locator(".search .status")).to_contain_text("could not be loaded")
+    page.unroute("**/search-index.js*")
+    page.get_by_role("searchbox").fill("meshes")
+    expect(page.locator(LINKS).first).to_be_visible()
+
+
+def test_without_javascript_the_link_leads_to_a_page_that_says_what_else_there_is(reader):
+    page = reader(java_script_enabled=False)
+    page.get_by_role("link", name="Search the book").click()
+    page.wait_for_url("**/search.html")
+    expect(page.locator("main")).to_contain_text("The search needs JavaScript", use_inner_text=True)
+
+
+RUN_AXE = """async () => (await axe.run(".search")).violations.flatMap(({ id, nodes }) =>
+  nodes.map((node) => `${id}: ${node.target}: ${node.failureSummary}`))"""
+WATCH_SHIFTS = """window.shifts = 0;
+new PerformanceObserver((list) => { for (const shift of list.getEntries()) window.shifts += shift.value; })
+  .observe({ type: "layout-shift", buffered: true });"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["1280px", "390px"])
+@pytest.mark.parametrize("where", ["dialog", "page"])
+def test_axe_finds_no_barrier_and_nothing_moves(reader, npm, scheme, viewport, where):
+    page = reader("404.html", viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
+    page.add_init_script(WATCH_SHIFTS)
+    page.goto(page.url.replace("404.html", "genindex.html" if where == "dialog" else "search.html?q=shard_map"))
+    if where == "dialog":
+        page.keyboard.press("/")
+        page.get_by_role("searchbox").fill("shard_map")
+    expect(page.locator(".search li a").first).to_be_visible()
+    expect(page.locator(".search .status")).to_contain_text("sections")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert page.evaluate("window.shifts") == 0
+    page.evaluate((npm / "axe-core" / "axe.min.js").read_text("utf-8"))
+    assert page.evaluate(RUN_AXE) == []
+    page.get_by_role("searchbox").fill("shrdmaq")
+    expect(page.locator(".search .status")).to_contain_text("Did you mean")
+    assert page.evaluate(RUN_AXE) == []

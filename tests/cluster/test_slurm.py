@@ -1,0 +1,645 @@
+"""The batch scripts and programs of clusters.md: run by ssh.sh and alone, and by a real Slurm on two nodes.
+
+`scripts/record_cluster.py` writes the recordings that the chapter shows; these tests compare fresh runs with them.
+"""
+
+import ast
+import contextlib
+import copy
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import psutil
+import pytest
+from places import ROOT
+import yaml
+from slurm_cluster import Cluster, missing, on_cpus
+from waiting import PATIENCE, wait_until
+
+pytestmark = pytest.mark.reads(
+    "src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md", "tests/cluster/kubernetes.json"
+)
+
+
+FOLDER = ROOT / "book" / "cluster"
+RECORDINGS = FOLDER / "recordings"
+LINKS = ROOT / "src" / "shardlab" / "cluster" / "recordings" / "links.txt"  # the chapter reads it in Colab too
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    if reason := missing():
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    killed = "import os; from slurm_cluster import Cluster; Cluster().__enter__(); os.kill(os.getpid(), 9)"
+    done = subprocess.run([sys.executable, "-c", killed], cwd=Path(__file__).parent, timeout=PATIENCE)
+    assert done.returncode == -signal.SIGKILL  # what such a run has left must not disturb the next one
+    with Cluster() as cluster:
+        yield cluster
+    assert not list(Path("/run/netns").glob("node*")) and "node1" not in Path("/etc/hosts").read_text()
+
+
+def said(output):
+    """What a job printed, ordered by process, without empty lines, those of gloo and Slurm, and the job's number."""
+    lines = [line for line in output.splitlines() if not re.search(r"\[Gloo\]|slurmstepd|^srun:|^\d+: *$", line)]
+    ranked = sorted(lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1)
+    return [re.sub(r"^job \d+", "job N", line) for line in ranked]
+
+
+def recorded(file):
+    """The lines of a recording, without its header."""
+    lines = (RECORDINGS / file).read_text().splitlines()
+    assert lines[0].startswith("# ") and re.search(r"\d{4}-\d\d-\d\d", lines[0]) and "JAX" in lines[0]
+    return [line for line in lines if not line.startswith("# ")]
+
+
+def numbers_apart(line):
+    """A line's words, and its numbers with a fraction, which may differ in the last digits."""
+    return re.sub(r"\d+\.\d+", "#", line), [float(number) for number in re.findall(r"\d+\.\d+", line)]
+
+
+def same(one, other):
+    """Assert that two outputs are equal up to rounding."""
+    assert [numbers_apart(line)[0] for line in one] == [numbers_apart(line)[0] for line in other]
+    for a, b in zip(one, other, strict=True):
+        assert numbers_apart(a)[1] == pytest.approx(numbers_apart(b)[1], rel=1e-3)
+
+
+def outside_slurm():
+    """This environment without Slurm's variables, by which JAX would take a program for a task."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+
+
+def alone(*arguments, devices=8):
+    """Run a program of the chapter in one process, without Slurm; returns its lines."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(
+        command, cwd=FOLDER, env=outside_slurm() | on_cpus(devices), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def login(cluster):
+    """A function that starts a script on node1, from which ssh reaches both nodes, as on a login node."""
+    path = cluster.serve_ssh()
+    of_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    settings = outside_slurm() | on_cpus(1) | of_root | {"VENV": sys.prefix, "HOSTS": "node1 node2", "PATH": path}
+
+    with contextlib.ExitStack() as stack:
+
+        def begin(script, *arguments, **environment):
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            command = cluster.on("node1", "bash", script, *map(str, arguments))
+            run = stack.enter_context(subprocess.Popen(command, cwd=FOLDER, env=settings | environment, **pipes))
+            stack.callback(run.kill)
+            return run
+
+        yield begin
+
+
+def processes_of(cluster, program):
+    """The processes of a program on the nodes: their node and their index."""
+    found = []
+    for node in cluster.names:
+        for pid in cluster.run("ip", "netns", "pids", node).split():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                if str(program) in process.cmdline()[1:] and "python" in process.name():
+                    found.append((node, process))
+    return found
+
+
+def end(run):
+    """Wait for a program to end without an error; returns what it said, without gloo's words in between."""
+    output, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, output
+    return re.findall(r"\d+ process(?:es)?, .*|process \d+ of .*|step \d+ .*|resumes .*|done, .*|SIGTERM: .*", output)
+
+
+def test_ssh_starts_one_program_of_two_processes_on_two_nodes(login):
+    lines = sorted(end(login("ssh.sh", "hello.py")))
+    assert len(lines) == 2
+    for process, line in enumerate(lines):
+        assert line.startswith(f"process {process} of 2 on node{process + 1}: 1 of 2 devices")
+        assert line.endswith("sum 1")
+
+
+def test_mpirun_starts_one_program_of_eight_processes_on_two_nodes(login):
+    lines = sorted(end(login("mpirun.sh", "hello.py")))
+    assert len(lines) == 8
+    for process, line in enumerate(lines):
+        assert line.startswith(f"process {process} of 8 on node{1 + process // 4}: 1 of 8 devices")
+        assert f"JAX uses {process % 4}, " in line and line.endswith("sum 28")
+
+
+@pytest.mark.parametrize("script", ["ssh.sh", "mpirun.sh"])
+def test_where_gpus_are_meant_no_launcher_ends_in_a_success_on_cpus(login, script):
+    run = login(script, "hello.py", JAX_PLATFORMS="", EACH="1")
+    output, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode and "JAX finds no device for JAX_PLATFORMS=cuda" in output and "sum" not in output
+
+
+def test_a_program_alone_does_not_fall_back_to_cpus():
+    done = subprocess.run(
+        [sys.executable, "hello.py"], cwd=FOLDER, env=os.environ | on_cpus(1) | {"JAX_PLATFORMS": ""},
+        capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 1 and "JAX finds no GPU or TPU and uses CPUs" in done.stderr and not done.stdout
+
+
+def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # which keeps writes apart
+    with reader, writer:
+        command = [sys.executable, "-u", "hello.py"]
+        subprocess.run(command, cwd=FOLDER, env=os.environ | on_cpus(2), stdout=writer, check=True, timeout=PATIENCE)
+        assert re.fullmatch(rb"process 0 of 1 .* sum 0\n", reader.recv(4096))
+
+
+@pytest.mark.parametrize(("script", "processes"), [("ssh.sh", 2), ("mpirun.sh", 4)])
+def test_they_train_one_model_in_one_folder(login, tmp_path, script, processes):
+    lines = end(login(script, "train.py", "--folder", tmp_path / "run", "--steps", 3, EACH="2"))
+    assert lines[0] == f"{processes} processes, {processes} devices"
+    same(lines[1:], alone("train.py", "--folder", tmp_path / "alone", "--steps", 3)[1:])
+
+
+@pytest.mark.parametrize(("script", "launcher", "processes"), [("ssh.sh", "by hand", 2), ("mpirun.sh", "Open MPI", 4)])
+def test_preflight_finds_them_ready(login, tmp_path, script, launcher, processes):
+    what = "preflight.py", "--processes", processes, "--folder", tmp_path / "shared", "--limit", PATIENCE
+    output, _ = (run := login(script, *what, EACH="2")).communicate(timeout=PATIENCE)
+    assert run.returncode == 0 and re.search(r"^ready\r?$", output, re.MULTILINE), output
+    assert f"launcher: {launcher}, " in output and f"{processes} processes on 2 hosts" in output
+
+
+@pytest.mark.parametrize(("script", "rank"), [("ssh.sh", "PROCESS_ID"), ("mpirun.sh", "OMPI_COMM_WORLD_RANK")])
+def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, rank):
+    program = tmp_path / "program.py"
+    program.write_text(f"import os, sys, time\nos.environ['{rank}'] == '1' and sys.exit(3)\ntime.sleep(3600)\n")
+    run = login(script, program, EACH="1")
+    run.communicate(timeout=PATIENCE)
+    assert run.returncode in (1, 3)
+    wait_until(lambda: not processes_of(cluster, program), lambda: str(processes_of(cluster, program)))
+
+
+def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login, tmp_path):
+    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    run = login("ssh.sh", *what)
+    seen = []
+    while not seen or "step 3 " not in seen[-1]:
+        seen.append(run.stdout.readline())
+        assert seen[-1], seen
+    (second,) = [process for node, process in processes_of(cluster, "train.py") if node == "node2"]
+    os.kill(second.pid, signal.SIGTERM)
+    last = end(run)[-1]
+    step = int(re.fullmatch(r"SIGTERM: saved step (\d+) and stopped", last)[1])
+    assert 3 <= step < 2000 and (tmp_path / "run" / str(step)).is_dir()
+    again = alone("train.py", "--folder", tmp_path / "run", "--steps", step + 1)
+    assert again[1] == f"resumes after step {step}" and again[2].startswith(f"step {step + 1} loss")
+
+
+def test_sigterm_stops_a_single_process_too(tmp_path):
+    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, "-u", *map(str, what)]
+    with subprocess.Popen(command, cwd=FOLDER, env=outside_slurm() | on_cpus(4), **pipes) as run:
+        seen = ""
+        while "step 3 " not in seen:
+            seen = run.stdout.readline()
+            assert seen
+        run.send_signal(signal.SIGTERM)
+        last = end(run)[-1]
+    step = int(re.fullmatch(r"SIGTERM: saved step (\d+) and stopped", last)[1])
+    again = alone("train.py", "--folder", tmp_path / "run", "--steps", step + 1)
+    assert again[1] == f"resumes after step {step}"
+
+
+def test_devices_that_do_not_divide_the_batch_are_refused(tmp_path):
+    command = [sys.executable, "train.py", "--folder", tmp_path]
+    done = subprocess.run(
+        command, cwd=FOLDER, env=os.environ | on_cpus(3), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 1 and "64 examples cannot be sharded over 3 devices" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("two-nodes.sbatch", "before sbatch"), ("one-node.sbatch", "before sbatch"), ("ssh.sh", ""), ("mpirun.sh", "")],
+)
+def test_a_script_without_its_environment_says_so(script, says):
+    clean = {name: value for name, value in os.environ.items() if name != "VENV"}
+    done = subprocess.run(["bash", script, "hello.py"], cwd=FOLDER, env=clean, capture_output=True, text=True)
+    assert done.returncode and f"VENV: export VENV=/path/to/your/environment {says}".strip() in done.stderr
+
+
+def test_the_last_step_is_saved_although_it_is_not_due(tmp_path):
+    lines = alone("train.py", "--folder", tmp_path / "run", "--steps", 7)
+    assert lines[-1].startswith("done")
+    assert sorted(int(step.name) for step in (tmp_path / "run").iterdir()) == [6, 7]
+    again = alone("train.py", "--folder", tmp_path / "run", "--steps", 7)
+    assert again[1:] == ["resumes after step 7", lines[-1]]
+
+
+def test_a_process_makes_only_the_examples_of_its_own_devices():
+    """Calls `batch` of train.py as the second of eight processes with a device each, and counts the numbers drawn."""
+    drawn = []
+
+    class Generator:
+        def normal(self, size):
+            drawn.append(np.prod(size))
+            return np.zeros(size)
+
+    class FakeNumpy:
+        stack, random = np.stack, type("random", (), {"default_rng": lambda seed: Generator()})
+
+    class FakeJax:
+        @staticmethod
+        def make_array_from_callback(shape, sharding, rows):
+            assert shape == (64, 8)
+            return rows((slice(8, 16), slice(None)))
+
+    tree = ast.parse((FOLDER / "train.py").read_text())
+    (batch,) = [node for node in tree.body if getattr(node, "name", "") == "batch"]
+    names = {"np": FakeNumpy, "jax": FakeJax, "NamedSharding": lambda *_: None, "P": lambda *_: None, "mesh": None}
+    exec(compile(ast.Module([batch], []), "train.py", "exec"), names)
+    assert names["batch"](1).shape == (8, 8) and sum(drawn) == 8 * 8
+
+
+def test_hello_names_the_platform_and_the_kind_of_device():
+    (line,) = alone("hello.py", devices=4)
+    assert "process 0 of 1" in line and "4 of 4 devices (platform cpu, kind cpu)" in line
+
+
+def problems(document, schemas):
+    """What Kubernetes would refuse in a document of jobset.yaml: wrong types, missing and unknown fields."""
+
+    def close(schema):
+        """Refuse fields that a schema does not list, as kubectl does with a custom resource."""
+        if isinstance(schema, list):
+            return [close(part) for part in schema]
+        if not isinstance(schema, dict):
+            return schema
+        closed = {key: close(part) for key, part in schema.items()}
+        if schema.get("x-kubernetes-int-or-string"):
+            closed.pop("type", None)
+        known = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
+        return closed | ({"additionalProperties": False} if known and "additionalProperties" not in schema else {})
+
+    schema = close(schemas[document["kind"]])
+    return [
+        f"{error.json_path}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(document)
+    ]
+
+
+def test_kubernetes_would_take_jobset_yaml():
+    schemas = json.loads((ROOT / "tests" / "kubernetes.json").read_text())
+    documents = list(yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()))
+    assert [document["kind"] for document in documents] == ["ServiceAccount", "Role", "RoleBinding", "JobSet"]
+    assert [problems(document, schemas) for document in documents] == [[]] * 4
+
+    account, role, binding, jobset = documents
+    (job,) = jobset["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    # What the schemas cannot know: names that must agree, and what JAX reads (jax/_src/clusters/k8s_cluster.py).
+    assert {pod["serviceAccountName"], binding["subjects"][0]["name"]} == {account["metadata"]["name"]}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert {rights for rule in role["rules"] for rights in rule["resources"]} == {"pods", "services", "jobs"}
+    env = {variable["name"]: variable["value"] for variable in container["env"]}
+    assert int(env["NUM_PROCESSES"]) == job["template"]["spec"]["parallelism"] == job["template"]["spec"]["completions"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    assert (FOLDER / container["command"][2]).exists()
+
+    for path, wrong in [
+        ("parallel", {"parallel": 2}), ("completions", {"completions": "two"}), ("template", {"template": None}),
+    ]:  # fmt: skip
+        broken = copy.deepcopy(jobset)
+        broken["spec"]["replicatedJobs"][0]["template"]["spec"] |= wrong
+        assert path in str(problems(broken, schemas)), path
+
+
+def lose_a_node(cluster):
+    """Train on two nodes, lose one after a checkpoint, and bring it back.
+
+    Slurm starts the job again about a minute later: see cred_expire in slurm_cluster.py.
+
+    Returns the job, what its first start printed, and the state in which that start ended."""
+    run = cluster.folder / "lost"
+    what = "train.py", "--folder", run, "--steps", 12, "--every", 2, "--pause", 0.5
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
+    told = partial(cluster.told, job)
+    wait_until(lambda: any((run / step).exists() for step in "46"), told)
+    cluster.kill("node2")
+    # Ten seconds until Slurm misses the node, twenty until JAX does.
+    wait_until(lambda: cluster.show(job)["JobState"] not in ("RUNNING", "COMPLETING"), told)
+    wait_until(lambda: "node2" in cluster.output(job), told)
+    first_run = cluster.output(job)
+    shutil.copytree(run, cluster.folder / "left")  # what the loss has left, for a smaller job
+    cluster.start_node("node2")
+    cluster.wait_for_nodes()
+    first_state = cluster.show(job)["JobState"]
+    if first_state == "FAILED":  # its processes had ended before Slurm missed the node: Slurm leaves it at that
+        cluster.run("scontrol", "requeue", job)
+    cluster.miss_nodes_after(PATIENCE)  # no node is lost from here on; on a busy machine one may answer late
+    return job, first_run, first_state
+
+
+@pytest.fixture(scope="module")
+def lost(cluster):
+    """A job that has lost a node, and what it printed until then; it starts again while other tests run."""
+    job, first_run, _ = lose_a_node(cluster)
+    return job, first_run
+
+
+def test_a_lost_node_ends_the_job(lost):
+    _, first_run = lost
+    assert "Node failure on node2" in first_run or "heartbeat timeout" in first_run
+    assert "step 12 loss" not in first_run
+
+
+def test_one_node_one_process_sees_four_devices(cluster):
+    job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", JAX_NUM_CPU_DEVICES="4"))
+    assert job.state == "COMPLETED", job.output
+    same(said(job.output), recorded("one-node.txt"))
+    seen = "1 on node1: 4 of 4 devices (platform cpu, kind cpu), CUDA_VISIBLE_DEVICES=0,1,2,3, JAX uses all"
+    assert seen in said(job.output)[1]
+
+
+def test_two_nodes_eight_processes_find_each_other_without_arguments(cluster):
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch"))
+    assert job.state == "COMPLETED", job.output
+    lines = said(job.output)
+    same(lines, recorded("two-nodes.txt"))
+    for process, line in enumerate(lines[1:]):
+        node, local = divmod(process, 4)
+        assert f"process {process} of 8 on node{node + 1}: 1 of 8 devices" in line
+        assert f"CUDA_VISIBLE_DEVICES=0,1,2,3, JAX uses {local}, sum 28" in line
+
+
+@pytest.mark.parametrize("script", ["one-node.sbatch", "two-nodes.sbatch"])
+def test_a_job_that_finds_no_gpus_fails_and_does_not_run_on_cpus(cluster, script):
+    job = cluster.wait(cluster.submit(FOLDER / script, JAX_PLATFORMS=""))
+    assert job.state == "FAILED" and "sum" not in job.output, job.output
+    assert "JAX finds no device for JAX_PLATFORMS=cuda" in job.output, job.output
+
+
+def test_one_process_per_node_drives_all_of_its_gpus(cluster):
+    script = cluster.folder / "one-process-a-node.sbatch"
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    text = text.replace("--ntasks-per-node=4", "--ntasks-per-node=1").replace("--cpus-per-task=4", "--cpus-per-task=16")
+    script.write_text(text)
+    environment = {"JAX_LOCAL_DEVICE_IDS": "0,1,2,3", "JAX_NUM_CPU_DEVICES": "4"}
+    job = cluster.wait(cluster.submit(script, **environment))
+    assert job.state == "COMPLETED", job.output
+    lines = sorted(re.findall(r"process \d of 2 on .*", job.output))  # gloo writes between them, in pieces
+    assert len(lines) == 2
+    for process, line in enumerate(lines):
+        assert line.startswith(f"process {process} of 2 on node{process + 1}: 4 of 8 devices")
+        assert "JAX uses 0,1,2,3" in line
+
+
+def test_an_interactive_allocation_runs_the_same_program(cluster):
+    options = "--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4", f"--chdir={FOLDER}"
+    command = "salloc", *options, "srun", sys.executable, "-u", "hello.py"
+    lines = [line for line in cluster.run(*command, **on_cpus(1)).splitlines() if line.startswith("process")]
+    assert len(lines) == 8 and all(line.endswith("sum 28") for line in lines)
+
+
+def test_tasks_have_several_cpus_each(cluster):
+    program = "import os; print(os.environ['SLURM_CPUS_PER_TASK'])"
+    script = cluster.folder / "cpus.py"
+    script.write_text(program)
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", script))
+    assert said(job.output)[1:] == [f"{task}: 4" for task in range(8)]
+
+
+def test_a_gpu_of_its_own_for_each_task_is_a_mistake(cluster):
+    """With --gpus-per-task each task sees a single GPU, and most tasks tell JAX to use one that they do not see."""
+    script = cluster.folder / "gpus-per-task.sbatch"
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    script.write_text(text.replace("--gres=gpu:4", "--gpus-per-task=1"))
+    job = cluster.wait(cluster.submit(script))
+    sees = re.findall(r"CUDA_VISIBLE_DEVICES=(\S+), JAX uses (\d)", job.output)
+    assert sorted(uses for _, uses in sees) == sorted("01230123")
+    assert {len(gpus.split(",")) for gpus, _ in sees} == {1}
+
+
+def test_with_gpu_bind_none_slurm_does_not_say_which_gpus_are_the_jobs(cluster):
+    """Manuals advise it where a site binds GPUs to tasks; then only the site's cgroups keep jobs apart."""
+    script, program = cluster.folder / "bind-none.sbatch", cluster.folder / "visible.py"
+    program.write_text("import os; print('visible:', os.environ.get('CUDA_VISIBLE_DEVICES'))")
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    script.write_text(text.replace("srun ", "srun --gpu-bind=none "))
+    job = cluster.wait(cluster.submit(script, program))
+    assert said(job.output)[1:] == [f"{task}: visible: None" for task in range(8)]
+
+
+def test_without_srun_jax_raises_value_error(cluster):
+    script = cluster.folder / "no-srun.sbatch"
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    script.write_text(text.replace("srun --kill-on-bad-exit=1 --label ", ""))
+    job = cluster.wait(cluster.submit(script))
+    assert job.state == "FAILED" and "ValueError: coordinator_address should be defined" in job.output, job.output
+
+
+def test_training_on_two_nodes_equals_training_on_one_and_resumes_there(cluster, tmp_path):
+    run = cluster.folder / "run"
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "train.py", "--folder", run, "--steps", 6))
+    assert job.state == "COMPLETED", job.output
+    same(said(job.output), recorded("train.txt"))
+    one = alone("train.py", "--folder", tmp_path / "alone", "--steps", 6)
+    same([line.removeprefix("0: ") for line in said(job.output)[2:]], one[1:])
+
+    # Saved by eight processes on two nodes, restored by one process on one.
+    more = "train.py", "--folder", run, "--steps", 8
+    job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", *more, JAX_NUM_CPU_DEVICES="4"))
+    assert job.state == "COMPLETED" and "1 process, 4 devices" in job.output, job.output
+    assert "resumes after step 6" in job.output and "step 6 loss" not in job.output
+    one = alone("train.py", "--folder", tmp_path / "without a pause", "--steps", 8)
+    same(said(job.output)[-3:], one[-3:])
+
+
+def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
+    """As `#SBATCH --signal=TERM@120` sends it: to all tasks, not to the batch script."""
+    run = cluster.folder / "told"
+    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps"
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, 1000)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), partial(cluster.told, job))
+    cluster.run("scancel", "--signal=TERM", job)
+    done = cluster.wait(job)
+    assert done.state == "COMPLETED", done.output
+    step = int(re.search(r"SIGTERM: saved step (\d+) and stopped", done.output)[1])
+    again = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what, step + 1))
+    assert f"resumes after step {step}" in again.output and f"step {step + 1} loss" in again.output
+
+
+def test_sigterm_with_requeue_brings_the_job_back(cluster):
+    run = cluster.folder / "comes back"
+    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps", 1000, "--requeue"
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
+    told = partial(cluster.told, job)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), told)
+    cluster.run("scancel", "--signal=TERM", job)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1" and cluster.show(job)["JobState"] == "PENDING", told)
+    step = int(re.search(r"SIGTERM: saved step (\d+) and stopped", cluster.output(job))[1])
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits until credentials have expired
+    wait_until(lambda: f"resumes after step {step}" in cluster.output(job), told)
+    cluster.run("scancel", job)
+    done = cluster.wait(job)
+    assert done.state == "CANCELLED", told()  # who cancels a job ends it
+
+
+def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapter(cluster):
+    program = cluster.folder / "fails.py"
+    program.write_text("raise SystemExit(3)")
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", program))
+    assert job.state == "FAILED" and "start 1" not in job.output
+
+    lines = (FOLDER / "two-nodes.sbatch").read_text().rstrip().splitlines()
+    chapter = (ROOT / "book" / "clusters.md").read_text()
+    (block,) = re.findall(r"^```bash\n(srun [^`]*scontrol requeue[^`]*)```$", chapter, re.MULTILINE)
+    assert block.startswith(lines[-1])
+    script = cluster.folder / "again.sbatch"
+    script.write_text("\n".join([*lines[:-1], block]))
+    job = cluster.submit(script, program)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1", partial(cluster.told, job))
+    assert cluster.show(job)["JobState"] in ("PENDING", "COMPLETING", "REQUEUED")
+    cluster.run("scancel", job)
+
+
+def test_a_job_array_is_several_jobs_with_a_number_each(cluster):
+    program = cluster.folder / "numbered.py"
+    program.write_text("import os; print('number', os.environ['SLURM_ARRAY_TASK_ID'], os.environ['SLURM_NTASKS'])")
+    output = f"--output={cluster.folder}/array-%a.out"
+    script = FOLDER / "one-node.sbatch"
+    settings = {"VENV": sys.prefix} | on_cpus(1)
+    job = cluster.run("sbatch", "--parsable", "--array=0-1", output, script, program, **settings).strip()
+    files = [cluster.folder / f"array-{number}.out" for number in (0, 1)]
+    wait_until(lambda: all(f.exists() and "number" in f.read_text() for f in files), partial(cluster.told, job))
+    first, second = (f.read_text().splitlines() for f in files)
+    assert [first[-1], second[-1]] == ["number 0 1", "number 1 1"] and first[0] != second[0]  # two numbers of jobs
+
+
+def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(cluster):
+    cluster.slow("200mbit")
+    try:
+        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "links.py"))
+    finally:
+        cluster.slow(None)
+    assert job.state == "COMPLETED", job.output
+    found = json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
+    expected = json.loads("\n".join(recorded(LINKS)))
+    mib = found["MiB on a device"]
+    formulas = {
+        "flat": 2 * 7 / 8 * mib,  # a ring of eight crosses the link once each way
+        "hierarchical": mib,
+        "all_to_all": 4 * mib * 4 / 8,
+        "within": 0,
+        "between": 4 * mib,
+    }
+    for pattern, theory in formulas.items():
+        measured = found[pattern]["MiB sent by a node"]
+        assert measured == pytest.approx(theory, rel=0.1, abs=0.1), pattern
+        assert measured == pytest.approx(expected[pattern]["MiB sent by a node"], rel=0.1, abs=0.1), pattern
+
+
+def test_preflight_finds_two_nodes_ready_and_a_slow_link(cluster):
+    what = "preflight.py", "--processes", 8, "--devices", 8, "--folder", cluster.folder / "checked"
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what))
+    assert job.state == "COMPLETED", job.output
+
+    def words(lines):
+        return [numbers_apart(line)[0] for line in lines]
+
+    assert words(said(job.output)) == words(recorded("preflight.txt"))
+    cluster.slow("200mbit")
+    try:
+        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *what, "--gbit", 1))
+    finally:
+        cluster.slow(None)
+    assert job.state == "FAILED", job.output
+    assert words(said(job.output)) == words(recorded("preflight-slow.txt"))
+    assert "less than half of 1" in job.output and "0: 1 of 7 checks failed" in job.output
+
+
+def test_watchdogs_end_a_job_that_hangs_and_say_where(cluster):
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "hang.py"))
+    assert job.state == "FAILED" and "Exited with exit code 124" in job.output, job.output
+    lines = {line for line in job.output.splitlines() if "has not ended" in line}
+    expected = {line for line in recorded("hang.txt") if "has not ended" in line}
+    assert len(expected) == 8 and lines <= expected and len(lines) >= 4  # on a busy machine some come too late
+    assert [line[0] for line in expected if "at the end" in line] == ["5"]
+
+
+def test_ipyparallel_starts_engines_through_slurm(cluster):
+    """shardlab.start with one argument changed: eight processes, at most four on a node in this partition."""
+    program = f"""
+from shardlab import start
+with start(8, cluster="slurm", limit={PATIENCE}) as group:
+    group.run("import jax, socket")
+    print(group)
+    print(group["jax.process_index(), jax.process_count(), jax.device_count(), socket.gethostname()"])
+"""
+    settings = cluster.environment | {"SLURM_EXPORT_ENV": "ALL", "SBATCH_PARTITION": "four"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=cluster.folder, env=settings, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, f"{done.stderr}\n{cluster.log()}"
+    who, seen = done.stdout.splitlines()
+    assert who == "8 processes on 2 hosts"
+    assert eval(seen) == [(i, 8, 8, f"node{1 + i // 4}") for i in range(8)]
+    wait_until(lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), cluster.log)
+
+
+def test_a_job_that_lost_a_node_resumes_when_slurm_starts_it_again(cluster, lost):
+    job, _ = lost
+    done = cluster.wait(job)
+    assert done.state == "COMPLETED", done.output
+    again = re.split(r"^job \d+ on .*, start [1-9]\d*$", done.output, flags=re.MULTILINE)[-1]
+    assert int(re.search(r"resumes after step (\d+)", again)[1]) >= 4
+    assert "step 12 loss" in again and "step 3 loss" not in again
+    shown = "\n".join(recorded("lost-node.txt"))
+    for words in ("start 0", "step 4 loss", "start 1", "resumes after step", "step 12 loss"):
+        assert words in shown and words in done.output
+    # On a busy machine JAX may miss the node before Slurm does.
+    assert "Node failure on node2" in shown
+    assert "Node failure on node2" in done.output or "heartbeat timeout" in done.output
+
+
+def test_the_numbers_in_costs_are_those_of_the_recording():
+    text = (ROOT / "book" / "costs.md").read_text()
+    names = {}
+    exec(re.search(r"^# Recorded .*?^}$", text, re.DOTALL | re.MULTILINE)[0], names)
+    links = json.loads("\n".join(recorded(LINKS)))
+    assert names["recorded"] == {name: tuple(links[name].values()) for name in names["recorded"]}
+    day = LINKS.read_text().split()[1]
+    assert day.rstrip(",") in text
+
+
+def test_scripts_for_other_clusters_can_at_least_be_read():
+    for script in FOLDER.glob("*.sh"):
+        subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_after_a_loss_a_smaller_job_goes_on_from_the_same_checkpoint(cluster, lost, tmp_path):
+    """Eight processes on two nodes lose a node, and one process on one node goes on, with the same losses."""
+    _, first_run = lost
+    what = "train.py", "--folder", cluster.folder / "left", "--steps", 12
+    job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", *what, JAX_NUM_CPU_DEVICES="4"))
+    assert job.state == "COMPLETED" and "1 process, 4 devices" in job.output, job.output
+    step = int(re.search(r"resumes after step (\d+)", job.output)[1])
+    one = alone("train.py", "--folder", tmp_path / "undisturbed", "--steps", 12)
+    before = [line.removeprefix("0: ") for line in first_run.splitlines() if re.match(r"0: step \d+ loss", line)]
+    assert 4 <= step <= len(before) < 12
+    same(before[:step] + said(job.output)[3:], one[1:])

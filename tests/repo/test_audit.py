@@ -1,0 +1,72 @@
+"""`make audit` with a database of our own in the place of OSV."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+pytestmark = pytest.mark.reads("scripts", "requirements.txt")
+
+
+LOCK = (ROOT / "requirements.txt").read_text()
+VERSION = re.search(r"^jinja2==(\S+)", LOCK, re.MULTILINE)[1]
+
+
+@contextmanager
+def database(known):
+    """A database that knows these vulnerabilities of packages; gives its address, and who was asked for."""
+    asked = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            answer = json.dumps({"vulns": known.get(asked[-1]["package"]["name"].lower(), [])}).encode()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+
+
+def audit(address, **environment):
+    command = [sys.executable, ROOT / "scripts/audit.py", "--osv-url", address]
+    ours = {name: value for name, value in os.environ.items() if name != "CI" and "proxy" not in name.lower()}
+    done = subprocess.run(command, capture_output=True, text=True, env=ours | environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def flaw(fixed):
+    ranges = [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, *({"fixed": version} for version in fixed)]}]
+    package = {"ecosystem": "PyPI", "name": "jinja2"}
+    about = {"id": "PYSEC-2031-1", "summary": "It runs what it should show.", "published": "2031-02-03T00:00:00Z"}
+    return about | {"modified": "2031-02-03T00:00:00Z", "affected": [{"package": package, "ranges": ranges}]}
+
+
+def test_every_package_is_asked_for_and_what_is_known_is_named():
+    with database({"jinja2": [flaw(["99.1"])]}) as (address, asked):
+        status, out, err = audit(address)
+    assert status == 1 and f"requirements.txt: jinja2 {VERSION}: PYSEC-2031-1: fixed in 99.1\n" == out, out + err
+    assert {"jax", "jaxlib", "jupyter-book"} <= {question["package"]["name"] for question in asked}
+    assert re.fullmatch(r"\d{3} packages checked; known vulnerabilities: 1\n", err), err
+    with database({}) as (address, _):
+        assert audit(address)[:2] == (0, "")
+
+
+def test_a_database_that_is_not_there_is_a_failure_in_ci_alone():
+    status, out, err = audit("http://127.0.0.1:9/")
+    assert status == 0 and not out and err.startswith("audit: nothing was checked") and err.count("\n") == 1, err
+    assert audit("http://127.0.0.1:9/", CI="true")[0] == 1

@@ -1,0 +1,5 @@
+"""Where tests find what they look at."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]

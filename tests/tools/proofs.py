@@ -1,0 +1,273 @@
+"""What was proved before need not run again: `tests/proofs.json` says what has passed, on which day, with which key.
+
+A unit passes as a whole:
+
+- `page arrays`: the run of a chapter from which its page is made;
+- `notebook arrays`: its notebook in the replica of Colab, with wrong answers to its exercises;
+- `tests/test_x.py`: the other tests of a file.
+
+A unit's key is a digest of what its tests depend on: of a chapter its code, Python's packages, and the files that its
+cells have read, modules of `shardlab` among them; of other tests every file of the repository, or those that the file
+names in its mark, `pytestmark = pytest.mark.reads("src/bookbinder")`. A test that reads more than its mark says fails.
+
+With `--proofs use` (`make test`) units whose key is the recorded one are left out, but for a fifth of them, which the
+date chooses. They do not count as passed: pytest's closing line counts them apart, with their days. `--proofs renew`
+(`make test ARGS=...`) leaves out nothing. Both record what has passed. A unit with a test that was flaky or skipped is
+not proved.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from datetime import UTC, date, datetime
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from places import ROOT
+
+from bookbinder import disk
+from bookbinder.run import runs
+
+
+FILE = Path(__file__).with_name("proofs.json")
+TURNS = 5  # a unit that is proved runs again on one day in so many
+DAY = "PROOFS_DAY"  # a variable: the day, the same in all processes of a run
+EVERYTHING = ("",)  # what tests read whose file does not say
+
+
+@cache
+def source_files(root=ROOT):
+    """The names of the files in a clone as they are here, committed or not, without what is ignored."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+    return [name for name in sorted({*filter(None, listed)}) if (root / name).is_file()]
+
+
+def below(name, places):
+    """Whether a file is one of some files, or in one of some folders."""
+    return any(place in ("", name) or name.startswith(f"{place}/") for place in places)
+
+
+@cache
+def helpers():
+    """What every test depends on: the modules of this folder that are no tests, and the project's settings."""
+    return tuple(name for name in source_files() if re.fullmatch(r"tests/(?!test_)\w+\.py|pyproject\.toml", name))
+
+
+def unit_of(item):
+    """The unit of a test."""
+    mark = item.get_closest_marker("unit")
+    return mark.args[0] if mark else file_of(item)
+
+
+def file_of(item):
+    """The file of a test, relative to the repository."""
+    return str(item.path.relative_to(ROOT))
+
+
+def places_of(item):
+    """The files and folders that a test depends on."""
+    mark = item.get_closest_marker("reads")
+    return (*mark.args, *with_imports(item.path), *helpers()) if mark else EVERYTHING
+
+
+@cache
+def with_imports(path):
+    """A file of tests and those from which it imports something, relative to the repository."""
+    imported = re.findall(r"^from (test_\w+) import", path.read_text("utf-8"), re.MULTILINE)
+    others = (with_imports(path.with_name(f"{name}.py")) for name in imported)
+    return (str(path.relative_to(ROOT)), *(name for names in others for name in names))
+
+
+@cache
+def key_of_files(places):
+    """A digest of Python, its packages and the files in some places."""
+    return _digest(places)
+
+
+def _digest(places):
+    found = hashlib.sha256(runs.environment().encode())
+    for name in source_files():
+        if below(name, places) and name != str(FILE.relative_to(ROOT)):
+            found.update(f"{name} {disk.file_digest(ROOT / name)}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def key_of_chapter(known, read):
+    """A digest of what a chapter's run depends on: what is known before, and the files that it read, with digests."""
+    return disk.digest(known, *(f"{name} {content}" for name, content in sorted(read.items())))[:16]
+
+
+def its_turn(unit, day):
+    """Whether a unit that is proved runs again on a day."""
+    return (zlib.crc32(unit.encode()) + date.fromisoformat(day).toordinal()) % TURNS == 0
+
+
+def read_records(file):
+    """What is recorded, by unit; nothing if the file cannot be read, so that all runs again."""
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+class Proofs:
+    """The plugin: leaves out tests where they are collected, and records what passed in the process that reports."""
+
+    def __init__(self, use, known, file=FILE):
+        """Leave out what is proved only if `use` is true; `known` tells what is known of a chapter before it runs."""
+        self.use, self.known, self.file = use, known, file
+        self.day = os.environ.setdefault(DAY, f"{datetime.now(UTC).date()}")
+        self.records = read_records(file)
+        self.found = {"tests": {}, "places": {}, "known": {}, "left_out": {}}  # what is known of each unit
+        self.passed, self.bad, self.read = Counter(), set(), {}
+
+    @property
+    def left_out(self):
+        """The units that are left out."""
+        return self.found["left_out"]
+
+    def is_proved(self, unit, known):
+        """Whether the record of a unit holds for what is here now."""
+        record = self.records.get(unit, {})
+        if "read" in record:
+            known = key_of_chapter(known, {name: disk.file_digest(ROOT / name) for name in record["read"]})
+        return record.get("key") == known
+
+    @pytest.hookimpl(tryfirst=True)  # before -k and the like: a unit of which some tests are left out is not proved
+    def pytest_collection_modifyitems(self, items):
+        tests, places, known = Counter(), {}, {}
+        for item in items:
+            unit = unit_of(item)
+            item.user_properties.append(("unit", unit))
+            tests[unit] += 1
+            if unit not in known:
+                known[unit] = self.known(unit)
+                places[unit] = () if known[unit] else places_of(item)
+                known[unit] = known[unit] or key_of_files(places[unit])
+        left_out = [
+            unit for unit in tests if self.use and self.is_proved(unit, known[unit]) and not its_turn(unit, self.day)
+        ]
+        self.found = {"tests": dict(tests), "places": places, "known": known, "left_out": left_out}
+        items[:] = [item for item in items if unit_of(item) not in left_out]
+
+    def pytest_runtest_logreport(self, report):
+        properties = dict(report.user_properties)
+        unit = properties.get("unit")
+        if "read" in properties:
+            self.read[unit] = properties["read"]
+        if report.failed or report.skipped:
+            self.bad.add(unit)
+        elif report.when == "call":
+            self.passed[unit] += 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        """A process has ended that has collected all tests and run some."""
+        self.found = getattr(node, "workeroutput", {}).get("proofs", self.found)
+
+    def pytest_sessionfinish(self, session):
+        config = session.config
+        if hasattr(config, "workerinput"):
+            config.workeroutput["proofs"] = self.found
+            return
+        proved = [self.records[unit] for unit in self.left_out]
+        if proved:
+            first, last = (one(record["day"] for record in proved) for one in (min, max))
+            kind = f"proved on {first}" if first == last else f"proved from {first} to {last}"
+            reporter = config.pluginmanager.getplugin("terminalreporter")
+            # Other plugins look into each report; these have nothing in them.
+            tests = [unit for unit in self.left_out for _ in range(self.found["tests"][unit])]
+            reporter.stats[kind] = [SimpleNamespace(nodeid=unit) for unit in tests]
+            if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+                session.exitstatus = pytest.ExitCode.OK
+        if not any("::" in argument for argument in config.args):  # else not all tests of a file were collected
+            self.record()
+
+    def record(self):
+        """Write down which units have passed, unless a file that they depend on has changed meanwhile."""
+        records, as_it_is = read_records(self.file), cache(_digest)
+        for unit, count in self.passed.items():
+            if unit in self.bad or count != self.found["tests"].get(unit):
+                continue
+            key, places, read = self.found["known"][unit], self.found["places"][unit], self.read.get(unit, {})
+            if not places:
+                records[unit] = {"day": self.day, "key": key_of_chapter(key, read), "read": sorted(read)}
+            elif as_it_is(tuple(places)) == key:
+                records[unit] = {"day": self.day, "key": key}
+        lines = [f"{json.dumps(unit)}: {json.dumps(record)}" for unit, record in sorted(records.items())]
+        disk.write(self.file, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+class Reads:
+    """The plugin that fails the last test of a file whose tests read more than the file's mark says.
+
+    It sees what this process opens, and the files and modules that the commands name which it starts.
+    """
+
+    def __init__(self):
+        """Listen, for as long as the process lives."""
+        self.seen = None  # the files read by the tests of a file with a mark, or None
+        self.places = set()  # what its tests name
+        sys.addaudithook(self.hear)
+
+    def hear(self, event, arguments):
+        if self.seen is None:
+            return
+        if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+            self.note(arguments[0])
+        elif event == "subprocess.Popen" and not isinstance(arguments[1], (str, bytes)):
+            words = [os.fsdecode(word) for word in arguments[1] if isinstance(word, (str, bytes, os.PathLike))]
+            for word, following in zip(words, [*words[1:], ""], strict=True):
+                if os.sep in word or arguments[2]:  # a path, or perhaps a file in the folder where it starts
+                    self.note(os.path.join(arguments[2] or "", word))
+                if word == "-m":
+                    self.note(str(ROOT / "src" / following))
+
+    def note(self, path):
+        path = os.path.abspath(path)
+        if path.startswith(f"{ROOT}{os.sep}"):
+            name = os.path.relpath(path, ROOT)
+            folder, file = os.path.split(name)
+            if os.path.basename(folder) == "__pycache__":
+                name = os.path.join(os.path.dirname(folder), f"{file.partition('.')[0]}.py")
+            self.seen.add(name)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item, nextitem):
+        if item.get_closest_marker("reads"):
+            self.seen = self.seen or set()
+            self.places |= set(places_of(item))
+        return (yield)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item, nextitem):
+        if self.seen is None or (nextitem and nextitem.path == item.path):
+            return
+        seen, places, self.seen, self.places = self.seen, self.places, None, set()
+        ours = set(source_files()) | {str(Path(name).parent) for name in source_files()}
+        holds = {str(folder) for place in places for folder in (Path(place), *Path(place).parents)}
+        unnamed = sorted(name for name in seen & ours if not below(name, places) and name not in holds)
+        assert not unnamed, f"{file_of(item)} reads {', '.join(unnamed)}, which its mark `reads` does not name"
+
+
+def add_options(parser):
+    """The options of this plugin."""
+    text = "leave out what tests/proofs.json says is proved (use), or nothing (renew); record what passes"
+    parser.addoption("--proofs", choices=("use", "renew"), help=text)
+
+
+def configure(config, known):
+    """Register the plugins; `known` tells what is known of a chapter before it runs."""
+    config.addinivalue_line("markers", "unit(name): what this test is a part of, which passes as a whole")
+    config.addinivalue_line("markers", "reads(*places): the files and folders on which the tests of a file depend")
+    config.pluginmanager.register(Reads())
+    if config.option.proofs:
+        config.pluginmanager.register(Proofs(config.option.proofs == "use", known), "proofs")
