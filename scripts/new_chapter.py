@@ -4,7 +4,7 @@
     .venv/bin/python scripts/new_chapter.py padding "Padding: lengths that do not divide" --after arrays
 
 makes book/padding.md, and lists it after arrays in _toc.yml and in book/index.md.
-The wrong answers to its exercise go into tests/wrong_answers.py. Then replace its sentences with your own.
+The wrong answers to its exercise go into tests/book/wrong_answers/NAME.toml. Then replace its sentences with your own.
 """
 
 import argparse
@@ -151,11 +151,13 @@ Name what you built on, and what goes further. {doc}`arrays` has every way to pl
 """)
 
 WRONG = Template("""\
-    "$name-two-columns": {
-        "rows instead of columns": "answer = jax.device_put(A, NamedSharding(pairs, P('column')))",
-        "sharded over all devices": "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))",
-        "never moved": "answer = A",
-    },
+# Answers to the exercises of book/$name.md that many people give and that its checks must refuse, at least two each.
+# The table is the exercise's label; each answer is code that takes the place of the stub.
+
+[$name-two-columns]
+"rows instead of columns" = "answer = jax.device_put(A, NamedSharding(pairs, P('column')))"
+"sharded over all devices" = "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))"
+"never moved" = "answer = A"
 """)
 
 # Where a chapter is listed: the place after which the new one comes, and what stands there.
@@ -168,7 +170,6 @@ LISTS = {
         r"^- {{doc}}`[^`<]*<{after}>`.*\n(?:(?:  .*)?\n)*",
         Template("- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, `NamedSharding`\n\n"),
     ),
-    "tests/wrong_answers.py": (r"^    \}},\n(?=\}}\n)", WRONG),
 }
 
 
@@ -216,7 +217,8 @@ def plan(root, name, title, after=None):
         words = title.partition(":")[0]  # what the navigation shows
         new = line.substitute(name=name, title=title, words=words, short=json.dumps(words, ensure_ascii=False))
         texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
-    return texts | {f"book/{name}.md": CHAPTER.substitute(name=name, title=title)}
+    texts[f"book/{name}.md"] = CHAPTER.substitute(name=name, title=title)
+    return texts | {f"tests/book/wrong_answers/{name}.toml": WRONG.substitute(name=name)}
 
 
 def main(arguments=None, root=Path(__file__).parent.parent):

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests" / "tools"), str(ROOT / "tests" / "cluster")]
 
 from slurm_cluster import Cluster, missing, on_cpus  # noqa: E402
 from test_slurm import FOLDER, LINKS, RECORDINGS, lose_a_node, said  # noqa: E402

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile the programs of tests/unit/programs/tpu_programs for TPUs, and record the compiler's text there, for test_collectives.py.
+"""Compile the programs of tests/unit/programs/tpu_programs for TPUs, and record the compiler's text there.
 
 It needs libtpu, but no TPU: run it after `pip install "jax[tpu]==VERSION"`, once with each version of JAX that is to be
 recorded (from 0.7.1 on). Parts that do not concern communication are removed: tables of sources, and the attributes
@@ -15,7 +15,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
+TESTS = Path(__file__).resolve().parent.parent / "tests" / "unit" / "programs"
 
 
 def trimmed(text):
@@ -68,7 +68,7 @@ def main():
         parts = [
             f"Made by scripts/record_tpu_programs.py on {datetime.date.today()} with JAX {jax.__version__} and libtpu "
             f"{libtpu}, for TPU {name}, {slices} slice(s), mesh {sizes} of devices "
-            f"{[device.id for device in mesh.devices.flat]}. The programs are in tests/unit/programs/tpu_programs/__init__.py.\n"
+            f"{[device.id for device in mesh.devices.flat]}. The programs are in __init__.py.\n"
         ]
         for title, program in PROGRAMS.items():
             if program.belongs(place):

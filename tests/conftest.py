@@ -57,6 +57,13 @@ def copy_sources(folder):
         shutil.copy(ROOT / name, folder / name)
 
 
+def git(root, *arguments):
+    who = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "safe.directory=*"]
+    done = subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def tiny(tmp_path):
     """A small book, to build and to break."""
@@ -65,25 +72,14 @@ def tiny(tmp_path):
     return TinyBook(tmp_path)
 
 
-# Files whose tests need the book to be built, other versions of JAX, a browser, or more than a few seconds, and the
-# fixtures of those that run a job's steps, or what authors run on all of the book's sources.
-SLOW = ("audit", "bookbinder", "browser", "explorer", "faults", "home", "matrix", "notebooks", "pages", "pdf",
-        "preflight", "questions", "search", "setup", "site", "slurm", "watchdog")  # fmt: skip
-SLOW_FIXTURES = {"runner", "sources"}
-
-# Tests that start many processes or compile much: `make check` runs them where they or one of these modules changed.
-OF_MODULES = {"processes": ("cluster/processes", "cluster/engine", "cluster/join"), "training": ("networks/training",)}
+# The rooms of tests in the order in which they begin: the longest first, so that at the end no process waits for
+# another's last file. Chapters of Colab's notebooks and of the book, which the browser's tests need built, run at the
+# same time. `make check` leaves out those that need the book to be built, a browser, a cluster, or many processes.
+ROOMS = ("book", "cluster", "browser", "build", "repo", "unit")
+SLOW_ROOMS = {"cluster", "browser", "build"}
 
 # Chapters that run quickly, and whose pages tests look at by name.
 EXAMPLES = {"index", "arrays", "auto", "collectives", "explicit", "explorer", "from_old_jax", "manual"}
-
-# Tests of one chapter that run or compile it whole, and how their names go on with its name.
-OF_A_CHAPTER = {"test_colab.py": "[{}-", "test_a_chapter_compiles_what_is_recorded": "[{}]"}
-
-# The longest files begin first, so that at the end no process waits for another's last file. The chapters of Colab's
-# notebooks and of the book, which the browser's tests need built, run at the same time, so many as there are places.
-LONGEST = ("colab", "slurm", "workflows", "browser", "faults", "bookbinder", "matrix", "site", "notebooks", "pods",
-           "processes", "explorer", "authors", "pages", "plan")  # fmt: skip
 
 
 def pytest_addoption(parser):
@@ -112,35 +108,31 @@ def changed_files():
     return "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
 
 
+@cache
 def changed_chapters():
     """The names of chapters that differ from the main branch."""
     return re.findall(r"^book/(\w+)\.md$", changed_files(), re.MULTILINE)
 
 
-def is_unchanged(tests):
-    """Whether a file of `OF_MODULES` and its modules are as on the main branch."""
-    files = [f"tests/test_{tests}.py", *(f"src/shardlab/{module}.py" for module in OF_MODULES[tests])]
-    assert all((ROOT / file).is_file() for file in files)
-    return set(files).isdisjoint(changed_files().split("\n"))
+def room(item):
+    """The room of a test: the first folder below tests."""
+    return item.path.relative_to(ROOT / "tests").parts[0]
 
 
-def is_quick(item, changed):
+def is_quick(item):
     """Whether `make check` runs a test."""
-    for where, name in OF_A_CHAPTER.items():
-        if where in (item.path.name, item.originalname):
-            return item.name.startswith(tuple(item.originalname + name.format(chapter) for chapter in changed))
-    tests = item.path.stem.removeprefix("test_")
-    if tests in SLOW or (tests in OF_MODULES and is_unchanged(tests)):
-        return False
-    return SLOW_FIXTURES.isdisjoint(item.fixturenames)
+    if mark := item.get_closest_marker("of_chapter"):
+        return mark.args[0] in changed_chapters()
+    if mark := item.get_closest_marker("if_changed"):
+        assert all((ROOT / file).is_file() for file in mark.args), mark
+        return not {proofs.file_of(item), *mark.args}.isdisjoint(changed_files().split("\n"))
+    return room(item) not in SLOW_ROOMS and not item.get_closest_marker("slow")
 
 
 def pytest_collection_modifyitems(config, items):
-    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    items.sort(key=lambda item: ROOMS.index(room(item)))
     if config.option.quick:
-        changed = changed_chapters()
-        chosen = [item for item in items if is_quick(item, changed)]
+        chosen = [item for item in items if is_quick(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
 
@@ -160,6 +152,13 @@ class SaysAtOnce:
 def pytest_configure(config):
     if terminal := config.pluginmanager.getplugin("terminalreporter"):  # workers have none
         config.pluginmanager.register(SaysAtOnce(terminal))
+    markers = (
+        "slow: `make check` leaves it out",
+        "of_chapter(name): `make check` runs it if this chapter differs from the main branch",
+        "if_changed(*files): `make check` runs it if its file or one of these differs from the main branch",
+    )
+    for marker in markers:
+        config.addinivalue_line("markers", marker)
     retry.configure(config)
     proofs.configure(config, known)
 

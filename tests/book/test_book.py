@@ -6,14 +6,12 @@ import subprocess
 import sys
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from places import ROOT
 from conftest import BOOK
+from places import ROOT
 
 import shardlab
-
 
 PROGRAMS = [chapter for chapter in BOOK.chapters if chapter.runs]
 

@@ -1,7 +1,6 @@
 """your_centre.md: every line to change is one of the batch script, and every row and symptom names its source."""
 
 import re
-from pathlib import Path
 
 import pytest
 from places import ROOT

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from places import ROOT
 import run_exercises
-from conftest import BOOK, COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources
+from conftest import BOOK, COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources, git
 from packaging.version import Version
+from places import ROOT
 from proofs import unit_of
+from run_exercises import WRONG_ANSWERS
 from tiny_book import FRONT
-from wrong_answers import WRONG_ANSWERS
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks, publish
@@ -28,6 +28,8 @@ from bookbinder.read import address
 from bookbinder.read.book import Book, Chapter, load
 from bookbinder.run import environments, run_notebook, runs
 from bookbinder.stopping import stoppable
+
+pytestmark = pytest.mark.slow
 
 
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
@@ -58,13 +60,6 @@ def published(tmp_path_factory):
     notebooks.write(book, notebooks.make(book), work / "_build" / "notebooks")
     publish.publish(book, str(bare), is_current=True)
     return bare
-
-
-def git(root, *arguments):
-    who = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "safe.directory=*"]
-    done = subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -196,10 +191,11 @@ def environment(published, machine):
 
 def of_notebooks(names):
     """Parameters for tests, each a part of its notebook's unit: names of chapters, or labels of exercises."""
-    return [
-        pytest.param(name, marks=pytest.mark.unit(f"notebook {EXERCISES[name].name if name in EXERCISES else name}"))
-        for name in names
-    ]
+    chapters = {name: EXERCISES[name].name if name in EXERCISES else name for name in names}
+    marks = {name: [pytest.mark.unit(f"notebook {chapter}")] for name, chapter in chapters.items()}
+    for label in marks.keys() & EXERCISES.keys():
+        marks[label].append(pytest.mark.of_chapter(chapters[label]))
+    return [pytest.param(name, marks=marks[name]) for name in chapters]
 
 
 @pytest.mark.parametrize("name", of_notebooks(PROGRAMS))

@@ -9,14 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from places import ROOT
 from conftest import BOOK
+from places import ROOT
 
 from bookbinder.page import terms
 
-
 TERMS = [names[0] for names in terms.entries(BOOK)]
-WORDS = tomllib.loads((ROOT / "tests" / "style_words.toml").read_text())["words"]
+WORDS = tomllib.loads(Path(__file__).with_name("style_words.toml").read_text())["words"]
 
 
 def code_free(text):

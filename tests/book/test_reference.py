@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from places import ROOT
 from conftest import BOOK, COMPILE_ONLY
+from places import ROOT
 
 from bookbinder.page import reference
-
 
 PAGE = reference.page(ROOT / "src" / "shardlab")
 

@@ -15,14 +15,13 @@ from threading import Thread
 from urllib.parse import quote
 
 import pytest
-from places import ROOT
 import yaml
 from conftest import BOOK
+from places import ROOT
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
 from bookbinder.read import address
-
 
 WHERE = address.of(BOOK.config)
 CHAPTERS = [chapter.name for chapter in BOOK.chapters]

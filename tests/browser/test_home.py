@@ -7,17 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from places import ROOT
 import yaml
 from bs4 import BeautifulSoup
 from conftest import BOOK
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from places import ROOT
 from playwright.sync_api import expect
 from waiting import SOON, wait_until
 
 from bookbinder.read import address, book
 from shardlab import compare_specs
-
 
 WHERE = address.of(BOOK.config)
 PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]

@@ -16,9 +16,8 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from conftest import BOOK, git
 from places import ROOT
-from conftest import BOOK
-from test_colab import git
 from tiny_book import TinyBook, chapter, statuses
 from waiting import PATIENCE, wait_until
 
@@ -27,7 +26,6 @@ from bookbinder.read import package
 from bookbinder.read.book import BookError, load
 from bookbinder.run import environments, matrix, runs
 from bookbinder.run.environments import Environment, EnvironmentFault
-
 
 HERE = Environment("here", python=sys.executable)
 THERE = Environment("there", python=sys.executable)

@@ -10,21 +10,19 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import nbformat
 import pytest
-from places import ROOT
 import yaml
 from bs4 import BeautifulSoup
 from conftest import BOOK
 from hypothesis import given, settings, strategies as st
+from places import ROOT
 from tiny_book import FRONT, TinyBook
 
 from bookbinder.notebook import notebooks
 from bookbinder.read import address
 from bookbinder.read.book import Book, BookError, Chapter
-
 
 SITE = "https://tiny.github.io/here/"
 CODE = "```{code-cell}\nprint(1)\n```\n"
@@ -613,7 +611,7 @@ def marked(tmp_path_factory):
         (pytest.fail if os.environ.get("CI") else pytest.skip)("needs npm (Debian: apt-get install npm)")
     folder = tmp_path_factory.mktemp("marked")
     for name in ("package.json", "package-lock.json"):
-        (folder / name).write_text((ROOT / "tests" / "marked" / name).read_text())
+        (folder / name).write_text((ROOT / "tests" / "build" / "marked" / name).read_text())
     subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=folder, check=True)
     (folder / "render.js").write_text(RENDER)
 

@@ -1,14 +1,12 @@
 """The book as one PDF: that its links lead within it, and what Chromium makes of it."""
 
 import importlib.util
-from pathlib import Path
 
 import pikepdf
 import pytest
-from places import ROOT
 import yaml
 from bs4 import BeautifulSoup
-
+from places import ROOT
 
 PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]
 spec = importlib.util.spec_from_file_location("pdf", ROOT / "scripts" / "pdf.py")

@@ -3,20 +3,18 @@
 import gzip
 import json
 import re
-from pathlib import Path
 
 import lxml.html
 import pytest
-from places import ROOT
 import yaml
 from docutils import nodes
 from docutils.core import publish_doctree
+from places import ROOT
 from playwright.sync_api import expect
 from sphinx.errors import ExtensionError
 from waiting import SOON
 
 from bookbinder.page import search, terms
-
 
 STATIC = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
 LOADED = ("search.js", "minisearch.js", "search-index.js")  # and nothing else, when a reader first searches

@@ -13,13 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 import lxml.html
 import pytest
-from places import ROOT
 from bs4 import BeautifulSoup
 from conftest import BOOK, build, copy_sources
+from places import ROOT
 
 from bookbinder.run import runs
-
-
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ import jsonschema
 import numpy as np
 import psutil
 import pytest
-from places import ROOT
 import yaml
+from places import ROOT
 from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
@@ -303,7 +303,7 @@ def problems(document, schemas):
 
 
 def test_kubernetes_would_take_jobset_yaml():
-    schemas = json.loads((ROOT / "tests" / "kubernetes.json").read_text())
+    schemas = json.loads(Path(__file__).with_name("kubernetes.json").read_text())
     documents = list(yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()))
     assert [document["kind"] for document in documents] == ["ServiceAccount", "Role", "RoleBinding", "JobSet"]
     assert [problems(document, schemas) for document in documents] == [[]] * 4

@@ -4,11 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from places import ROOT
 from conftest import BOOK
+from places import ROOT
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.reads("book", "_config.yml")

@@ -8,12 +8,11 @@ import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from places import ROOT
 
-pytestmark = pytest.mark.reads("scripts", "requirements.txt")
+pytestmark = [pytest.mark.reads("scripts", "requirements.txt"), pytest.mark.slow]
 
 
 LOCK = (ROOT / "requirements.txt").read_text()

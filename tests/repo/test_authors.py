@@ -13,13 +13,12 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
-from places import ROOT
 import yaml
 from conftest import BOOK, copy_sources
 from jupytext.config import load_jupytext_config
+from places import ROOT
 
 from bookbinder.read.book import load
-
 
 TOOLS = Path(sys.executable).parent
 CHAPTERS = [chapter for chapter in BOOK.chapters if chapter.runs]
@@ -56,6 +55,7 @@ def begin(folder, *arguments):
     return run(folder, sys.executable, "scripts/new_chapter.py", *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [None, "flax_nnx"], ids=["at the end", "after a chapter"])
 def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
     title = "Padding: lengths that do not divide"
@@ -77,6 +77,7 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
         assert status == 0 and re.search(r"^padding +\d+ +ran", said, re.MULTILINE), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -146,6 +147,7 @@ def test_a_chapter_saved_as_a_notebook_is_unchanged_but_for_the_edit(chapter):
     assert sorted(line for *_, start, end in changes for line in new[start:end]) == ["", "Edited.", "edited = True"]
 
 
+@pytest.mark.slow
 def test_vs_code_leaves_a_chapter_as_it_is(sources):
     """Its extension makes a notebook beside the chapter, and takes what is saved there back; so do these commands."""
     settings = json.loads((sources / ".vscode/settings.json").read_text())
@@ -193,6 +195,7 @@ def hooked(sources, name, files):
     return run(sources, *shlex.split(hook["entry"]), *(files if hook.get("pass_filenames", True) else ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOOKS)
 def test_a_hook_says_nothing_of_what_is_here_and_finds_a_fault(sources, name):
     before = contents(sources)

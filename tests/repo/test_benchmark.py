@@ -3,15 +3,15 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from tiny_book import TinyBook
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.reads("scripts/benchmark.py", "src/bookbinder", "src/shardlab/_tables.py")
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "benchmark.py"
+SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 
 def benchmark(*arguments):

@@ -2,11 +2,11 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-SOURCES = Path(__file__).parent.parent / "src"
+SOURCES = ROOT / "src"
 MODULES = sorted(SOURCES.rglob("*.py"))
 
 
@@ -80,7 +80,9 @@ def listed(package):
 BOOKBINDER = SOURCES / "bookbinder"
 
 
-@pytest.mark.parametrize("folder", [BOOKBINDER, *(file.parent for file in BOOKBINDER.glob("*/__init__.py"))], ids=str)
+@pytest.mark.parametrize(
+    "folder", [BOOKBINDER, *(file.parent for file in BOOKBINDER.glob("*/__init__.py"))], ids=lambda folder: folder.name
+)
 def test_a_package_of_bookbinder_lists_what_is_in_it(folder):
     name = ".".join(folder.relative_to(SOURCES).parts)
     contents = [file.stem for file in folder.glob("[!_]*.py")] + [
@@ -110,6 +112,17 @@ def imported(file, project):
             modules = [f"{project}.{alias.name}" for alias in node.names]
         names |= {module.split(".")[1]: node.lineno for module in modules if module.startswith(f"{project}.")}
     return names
+
+
+@pytest.mark.parametrize("floor", FLOORS["shardlab"])
+def test_a_package_of_shardlab_has_its_tests(floor):
+    assert list((ROOT / "tests" / "unit" / floor).glob("test_*.py"))
+
+
+def test_no_test_imports_from_another():
+    """What several files use is in tests/tools."""
+    for file in (ROOT / "tests").rglob("*.py"):
+        assert not re.search(r"^\s*(?:from|import) test_", file.read_text(), re.MULTILINE), file
 
 
 @pytest.mark.parametrize("project", FLOORS)

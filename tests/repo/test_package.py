@@ -15,11 +15,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from places import ROOT
 from packaging.metadata import Metadata
+from places import ROOT
 
 import shardlab
-
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = re.findall(r"^- `(shardlab\.[\w.]+)`:", shardlab.__doc__, re.MULTILINE)
@@ -226,7 +225,7 @@ def test_type_checkers_see_what_programs_import(tmp_path):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return sorted(re.findall(r"^ERROR .*\[([\w-]+)\]$", done.stdout, re.MULTILINE))
 
-    program = (ROOT / "tests" / "public_types.py").read_text()
+    program = Path(__file__).with_name("public_types.py").read_text()
     assert types(program) == []
     wrong = '\nplan("llama-3-8b", "v5p", 64, 2**20).nothing\nassert_type(chip("v5e"), Machine)\nimport shardlab.draw\n'
     assert types(program + wrong) == ["assert-type", "missing-attribute", "missing-import"]

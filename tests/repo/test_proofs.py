@@ -7,13 +7,11 @@ import shutil
 import subprocess
 import sys
 from datetime import date, timedelta
-from pathlib import Path
 
 import proofs
 import pytest
 from proofs import ROOT, TURNS
 
-HERE = Path(__file__).parent
 CONFTEST = """
 import proofs
 
@@ -44,9 +42,10 @@ class Repository:
 
     def __init__(self, root):
         self.root, self.day = root, "2026-11-25"
-        (root / "tests").mkdir()
-        for name in ("proofs.py", "retry.py"):
-            shutil.copy(HERE / name, root / "tests")
+        (root / "tests" / "tools").mkdir(parents=True)
+        for name in ("places.py", "proofs.py", "retry.py"):
+            shutil.copy(ROOT / "tests" / "tools" / name, root / "tests" / "tools")
+        self.write("pytest.ini", "[pytest]\npythonpath = tests/tools\n")
         self.write("tests/conftest.py", CONFTEST)
         self.write("data.txt", "1\n")
         subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
@@ -167,15 +166,17 @@ def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(r
 
 
 MARKS = {
-    file.name: re.findall(r'"([^"]+)"', mark[1])
-    for file in sorted(HERE.glob("test_*.py"))
-    if (mark := re.search(r"^pytestmark = pytest\.mark\.reads\((.*?)\)$", file.read_text("utf-8"), re.M | re.S))
+    str(file.relative_to(ROOT)): re.findall(r'"([^"]+)"', mark[1])
+    for file in sorted((ROOT / "tests").rglob("test_*.py"))
+    if (
+        mark := re.search(r"^pytestmark = \[?pytest\.mark\.reads\((.*?)\)(?:,|$)", file.read_text("utf-8"), re.M | re.S)
+    )
 }
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_a_mark_names_what_its_file_imports(name):
-    text = re.sub("^@.*$", "", (HERE / name).read_text("utf-8"), flags=re.M)  # of a chapter that names a test
+    text = re.sub("^@.*$", "", (ROOT / name).read_text("utf-8"), flags=re.M)  # of a chapter that names a test
     assert all((ROOT / place).exists() for place in MARKS[name])
     needed = {f"src/{package}" for package in re.findall(r"^ *(?:from|import) (shardlab|bookbinder)\b", text, re.M)}
     needed |= {"book"} if re.search(r"\bBOOK\.|^def .*\b(book|site|home|sources)\b.*\):$", text, re.M) else set()

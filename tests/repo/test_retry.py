@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 
-HERE = Path(__file__).parent
+RETRY = ROOT / "tests" / "tools" / "retry.py"
 CONFTEST = """
 import retry
 
@@ -69,7 +69,7 @@ def test_whose_process_dies():
 
 def run(folder, text, *options):
     """Run a file of tests with `--retry`; returns pytest's exit status, and what it printed."""
-    shutil.copy(HERE / "retry.py", folder)
+    shutil.copy(RETRY, folder)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_some.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "--retry", "-ra", "--rootdir", str(folder), *options]

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-pytestmark = pytest.mark.reads("scripts", "requirements.txt", "Makefile")
-
-
+pytestmark = [pytest.mark.reads("scripts", "requirements.txt", "Makefile"), pytest.mark.slow]
 
 
 @pytest.fixture

@@ -15,18 +15,16 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
-from places import ROOT
 import yaml
-from conftest import copy_sources
+from conftest import copy_sources, git
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from test_colab import git
+from places import ROOT
 from tiny_book import chapter
 
 from bookbinder.notebook.notebooks import colab_version
-
 
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 DEPENDABOT = ROOT / ".github" / "dependabot.yml"
@@ -98,11 +96,13 @@ def test_a_job_has_one_right_and_a_time_limit(job):
             assert step["with"] == settings and writes <= {"issues"}
 
 
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
 def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
-    *parts, rest = (part["tests"].split() for part in WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["include"])
-    listed = [word for part in parts for word in part if not word.startswith("--")]
-    assert len(set(listed)) == len(listed) and all((ROOT / file).is_file() for file in listed)
-    assert rest == ["tests", *(f"--ignore={file}" for file in listed)]
+    parts = WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["include"]
+    listed = [word for part in parts for word in part["tests"].split() if not word.startswith("--")]
+    assert sorted(listed) == sorted({f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in TESTS})
 
 
 def test_each_week_and_for_a_release_nothing_is_left_out():
@@ -453,6 +453,7 @@ def runner(tmp_path_factory):
     return Runner(folder, origin)
 
 
+@pytest.mark.slow
 def test_ci_checks_and_leaves_a_preview(runner):
     results = runner.run("ci", event="pull_request", ref="refs/pull/1/merge")
     assert results == dict.fromkeys(("check", "test", "book"), "success"), "\n".join(runner.said.values())
@@ -481,6 +482,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.slow
 def test_every_command_of_the_makefile_is_run_by_some_test(runner):
     checkout = {"uses": "actions/checkout@x"}
     for command, printed in BY_HAND.items():
@@ -497,6 +499,7 @@ def test_every_command_of_the_makefile_is_run_by_some_test(runner):
     assert ".venv/bin/python -m bookbinder serve --port 81" in serving.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner):
     results = runner.run("publish")
     assert set(results.values()) == {"success"}, "\n".join(runner.said.values())
@@ -524,6 +527,7 @@ def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner
     assert runner.run("publish", "build", ref="refs/heads/other") == {"build": "skipped"}
 
 
+@pytest.mark.slow
 def test_what_changes_upstream_is_told_in_one_issue(runner):
     """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here, and that is told."""
     pins = (ROOT / "src/bookbinder/run/colab.txt").read_text()

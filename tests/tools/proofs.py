@@ -35,8 +35,7 @@ from places import ROOT
 from bookbinder import disk
 from bookbinder.run import runs
 
-
-FILE = Path(__file__).with_name("proofs.json")
+FILE = ROOT / "tests" / "proofs.json"
 TURNS = 5  # a unit that is proved runs again on one day in so many
 DAY = "PROOFS_DAY"  # a variable: the day, the same in all processes of a run
 EVERYTHING = ("",)  # what tests read whose file does not say
@@ -57,8 +56,10 @@ def below(name, places):
 
 @cache
 def helpers():
-    """What every test depends on: the modules of this folder that are no tests, and the project's settings."""
-    return tuple(name for name in source_files() if re.fullmatch(r"tests/(?!test_)\w+\.py|pyproject\.toml", name))
+    """What every test depends on: the tools of tests, and the project's settings."""
+    return tuple(
+        name for name in source_files() if re.fullmatch(r"tests/(conftest|tools/\w+)\.py|pyproject\.toml", name)
+    )
 
 
 def unit_of(item):
@@ -75,15 +76,7 @@ def file_of(item):
 def places_of(item):
     """The files and folders that a test depends on."""
     mark = item.get_closest_marker("reads")
-    return (*mark.args, *with_imports(item.path), *helpers()) if mark else EVERYTHING
-
-
-@cache
-def with_imports(path):
-    """A file of tests and those from which it imports something, relative to the repository."""
-    imported = re.findall(r"^from (test_\w+) import", path.read_text("utf-8"), re.MULTILINE)
-    others = (with_imports(path.with_name(f"{name}.py")) for name in imported)
-    return (str(path.relative_to(ROOT)), *(name for names in others for name in names))
+    return (*mark.args, file_of(item), *helpers()) if mark else EVERYTHING
 
 
 @cache

@@ -13,12 +13,9 @@ import re
 import sys
 import tomllib
 from dataclasses import replace
-from pathlib import Path
-
-from places import ROOT
 
 from nbformat.v4 import new_code_cell, new_notebook
-from wrong_answers import WRONG_ANSWERS
+from places import ROOT
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
@@ -28,7 +25,9 @@ from bookbinder.read.book import load
 from bookbinder.run import environments, runs
 from bookbinder.stopping import stoppable
 
-
+# For each exercise, answers that its check must refuse.
+FILES = sorted((ROOT / "tests" / "book" / "wrong_answers").glob("*.toml"))
+WRONG_ANSWERS = {label: answers for file in FILES for label, answers in tomllib.loads(file.read_text("utf-8")).items()}
 
 # Runs in the kernel, with `shell`, `label`, `strict` and `answers`; prints the verdicts as JSON.
 TRIAL = """

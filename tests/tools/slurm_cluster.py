@@ -30,11 +30,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from places import ROOT
-
 import psutil
+from places import ROOT
 from waiting import PATIENCE, wait_until
-
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "tc", "nsenter", "unshare", "sshd", "mpirun")
 NET = "10.77.0"

@@ -34,7 +34,7 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
     Returns:
       FLOPs.
 
-    Source: Scaling Book, "Transformer math"; for "block" a compiled step (tests/unit/costs/test_costs.py). That book's "Gradient
+    Source: Scaling Book, "Transformer math"; for "block" a compiled step, in tests/unit/costs. That book's "Gradient
     checkpointing" counts the last product too, and has 8 FLOPs for each parameter instead of 6, where this has 7.5.
     """
     forwards, again = forward_flops(model, amount("batch_tokens", batch_tokens), sequence, remat)

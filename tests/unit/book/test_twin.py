@@ -6,12 +6,12 @@ Two hundred cases that `make check` runs in V8. tests/browser/test_explorer.py h
 import json
 
 import pytest
+from explorer_cases import STATIC, compare_plans, compare_steps, fit_cases, plan_cases
 from py_mini_racer import mini_racer
-from test_explorer import STATIC, compare_plans, compare_steps, fit_cases, plan_cases
 
 from shardlab import explorer
 
-pytestmark = pytest.mark.reads("src/shardlab", "book/static/explorer", "tests/browser/test_explorer.py")
+pytestmark = pytest.mark.reads("src/shardlab", "book/static/explorer")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
+from places import ROOT
 
 from shardlab import plan
 from shardlab.__main__ import main
@@ -353,8 +353,7 @@ def test_it_is_a_program_and_a_module():
 
 
 def test_the_script_that_measures_a_gpu_says_so_where_there_is_none():
-    root = Path(__file__).parent.parent
-    command = [sys.executable, root / "scripts" / "record_gpu.py"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, ROOT / "scripts" / "record_gpu.py"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and "device is a cpu, no GPU" in done.stderr and "Traceback" not in done.stderr

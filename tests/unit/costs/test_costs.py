@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from scaling_book import of_many
 
 from shardlab import CHIPS, MODELS, Chip, Model, chip, collectives, costs, hardware, machine, training_step
 from shardlab.costs import (
@@ -44,11 +45,6 @@ pytestmark = pytest.mark.reads("src/shardlab", "book/static")
 
 LLAMA2, LLAMA3 = MODELS["llama-2-13b"], MODELS["llama-3-70b"]
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
-
-
-def of_many(seconds, n):
-    """(n-1)/n becomes 1, which is how the Scaling Book gives times of gathers."""
-    return seconds * n / (n - 1)
 
 
 def test_a_compiled_step_leaves_out_a_rematerialised_layers_last_product():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 import pytest
+from compilers import needs_libtpu
 from jax.sharding import AxisType
-from test_pods import needs_libtpu
 
 from shardlab import CHIPS, Model, collectives, costs, plan, training_step, verify
 from shardlab.costs import AXES, MESH_AXES, PARTS

@@ -1,10 +1,10 @@
 """The published runs: what the planner expects of them, what is fitted to some, and how far off it is on the others."""
 
 import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
+from places import ROOT
 
 from shardlab import costs, plan
 from shardlab.costs.published import RUNS
@@ -12,7 +12,7 @@ from shardlab.costs.published import RUNS
 pytestmark = pytest.mark.reads("src/shardlab")
 
 KINDS = ("gpu", "tpu")
-SCRIPT = Path(__file__).parent.parent / "scripts" / "fit_planner.py"
+SCRIPT = ROOT / "scripts" / "fit_planner.py"
 spec = importlib.util.spec_from_file_location("fit_planner", SCRIPT)
 fit_planner = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fit_planner)

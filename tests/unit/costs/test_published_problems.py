@@ -21,14 +21,14 @@ inference 4 and 6, applied-inference 1 to 3, those on profiles and on JAX).
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
-from test_costs import of_many
+from places import ROOT
+from scaling_book import of_many
 
 from shardlab import MODELS, MatmulFlops, Model, Program, describe
 from shardlab.costs import (
@@ -636,7 +636,7 @@ def test_where_the_published_answer_is_another(question):
 
 def test_the_chapter_says_how_many_agree():
     close = sum(abs(float(ours()) / answer - 1) <= 0.05 for answer, _, ours in AGREED.values())
-    text = " ".join((Path(__file__).parents[1] / "book" / "costs.md").read_text("utf-8").split())
+    text = " ".join((ROOT / "book" / "costs.md").read_text("utf-8").split())
     assert f"Of {len(AGREED) + len(DIFFERENT)} published answers" in text
     assert f"{close} agree within five per cent and {len(AGREED) - close} more within ten" in text
 

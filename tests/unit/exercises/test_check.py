@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
-from test_layout import MESH
+from meshes import MESH
 
 from shardlab import Exercise, NotSolved, WrongAnswer, check, raises, start
 

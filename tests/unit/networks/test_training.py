@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from shardlab import Model, training_step
 from shardlab.costs import AXES
 
-pytestmark = pytest.mark.reads("src/shardlab")
+pytestmark = [pytest.mark.reads("src/shardlab"), pytest.mark.if_changed("src/shardlab/networks/training.py")]
 
 SMALL = Model(2, 64, 128, 4, 2, 16, 64)
 MIXTURE = replace(SMALL, experts=4, experts_per_token=2, shared_experts=1)

@@ -3,7 +3,6 @@
 import gzip
 import re
 from itertools import pairwise
-from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
@@ -12,14 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
-from test_layout import MESH, make_mesh, shardings
+from meshes import MESH, make_mesh, shardings
+from places import ROOT
 
 from shardlab import Pod, collectives, describe
 from shardlab.pictures.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder/page/theme/static")
 
-THEME = Path(__file__).parent.parent / "src" / "bookbinder" / "page" / "theme" / "static"
+THEME = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
 
 
 def svgs(picture):

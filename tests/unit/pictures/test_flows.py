@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh
-from test_layout import make_mesh
+from meshes import make_mesh
 
 from shardlab.pictures.draw import PALETTE, draw, draw_all_reduce
 from shardlab.programs.flows import Flow, Frame, follow

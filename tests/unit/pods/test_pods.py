@@ -7,7 +7,6 @@ set-up installs it.
 import importlib.util
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -21,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from places import ROOT
+from compilers import needs_libtpu
 from conftest import BOOK, changed_files
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
-from test_layout import MESH
+from meshes import MESH
+from places import ROOT
 
 from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
 from shardlab.pods import pod as pods
@@ -34,8 +34,6 @@ from shardlab.programs import collectives as comms
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", "requirements.txt")
 
 
-INSTALLED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info >= (3, 12)
-needs_libtpu = pytest.mark.skipif(not INSTALLED, reason="the lock has libtpu for Linux on x86-64, Python 3.12 or newer")
 needs_cuda = pytest.mark.skipif(pods._gpu_compiler() is None, reason="JAX's CUDA plug-in is not installed")
 POD = Pod("v5e:2x4")
 
@@ -574,7 +572,7 @@ ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/\w+|costs/collectives|machine
 def compiling(name):
     """A parameter for tests: a chapter that compiles for pods, as a unit of its own."""
     reads = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", f"book/{name}.md")
-    return pytest.param(name, marks=[pytest.mark.unit(f"pods {name}"), reads])
+    return pytest.param(name, marks=[pytest.mark.unit(f"pods {name}"), pytest.mark.of_chapter(name), reads])
 
 
 @needs_libtpu
@@ -631,7 +629,7 @@ print(said(record_pods.check, "done = 1"))
 
 @needs_libtpu
 def test_a_recording_that_is_out_of_date_is_told(tmp_path):
-    command = [sys.executable, "-c", CHECKS, ROOT / "scripts", ROOT / "tests"]
+    command = [sys.executable, "-c", CHECKS, ROOT / "scripts", ROOT / "tests" / "tools"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     old, remedy = "one.json is out of date: ", ": record anew, scripts/record_pods.py one"
     assert done.stdout.splitlines() == [

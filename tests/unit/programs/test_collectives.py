@@ -15,7 +15,7 @@ from flax import nnx
 from hypothesis import given, settings, strategies as st
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from test_layout import MESH, make_mesh
+from meshes import MESH, make_mesh
 from tpu_programs import PLACES, PROGRAMS, recordings
 
 from shardlab import UnreadableProgram, collectives, compile_for, read_program

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_layout import make_mesh
+from meshes import make_mesh
 
 from shardlab import UnreadableProgram, collectives, lifetimes
 from shardlab.pictures.draw import timeline

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from test_layout import make_mesh
+from meshes import make_mesh
 from tpu_programs import recordings
 
 from shardlab import CHIPS, PodProgram, UnreadableProgram, collectives, compile_for, read_program, timeline

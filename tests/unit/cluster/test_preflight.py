@@ -6,18 +6,18 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from places import ROOT
 from waiting import PATIENCE
 
-FOLDER = Path(__file__).parent.parent / "book" / "cluster"
+FOLDER = ROOT / "book" / "cluster"
 sys.path.insert(0, str(FOLDER))
 
 import preflight  # noqa: E402
 from preflight import judge  # noqa: E402
 
-pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
+pytestmark = [pytest.mark.reads("src/shardlab", "book/cluster"), pytest.mark.slow]
 
 VERSIONS = {"python": "3.13.0", "jax": "0.12.0.1"}
 

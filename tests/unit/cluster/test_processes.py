@@ -17,7 +17,10 @@ from waiting import PATIENCE, wait_until
 import shardlab.cluster.processes
 from shardlab import Processes, ProcessFailure, start
 
-pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
+pytestmark = [
+    pytest.mark.reads("src/shardlab", "book/cluster"),
+    pytest.mark.if_changed(*(f"src/shardlab/cluster/{name}.py" for name in ("processes", "engine", "join"))),
+]
 
 SETUP = """
 import os, signal, time
