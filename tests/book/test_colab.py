@@ -256,7 +256,7 @@ def test_every_exercise_has_wrong_answers():
     assert all(len(answers) >= 2 for answers in WRONG_ANSWERS.values())
 
 
-@pytest.mark.parametrize("label", EXERCISES)
+@pytest.mark.parametrize("label", of_notebooks(EXERCISES))
 def test_an_exercise_has_stars_a_hint_a_stub_and_a_solution(label):
     text = EXERCISES[label].text
     body = re.search(rf"\{{exercise-start\}} (.*)\n:label: {label}\n(.*?)\{{exercise-end\}}", text, re.DOTALL)
