@@ -8,7 +8,6 @@ import html
 import posixpath
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from bookbinder.read.book import FOLDER, BookError, parser_config
 
@@ -18,42 +17,24 @@ BOXES = {
     "hint": "Hint",
     "important": "Important",
     "warning": "Warning",
-    "caution": "Caution",
-    "attention": "Attention",
-    "danger": "Danger",
-    "error": "Error",
-    "seealso": "See also",
     "admonition": None,  # has its title as argument
     "margin": "On the margin",
-    "sidebar": None,
-    "dropdown": None,
 }
-CODE = ("code", "code-block", "sourcecode")
 TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # inline HTML that Colab shows too
 OPTIONS = {  # the known options of each directive; others are errors, so that nothing is lost silently
-    **dict.fromkeys(BOXES, ("class", "name", "open")),
+    **dict.fromkeys(BOXES, ("class", "name")),
     "container": ("name",),
-    **dict.fromkeys(CODE, ("caption", "linenos", "lineno-start", "emphasize-lines", "name", "class")),
-    **dict.fromkeys(("figure", "image"), ("alt", "name", "width", "height", "align", "scale", "class", "figclass")),
-    "exercise": ("label", "class"),
     "exercise-start": ("label", "class"),
-    "solution": ("label", "class"),
     "solution-start": ("label", "class"),
-    "math": ("label", "name"),
     "literalinclude": ("language", "lines", "pyobject"),
-    "table": ("name", "class", "align", "width", "widths"),
-    "list-table": ("name", "class", "align", "width", "widths", "header-rows"),
-    "tab-set": ("class",),
-    "tab-item": ("class", "sync", "selected"),
     "glossary": ("sorted",),
 }
 _IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
 _TOP_ONLY = {
-    *("html_block", "colon_fence", "dl_open", "math_block_label", "myst_target"),
-    *("myst_line_comment", "myst_block_break", "footnote_reference_open"),
+    *("html_block", "colon_fence", "dl_open", "myst_target", "myst_line_comment", "myst_block_break"),
 }
 CHOICE = re.compile(r"\[([ x])\] ")  # the mark of a choice, which says whether it is right
-DROPPED = {"front_matter", "myst_target", "myst_line_comment", "footnote_reference_open"}
+DROPPED = {"front_matter", "myst_target", "myst_line_comment"}
 
 
 @dataclass(frozen=True)
@@ -81,8 +62,7 @@ class Targets:
     """All places that text can refer to, by label."""
 
     chapters: dict = field(default_factory=dict)  # name: title, the short one if there is one
-    labels: dict = field(default_factory=dict)  # sections, figures, tables, exercises
-    equations: dict = field(default_factory=dict)
+    labels: dict = field(default_factory=dict)  # sections, exercises
     exercises: dict = field(default_factory=dict)  # label: (number, title)
     terms: dict = field(default_factory=dict)
     works: dict = field(default_factory=dict)  # what is cited: key: (authors, year, address)
@@ -119,14 +99,13 @@ def _located(parser):
 
 def targets(book, parser):
     """Collect from all chapters the places that text can refer to."""
-    counts = {"equations": 0}  # numbered through the whole book
-    found = Targets(works=_works(book), chapters=dict(book.titles))
+    places = Targets(works=_works(book), chapters=dict(book.titles))
     for chapter in book.chapters:
-        _collect(found, chapter, parser, chapter.text, 0, counts)
-    return found
+        _collect(places, chapter, parser, chapter.text, 0)
+    return places
 
 
-def _collect(found, chapter, parser, source, base, counts):
+def _collect(places, chapter, parser, source, base):
     label = None
     for group in groups(parser.parse(source)):
         token = group[0]
@@ -138,38 +117,30 @@ def _collect(found, chapter, parser, source, base, counts):
         if token.type == "heading_open":
             title = _words(group[1])
             if token.tag == "h1":
-                found.chapters.setdefault(chapter.name, title)
+                places.chapters.setdefault(chapter.name, title)
         elif directive := as_directive(token, line, chapter):
             title = directive.argument
-            names = directive.options.get("name"), directive.options.get("label")
-            if directive.name == "math" and any(names):
-                _number_equation(found, chapter, names[0] or names[1], counts, line)
-            elif directive.name in ("exercise", "exercise-start"):
-                if not names[1] or names[1] in found.exercises:
-                    raise BookError(chapter.path, line, "an exercise needs a :label: of its own")
-                found.exercises[names[1]] = (len(found.exercises) + 1, title)
-                title = f"Exercise {len(found.exercises)}"
-                label = label or names[1]
-            elif directive.name in ("figure", "table", "list-table", "image"):
-                caption = directive.body if directive.name == "figure" else title
-                title = next((_words(inner) for inner in parser.parse(caption) if inner.type == "inline"), "")
-                label = label or names[0]
+            if directive.name == "exercise-start":
+                label = label or directive.options.get("label")
+                title = _number_exercise(places, directive, chapter, line)
             elif directive.name == "glossary":
                 for term, _ in glossary(directive, chapter):
                     anchor = re.sub(r"[^\w.]+", "-", f"term-{term}")  # as Sphinx does, case kept
-                    found.terms[term.lower()] = Target(chapter.name, anchor, term)
-            if directive.name in _HOLD_TEXT:
-                _collect(found, chapter, parser, directive.body, directive.line - 1, counts)
-        for inner in group:
-            if inner.type == "math_block_label":
-                here = base + (inner.map or token.map or [0])[0] + 1
-                _number_equation(found, chapter, inner.info, counts, here)
+                    places.terms[term.lower()] = Target(chapter.name, anchor, term)
+            elif directive.name in (*BOXES, "container"):
+                _collect(places, chapter, parser, directive.body, directive.line - 1)
         if label:
-            found.labels[label] = Target(chapter.name, _id(label), title)
+            places.labels[label] = Target(chapter.name, _id(label), title)
             label = None
 
 
-_HOLD_TEXT = (*BOXES, "container", "tab-set", "tab-item", "exercise", "solution", "figure", "table")
+def _number_exercise(places, directive, chapter, line):
+    """Give an exercise the next number; returns how text refers to it."""
+    label = directive.options.get("label")
+    if not label or label in places.exercises:
+        raise BookError(chapter.path, line, "an exercise needs a :label: of its own")
+    places.exercises[label] = (len(places.exercises) + 1, directive.argument)
+    return f"Exercise {len(places.exercises)}"
 
 
 def glossary(directive, chapter):
@@ -184,13 +155,6 @@ def glossary(directive, chapter):
         elif terms:
             terms[-1][1] += f"{text.strip()}\n"
     return [(term, text.strip()) for term, text in terms]
-
-
-def _number_equation(found, chapter, label, counts, line):
-    if label in found.equations:
-        raise BookError(chapter.path, line, f"another equation has the label {label} too")
-    counts["equations"] += 1
-    found.equations[label] = (Target(chapter.name, f"equation-{_id(label)}"), counts["equations"])
 
 
 def _id(label):
@@ -268,7 +232,7 @@ def as_directive(token, line, chapter):
 
 
 @dataclass
-class Plain:
+class Markdown:
     """Converts the text of one chapter.
 
     Attributes:
@@ -285,7 +249,6 @@ class Plain:
     address: object
     version: str
     parser: object
-    notes: list = field(default_factory=list)  # the labels of footnotes, in the order of their first use
 
     def error(self, line, message):
         """The error for something wrong in this chapter, with file and line."""
@@ -320,12 +283,12 @@ class Plain:
                 if token.type == "bullet_list_open"
                 else text
             )
-        if token.type in ("math_block", "math_block_label"):
-            return self._math(token.content, token.info if token.type == "math_block_label" else "", here)
+        if token.type == "math_block":
+            return self._math(token.content, here)
         if token.type == "dl_open":
             return self._definitions(group, lines, line)
         if token.type == "substitution_block":
-            return self._substitution(token.content, here, self.text)
+            return self._substitution(token.content, here)
         if directive := as_directive(token, here, self.chapter):
             return self.directive(directive, here)
         if token.type in ("fence", "code_block"):
@@ -343,7 +306,7 @@ class Plain:
                     raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
             elif token.type == "substitution_block":  # alone in its place: so the one in that line
-                value = self._substitution(token.content, here, self.words)
+                value = self._substitution(token.content, here)
                 whole = re.compile(rf"\{{\{{\s*{re.escape(token.content.strip())}\s*\}}\}}")
                 alone[token.map[0]] = whole.sub(lambda _, value=value: value, lines[token.map[0]])
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
@@ -431,68 +394,44 @@ class Plain:
             elif child.type == "html_inline":
                 if not (tag := re.match(r"</?(\w+)", child.content)) or tag[1].lower() not in TAGS:
                     raise self.error(here, f"Colab may not show {child.content}; write it in Markdown")
-            elif child.type == "footnote_ref":
-                label = child.meta["label"]
-                if label not in self.footnotes:
-                    raise self.error(here, f"the footnote {label} must be defined at the top level")
-                if label not in self.notes:
-                    self.notes.append(label)
-                edits.append((begin, end, f"<sup>{self.notes.index(label) + 1}</sup>"))
             elif child.type == "substitution_inline":
-                edits.append((begin, end, self._substitution(child.content, here, self.words)))
-            elif child.type == "text" and (note := re.search(r"\[\^[^\]\s]+\]", child.content)):
-                if note[0] in token.content and f"\\{note[0]}" not in token.content:
-                    here = line + token.content[: token.content.index(note[0])].count("\n")
-                    raise self.error(here, f"there is no footnote {note[0]}")
+                edits.append((begin, end, self._substitution(child.content, here)))
             elif child.type not in _KEPT:
                 raise self.error(here, f"Colab does not show this ({child.type}): {child.content}")
         return sorted(edits)
 
     def _role(self, name, content, line):
-        text, target = content, content
+        roles = {
+            "doc": self._doc,
+            "term": self._term,
+            "colab": lambda text, name, line: f"[{text}]({self.address.colab(self._chapter(name, line))})",
+            "minutes": lambda _, names, line: self._minutes(names, line),
+            "download": lambda text, file, line: f"[{text or file}]({self._file(file, line)})",
+            "cite:t": lambda _, keys, line: self._cite(keys, True, line),
+            "cite:p": lambda _, keys, line: self._cite(keys, False, line),
+        }
+        if name not in roles:
+            known = ", ".join(roles)
+            raise self.error(line, f"notebooks do not know the role {{{name}}}; there are {known}")
         if named := re.fullmatch(r"(.*?)\s*<([^<>]+)>", content, re.DOTALL):
-            text, target = " ".join(named[1].split()), named[2].strip()
-        else:
-            text = ""
-        if name == "doc":
-            target = self._chapter(target, line)
-            return f"[{text or self.targets.chapters.get(target, target)}]({self.address.page(target)})"
-        if name in ("ref", "numref"):
-            found = self._label(target, line)
-            if re.search(r"%s|\{(number|name)\}", text):
-                raise self.error(line, f"notebooks do not number figures: write {{{name}}}`text <{target}>`")
-            if not text and not found.title:
-                raise self.error(line, f"{target} has no title: write {{{name}}}`text <{target}>`")
-            return f"[{text or found.title}]({self.address.page(found.chapter, found.anchor)})"
-        if name == "eq":
-            if target not in self.targets.equations:
-                raise self.error(line, f"no equation has the label {target}")
-            found, number = self.targets.equations[target]
-            return f"[({number})]({self.address.page(found.chapter, found.anchor)})"
-        if name == "term":
-            if target.lower() not in self.targets.terms:
-                raise self.error(line, f"the glossary has no {target!r}")
-            found = self.targets.terms[target.lower()]
-            return f"[{text or target}]({self.address.page(found.chapter, found.anchor)})"
-        if name == "colab":
-            return f"[{text}]({self.address.colab(self._chapter(target, line))})"
-        if name == "minutes":
-            try:
-                return self.book.reading_time(content)
-            except KeyError as error:
-                raise self.error(line, f"there is no chapter {error}") from None
-        if name == "download":
-            return f"[{text or target}]({self._file(target, line)})"
-        if name in ("cite", "cite:t", "cite:p"):
-            return self._cite(content, name == "cite:t", line)
-        if name == "math":
-            return f"${content}$"
-        if name == "code":
-            return f"``{content}``" if "`" in content else f"`{content}`"
-        if name in ("sub", "sup", "kbd"):
-            return f"<{name}>{html.escape(content)}</{name}>"
-        known = "doc, ref, numref, eq, term, colab, minutes, download, cite, cite:t, cite:p, math, code, sub, sup, kbd"
-        raise self.error(line, f"notebooks do not know the role {{{name}}}; there are {known}")
+            return roles[name](" ".join(named[1].split()), named[2].strip(), line)
+        return roles[name]("", content, line)
+
+    def _doc(self, text, name, line):
+        name = self._chapter(name, line)
+        return f"[{text or self.targets.chapters.get(name, name)}]({self.address.page(name)})"
+
+    def _term(self, text, term, line):
+        if term.lower() not in self.targets.terms:
+            raise self.error(line, f"the glossary has no {term!r}")
+        place = self.targets.terms[term.lower()]
+        return f"[{text or term}]({self.address.page(place.chapter, place.anchor)})"
+
+    def _minutes(self, names, line):
+        try:
+            return self.book.reading_time(names)
+        except KeyError as error:
+            raise self.error(line, f"there is no chapter {error}") from None
 
     def _cite(self, keys, textual, line):
         shown = []
@@ -504,32 +443,19 @@ class Plain:
             shown.append(f"{authors} \\[[{year}]({address})\\]" if textual else f"{authors}, [{year}]({address})")
         return ", ".join(shown) if textual else f"\\[{', '.join(shown)}\\]"
 
-    def _substitution(self, name, line, convert):
-        if name.strip() in ("repository", "pdf"):
-            return f"<{getattr(self.address, name.strip())}>"
-        settings = self.book.config.get("sphinx", {}).get("config", {}).get("myst_substitutions") or {}
-        own = self.chapter.front_matter.get("substitutions") or {}
-        known = settings | (own if isinstance(own, dict) else {})
-        if name.strip() not in known:
-            raise self.error(line, f"there is no substitution {name.strip()}")
-        if "{{" in str(known[name.strip()]):
-            raise self.error(line, f"the substitution {name.strip()} contains another one")
-        return convert(str(known[name.strip()]), line)
+    def _substitution(self, name, line):
+        if name.strip() not in ("repository", "pdf"):
+            raise self.error(line, f"there is no substitution {name.strip()}; there are repository, pdf")
+        return f"<{getattr(self.address, name.strip())}>"
 
     def _link(self, target, line):
         """The title and the address that a link leads to."""
         if re.match(r"(https?|mailto):", target):
             return target, target
-        if target.startswith("/"):
-            raise self.error(line, f"{target} begins with a slash; write the path relative to this chapter")
-        path, _, anchor = target.partition("#")
-        if not path:
-            found = self._label(anchor, line)
-            return found.title or anchor, self.address.page(found.chapter, found.anchor)
-        if path.endswith(".md"):
-            chapter = self._chapter(path.removesuffix(".md"), line)
-            return self.targets.chapters.get(chapter, chapter), self.address.page(chapter, anchor)
-        return path, self._file(path, line)
+        if not target.startswith("#"):
+            raise self.error(line, f"{target}: write {{doc}}`NAME` for a chapter, {{download}}`FILE` for a file")
+        place = self._label(target[1:], line)
+        return place.title or target[1:], self.address.page(place.chapter, place.anchor)
 
     def _chapter(self, name, line):
         name = self._from_here(name)
@@ -566,47 +492,19 @@ class Plain:
 
     def directive(self, directive, line):
         """Convert a directive that is allowed anywhere; `line` is the number of its first line."""
-        name, argument, options = directive.name, directive.argument, directive.options
+        name, argument = directive.name, directive.argument
         if name in BOXES:
-            body, fold = self.text(directive.body, directive.line), name == "dropdown" or folded(directive)
+            body = self.text(directive.body, directive.line)
             if BOXES[name] and argument:  # such as ```{note} Hello: the beginning of the text
                 body = "\n\n".join(part for part in (self.words(argument, line), body) if part)
                 argument = ""
-            return box(self.words(argument, line) or BOXES[name] or name.capitalize(), body, fold)
-        if name in ("exercise", "solution"):
-            number, title = self.exercise(directive, line)
-            body = self.text(directive.body, directive.line)
-            return box(f"Solution of exercise {number}", body, True) if name == "solution" else f"{title}\n\n{body}"
+            return box(self.words(argument, line) or BOXES[name] or name.capitalize(), body, folded(directive))
         if name == "container":  # a class for the page's style
             return self.text(directive.body, directive.line)
-        if name in CODE:
-            return self._captioned(options.get("caption", ""), fence(directive.body, argument), line)
         if name == "literalinclude":
             return self._include(directive, line)
-        if name == "math":
-            content = "\n\n".join(part for part in (argument, directive.body) if part)
-            return self._math(content, options.get("label") or options.get("name") or "", line)
-        if name in ("figure", "image"):
-            picture = self._image(argument, options.get("alt", ""), line)
-            caption = self.text(directive.body, directive.line)
-            return f"{picture}\n\n{caption}" if caption else picture
-        if name == "tab-set":
-            return self._tabs(directive)
-        if name == "table":
-            return self._captioned(argument, self.text(directive.body, directive.line), line)
-        if name == "list-table":
-            return self._captioned(argument, self._list_table(directive), line)
-        if name == "glossary":
-            lines = [
-                f"- **{self.words(term, line)}**"
-                + (f": {' '.join(self.text(text, line).split(chr(10)))}" if text else "")
-                for term, text in glossary(directive, self.chapter)
-            ]
-            return "\n".join(lines)
-        known = ", ".join(
-            (*BOXES, "container", *CODE, "literalinclude, math, figure, image, tab-set, table, list-table, glossary")
-        )
-        raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}, exercise, solution")
+        known = ", ".join((*BOXES, "container", "literalinclude", "exercise-start", "solution-start"))
+        raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}")
 
     def exercise(self, directive, line):
         """The number of the exercise that a directive begins or solves, and its heading."""
@@ -618,54 +516,13 @@ class Plain:
         title = self.words(title, line)
         return number, f"### Exercise {number}: {title}" if title else f"### Exercise {number}"
 
-    def _math(self, content, label, line):
-        if not content.strip() or (label and re.search(r"\\begin\{(align|gather|eqnarray)", content)):
-            raise self.error(line, "an equation is empty, or has a label although its environment is numbered already")
-        tag = f" \\tag{{{self.targets.equations[label][1]}}}" if label else ""
+    def _math(self, content, line):
+        if not content.strip():
+            raise self.error(line, "an equation is empty")
         parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]  # as Sphinx does
         parts = [f"\\begin{{split}}\n{part}\n\\end{{split}}" if r"\\" in part else part for part in parts]
         body = parts[0] if len(parts) == 1 else "\\begin{aligned}\n" + " \\\\\n".join(parts) + "\n\\end{aligned}"
-        return f"$$\n{body}{tag}\n$$"
-
-    def _tabs(self, directive):
-        shown = []
-        for group in groups(self.parse(directive.body, directive.line)):
-            here = directive.line + (group[0].map[0] if group[0].map else 0)
-            tab = as_directive(group[0], here, self.chapter)
-            if not tab or tab.name != "tab-item":
-                raise self.error(here, "a tab-set must contain only tab-items")
-            shown.append(f"**{self.words(tab.argument, here)}**\n\n{self.text(tab.body, tab.line)}")
-        return "\n\n".join(shown)
-
-    def _captioned(self, caption, table, line):
-        return f"**{self.words(caption, line)}**\n\n{table}" if caption else table
-
-    def _list_table(self, directive):
-        """A table written as a list of lists."""
-        rows, depth = [], 0
-        for token in self.parse(directive.body, directive.line):
-            depth += {"bullet_list_open": 1, "bullet_list_close": -1}.get(token.type, 0)
-            here = directive.line + (token.map[0] if token.map else 0)
-            if token.type not in _OF_LISTS:
-                raise self.error(here, "a cell of a list-table must be one paragraph")
-            if token.type == "list_item_open" and depth == 1:
-                rows.append([])
-            elif token.type == "list_item_open" and depth == 2:
-                rows[-1].append("")
-            elif token.type == "inline":
-                if not rows or not rows[-1] or rows[-1][-1]:
-                    raise self.error(here, "a cell of a list-table must be one paragraph")
-                rows[-1][-1] = " ".join(self.inline(token, here).split())
-                rows[-1][-1] = re.sub(r"(?<!\\)\|", r"\\|", rows[-1][-1])
-            elif depth > 2:
-                raise self.error(here, "a cell of a list-table must be one paragraph")
-        if not rows or len({len(row) for row in rows}) != 1:
-            raise self.error(directive.line, "the rows of a list-table must have the same number of cells, one or more")
-        heads = directive.options.get("header-rows", "0")
-        if heads not in ("0", "1"):
-            raise self.error(directive.line, f"a table has one header row or none here, not {heads}")
-        head = rows.pop(0) if heads == "1" else [""] * len(rows[0])
-        return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+        return f"$$\n{body}\n$$"
 
     def _definitions(self, group, lines, line):
         """A list of definitions, as bullets."""
@@ -712,34 +569,7 @@ class Plain:
             chosen += text[begin - 1 : end]
         return fence("\n".join(chosen), language)
 
-    # --- Footnotes ----------------------------------------------------------------------------------------
 
-    @cached_property
-    def footnotes(self):
-        """The notes of the whole chapter, by label: their text and line."""
-        found = {}
-        lines = self.chapter.text.split("\n")
-        for token in self.parse(self.chapter.text):
-            if token.type == "footnote_reference_open":
-                first, last = token.map
-                body = [re.sub(r"^(\[\^[^\]]+\]:\s*|\s{1,4})", "", text) for text in lines[first:last]]
-                empty = next((n for n, text in enumerate(body) if text.strip()), 0)
-                found[token.meta["label"]] = ("\n".join(body).strip(), first + 1 + empty)
-        return found
-
-    def notes_since(self, count):
-        """The text of the footnotes in use, without the first `count`."""
-        shown = []
-        for number, label in list(enumerate(self.notes, 1))[count:]:
-            text, line = self.footnotes[label]
-            shown.append(f"<sup>{number}</sup> {self.text(text, line)}")
-        return shown
-
-
-_OF_LISTS = {
-    *("bullet_list_open", "bullet_list_close", "list_item_open", "list_item_close"),
-    *("paragraph_open", "paragraph_close", "inline"),
-}
 _KEPT = {
     *("text", "text_special", "softbreak", "hardbreak", "code_inline", "math_inline", "math_inline_double"),
     *("em_open", "em_close", "strong_open", "strong_close", "s_open", "s_close"),

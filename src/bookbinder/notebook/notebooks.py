@@ -44,7 +44,7 @@ def make(book, chapters=None):
     made = {}
     for chapter in chapters or book.chapters:
         if chapter.runs:
-            text = markdown.Plain(book, chapter, targets, address, commit or address.branch, parser)
+            text = markdown.Markdown(book, chapter, targets, address, commit or address.branch, parser)
             made[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
     return made
 
@@ -53,8 +53,8 @@ class _Notebook:
     """The notebook of one chapter, while it is made."""
 
     def __init__(self, text, commit):
-        self.plain, self.chapter, self.commit = text, text.chapter, commit
-        self.cells, self.buffer, self.notes, self.solution, self.gate = [], [], 0, None, None
+        self.markdown, self.chapter, self.commit = text, text.chapter, commit
+        self.cells, self.buffer, self.solution, self.gate = [], [], None, None
 
     def text(self):
         """The notebook as the text of a file."""
@@ -76,7 +76,7 @@ class _Notebook:
         source = self.chapter.text
         lines = source.split("\n")
         code = iter([cell for cell in self.chapter.notebook.cells if cell.cell_type == "code"])
-        for group in markdown.groups(self.plain.parse(source)):
+        for group in markdown.groups(self.markdown.parse(source)):
             token = group[0]
             line = token.map[0] + 1 if token.map else 1
             if not self.cells and token.type not in markdown.DROPPED and token.tag != "h1":
@@ -93,12 +93,12 @@ class _Notebook:
             elif token.type in ("heading_open", "myst_block_break"):
                 self._flush()
                 if token.type == "heading_open":
-                    self.buffer.append(self.plain.block(group, lines, 1))
+                    self.buffer.append(self.markdown.block(group, lines, 1))
             else:
                 directive = markdown.as_directive(token, line, self.chapter)
                 if directive and directive.name in GATES:
                     self._gate(directive, line)
-                elif block := self.plain.block(group, lines, 1):
+                elif block := self.markdown.block(group, lines, 1):
                     self.buffer.append(block)
         self._flush()
         if self.gate:
@@ -108,11 +108,11 @@ class _Notebook:
         """The title with its links, and the set-up cell."""
         if self.cells:
             raise BookError(self.chapter.path, line, "a chapter has one title; write ## for a section")
-        address, name = self.plain.address, self.chapter.name
+        address, name = self.markdown.address, self.chapter.name
         self._text(
-            f"{self.plain.block(group, self.chapter.text.split(chr(10)), 1)}\n\n"
+            f"{self.markdown.block(group, self.chapter.text.split(chr(10)), 1)}\n\n"
             f"[![Open in Colab]({BADGE})]({address.colab(name)})\n\n"
-            f"A chapter of [{self.plain.book.config.get('title', 'the book')}]({address.site}). "
+            f"A chapter of [{self.markdown.book.config.get('title', 'the book')}]({address.site}). "
             f"[Its page]({address.page(name)}) shows all outputs; here you make them yourself."
         )
         self._add_code(set_up(self.chapter, address, self.commit), "Set-up: run this first")
@@ -130,15 +130,14 @@ class _Notebook:
         self.gate = (kind, line) if side == "start" else None
         self.solution = None
         if side == "start":
-            number, title = self.plain.exercise(directive, line)
+            number, title = self.markdown.exercise(directive, line)
             self.solution = number if kind == "solution" else None
-            text = self.plain.text(directive.body, directive.line)
+            text = self.markdown.text(directive.body, directive.line)
             self.buffer += [part for part in (title if kind == "exercise" else "", text) if part]
 
     def _flush(self):
         """End a text cell."""
-        text = "\n\n".join([*self.buffer, *self.plain.notes_since(self.notes)])
-        self.buffer, self.notes = [], len(self.plain.notes)
+        text, self.buffer = "\n\n".join(self.buffer), []
         if text and self.solution:
             text = markdown.box(f"Solution of exercise {self.solution}", text, True)
         if text:
