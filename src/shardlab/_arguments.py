@@ -44,6 +44,6 @@ def one_of(name, value, known):
 
 def nearest(name, known):
     """ "; did you mean 'x'?" if a mistyped name resembles a known one, else an empty text."""
-    by_lower = {str(one).lower(): str(one) for one in known}
-    found = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+    by_lower = {str(candidate).lower(): str(candidate) for candidate in known}
+    matches = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""

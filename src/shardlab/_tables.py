@@ -29,8 +29,8 @@ def html_table(head, rows, code=None, under=()):
     heads = "".join(f"<th>{escape(text)}</th>" for text in head)
     cells = [[f"<code>{escape(text)}</code>" if n == code else escape(text) for n, text in enumerate(r)] for r in rows]
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells]
-    for n, (said, text) in enumerate(under):
-        words = f"<code>{escape(said)}</code><br>" if said else ""
+    for n, (heading, text) in enumerate(under):
+        words = f"<code>{escape(heading)}</code><br>" if heading else ""
         lines[n] += f'<tr><td colspan="{len(head)}">{words}{escape(text)}</td></tr>'
     body = "".join(lines)
     heads = f"<thead><tr>{heads}</tr></thead>" if heads else ""

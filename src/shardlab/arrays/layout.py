@@ -159,13 +159,13 @@ class Layout:
 
     def __str__(self) -> str:
         """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"."""
-        held = self.bytes_per_device.values()
-        each = "" if len(self.shards) == 1 else " each" if len(set(held)) == 1 else " at most"
+        sizes = self.bytes_per_device.values()
+        each = "" if len(self.shards) == 1 else " each" if len(set(sizes)) == 1 else " at most"
         replicas = f" × {self.partial_sums:,} partial sums" if self.unreduced else ""
         replicas += f" × {self.replicas:,} replicas" if self.replicas > 1 else ""
         return (
             f"{self.type}: local shape {self.shard_shape}, {counted(self.distinct_shards, 'shard')}{replicas} "
-            f"on {counted(len(self.shards), 'device')}, {counted(max(held), 'byte')}{each}"
+            f"on {counted(len(self.shards), 'device')}, {counted(max(sizes), 'byte')}{each}"
             + (f", in {self.memory} memory" if self.memory else "")
         )
 
@@ -417,13 +417,13 @@ def _axes_of(spec, ndim):
 
 def _other(sharding, shape, dtype):
     """Any sharding that names no mesh, by JAX's own map from devices to slices."""
-    held = {
+    slices_of_device = {
         device_number(device): tuple(part.indices(size)[:2] for part, size in zip(parts, shape, strict=True))
         for device, parts in sharding.devices_indices_map(shape).items()
     }
-    slices = [sorted({index[dim] for index in held.values()}) for dim in range(len(shape))]
+    slices = [sorted({index[dim] for index in slices_of_device.values()}) for dim in range(len(shape))]
     shards, seen = [], {}
-    for device, index in held.items():
+    for device, index in slices_of_device.items():
         position = tuple(slices[dim].index(part) for dim, part in enumerate(index))
         shards.append(Shard(device, index, seen.get(index, 0), position))
         seen[index] = seen.get(index, 0) + 1

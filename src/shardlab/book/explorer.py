@@ -232,12 +232,12 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float3
     Raises:
       ValueError: JAX refuses this layout, or the dtype is another one; the message suggests the nearest.
     """
-    held = describe(sharding, shape, _known("dtype", dtype, DTYPES))
-    if held.unreduced:
-        raise ValueError(f"the explorer shows slices, not the partial sums of {held.type}; draw() shows them")
+    described = describe(sharding, shape, _known("dtype", dtype, DTYPES))
+    if described.unreduced:
+        raise ValueError(f"the explorer shows slices, not the partial sums of {described.type}; draw() shows them")
     rows = [
-        (f"device {shard.device}", index_text(shard.index), f"{shard.replica + 1} of {held.replicas}", f"{each:,}")
-        for shard, each in zip(held.shards, held.bytes_per_device.values(), strict=True)
+        (f"device {shard.device}", index_text(shard.index), f"{shard.replica + 1} of {described.replicas}", f"{each:,}")
+        for shard, each in zip(described.shards, described.bytes_per_device.values(), strict=True)
     ]
     spec = _spec_address(sharding.spec, len(shape))
     start = f"{_mesh_address(sharding.mesh)}&shape={','.join(map(str, shape))}&spec={spec}&dtype={dtype}"
@@ -246,7 +246,7 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float3
         array += _pulled(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}", reach=2**10)
         array += _sharded(f"axes{i}", f"Dimension {i}, axes", 3, f"dims {i}")
     form = _form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
-    return Part("layout", start, form, _picture(draw(held), ("device", "slice", "replica", "bytes"), rows))
+    return Part("layout", start, form, _picture(draw(described), ("device", "slice", "replica", "bytes"), rows))
 
 
 def matmul(
@@ -277,11 +277,11 @@ def matmul(
     """
     chip, dtype = _known("chip", chip, hardware.CHIPS), _known("precision", dtype, PRECISIONS)
     shapes = {"A": sizes[:2], "B": sizes[1:], "C": (sizes[0], sizes[2])}
-    held = {
+    settings = {
         name: describe(NamedSharding(mesh, spec), shape, PRECISIONS[dtype])
         for (name, shape), spec in zip(shapes.items(), (a, b, c), strict=True)
     }
-    rows = [(name, str(layout)) for name, layout in held.items()]
+    rows = [(name, str(layout)) for name, layout in settings.items()]
     specs = "&".join(f"{name}={_spec_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
     product = "".join(_pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
@@ -297,7 +297,9 @@ def matmul(
         "A[I, J] · B[J, K] = C[I, K]": product,
         "Sharded over": sharded,
     }
-    return Part("matmul", start, _form("Matrix product", groups), _picture(draw(**held), ("array", "sharding"), rows))
+    return Part(
+        "matmul", start, _form("Matrix product", groups), _picture(draw(**settings), ("array", "sharding"), rows)
+    )
 
 
 def fit(
@@ -348,10 +350,10 @@ def fit(
     step = costs.step_cost(sizes, machine, parallelism, batch_tokens, sequence, remat, gathers=gathers)
     kinds = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
     names = ("parameters", "gradients", "moments", "activations", *kinds[4:])
-    held = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
+    bytes_of = {n: float(getattr(step.memory, f"{kind}_bytes")) for n, kind in zip(names, kinds, strict=True)}
     total, has = float(step.memory.total_bytes), machine.chip.hbm_bytes
     verdict = "fits" if step.fits else "does not fit"
-    rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(held.items(), 1)]
+    rows = [(f"{i} {name}", f"{size / 1e9:.2f} GB") for i, (name, size) in enumerate(bytes_of.items(), 1)]
     rows += [("total", f"{total / 1e9:.2f} GB of {has / 1e9:.2f} GB, {percent} % reserved: {verdict}")]
     rows += [("a step, expected", f"{float(step.expected_seconds):.3f} s")]
     rows += [("at least", f"{float(step.seconds):.3f} s; the longest part is {step.bound}")]
@@ -362,7 +364,7 @@ def fit(
     own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
     own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
     own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
-    tpus = " ".join(name for name, one in hardware.CHIPS.items() if one.torus)
+    tpus = " ".join(name for name, chip_type in hardware.CHIPS.items() if chip_type.torus)
     words = {"microbatches": "Micro-batches", "stages": "Stages on each chip"}
     groups = {
         "Model and machine": _select("model", "Model", (*MODELS, OWN))
@@ -380,8 +382,8 @@ def fit(
         )
         + _select("gathers", "Parameters are gathered", GATHERED),
     }
-    said = f"{total / 1e9:.1f} GB on each chip"
-    drawn = Picture(_bar(held, has, percent), said)
+    sentence = f"{total / 1e9:.1f} GB on each chip"
+    drawn = Picture(_bar(bytes_of, has, percent), sentence)
     return Part("fit", start, _form("Training step", groups), _picture(drawn, ("part", "on each chip"), rows))
 
 
@@ -389,17 +391,17 @@ def _gigabytes(size):
     return f"{size / 1e9:.2f} GB"
 
 
-def _bar(held, has, percent):
+def _bar(sizes, has, percent):
     """The memory of a chip as one bar: a line where it ends, a dashed one where its reserve begins, and a legend.
 
     What is beyond the chip's memory is hatched.
     """
     width, top, height = 312, 20, 36
-    total, left = sum(held.values()), 0.0
+    total, left = sum(sizes.values()), 0.0
     scale = width / max(total, has)
     end, usable = has * scale, has * (1 - percent / 100) * scale
     shapes, numbers = [], []
-    for number, (colour, size) in enumerate(zip(PALETTE, held.values(), strict=False), 1):
+    for number, (colour, size) in enumerate(zip(PALETTE, sizes.values(), strict=False), 1):
         wide = size * scale
         shapes.append(rect(round(left, 1), top, round(wide, 1), height, colour))
         if wide > 12:
@@ -424,11 +426,11 @@ def _bar(held, has, percent):
     marks = "the solid line is the end of the chip's memory" + (
         f", the dashed line the beginning of the {percent} % that are reserved" if percent else ""
     )
-    said = "; ".join(f"{name} {_gigabytes(size)}" for name, size in held.items())
+    sentence = "; ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
     style = "display:inline-block;margin-right:1em;white-space:nowrap"
     keys = " ".join(
         f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{number}</b> '
         f"{name} {_gigabytes(size)}</span>"
-        for number, (colour, (name, size)) in enumerate(zip(PALETTE, held.items(), strict=False), 1)
+        for number, (colour, (name, size)) in enumerate(zip(PALETTE, sizes.items(), strict=False), 1)
     )
-    return row(figure(shapes, width, 66, title, f"{said}; {marks}.", f"{keys}<br>{title}; {marks}."))
+    return row(figure(shapes, width, 66, title, f"{sentence}; {marks}.", f"{keys}<br>{title}; {marks}."))

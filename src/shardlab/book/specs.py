@@ -99,8 +99,10 @@ def _picture(layout):
     if layout.replicas == 1:
         copies = f"{counted(layout.distinct_shards, 'shard')}, no replicas"
     title = f"{spec}: {layout.type} on {counted(len(layout.shards), 'device')}"
-    said = listed(f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards)
-    words = f"Local shape {layout.shard_shape}, {each:,} bytes per device, {layout.total_bytes:,} bytes in all. {said}"
+    sentence = listed(f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards)
+    words = (
+        f"Local shape {layout.shard_shape}, {each:,} bytes per device, {layout.total_bytes:,} bytes in all. {sentence}"
+    )
     caption = f"<code>{escape(spec)}</code> {copies}"
     return figure(parts, _WIDTH, height, title, words, caption, growth=1.75).replace(
         "<figure ", f'<figure data-spec="{escape(spec)}" ', 1

@@ -111,27 +111,27 @@ def _made(name):
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        known = [label for label, value in vars(module).items() if callable(value) and not label.startswith("_")]
         raise Wrong(
             f"{name}: {module_name} has no function {function_name!r}{nearest(function_name, known)}; write one that "
             "returns (step, args)"
         )
     try:
-        made = function()
+        outcome = function()
     except Exception as error:
         raise Wrong(f"{name}() failed: {_told(error)}") from None
     if not (
-        isinstance(made, tuple)
-        and len(made) in (2, 3)
-        and isinstance(made[1], tuple | list)
-        and (len(made) == 2 or isinstance(made[2], dict))
+        isinstance(outcome, tuple)
+        and len(outcome) in (2, 3)
+        and isinstance(outcome[1], tuple | list)
+        and (len(outcome) == 2 or isinstance(outcome[2], dict))
     ):
-        sort = f"a tuple of {len(made)}" if isinstance(made, tuple) else type(made).__name__
+        sort = f"a tuple of {len(outcome)}" if isinstance(outcome, tuple) else type(outcome).__name__
         raise Wrong(
             f"{name}() returned {sort}; return (step, args) or (step, args, kwargs), where args is a tuple "
             "and kwargs a dict"
         )
-    return made[0], tuple(made[1]), made[2] if len(made) == 3 else {}
+    return outcome[0], tuple(outcome[1]), outcome[2] if len(outcome) == 3 else {}
 
 
 def _told(error):
@@ -143,5 +143,5 @@ def _told(error):
         frame for frame in own if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
     ]
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}: " if own else ""
-    said = str(error).strip().split("\n\n")[0]
-    return f"{place}{type(error).__name__}: {said}"
+    reason = str(error).strip().split("\n\n")[0]
+    return f"{place}{type(error).__name__}: {reason}"

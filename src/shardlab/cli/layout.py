@@ -44,15 +44,15 @@ def run(options):
         layout = describe(sharding, shape, dtype, uneven=options.uneven)
     except ValueError as error:
         raise Wrong(f"--spec {options.spec}: {error}") from None
-    held = layout.bytes_per_device
+    sizes = layout.bytes_per_device
     if options.json:
         told = {
             "type": layout.type, "shape": layout.shape, "dtype": layout.dtype, "mesh": dict(layout.mesh.axes),
             "spec": layout.spec, "shard_shape": layout.shard_shape, "distinct_shards": layout.distinct_shards,
-            "replicas": layout.replicas, "bytes": layout.nbytes, "bytes_per_device": max(held.values()),
+            "replicas": layout.replicas, "bytes": layout.nbytes, "bytes_per_device": max(sizes.values()),
             "total_bytes": layout.total_bytes,
             "shards": [
-                {"device": s.device, "index": s.index, "replica": s.replica, "bytes": held[s.device]}
+                {"device": s.device, "index": s.index, "replica": s.replica, "bytes": sizes[s.device]}
                 for s in layout.shards
             ],
         }  # fmt: skip
@@ -61,7 +61,7 @@ def run(options):
     print(layout)
     print(f"all devices together: {counted(layout.total_bytes, 'byte')}, for an array of {layout.nbytes:,}\n")
     rows = [
-        (str(s.device), index_text(s.index), f"{s.replica + 1} of {layout.replicas}", f"{held[s.device]:,}")
+        (str(s.device), index_text(s.index), f"{s.replica + 1} of {layout.replicas}", f"{sizes[s.device]:,}")
         for s in layout.shards[:_SHOWN]
     ]
     print(aligned([("device", "slice", "replica", "bytes"), *rows]))

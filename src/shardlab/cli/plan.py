@@ -112,22 +112,22 @@ def _run(options):
             microbatches=options.microbatches, stages=options.stages, gathers=options.gathers,
         )  # fmt: skip
 
-    made = planned(options.remat)
-    print(made.to_json(options.top) if options.json else made.report(options.top))
-    fitting = len(made.fitting)
-    said = sys.stderr if options.json else sys.stdout
+    proposal = planned(options.remat)
+    print(proposal.to_json(options.top) if options.json else proposal.report(options.top))
+    fitting = len(proposal.fitting)
+    stream = sys.stderr if options.json else sys.stdout
     if fitting and not options.json:
-        print(_other_remat(made, planned))
+        print(_other_remat(proposal, planned))
     if options.plot:
         try:
-            made.plot(options.plot, options.top)
+            proposal.plot(options.plot, options.top)
         except (ImportError, OSError) as error:
             raise ValueError(f"--plot {options.plot}: {error}") from None
-        print(f"\nthe plot is in {options.plot}", file=said)
+        print(f"\nthe plot is in {options.plot}", file=stream)
     if options.verify and fitting:
-        able = sum(choice.can_compile for choice in made.fitting)
+        able = sum(choice.can_compile for choice in proposal.fitting)
         if able:
-            return _compare(made, min(options.verify, able), options.time_limit, said)
+            return _compare(proposal, min(options.verify, able), options.time_limit, stream)
         print(
             "nothing is compiled: what fits interleaves or gathers once; add --stages 1 --gathers 2",
             file=sys.stderr,
@@ -138,23 +138,23 @@ def _run(options):
     return 0 if fitting else 1
 
 
-def _other_remat(made, planned):
+def _other_remat(proposal, planned):
     """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
-    first, found = made.choices[0].expected_seconds, []
+    first, alternatives = proposal.choices[0].expected_seconds, []
     for remat, how in costs.REMAT.items():
-        if remat != made.remat and (made.chip.host_bytes_per_second or not how.offloads):
+        if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not how.offloads):
             best = planned(remat).choices[0]
             if best.fits and best.expected_seconds < FASTER * first:
-                found.append((best.expected_seconds, remat, best))
+                alternatives.append((best.expected_seconds, remat, best))
     lines = [
         f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) on {best}, "
         f"{best.total_bytes / 1e9:.1f} GB"
-        for seconds, remat, best in sorted(found, key=lambda one: one[0])
+        for seconds, remat, best in sorted(alternatives, key=lambda row: row[0])
     ]
     return "\n".join(lines) or "No other --remat is expected to be faster."
 
 
-def _compare(made, best, limit, file):
+def _compare(proposal, best, limit, file):
     """Print what the compiler says of the best meshes."""
     from shardlab.pods.pod import NoCompiler
     from shardlab.report.verify import verify
@@ -162,7 +162,7 @@ def _compare(made, best, limit, file):
     print(f"\ncompared with the compiler, {best} programs of a minute or more each:", file=file, flush=True)
     start = time.monotonic()
     try:
-        for n, verdict in enumerate(verify(made, best), 1):
+        for n, verdict in enumerate(verify(proposal, best), 1):
             print(f"{n} of {best}: {verdict}", file=file, flush=True)
             if n < best and time.monotonic() - start > limit:
                 print(f"stopped after {limit:g} s; --time-limit allows more", file=sys.stderr)
@@ -192,10 +192,10 @@ def _serve(options):
             "batch": batch, "seconds": float(step.serial_seconds), "bound": str(step.bound),
             "bytes": float(step.total_bytes), "tokens_per_second": batch / float(step.serial_seconds),
         })  # fmt: skip
-        one = found[-1]
+        cost = found[-1]
         rows.append((
-            str(batch), f"{one['seconds'] * 1e3:.1f}", f"{one['tokens_per_second']:,.0f}", one["bound"],
-            f"{one['bytes'] / 1e9:.1f}",
+            str(batch), f"{cost['seconds'] * 1e3:.1f}", f"{cost['tokens_per_second']:,.0f}", cost["bound"],
+            f"{cost['bytes'] / 1e9:.1f}",
         ))  # fmt: skip
     if options.json:
         print(json.dumps({"prefill_seconds": float(first.seconds), "decode": found}, indent=1))
@@ -207,11 +207,11 @@ def _serve(options):
     )
     print(aligned(rows, ">"))
     if not found:
-        one = inference.decode_cost(model, machine.chip, 1, options.context, **how)
-        large = one.total_bytes > machine.usable_bytes
+        cost = inference.decode_cost(model, machine.chip, 1, options.context, **how)
+        large = cost.total_bytes > machine.usable_bytes
         help_ = "more chips, a shorter context or --weights int8" if large else "a longer --latency or more chips"
         print(
-            f"\nNot even one sequence: it needs {one.total_bytes / 1e9:.1f} GB on each chip of "
-            f"{machine.usable_bytes / 1e9:.1f} GB, and {one.serial_seconds * 1e3:.1f} ms a token; use {help_}."
+            f"\nNot even one sequence: it needs {cost.total_bytes / 1e9:.1f} GB on each chip of "
+            f"{machine.usable_bytes / 1e9:.1f} GB, and {cost.serial_seconds * 1e3:.1f} ms a token; use {help_}."
         )
     return 0 if found else 1

@@ -62,15 +62,15 @@ def descendants(pids):
     """
     import psutil
 
-    found = set()
+    children = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+            children |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if os.getsid(pid) in pids:
-                found.add(pid)
-    return sorted(found - set(pids))
+                children.add(pid)
+    return sorted(children - set(pids))
 
 
 def end(pids):

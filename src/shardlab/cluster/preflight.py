@@ -59,18 +59,18 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
     `cpus`: whether CPUs are meant; `processes`, `devices`: how many there should be; `gbit`: what the network should
     give a process, in Gbit/s. 0 means that it is not known.
     """
-    found = [_counted(facts, processes, devices), _platform(facts, cpus)]
+    checks = [_counted(facts, processes, devices), _platform(facts, cpus)]
     if all(fact["platform"] == "gpu" and fact["visible"] for fact in facts):
-        found.append(_claims(facts))
+        checks.append(_claims(facts))
     elif any(fact["platform"] == "gpu" and not fact["visible"] for fact in facts):
-        found.append(Check("GPUs", None, "nvidia-smi lists none, so who uses which cannot be compared"))
-    found += [_cores(facts), _versions(facts)]
+        checks.append(Check("GPUs", None, "nvidia-smi lists none, so who uses which cannot be compared"))
+    checks += [_cores(facts), _versions(facts)]
     if any(fact["reads"] is not None for fact in facts):
-        found.append(_folder(facts))
+        checks.append(_folder(facts))
     if "seconds" in facts[0]:
-        found.append(_network(facts[0], len({fact["host"] for fact in facts}) > 1, gbit))
-    found += [_proxies(facts)] if any(fact.get("proxies") for fact in facts) else []
-    return found
+        checks.append(_network(facts[0], len({fact["host"] for fact in facts}) > 1, gbit))
+    checks += [_proxies(facts)] if any(fact.get("proxies") for fact in facts) else []
+    return checks
 
 
 def _many(count, noun):
@@ -132,8 +132,8 @@ def _claims(facts):
     idle = len({(fact["host"], gpu) for fact in facts for gpu in fact["visible"]} - set(owners))
     if idle:
         cure = "start one task per GPU, or one per node with JAX_LOCAL_DEVICE_IDS=0,1,2,3"
-        said = "1 GPU is" if idle == 1 else f"{idle} GPUs are"
-        return Check("GPUs", False, f"{said} used by no process", cure)
+        subject = "1 GPU is" if idle == 1 else f"{idle} GPUs are"
+        return Check("GPUs", False, f"{subject} used by no process", cure)
     return Check("GPUs", True, f"{len(owners)} GPUs, each used by one process")
 
 
@@ -146,7 +146,7 @@ def _cores(facts):
     for host in {fact["host"] for fact in facts}:
         sets = [set(fact["cores"]) for fact in facts if fact["host"] == host]
         together, each = set().union(*sets), sum(map(len, sets))
-        if any(len(one) < len(together) for one in sets) and each > len(together):
+        if any(len(cores) < len(together) for cores in sets) and each > len(together):
             return Check("cores", False, f"tasks on {host} are bound to cores that overlap", cure)
     return Check("cores", True, f"{least} cores for a process" if least == most else f"{least} to {most} cores")
 
@@ -157,9 +157,9 @@ def _versions(facts):
         for fact in facts:
             by_version.setdefault(fact["versions"].get(name, "missing"), []).append(fact["process"])
         if len(by_version) > 1:
-            said = "; ".join(f"{version} in {_names(who)}" for version, who in by_version.items())
+            sentence = "; ".join(f"{version} in {_names(who)}" for version, who in by_version.items())
             cure = "activate one environment, on a disk that all nodes share, in the batch script"
-            return Check("versions", False, f"{name}: {said}", cure)
+            return Check("versions", False, f"{name}: {sentence}", cure)
     shown = [f"{name} {facts[0]['versions'][name]}" for name in ("python", "jax") if name in facts[0]["versions"]]
     return Check("versions", True, f"{', '.join(shown)}, the same in all" if shown else "the same in all")
 
@@ -204,10 +204,10 @@ def cards():
     """The UUIDs of the GPUs that this process may use: those that the driver lists, less CUDA_VISIBLE_DEVICES."""
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    every = done.stdout.split() if done.returncode == 0 else []
+    every = process.stdout.split() if process.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return every
@@ -267,7 +267,7 @@ def _shared(key, value, every=True):
     whose = range(jax.process_count()) if every else [0]
     if jax.process_index() in whose:
         store.key_value_set(f"preflight/{key}/{jax.process_index()}", mine)
-    return [json.loads(store.blocking_key_value_get(f"preflight/{key}/{one}", 10**8)) for one in whose]
+    return [json.loads(store.blocking_key_value_get(f"preflight/{key}/{rank}", 10**8)) for rank in whose]
 
 
 def _measured():
@@ -333,8 +333,8 @@ class _Patience:
 
     def _end(self):
         who = f"process {self.rank} on {socket.gethostname()}"
-        said = f"preflight: {who} has waited {self.limit} s {self.doing}\n     cure: {self.cure}\n"
-        print(said, end="", flush=True)
+        message = f"preflight: {who} has waited {self.limit} s {self.doing}\n     cure: {self.cure}\n"
+        print(message, end="", flush=True)
         faulthandler.dump_traceback()
         os._exit(2)
 
@@ -372,18 +372,20 @@ def main():
     try:
         join(any_platform=True, initialization_timeout=options.limit + 60)
     except (RuntimeError, ValueError, SystemExit) as error:
-        said = f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
-        print(said, end="", flush=True)
+        message = (
+            f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
+        )
+        print(message, end="", flush=True)
         return 2
     started = time.perf_counter() - begin
     patience.over("for what the other processes see", "look at the processes that print nothing: did they all start?")
     facts = _facts()
     facts["reads"] = _reads(options.folder)
     every = _shared("facts", facts)
-    every[0]["all_devices"] = sum(one["devices"] for one in every)
+    every[0]["all_devices"] = sum(facts_of_one["devices"] for facts_of_one in every)
     if every[0]["all_devices"] > 1:
         every[0]["seconds"] = "the processes have different platforms"
-        if len({one["platform"] for one in every}) == 1:
+        if len({facts_of_one["platform"] for facts_of_one in every}) == 1:
             cure = "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME; is a port blocked?"
             patience.over("in an all-reduce", cure)
             try:
@@ -431,7 +433,11 @@ def _cure_of(error):
             )
         if not sees:
             return "nvidia-smi lists no GPU for this task: request some (--gres=gpu:4), and look at it on the node"
-        plugins = [name for one in importlib.metadata.distributions() if "plugin" in (name := one.name.lower())]
+        plugins = [
+            name
+            for distribution in importlib.metadata.distributions()
+            if "plugin" in (name := distribution.name.lower())
+        ]
         if not any(name.startswith("jax-") for name in plugins):
             return "install JAX's plugin in this environment: pip install 'jax[cuda12]'"
         return f"{', '.join(plugins)} is there: compare its CUDA with the driver's in nvidia-smi; unset LD_LIBRARY_PATH"

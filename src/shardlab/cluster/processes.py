@@ -386,8 +386,8 @@ class Processes:
             while time.monotonic() < deadline and not (file.exists() and file.stat().st_size):
                 time.sleep(_TICK)
             time.sleep(_TICK)  # it is being written
-            found = re.findall(r'File "<cell>", line (\d+)', file.read_text()) if file.exists() else ()
-            call.line = int(found[0]) if found else 0
+            lines = re.findall(r'File "<cell>", line (\d+)', file.read_text()) if file.exists() else ()
+            call.line = int(lines[0]) if lines else 0
 
     def _judge(self, calls, code):
         """Keep the outcomes; if one is a failure, stop the processes where necessary, and raise."""
@@ -506,16 +506,16 @@ def _report(outcomes, code, stopped):
             "waited": f"still waiting{where} after {seconds:.0f} s",
         }[state]
         text.append(f"{who} {what}")
-    done = [outcome.process for outcome in outcomes if outcome.state == "done"]
-    if done:
-        text.append(f"{_who(done)} done")
+    finished = [outcome.process for outcome in outcomes if outcome.state == "done"]
+    if finished:
+        text.append(f"{_who(finished)} done")
     if stopped:
         text.append("all processes were stopped; call start() again")
     return "\n".join(text)
 
 
-def _count(n, one, many):
-    return f"{n} {one if n == 1 else many}"
+def _count(n, singular, many):
+    return f"{n} {singular if n == 1 else many}"
 
 
 def _who(processes):
@@ -531,13 +531,13 @@ def _who(processes):
 
 def _numbers(text):
     """ "0,2-4" as [0, 2, 3, 4]."""
-    found = []
+    numbers = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if not match or int(match[1]) > int(match[2] or match[1]):
             raise argparse.ArgumentTypeError(f"{text!r} does not name processes; write such as 0 or 0,2-4")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return numbers
 
 
 # The magic

@@ -160,8 +160,8 @@ def crossover_bytes(
       kind, sizes, chip, ring: as for `collective_seconds`.
     """
     share, hops = _load(kind, sizes, hardware.chip(chip), ring)
-    made = hops * hardware.chip(chip).link_seconds * hardware.chip(chip).link_bytes_per_second
-    return np.where(share > 0, made / np.where(share > 0, share, 1), 0.0)[()]
+    crossover = hops * hardware.chip(chip).link_seconds * hardware.chip(chip).link_bytes_per_second
+    return np.where(share > 0, crossover / np.where(share > 0, share, 1), 0.0)[()]
 
 
 def hierarchical_seconds(

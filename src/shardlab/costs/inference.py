@@ -65,19 +65,21 @@ def _touched(model, tokens):
 
 def _sums(model, chip, tokens, tensor, torus_axes, dtype):
     """The time of the two all-reduces of activations in each layer, over the chips that share it."""
-    held = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
     near = np.minimum(tensor, np.asarray(tensor if chip.torus else chip.node_chips))
     far = np.ceil(tensor / near)
     calls = 2 * model.layers
     if chip.torus:
         axes = np.maximum(np.asarray(torus_axes, float), 1)
-        one = 2 * (near - 1) / near * held / (2 * np.asarray(torus_axes, float)) / chip.link_bytes_per_second
+        seconds = 2 * (near - 1) / near * activations / (2 * np.asarray(torus_axes, float)) / chip.link_bytes_per_second
         hops = 2 * axes * near ** (1 / axes) / 2 * (near > 1)
-        one = np.maximum(one, hops * chip.link_seconds)
+        seconds = np.maximum(seconds, hops * chip.link_seconds)
     else:
-        one = np.maximum(2 * (near - 1) / near * held / chip.link_bytes_per_second, 2 * (near - 1) * chip.link_seconds)
-    across = costs.hierarchical_seconds("all-reduce", held / near, 1, far, chip, algorithm="tree")
-    return calls * np.maximum(one, across)
+        seconds = np.maximum(
+            2 * (near - 1) / near * activations / chip.link_bytes_per_second, 2 * (near - 1) * chip.link_seconds
+        )
+    across = costs.hierarchical_seconds("all-reduce", activations / near, 1, far, chip, algorithm="tree")
+    return calls * np.maximum(seconds, across)
 
 
 @dataclass(frozen=True)
@@ -251,13 +253,13 @@ def prefill_cost(
     prompt, batch = amount("prompt", prompt), amount("batch", batch)
     tokens = prompt * batch
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
-    kept = batch * cache_bytes(model, prompt, cache)
-    read = _touched(model, tokens) * _size("weights", weights) + kept
+    cached = batch * cache_bytes(model, prompt, cache)
+    read = _touched(model, tokens) * _size("weights", weights) + cached
     return PrefillCost(
         compute_seconds=flops / tensor / chip.peak(dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
         tensor_seconds=_sums(model, chip, tokens, tensor, torus_axes, dtype),
-        cache_bytes=kept,
+        cache_bytes=cached,
     )
 
 

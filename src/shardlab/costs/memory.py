@@ -174,7 +174,7 @@ def training_memory(
         )
     }  # fmt: skip
     layers = model.parameters - model.embedding_parameters
-    held = (layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    parameters_here = (layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
     at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
     at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
         pipeline * parallelism.stages), 1)  # fmt: skip
@@ -192,15 +192,15 @@ def training_memory(
     there = 0.0 * here
     if how.offloads:
         here, there = np.minimum(here, 2.0), here
-    kept = size["activations"] * tokens * how.kept_width(model) / tensor
+    stored = size["activations"] * tokens * how.kept_width(model) / tensor
     return Memory(
-        parameter_bytes=size["parameters"] * held,
-        gradient_bytes=size["gradients"] * held,
-        moment_bytes=2 * size["moments"] * held,
-        master_bytes=size["master"] * held,
-        activation_bytes=here * kept,
+        parameter_bytes=size["parameters"] * parameters_here,
+        gradient_bytes=size["gradients"] * parameters_here,
+        moment_bytes=2 * size["moments"] * parameters_here,
+        master_bytes=size["master"] * parameters_here,
+        activation_bytes=here * stored,
         working_bytes=size["activations"] * tokens * working / tensor,
         gathered_bytes=np.where(np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0)[()],
         logits_bytes=size["logits"] * tokens * model.vocab / tensor,
-        host_bytes=there * kept,
+        host_bytes=there * stored,
     )  # fmt: skip

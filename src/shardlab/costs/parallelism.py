@@ -92,8 +92,8 @@ def parallelisms(chips: int, model: Model | None = None) -> Parallelism:
     chips = int(whole("chips", chips))
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
     fitting = [t for t in divisors if model is None or model.splits(t)]
-    found = [(chips // (f * t), f, t) for t in fitting for f in divisors if chips // t % f == 0]
-    return Parallelism(*np.array(sorted(found, reverse=True)).T)
+    meshes = [(chips // (f * t), f, t) for t in fitting for f in divisors if chips // t % f == 0]
+    return Parallelism(*np.array(sorted(meshes, reverse=True)).T)
 
 
 def check_split(model, tensor):

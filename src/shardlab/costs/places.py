@@ -26,11 +26,13 @@ def places(machine, chip, parallelism, torus_axes):
         return known[chips]
 
     order = ("tensor", "context", "expert", "fsdp", "pipeline", "data")  # the innermost first
-    found = dict(zip(order, place(of, [size[axis] for axis in order]), strict=True))
+    by_axis = dict(zip(order, place(of, [size[axis] for axis in order]), strict=True))
     rest = [size["pipeline"], size["data"]]
-    found["sharded"] = place(of, [size["tensor"], joint, *rest])[1]
-    found["routed"] = place(of, [size["tensor"], size["expert"], np.multiply(size["context"], size["fsdp"]), *rest])[2]
-    return found
+    by_axis["sharded"] = place(of, [size["tensor"], joint, *rest])[1]
+    by_axis["routed"] = place(of, [size["tensor"], size["expert"], np.multiply(size["context"], size["fsdp"]), *rest])[
+        2
+    ]
+    return by_axis
 
 
 def _stated_places(chip, sizes, torus_axes):
@@ -48,10 +50,10 @@ def _stated_places(chip, sizes, torus_axes):
             )
     if not chip.torus:
         raise ValueError(f"torus_axes is given, but a switch connects {chip.name}: leave it out")
-    found = {}
+    stated = {}
     for axis, size in sizes.items():
         axes = np.asarray(torus_axes.get("fsdp" if axis in ("sharded", "routed") else axis, 1), float)
         side = size ** (1 / np.maximum(axes, 1))  # chips along each torus axis
         hops = np.maximum(axes, 1) * side / 2 * (size > 1)
-        found[axis] = Place(size, np.asarray(1), 2 * axes, hops, side / 8, np.asarray(1))
-    return found
+        stated[axis] = Place(size, np.asarray(1), 2 * axes, hops, side / 8, np.asarray(1))
+    return stated

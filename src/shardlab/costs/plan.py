@@ -177,7 +177,7 @@ class Plan:
         """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest needs and helps."""
         fitting, sequences = len(self.fitting), self.batch_tokens // self.sequence
         uneven = f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
-        said = (
+        summary = (
             f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion parameters, on {self.chips} "
             f"{self.chip.name} ({self.machine.name})\n{fitting} of {len(self.choices)} meshes fit in "
             f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
@@ -185,7 +185,7 @@ class Plan:
         if fitting:
             spread = costs.FITTED["tpu" if self.chip.torus else "gpu"].spread
             return (
-                f"{said}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
+                f"{summary}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
                 f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
@@ -195,7 +195,7 @@ class Plan:
         )
         nothing = "Neither sixteen times the chips nor more rematerialisation fits."
         return (
-            f"{said}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
+            f"{summary}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
             f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
             + (f"What would fit:{helps}" if helps else nothing)
         )
@@ -221,7 +221,7 @@ class Plan:
             "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
             "batch_tokens": self.batch_tokens, "sequence": self.sequence, "remat": self.remat,
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
-            "uneven": self.uneven, "choices": [asdict(one) | {"code": one.code} for one in self.choices[:most]],
+            "uneven": self.uneven, "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
         }  # fmt: skip
         return json.dumps(about, indent=1)
@@ -325,8 +325,8 @@ def plan(
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
-    made = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
-    return made if made.fitting else replace(made, remedies=tuple(_remedies(made, asked)))
+    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
+    return proposal if proposal.fitting else replace(proposal, remedies=tuple(_remedies(proposal, asked)))
 
 
 def _tried(model, machine, axes):
@@ -366,16 +366,16 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how)
     return _priced(model, machine, every, batch_tokens, sequence, remat, products, *how), uneven
 
 
-def _remedies(made, asked):
+def _remedies(proposal, asked):
     """The smallest changes with which something fits: (what, the best choice)."""
-    machine = made.machine
+    machine = proposal.machine
     levels = list(costs.REMAT)
     for remat, how in costs.REMAT.items():
         if not how.whole_layers or (how.offloads and not machine.chip.host_bytes_per_second):
             continue
-        if levels.index(remat) <= levels.index(made.remat):
+        if levels.index(remat) <= levels.index(proposal.remat):
             continue
-        choices, _ = _choices(made.model, machine, remat, *asked)
+        choices, _ = _choices(proposal.model, machine, remat, *asked)
         if choices[0].fits:
             yield f"remat {remat}", choices[0]
             break
@@ -388,7 +388,7 @@ def _remedies(made, asked):
             )  # fmt: skip
         except ValueError:
             continue
-        choices, _ = _choices(made.model, larger, made.remat, *asked)
+        choices, _ = _choices(proposal.model, larger, proposal.remat, *asked)
         if choices and choices[0].fits:
             yield f"{larger.chips} chips", choices[0]
             return
@@ -441,14 +441,14 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
     for many in sorted({1, stages}) if stages else STAGES:
-        for kept in (2, 1):
+        for rounds in (2, 1):
             able = every.pipeline * many <= model.layers
             able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
-            able = able & (np.where(sharded, gathers, 2) == kept if gathers else sharded | (kept == 2))
-            found = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, kept, able)
-            for place, one in found.items():
-                if place not in best or _better(one, best[place], FASTER):
-                    best[place] = one
+            able = able & (np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2))
+            best_of = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, rounds, able)
+            for place, candidate in best_of.items():
+                if place not in best or _better(candidate, best[place], FASTER):
+                    best[place] = candidate
     choices = []
     for place, (fits, _, priced, n, *how) in best.items():
 
@@ -498,15 +498,15 @@ def _best(model, machine, every, batch_tokens, sequence, remat, products, number
         for n, place in enumerate(places):
             fits = bool(totals[n] <= machine.usable_bytes)
             worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
-            one = (fits, worth, priced, n, number, stages, gathers)
-            if place not in best or _better(one, best[place]):
-                best[place] = one
+            candidate = (fits, worth, priced, n, number, stages, gathers)
+            if place not in best or _better(candidate, best[place]):
+                best[place] = candidate
     return best
 
 
-def _better(one, other, share=1.0):
+def _better(candidate, other, share=1.0):
     """Whether a way to compute a step fits where another does not, or takes less than a share of its time or memory."""
-    (fits, worth, *_), (fitted, before, *_) = one, other
+    (fits, worth, *_), (fitted, before, *_) = candidate, other
     return fits > fitted or (fits == fitted and worth < (share if fits else 1.0) * before)
 
 

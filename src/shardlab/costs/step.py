@@ -184,9 +184,9 @@ def step_cost(
     # the optimiser reads and writes its state.
     passes = micro * (how.reads * bytes_of["parameters"] + bytes_of["gradients"]) * sum(_here(model, parallelism))
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    kept = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
-    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * kept) / chip.hbm_bytes_per_second
-    seconds["host"] = 2 * kept / chip.host_bytes_per_second if how.offloads else 0.0 * kept
+    stored = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
+    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * stored) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * stored / chip.host_bytes_per_second if how.offloads else 0.0 * stored
 
     arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
     near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip)
@@ -234,7 +234,7 @@ def _check(model, machine, chip, parallelism, how, efficiency, gathers):
     if not 0 < efficiency <= 1:
         raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
     if how.offloads and not chip.host_bytes_per_second:
-        known = ", ".join(name for name, one in hardware.CHIPS.items() if one.host_bytes_per_second)
+        known = ", ".join(name for name, known_chip in hardware.CHIPS.items() if known_chip.host_bytes_per_second)
         raise ValueError(
             f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
             f"it is for {known}"
@@ -261,7 +261,7 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
     routed, dense = _here(model, parallelism)
     gather, scatter = rounds
-    held = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
+    activations = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
     pairs = layers * (4 + how.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
     blocks = (3 + ("scores" in how.recomputes)) * layers * micro  # of keys and values around the ring
@@ -281,10 +281,10 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
     return {
         "data": [("data", "all-reduce", layers, summed)],
         "fsdp": sharded("sharded", dense) + (sharded("routed", routed) if model.experts else []),
-        "tensor": [("tensor", "all-reduce", micro * pairs, pairs * held)],
-        "pipeline": [("pipeline", "collective-permute", crossings * micro, crossings * held / tensor)],
+        "tensor": [("tensor", "all-reduce", micro * pairs, pairs * activations)],
+        "pipeline": [("pipeline", "collective-permute", crossings * micro, crossings * activations / tensor)],
         "context": [("context", "collective-permute", blocks * (context - 1), around)],
-        "expert": [("expert", "all-to-all", calls, chosen * held / tensor)],
+        "expert": [("expert", "all-to-all", calls, chosen * activations / tensor)],
     }
 
 

@@ -185,10 +185,10 @@ def _passed(answer, run, compiled, want, exercise):
             raise WrongAnswer(f"{error}{where}") from None
         yield "every device stores the right shard"
     if exercise.max_held is not None:
-        held = _fullest(answer)
-        if held > exercise.max_held:
+        fullest = _fullest(answer)
+        if fullest > exercise.max_held:
             raise WrongAnswer(
-                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {held:,}"
+                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {fullest:,}"
             )
         yield "no device stores more than allowed"
     if exercise.communication is not None or exercise.max_bytes is not None:
@@ -272,8 +272,8 @@ def _compiled_once(function, args, want):
         raise
     except Exception as error:
         function(*_copied(args))  # raises the same error, if it is the answer's own
-        said = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
-        raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {said}") from error
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
+        raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {reason}") from error
 
 
 def _copied(args):
@@ -353,8 +353,8 @@ def _check_values(want, have, exercise, where=""):
     elif isinstance(want, (tuple, list)):
         if not isinstance(have, (tuple, list)) or len(have) != len(want):
             raise WrongAnswer(f"values{where}: expected {_kind(want)}, got {_kind(have)}")
-        for place, (one, other) in enumerate(zip(want, have, strict=True)):
-            _check_values(one, other, exercise, f"{where}[{place}]")
+        for place, (value, other) in enumerate(zip(want, have, strict=True)):
+            _check_values(value, other, exercise, f"{where}[{place}]")
     elif not jax.tree_util.all_leaves([want]):  # a training state, or another structure known to JAX
         if jax.tree.structure(want) != jax.tree.structure(have):
             raise WrongAnswer(f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}")
@@ -402,14 +402,14 @@ def _difference(want, have, exercise):
 
 def _difference_of_dtypes(want, have, exercise):
     """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have none of their own."""
-    given = None if exercise.dtype is None else jnp.dtype(exercise.dtype)
-    if given is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):  # keys have none
-        given = want.dtype
-    if given is None or not hasattr(have, "dtype"):
+    dtype = None if exercise.dtype is None else jnp.dtype(exercise.dtype)
+    if dtype is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):  # keys have none
+        dtype = want.dtype
+    if dtype is None or not hasattr(have, "dtype"):
         return None
     # NumPy computes in 64 bits what JAX keeps in 32: its arrays count as what JAX makes of them.
     got = have.dtype if isinstance(have, jax.Array) or have.dtype.kind in "OUS" else jnp.result_type(have)
-    return None if got == given else f"expected dtype {given.name}, got {got.name}"
+    return None if got == dtype else f"expected dtype {dtype.name}, got {got.name}"
 
 
 def _difference_of_shards(want, have, exercise):
@@ -427,8 +427,8 @@ def _replicas_that_differ(array, exercise):
     seen = {}
     for shard in array.addressable_shards:
         first = seen.setdefault(str(shard.index), shard)
-        one, other = _numpy(first.data), _numpy(shard.data)
-        if first is not shard and not np.allclose(one, other, exercise.rtol, exercise.atol, equal_nan=True):
+        replica, other = _numpy(first.data), _numpy(shard.data)
+        if first is not shard and not np.allclose(replica, other, exercise.rtol, exercise.atol, equal_nan=True):
             return (
                 f"devices {device_number(first.device)} and {device_number(shard.device)} should store replicas of "
                 "the same shard, but their values differ"
@@ -479,29 +479,29 @@ def _check_layout(answer, layout):
             raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
 
 
-def _check_communication(found, exercise):
+def _check_communication(moves, exercise):
     allowed = exercise.communication
-    for kind, count in found.items() if allowed is not None else ():
+    for kind, count in moves.items() if allowed is not None else ():
         if count is None or count > allowed.get(kind, 0):
             raise WrongAnswer(
-                f"communication: at most {allowed or 'none'} is allowed, but the compiled program has\n{found}"
+                f"communication: at most {allowed or 'none'} is allowed, but the compiled program has\n{moves}"
             )
-    if exercise.max_bytes is not None and (found.bytes is None or found.bytes > exercise.max_bytes):
-        raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{found}")
+    if exercise.max_bytes is not None and (moves.bytes is None or moves.bytes > exercise.max_bytes):
+        raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{moves}")
 
 
 def _check_never(types, never):
     """Whether a program has an array that is too large, in this shape or in another."""
-    for held in never:
-        if array_types(held) != (held,):
-            raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
-        dtype, limit = _elements(held)
+    for banned in never:
+        if array_types(banned) != (banned,):
+            raise ValueError(f"never: {banned!r} is no type of an array as programs print it, such as f32[64,48]")
+        dtype, limit = _elements(banned)
         for other in types:
             kind, count = _elements(other)
             if kind == dtype and count >= limit:
-                also = "" if other == held else f" or as many elements in another shape, but each holds {other}"
+                also = "" if other == banned else f" or as many elements in another shape, but each holds {other}"
                 raise WrongAnswer(
-                    f"memory: no device may hold {held}{also or ', but each does'} in the compiled program"
+                    f"memory: no device may hold {banned}{also or ', but each does'} in the compiled program"
                 )
 
 
@@ -513,28 +513,28 @@ def _elements(array_type):
 
 def _fullest(answer):
     """Bytes of the answer's arrays on the device that stores most of them."""
-    held = {}
+    sizes = {}
     for leaf in jax.tree.leaves(answer):
         if not isinstance(leaf, jax.Array):
             raise WrongAnswer(f"memory: expected JAX arrays, got {_kind(leaf)}, which is stored on no device")
         for shard in leaf.addressable_shards:
-            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
-    return max(held.values(), default=0)
+            sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
+    return max(sizes.values(), default=0)
 
 
 def _first_misplaced(have, want):
-    wanted, got = describe(want, have.shape, have.dtype), describe(have)
-    held = {shard.device: shard.index for shard in got.shards}
-    for shard in wanted.shards:
-        if held.get(shard.device) != shard.index:
-            mine = f"stores {index_text(held[shard.device])}" if shard.device in held else "stores nothing"
+    expected, got = describe(want, have.shape, have.dtype), describe(have)
+    indices = {shard.device: shard.index for shard in got.shards}
+    for shard in expected.shards:
+        if indices.get(shard.device) != shard.index:
+            mine = f"stores {index_text(indices[shard.device])}" if shard.device in indices else "stores nothing"
             return (
-                f"expected {wanted.type} on {len(wanted.shards)} devices, got {got.type} on {len(got.shards)}; "
+                f"expected {expected.type} on {len(expected.shards)} devices, got {got.type} on {len(got.shards)}; "
                 f"device {shard.device} {mine} and should store {index_text(shard.index)}"
             )
-    if len(wanted.shards) == len(got.shards):  # partial sums, which only the types say
-        return f"expected {wanted.type}, got {got.type}"
-    return f"expected {len(wanted.shards)} devices, got {len(got.shards)}, more than asked for"
+    if len(expected.shards) == len(got.shards):  # partial sums, which only the types say
+        return f"expected {expected.type}, got {got.type}"
+    return f"expected {len(expected.shards)} devices, got {len(got.shards)}, more than asked for"
 
 
 def _is_layout(leaf):

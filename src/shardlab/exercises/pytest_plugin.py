@@ -32,19 +32,19 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
     """Request the devices, before a conftest.py can start JAX."""
-    given = early_config.known_args_namespace.shardlab_devices or early_config.getini("shardlab_devices")
-    if not given:
+    count = early_config.known_args_namespace.shardlab_devices or early_config.getini("shardlab_devices")
+    if not count:
         return
-    if not given.isdigit() or int(given) < 1:
-        raise pytest.UsageError(f"--shardlab-devices is {given!r}; use a whole number of at least 1, such as 8")
+    if not count.isdigit() or int(count) < 1:
+        raise pytest.UsageError(f"--shardlab-devices is {count!r}; use a whole number of at least 1, such as 8")
     from shardlab.arrays.devices import configure
 
     try:
-        configure(int(given))
+        configure(int(count))
     except RuntimeError:
         raise pytest.UsageError(
-            f"--shardlab-devices {given} comes too late: a plugin has started JAX before; load it later, or set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={given}"
+            f"--shardlab-devices {count} comes too late: a plugin has started JAX before; load it later, or set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         ) from None
 
 
@@ -73,14 +73,14 @@ def devices(pytestconfig: pytest.Config) -> Callable[[int], list]:
         if not requested:
             with suppress(RuntimeError):  # JAX has started
                 emulate(max(n, _LEAST))
-        found = jax.devices()
-        if len(found) < n:
+        devices_here = jax.devices()
+        if len(devices_here) < n:
             pytest.fail(
-                f"this test needs {n} devices, but JAX has started with {len(found)} ({found[0].platform}); run pytest "
-                f'with --shardlab-devices {n}, or write shardlab_devices = "{n}" below [tool.pytest.ini_options] in '
-                "pyproject.toml",
+                f"this test needs {n} devices, but JAX has started with {len(devices_here)} "
+                f"({devices_here[0].platform}); run pytest with --shardlab-devices {n}, or write "
+                f'shardlab_devices = "{n}" below [tool.pytest.ini_options] in pyproject.toml',
                 pytrace=False,
             )
-        return found[:n]
+        return devices_here[:n]
 
     return first

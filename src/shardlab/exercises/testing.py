@@ -91,28 +91,28 @@ def assert_collectives(
     for kind in at_most or ():
         if kind not in COLLECTIVES:
             raise ValueError(f"at_most: no collective is called {kind!r}{nearest(kind, COLLECTIVES)}")
-    for held in never:
-        if array_types(held) != (held,):
-            raise ValueError(f"never: {held!r} is no type of an array as programs print it, such as f32[64,48]")
+    for banned in never:
+        if array_types(banned) != (banned,):
+            raise ValueError(f"never: {banned!r} is no type of an array as programs print it, such as f32[64,48]")
 
     program = f if isinstance(f, str) else compile_for(f, *args, **kwargs)
-    found = collectives(program, mesh=mesh)
+    moves = collectives(program, mesh=mesh)
     wrong = []
-    for kind, count in found.at_most.items() if at_most is not None else ():
+    for kind, count in moves.at_most.items() if at_most is not None else ():
         allowed = at_most.get(kind, 0)
         if count is None:
             wrong.append(f"{kind}: at most {allowed} allowed, but only the run decides how often it runs")
         elif count > allowed:
             wrong.append(f"{kind}: at most {allowed} allowed, but it runs {counted(count, 'time')}")
-    sent = found.bytes_at_most
+    sent = moves.bytes_at_most
     if max_bytes is not None and (sent is None or sent > max_bytes):
-        said = "only the run decides how many it sends" if sent is None else f"it sends {sent:,}"
-        wrong.append(f"bytes: each device may send {max_bytes:,}, but {said}")
+        how_many = "only the run decides how many it sends" if sent is None else f"it sends {sent:,}"
+        wrong.append(f"bytes: each device may send {max_bytes:,}, but {how_many}")
     wrong += _held(program if isinstance(program, str) else program.as_text(), never)
     if wrong:
         backend = "" if isinstance(f, str) else f" compiled for {jax.default_backend()}"
-        raise AssertionError("\n".join([*wrong, f"The program{backend} communicates:", str(found)]))
-    return found
+        raise AssertionError("\n".join([*wrong, f"The program{backend} communicates:", str(moves)]))
+    return moves
 
 
 def assert_layout(array: Any, layout: Any) -> None:
@@ -254,29 +254,29 @@ def assert_equal_to_one_device(
             f"steps={steps!r}: give a number from 1 on; to compare more than one step, f needs an argument to begin "
             "with, and gradients are compared in a call of their own"
         )
-    found = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen, steps)
+    results = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen, steps)
     if isinstance(reference, Agreement):
         expected = _seen(reference, args, chosen, steps)
     else:
         expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), chosen, steps, meshes)
 
     wrong, leaves, differences = [], 0, {}
-    for title, want, have in zip(("", "gradient of argument "), expected, found, strict=True):
+    for title, want, have in zip(("", "gradient of argument "), expected, results, strict=True):
         if jax.tree.structure(want) != jax.tree.structure(have):
             raise AssertionError(
                 f"{_name(f)} returns another structure than on one device: expected {jax.tree.structure(want)}, "
                 f"got {jax.tree.structure(have)}"
             )
         pairs = zip(jax.tree_util.tree_flatten_with_path(want)[0], jax.tree.leaves(have), strict=True)
-        for (path, one), other in pairs:
+        for (path, value), other in pairs:
             leaves += 1
             place = jax.tree_util.keystr(path)
             if title:  # the first step of the path is the place among the chosen arguments
                 place = f"{title}{chosen[path[0].idx]}{jax.tree_util.keystr(path[1:])}"
-            if problem := _difference(one, other, rtol, atol):
+            if problem := _difference(value, other, rtol, atol):
                 wrong.append((place, problem))
-            elif _is_inexact(one):
-                differences[place or "the result"] = _relative(one, other)
+            elif _is_inexact(value):
+                differences[place or "the result"] = _relative(value, other)
     _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", f"not the same on {count} devices as on one")
     where = max(differences, key=differences.get, default="")
     worst = differences.get(where, 0.0)
@@ -387,12 +387,12 @@ def _results(f, place, chosen, steps):
 def _after(f, args, steps):
     """What f has returned after several steps: the last state, and what else each step returned."""
     state, *others = args
-    said = {}
+    expected = {}
     for step in range(1, steps + 1):
         result = jax.block_until_ready(f(state, *others))  # a step at a time: emulated devices may deadlock
         state, *rest = result if isinstance(result, tuple) else (result,)
-        said[f"step {step}"] = rest
-    return {f"after {steps} steps": state, **said}
+        expected[f"step {step}"] = rest
+    return {f"after {steps} steps": state, **expected}
 
 
 def _weights(result):
@@ -475,15 +475,15 @@ def _is_inexact(leaf):
 def _with_layouts(tree, layout, what):
     """The path, the leaf and the layout of each leaf; a layout holds for all below it."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    found = []
+    flat = []
     try:
         jax.tree.map(
-            lambda one, below: found.extend([one] * len(jax.tree.leaves(below))), layout, tree, is_leaf=_is_layout
+            lambda spec, below: flat.extend([spec] * len(jax.tree.leaves(below))), layout, tree, is_leaf=_is_layout
         )
     except (ValueError, TypeError, KeyError):
-        given = jax.tree.structure(layout, is_leaf=_is_layout)
-        raise ValueError(f"{what}: the layouts {given} do not fit the arrays {structure}") from None
-    return [(path, leaf, one) for (path, leaf), one in zip(leaves, found, strict=True)]
+        tree_of_layout = jax.tree.structure(layout, is_leaf=_is_layout)
+        raise ValueError(f"{what}: the layouts {tree_of_layout} do not fit the arrays {structure}") from None
+    return [(path, leaf, spec) for (path, leaf), spec in zip(leaves, flat, strict=True)]
 
 
 def _problem(have, exercise):
@@ -496,12 +496,14 @@ def _problem(have, exercise):
     return None
 
 
-def _raise(wrong, total, said):
+def _raise(wrong, total, heading):
     __tracebackhide__ = True
     if wrong:
         lines = [f"  {place}: {problem}" if place else f"  {problem}" for place, problem in wrong[:_SHOWN]]
         lines += [f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-        raise AssertionError("\n".join([f"{len(wrong)} {total} {'is' if len(wrong) == 1 else 'are'} {said}:", *lines]))
+        raise AssertionError(
+            "\n".join([f"{len(wrong)} {total} {'is' if len(wrong) == 1 else 'are'} {heading}:", *lines])
+        )
 
 
 def _name(f):

@@ -250,7 +250,7 @@ def chip(name: str | Chip) -> Chip:
     """
     if isinstance(name, Chip):
         return name
-    name = next((one for one in CHIPS if one.lower() == str(name).lower()), name)
+    name = next((key for key in CHIPS if key.lower() == str(name).lower()), name)
     if name not in CHIPS:
         known = ", ".join(CHIPS)
         raise ValueError(f"no chip is called {name!r}; known are {known}, or pass your own Chip{nearest(name, CHIPS)}")
@@ -333,8 +333,8 @@ def shapes(name: str | Chip) -> dict[int, list[tuple[int, ...]]]:
     Returns:
       A dict from numbers of chips to shapes, each in one order.
     """
-    one = chip(name)
-    return _slices_of(one.torus, one.node_chips, one.host_chips or one.node_chips)
+    kind = chip(name)
+    return _slices_of(kind.torus, kind.node_chips, kind.host_chips or kind.node_chips)
 
 
 @cache
@@ -347,10 +347,10 @@ def _slices_of(torus, node, host):
         most = sorted(torus)
         sides = (range(4, size + 1, 4) for size in most)
         shapes = [*_PARTS_OF_A_CUBE, *(shape for shape in product(*sides) if list(shape) == sorted(shape))]
-    found = {}
+    slices = {}
     for shape in shapes:
-        found.setdefault(math.prod(shape), []).append(shape)
-    return found
+        slices.setdefault(math.prod(shape), []).append(shape)
+    return slices
 
 
 def _around(number, known):
@@ -399,17 +399,17 @@ def machine(
         if not re.fullmatch(r"\d+(x\d+)*", sizes):
             raise ValueError(f"{sizes!r} is no shape; write it as in v5p:8x8x8, or for nodes x GPUs h100:2x8")
         shape = tuple(map(int, sizes.split("x")))
-        one = chip(name)
-        if not one.torus:
+        kind = chip(name)
+        if not kind.torus:
             if len(shape) != 2:
-                raise ValueError(f"{one.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8")
+                raise ValueError(f"{kind.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8")
             slices, shape = shape[0], shape[1:]
-    one = chip(name)
+    kind = chip(name)
     if not 0 <= reserve < 1:
         raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
     if slices is not None:
         slices = int(whole("slices", slices))
-    return _shaped(one, shape, slices or 1, chips, reserve) if shape else _sized(one, chips, slices, reserve)
+    return _shaped(kind, shape, slices or 1, chips, reserve) if shape else _sized(kind, chips, slices, reserve)
 
 
 def _shaped(chip, shape, slices, chips, reserve):
@@ -418,10 +418,14 @@ def _shaped(chip, shape, slices, chips, reserve):
     sizes, known = math.prod(shape), shapes(chip)
     if sorted(shape) not in map(sorted, known.get(sizes, ())):
         what = "node" if not chip.torus else "slice"
-        alike = [one for every in known.values() for one in every if len(one) == len(shape)] or [(1,)]
+        alike = [
+            known_shape for every in known.values() for known_shape in every if len(known_shape) == len(shape)
+        ] or [(1,)]
 
-        def apart(one):
-            return sum(abs(a - b) for a, b in zip(sorted(one), sorted(shape), strict=len(one) == len(shape)))
+        def apart(known_shape):
+            return sum(
+                abs(a - b) for a, b in zip(sorted(known_shape), sorted(shape), strict=len(known_shape) == len(shape))
+            )
 
         near = min(alike, key=apart)
         raise ValueError(

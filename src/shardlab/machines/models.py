@@ -88,8 +88,8 @@ class Model:
         """Parameters of one layer's attention: queries and output for each head, keys and values for each kv head."""
         if not self.kv_rank:
             return 2 * self.d_model * self.head_dim * (self.heads + self.kv_heads)
-        made = self.heads * (self.head_dim + self.rope_dim)  # queries
-        queries = self.q_rank * (self.d_model + made) if self.q_rank else self.d_model * made
+        weights = self.heads * (self.head_dim + self.rope_dim)  # queries
+        queries = self.q_rank * (self.d_model + weights) if self.q_rank else self.d_model * weights
         latent = self.d_model * (self.kv_rank + self.rope_dim)
         return queries + latent + self.heads * self.head_dim * (2 * self.kv_rank + self.d_model)
 
@@ -215,7 +215,7 @@ def model(name: str | Model) -> Model:
     """
     if isinstance(name, Model):
         return name
-    known = {_plain(one): one for one in MODELS}
+    known = {_plain(key): key for key in MODELS}
     if _plain(name) not in known:
         raise ValueError(
             f"no model is called {name!r}; known are {', '.join(MODELS)}; or give its sizes, or the file of its "
@@ -272,21 +272,21 @@ def from_config(config: str | Path | Mapping) -> Model:
         except json.JSONDecodeError as error:
             raise ValueError(f"{config} is no JSON: {error}; give the config.json of a model") from None
     config = config.get("text_config", config)  # of a model that sees pictures too
-    found = {}
+    sizes = {}
     for size, keys in _CONFIG.items():
         value = next((config[key] for key in keys if config.get(key) is not None), None)
         if value is not None:
-            found[size] = value
-    if "head_dim" not in found and {"d_model", "heads"} <= found.keys():
-        found["head_dim"] = found["d_model"] // found["heads"]
-    if "d_ff" not in found and "d_model" in found:
-        found["d_ff"] = 4 * found["d_model"]
-    if missing := [size for size in SIZES if size not in found]:
+            sizes[size] = value
+    if "head_dim" not in sizes and {"d_model", "heads"} <= sizes.keys():
+        sizes["head_dim"] = sizes["d_model"] // sizes["heads"]
+    if "d_ff" not in sizes and "d_model" in sizes:
+        sizes["d_ff"] = 4 * sizes["d_model"]
+    if missing := [size for size in SIZES if size not in sizes]:
         looked = " or ".join(_CONFIG[missing[0]])
         raise ValueError(f"the configuration has no {missing[0]}: looked for {looked}; add it")
     gated = config.get("model_type") not in _UNGATED
     name = str(config.get("_name_or_path") or name)
-    return Model(**found, gated=gated, tied=bool(config.get("tie_word_embeddings", False)), name=name.split("/")[-1])
+    return Model(**sizes, gated=gated, tied=bool(config.get("tie_word_embeddings", False)), name=name.split("/")[-1])
 
 
 def parse(text: str) -> Model:

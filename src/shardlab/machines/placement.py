@@ -50,8 +50,8 @@ def place(machine_of: Callable[[int], Machine], sizes: list) -> list[Place]:
     unique, index = np.unique(rows, axis=0, return_inverse=True)
     index = index.reshape(shape)
     meshes = [tuple(map(int, row)) for row in unique]
-    found = np.array([_placed(machine_of(math.prod(mesh)), mesh) for mesh in meshes], float)  # meshes x axes x 6
-    return [Place(*(found[:, axis, part][index] for part in range(6))) for axis in range(len(sizes))]
+    placements = np.array([_placed(machine_of(math.prod(mesh)), mesh) for mesh in meshes], float)  # meshes x axes x 6
+    return [Place(*(placements[:, axis, part][index] for part in range(6))) for axis in range(len(sizes))]
 
 
 def _placed(machine, sizes):

@@ -364,15 +364,15 @@ class _Step:
         layer = self.kept_layer
 
         def tick(passed, coming):
-            done, _ = lax.scan(layer, self.scattered(jnp.where(here == 0, coming, passed)), w)
-            return lax.ppermute(done, "pipeline", [(n, n + 1) for n in range(stages - 1)]), done
+            outputs, _ = lax.scan(layer, self.scattered(jnp.where(here == 0, coming, passed)), w)
+            return lax.ppermute(outputs, "pipeline", [(n, n + 1) for n in range(stages - 1)]), outputs
 
         idle = jnp.zeros((stages - 1, *x.shape[1:]), x.dtype)
         first = self.scattered(lax.pcast(x[0] * 0, self.stage, to="varying"))
-        _, done = lax.scan(tick, first, self.spread(jnp.concatenate([x, idle])))
+        _, outputs = lax.scan(tick, first, self.spread(jnp.concatenate([x, idle])))
         # Of the collectives in a shard_map along some of the axes, the compilers keep an array sharded along the others
         # in permutes and all-reduces, but not in all-gathers and all-to-alls.
-        return lax.psum(jnp.where(here == stages - 1, self.spread(done[stages - 1 :]), 0), "pipeline")
+        return lax.psum(jnp.where(here == stages - 1, self.spread(outputs[stages - 1 :]), 0), "pipeline")
 
     def loss(self, w, tokens):
         """The mean loss of a batch, or of a micro-batch without a pipeline."""

@@ -181,12 +181,12 @@ def init(key: jax.Array, config: Config = Config()) -> dict:
     }
     ends = list(accumulate(math.prod(shape) for shape, _ in matrices.values()))
     drawn = jnp.split(jax.random.normal(key, ends[-1:]), ends[:-1])  # at once, because each draw is much to compile
-    made = {
+    parameters = {
         name: array.reshape(shape) * inverse**-0.5
         for (name, (shape, inverse)), array in zip(matrices.items(), drawn, strict=True)
     }
-    outer = {name: made.pop(name) for name in ("embed", "unembed")}
-    return outer | {"layers": {"norms": jnp.ones((L, 2, D)), **made}}
+    outer = {name: parameters.pop(name) for name in ("embed", "unembed")}
+    return outer | {"layers": {"norms": jnp.ones((L, 2, D)), **parameters}}
 
 
 def adam_state(parameters: dict) -> dict:

@@ -50,8 +50,8 @@ class DrawnArray:
             return words
         replicas = self.layout.replicas // self.terms
         shards, rest = words.split(" × ", 1)
-        kept = f" × {replicas:,} replicas" if replicas > 1 else ""
-        return f"{shards} × {self.terms:,} partial sums{kept} on {rest.split(' on ', 1)[1]}"
+        copies = f" × {replicas:,} replicas" if replicas > 1 else ""
+        return f"{shards} × {self.terms:,} partial sums{copies} on {rest.split(' on ', 1)[1]}"
 
     @property
     def short(self):
@@ -65,19 +65,21 @@ class DrawnArray:
         """For the last two dimensions what stands beside them, and whether an axis shards them: (rows, columns)."""
         spec = self.layout.spec or ((),) * len(self.layout.shape)
         named = self.dims or ("",) * len(self.layout.shape)
-        found = []
+        texts = []
         for size, axes, dim in zip(self.layout.shape, spec, named, strict=True):
             over = axes_text(axes)
             words = f"{dim}={size}" + (f"@{over}" if axes else "") if dim else over
-            found.append((words, bool(axes)))
-        return (("", False), ("", False), *found)[-2:]
+            texts.append((words, bool(axes)))
+        return (("", False), ("", False), *texts)[-2:]
 
 
 def array_of(name, thing, shape, dims, partial):
     """What `draw` and `draw_matmul` were given, checked."""
-    given = describe(thing, shape)
-    kind, unreduced = given.type, given.unreduced
-    layout = replace(given, unreduced=())  # `DrawnArray` counts the partial sums, also those that only the caller knows
+    described = describe(thing, shape)
+    kind, unreduced = described.type, described.unreduced
+    layout = replace(
+        described, unreduced=()
+    )  # `DrawnArray` counts the partial sums, also those that only the caller knows
     if dims is not None:
         dims = names_of_dims(dims, len(layout.shape), f"{name or 'the array'} of shape {layout.shape}")
     partial = tuple(partial) if isinstance(partial, (tuple, list, set, frozenset)) else (partial,) if partial else ()
@@ -85,10 +87,10 @@ def array_of(name, thing, shape, dims, partial):
     if partial and layout.mesh is None:
         raise ValueError(f"partial sums are held along a mesh axis, but {name or 'the array'} is placed on no mesh")
     for axis in partial:
-        known = [one for one, _ in layout.mesh.axes]
+        known = [axis_name for axis_name, _ in layout.mesh.axes]
         if axis not in known:
             raise ValueError(f"the mesh has no axis {axis!r} for partial sums, only {known}{nearest(axis, known)}")
-        if axis in [one for axes in layout.spec for one in axes]:
+        if axis in [axis_name for axes in layout.spec for axis_name in axes]:
             raise ValueError(
                 f"{name or 'the array'} of type {layout.type} is sharded over {axis!r}, so its devices along {axis!r} "
                 "hold different elements, not partial sums of the same"
@@ -223,8 +225,8 @@ def array_panel(array):
     left_out = f" Drawn: the first and the last tiles{of_replica}." if len(layout.shards) > _DRAWN_IN_FULL else ""
     summary = f"{array.summary}.{left_out}"
     caption = f"{name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(summary)}"
-    said = "\n".join([f"{name_text(array.name)}{array.type}", *text_slabs(array), summary])
-    return figure(parts, width, top - _GAP, title, describe_shards(array), caption), said
+    description = "\n".join([f"{name_text(array.name)}{array.type}", *text_slabs(array), summary])
+    return figure(parts, width, top - _GAP, title, describe_shards(array), caption), description
 
 
 def _heading(array, replicas, slabs):
@@ -237,9 +239,9 @@ def _heading(array, replicas, slabs):
         over = tuple(axis for axes in (spec or ())[:-2] for axis in axes)
         words.append(f"slabs over {axes_text(over)} →" if over else "slabs →")
     if replicas > 1:
-        kept = tuple(axis for axis in spare if axis not in array.partial)
+        replicating = tuple(axis for axis in spare if axis not in array.partial)
         arrow = "↓" if slabs > 1 else "→"
-        for what, axes in (("partial sums", array.partial), ("replicas", kept)):
+        for what, axes in (("partial sums", array.partial), ("replicas", replicating)):
             if axes or (what == "replicas" and not spare):
                 words.append(f"{what} over {axes_text(axes)} {arrow}" if axes else f"{what} {arrow}")
     return ", ".join(words)
@@ -249,20 +251,20 @@ def _labels(left, top, width, height, wrapped, tile, rows, array):
     """Names of dimensions and mesh axes beside a sheet; an arrow where an axis shards the dimension."""
     (down, down_arrow), (right, right_arrow) = array.labels()
     depth = 7 if len(array.layout.shape) > 2 else 0
-    found = []
+    texts = []
     if right:
         length = min(width, wrapped[1] * tile[0])
         if right_arrow:
-            found.append(arrow_right(left + depth, top - depth - 8, length, right))
+            texts.append(arrow_right(left + depth, top - depth - 8, length, right))
         else:
-            found.append(text(left + depth + length / 2, top - depth - 4, right, size=12))
+            texts.append(text(left + depth + length / 2, top - depth - 4, right, size=12))
     if down:
         length = min(height, wrapped[0] * tile[1])
         if down_arrow:
-            found.append(arrow_down(left - 7, top, length, down))
+            texts.append(arrow_down(left - 7, top, length, down))
         else:
-            found.append(text(left - 8, top + length / 2 + 4, down, size=12, anchor="end"))
-    return found
+            texts.append(text(left - 8, top + length / 2 + 4, down, size=12, anchor="end"))
+    return texts
 
 
 def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
@@ -363,11 +365,11 @@ def mesh_panel(name, mesh):
 
     shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
     title = f"{name_text(name)}mesh {shape}, {len(mesh.devices):,} devices"
-    said = listed(
+    description = listed(
         f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})" for place, id in device.items()
     )
     caption = f"{name_html(name)}mesh <code>{escape(shape)}</code>, {len(mesh.devices):,} devices"
-    return figure(parts, width, height, title, said, caption), "\n".join([title, *lines])
+    return figure(parts, width, height, title, description, caption), "\n".join([title, *lines])
 
 
 def name_text(name):
@@ -386,9 +388,9 @@ def describe_shards(array):
     if not layout.shape:
         return f"A single number, on each of {len(layout.shards):,} devices."
     copy = "partial sum" if array.terms == layout.replicas else "replica"
-    held = "partial sums of " if array.partial else ""
+    prefix = "partial sums of " if array.partial else ""
     return listed(
-        f"device {shard.device} holds {held}{index_text(shard.index)}"
+        f"device {shard.device} holds {prefix}{index_text(shard.index)}"
         + (f" ({copy} {shard.replica + 1})" if layout.replicas > 1 else "")
         for shard in layout.shards
     )
@@ -400,8 +402,8 @@ def _shard_text(array, number):
     usual = {1: ("elements",), 2: ("rows", "columns")}
     count = len(layout.shape)
     names = array.dims or usual.get(count) or tuple(f"dimension {dim}" for dim in range(count))
-    held = ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in zip(names, shard.index, strict=True))
-    words = f"device {shard.device}{_place_text(layout.mesh, number)}: {held or 'the number'}"
+    ranges = ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in zip(names, shard.index, strict=True))
+    words = f"device {shard.device}{_place_text(layout.mesh, number)}: {ranges or 'the number'}"
     if layout.spec:
         sizes = dict(layout.mesh.axes)
         blocks = ", ".join(
@@ -440,8 +442,8 @@ def text_slabs(array):
             continue
         if index:
             lines.append(index_text(index))
-        held = [[owners[at[block.device]] if block else None for block in line] for line in grids[0]]
-        lines += text_grid(held, "+" if array.partial else " ")
+        holders = [[owners[at[block.device]] if block else None for block in line] for line in grids[0]]
+        lines += text_grid(holders, "+" if array.partial else " ")
     return lines
 
 

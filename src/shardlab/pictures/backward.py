@@ -110,11 +110,11 @@ def _each(specs, count):
 
 def _pass(program, ends, starts):
     """The jaxpr of the shard_map that makes `ends`; the variables in it of `ends`, and the places of `starts`."""
-    for made in program.eqns:
-        if made.primitive.name == "shard_map" and ends[-1] in made.outvars:
-            inner = made.params["jaxpr"]
-            outs = [inner.outvars[made.outvars.index(end)] if end in made.outvars else None for end in ends]
-            return inner, (outs, [made.invars.index(start) for start in starts])
+    for equation in program.eqns:
+        if equation.primitive.name == "shard_map" and ends[-1] in equation.outvars:
+            inner = equation.params["jaxpr"]
+            outs = [inner.outvars[equation.outvars.index(end)] if end in equation.outvars else None for end in ends]
+            return inner, (outs, [equation.invars.index(start) for start in starts])
     raise TypeError("draw_backward() found no shard_map in the program of both passes")
 
 
@@ -122,42 +122,42 @@ def _type(variable):
     """A type on one device, as text; older versions of JAX write {x} for {V:x}."""
     words = str(variable.aval)
     words = words if "V:" in words else words.replace("{", "{V:")
-    return re.sub(r"^(b?)float", lambda found: "bf" if found[1] else "f", words)
+    return re.sub(r"^(b?)float", lambda match: "bf" if match[1] else "f", words)
 
 
-def _is_collective(made):
+def _is_collective(equation):
     """Whether an operation is a collective, or the cast of a variable: casts of numbers in the program do not count."""
-    return made.primitive.name in _COLLECTIVES and not isinstance(made.invars[0], jax.extend.core.Literal)
+    return equation.primitive.name in _COLLECTIVES and not isinstance(equation.invars[0], jax.extend.core.Literal)
 
 
-def _said(made):
+def _said(equation):
     """A collective in words, such as "psum d"."""
-    axes = made.params.get("axes", made.params.get("axis_name", ()))
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     axes = axes if isinstance(axes, (tuple, list)) else (axes,)
-    return f"{_COLLECTIVES[made.primitive.name]} {','.join(map(str, axes))}"
+    return f"{_COLLECTIVES[equation.primitive.name]} {','.join(map(str, axes))}"
 
 
 def _after(jaxpr, variable):
     """The collectives that a variable enters first."""
-    found = []
-    for made in jaxpr.eqns:
-        if any(one is variable for one in made.invars):
-            if _is_collective(made):
-                found.append(_said(made))
-            elif made.primitive.name in _THROUGH:
-                found += _after(jaxpr, made.outvars[0])
-    return list(dict.fromkeys(found))
+    words = []
+    for equation in jaxpr.eqns:
+        if any(operand is variable for operand in equation.invars):
+            if _is_collective(equation):
+                words.append(_said(equation))
+            elif equation.primitive.name in _THROUGH:
+                words += _after(jaxpr, equation.outvars[0])
+    return list(dict.fromkeys(words))
 
 
 def _before(jaxpr, variable):
     """The collectives that a variable has just left."""
-    for made in jaxpr.eqns:
-        if any(one is variable for one in made.outvars):
-            if _is_collective(made):
-                return [_said(made)]
-            if made.primitive.name in _THROUGH:
-                found = [said for one in made.invars for said in _before(jaxpr, one)]
-                return list(dict.fromkeys(found))
+    for equation in jaxpr.eqns:
+        if any(operand is variable for operand in equation.outvars):
+            if _is_collective(equation):
+                return [_said(equation)]
+            if equation.primitive.name in _THROUGH:
+                words = [word for operand in equation.invars for word in _before(jaxpr, operand)]
+                return list(dict.fromkeys(words))
     return []
 
 
@@ -166,7 +166,7 @@ def _before(jaxpr, variable):
 
 def _picture(body, arguments, results):
     columns = [_width(end) for end in arguments], [_width(end) for end in results]
-    width = max(sum(one) + 12 * (len(one) - 1) for one in columns)
+    width = max(sum(widths) + 12 * (len(widths) - 1) for widths in columns)
     parts, left = [], 0
     for words, colour in (("forward pass", _FORWARD), ("backward pass", _BACKWARD)):
         parts.append(f'<path d="M{left} 6h22" stroke="{colour}" stroke-width="4"/>')
@@ -196,25 +196,25 @@ def _ends(parts, ends, columns, width, box_top, arrow_top):
         parts.append(rect(left, box_top, wide, 42))
         parts.append(text(left + wide / 2, box_top + 17, f"{end.name}: {spec_text(end.spec)}", size=12, bold=True))
         parts.append(text(left + wide / 2, box_top + 33, end.type, size=12))
-        for n, (said, colour) in enumerate(((end.forward, _FORWARD), (end.backward, _BACKWARD))):
+        for n, (label, colour) in enumerate(((end.forward, _FORWARD), (end.backward, _BACKWARD))):
             x, start, turn = left + 12 + 16 * n, arrow_top + (44 if n else 2), -1 if n else 1
-            sends = any(not words.startswith("cast") for words in said)
+            sends = any(not words.startswith("cast") for words in label)
             for path, look in (
                 (f"M{x:g} {start:g}v{40 * turn}", "" if sends else ' stroke-dasharray="4 3"'),
                 (f"M{x - 5:g} {start + 35 * turn:g}l5 {7 * turn}l5 {-7 * turn}", ""),
             ):
                 parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="3"{look}/>')
-            words = f"{'↑' if n else '↓'} {' and '.join(said) or 'as it is'}"
+            words = f"{'↑' if n else '↓'} {' and '.join(label) or 'as it is'}"
             parts.append(text(left + 40, arrow_top + 19 + 17 * n, words, size=12, anchor="start"))
         left += wide + 12
 
 
 def _width(end):
-    widest = max((" and ".join(said) or "as it is" for said in (end.forward, end.backward)), key=text_width)
+    widest = max((" and ".join(words) or "as it is" for words in (end.forward, end.backward)), key=text_width)
     inside = max(text_width(f"{end.name}: {spec_text(end.spec)}"), text_width(end.type))
     return round(max(inside + 16, 40 + text_width(f"↓ {widest}")))
 
 
 def _line(end):
-    forward, backward = (" and ".join(said) or "as it is" for said in (end.forward, end.backward))
+    forward, backward = (" and ".join(words) or "as it is" for words in (end.forward, end.backward))
     return f"{end.name}, {spec_text(end.spec)}, on each device {end.type}: forward {forward}, backward {backward}."

@@ -58,14 +58,15 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> 
     if unit not in _UNITS:
         raise ValueError(f"unit must be one of {list(_UNITS)}, not {unit!r}{nearest(unit, _UNITS)}")
     parts = _checked_rows(rows)
-    kinds = list(dict.fromkeys(str(kind) for held in parts.values() for kind in held))
+    kinds = list(dict.fromkeys(str(kind) for segments in parts.values() for kind in segments))
     if len(kinds) > len(PALETTE):
         raise ValueError(f"bars() tells {len(PALETTE)} kinds apart, but there are {len(kinds)}: {kinds}")
     colour = dict(zip(kinds, PALETTE, strict=False))
     scaled = {
-        name: {str(kind): float(value) / _UNITS[unit] for kind, value in held.items()} for name, held in parts.items()
+        name: {str(kind): float(value) / _UNITS[unit] for kind, value in segments.items()}
+        for name, segments in parts.items()
     }
-    totals = {name: sum(held.values()) for name, held in scaled.items()}
+    totals = {name: sum(segments.values()) for name, segments in scaled.items()}
     suffix = f" {unit}" if unit else ""
     shown = {name: number_text(total) + suffix for name, total in totals.items()}
 
@@ -73,10 +74,10 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> 
     scale = room / (max(totals.values()) or 1)
     shapes, top = _legend([kind for kind in kinds if kind], colour)
     below = []  # rows whose values have no room in the picture
-    for name, held in scaled.items():
+    for name, segments in scaled.items():
         shapes.append(text(0, top + 12, name, size=12, anchor="start", bold=True))
         left, top, unlabelled = 0.0, top + 17, False
-        for kind, value in held.items():
+        for kind, value in segments.items():
             width = round(value * scale, 1)
             if not width:
                 continue
@@ -85,20 +86,20 @@ def bars(rows: Mapping[str, float | Mapping[str, float]], unit: str = "MiB") -> 
             words = number_text(value)
             if kind and text_width(words) + 4 <= width:
                 shapes.append(text(round(left + width / 2, 1), top + 16.5, words, size=12, fill=ink(colour[kind])))
-            elif kind and len(held) > 1:
+            elif kind and len(segments) > 1:
                 unlabelled = True
             shapes.append(f"<title>{escape(tip)}</title></g>")
             left += width
-        words, each = shown[name], " + ".join(number_text(value) for value in held.values() if value)
+        words, each = shown[name], " + ".join(number_text(value) for value in segments.values() if value)
         if unlabelled and left + 8 + text_width(f"{words} = {each}") <= WIDTH:
             words = f"{words} = {each}"
         elif unlabelled:
-            below.append(f"<strong>{escape(name)}</strong>: {escape(_sum_text(held, suffix))}")
+            below.append(f"<strong>{escape(name)}</strong>: {escape(_sum_text(segments, suffix))}")
         shapes.append(text(round(left + 6, 1), top + 16.5, words, size=12, anchor="start"))
         top += 34
     title = f"Bars: {', '.join(f'{name} {total}' for name, total in shown.items())}"
-    said = [f"{name}: {_sum_text(held, suffix)}" for name, held in scaled.items()]
-    html = row(figure(shapes, WIDTH, top - 8, title, listed(said, 16, "rows"), "<br>".join(below)))
+    sentences = [f"{name}: {_sum_text(segments, suffix)}" for name, segments in scaled.items()]
+    html = row(figure(shapes, WIDTH, top - 8, title, listed(sentences, 16, "rows"), "<br>".join(below)))
     return Picture(html, _bars_text(scaled, shown, kinds, suffix))
 
 
@@ -108,9 +109,12 @@ def _checked_rows(rows):
         raise TypeError(f'bars() takes a dict such as {{"FSDP": {{"parameters": 4e6}}}}, not {type(rows).__name__}')
     if not rows:
         raise ValueError('bars() needs at least one row, such as {"FSDP": {"parameters": 4e6}}')
-    parts = {str(name): dict(held) if isinstance(held, Mapping) else {"": held} for name, held in rows.items()}
-    for name, held in parts.items():
-        for kind, value in held.items():
+    parts = {
+        str(name): dict(segments) if isinstance(segments, Mapping) else {"": segments}
+        for name, segments in rows.items()
+    }
+    for name, segments in parts.items():
+        for kind, value in segments.items():
             where = f"{name}, {kind}" if kind else name
             if not _is_number(value):
                 raise TypeError(f"{where}: a value must be a number of bytes, not {value!r}")
@@ -183,7 +187,11 @@ def timeline(
         return text_width(label) + 6 <= (end - start) * scale
 
     # What does not fit into one of its segments is explained once, above.
-    unfit = [label for label in labels if any(s[0] == label and not fits(*s) for held in lanes.values() for s in held)]
+    unfit = [
+        label
+        for label in labels
+        if any(s[0] == label and not fits(*s) for segments_of_lane in lanes.values() for s in segments_of_lane)
+    ]
     shapes, top = _legend(unfit, colour)
     top += 20 if meetings else 0
     tops = {}
@@ -214,9 +222,9 @@ def timeline(
         anchor = "start" if k == 0 else "end" if k == len(ticks) - 1 else None
         shapes.append(text(at(tick), top + 18, words, size=12, anchor=anchor))
     title = f"Timeline of {', '.join(lanes)}, {number_text(first)} to {number_text(last)} {unit}".rstrip()
-    said = [f"{lane}: {_lane_text(segments, unit)}" for lane, segments in lanes.items()]
+    sentences = [f"{lane}: {_lane_text(segments, unit)}" for lane, segments in lanes.items()]
     met = [_meeting_text(number, arrivals, unit) for number, arrivals in enumerate(meetings, 1)]
-    html = row(figure(shapes, WIDTH, top + 22, title, " ".join([listed(said, 16, "lanes"), *met]), ""))
+    html = row(figure(shapes, WIDTH, top + 22, title, " ".join([listed(sentences, 16, "lanes"), *met]), ""))
     return Picture(html, "\n".join([_timeline_text(lanes, first, last, unit), *met]))
 
 
@@ -225,16 +233,16 @@ def _meetings(lanes, meets, labels):
     for label in meets:
         if label not in labels:
             raise ValueError(f"meets= names {label!r}, but the labels are {labels}{nearest(label, labels)}")
-    arrivals = {lane: [start for label, start, _ in held if label in meets] for lane, held in lanes.items()}
+    arrivals = {lane: [start for label, start, _ in starts if label in meets] for lane, starts in lanes.items()}
     count = max(map(len, arrivals.values()))
-    return [{lane: (held[n] if n < len(held) else None) for lane, held in arrivals.items()} for n in range(count)]
+    return [{lane: (starts[n] if n < len(starts) else None) for lane, starts in arrivals.items()} for n in range(count)]
 
 
 def _meeting_lines(meetings, lanes, tops, height, at):
     """A line through the arrivals at each collective, with its number above, and a cross where a lane is missing."""
     shapes = []
     for number, arrivals in enumerate(meetings, 1):
-        ends = {lane: at(max((end for *_, end in held), default=0)) for lane, held in lanes.items()}
+        ends = {lane: at(max((end for *_, end in segments), default=0)) for lane, segments in lanes.items()}
         x = {lane: ends[lane] + 12 if time is None else at(time) for lane, time in arrivals.items()}
         for (a, b), missing in ((pair, None in map(arrivals.get, pair)) for pair in pairwise(arrivals)):
             dashes = ' stroke-dasharray="3 3"' if missing else ""
@@ -302,10 +310,10 @@ def _legend(labels, colour):
     return shapes, top + 24 if labels else 0
 
 
-def _sum_text(held, suffix):
-    parts = " + ".join(f"{kind} {number_text(value)}".strip() for kind, value in held.items())
-    total = number_text(sum(held.values())) + suffix
-    return f"{parts} = {total}" if len(held) > 1 else f"{parts}{suffix}"
+def _sum_text(segments, suffix):
+    parts = " + ".join(f"{kind} {number_text(value)}".strip() for kind, value in segments.items())
+    total = number_text(sum(segments.values())) + suffix
+    return f"{parts} = {total}" if len(segments) > 1 else f"{parts}{suffix}"
 
 
 def _lane_text(segments, unit):
@@ -315,15 +323,15 @@ def _lane_text(segments, unit):
 
 
 def _bars_text(scaled, shown, kinds, suffix):
-    most = max(sum(held.values()) for held in scaled.values()) or 1
+    most = max(sum(segments.values()) for segments in scaled.values()) or 1
     width = max(map(len, scaled))
     lines = [", ".join(f"{shade} {kind}" for shade, kind in zip(_SHADES, kinds, strict=False) if kind)]
-    for name, held in scaled.items():
+    for name, segments in scaled.items():
         bar, total = "", 0.0
-        for kind, value in held.items():
+        for kind, value in segments.items():
             total += value
             bar += _SHADES[kinds.index(kind)] * (round(total / most * _LETTERS) - len(bar))
-        lines.append(f"{name:<{width}}  {bar} {_sum_text(held, suffix)}")
+        lines.append(f"{name:<{width}}  {bar} {_sum_text(segments, suffix)}")
     return "\n".join(line for line in lines if line)
 
 

@@ -85,19 +85,19 @@ def draw(
     """
     if not things and not named:
         raise TypeError("draw() needs something to draw, such as draw(x) or draw(mesh)")
-    labelled = [("", thing) for thing in things] + list(named.items())
+    labelled = [("", array) for array in things] + list(named.items())
     dims = options_by_name("dims", dims, labelled, 'such as dims={"A": "MJ"}')
     partial = options_by_name("partial", partial, labelled, 'such as partial={"C": "d"}')
     panels = []
-    for name, thing in labelled:
-        if isinstance(thing, Flow):
+    for name, array in labelled:
+        if isinstance(array, Flow):
             if shape is not None:
                 raise TypeError("shape= is for shardings; a Flow has its own")
-            panel = flow_panel(name, thing)
-        elif isinstance(thing, (Mesh, AbstractMesh, MeshLayout)):
-            panel = mesh_panel(name, describe(thing))
+            panel = flow_panel(name, array)
+        elif isinstance(array, (Mesh, AbstractMesh, MeshLayout)):
+            panel = mesh_panel(name, describe(array))
         else:
-            panel = array_panel(array_of(name, thing, shape, dims.pop(name, None), partial.pop(name, None)))
+            panel = array_panel(array_of(name, array, shape, dims.pop(name, None), partial.pop(name, None)))
         panels.append(panel)
     for option, left in (("dims", dims), ("partial", partial)):
         if left:

@@ -65,11 +65,11 @@ def draw_all_reduce(flows: Iterable[Flow], nbytes: int) -> Picture:
 def _check_all_reduce(flow):
     n = len(flow.devices)
     everyone = [(place, slot) for place in range(n) for slot in range(flow.chunks)]
-    done = flow.chunks == n and all(
+    complete = flow.chunks == n and all(
         flow.frames[-1].slots[place][slot] == tuple((owner, slot, 1) for owner in range(n)) for place, slot in everyone
     )
     senders = [sorted(source for (source, _), _ in frame.sends) for frame in flow.frames[1:]]
-    if not done or senders != [list(range(n))] * (2 * (n - 1)):
+    if not complete or senders != [list(range(n))] * (2 * (n - 1)):
         raise ValueError(
             f"a ring all-reduce on {n} devices has {n} blocks on each, whose sums are complete after "
             f"{2 * (n - 1)} steps, and in each step every device sends one block; this flow does not"
@@ -81,7 +81,7 @@ def flow_panel(name, flow, more=()):
     arrows = [_arrows(flow, number) for number in range(len(flow.frames))]
     lanes = max((1 + lane for of_frame in arrows for *_, lane in of_frame), default=0)  # the same room in each frame
     frames = [_frame_figure(name, flow, number, arrows[number], lanes) for number in range(len(flow.frames))]
-    data = json.dumps([_flow_data(one) for one in (flow, *more)], separators=(",", ":"), ensure_ascii=False)
+    data = json.dumps([_flow_data(drawn) for drawn in (flow, *more)], separators=(",", ":"), ensure_ascii=False)
     steps = f'class="shardlab" data-steps="{len(frames)}" data-flow="{escape(data)}"' if len(frames) > 2 else ""
     lines = [_frame_text(flow, frame) for frame in flow.frames]
     return row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
@@ -90,7 +90,7 @@ def flow_panel(name, flow, more=()):
 def _flow_data(flow):
     """A flow for steps.js: its devices with their colours, all blocks once, and the frames with the blocks' numbers."""
     blocks = {(): 0}
-    for content in (content for frame in flow.frames for held in frame.slots for content in held):
+    for content in (content for frame in flow.frames for slot in frame.slots for content in slot):
         blocks.setdefault(content, len(blocks))
     colours = [PALETTE[device % len(PALETTE)] for device in flow.devices]
     return {
@@ -99,7 +99,7 @@ def _flow_data(flow):
         "frames": [
             {
                 "title": frame.title,
-                "slots": [[blocks[content] for content in held] for held in frame.slots],
+                "slots": [[blocks[content] for content in slot] for slot in frame.slots],
                 "sends": [[*source, *target] for source, target in frame.sends],
                 "lines": frame.lines,
             }
@@ -120,12 +120,12 @@ def _arrows(flow, number):
         if source != target:
             both = spans.setdefault((min(source, target), max(source, target)), ([], []))
             both[source > target].append(flow.frames[number - 1].slots[source][slot])
-    found = []
+    arrows = []
     for (left, right), (there, back) in sorted(spans.items(), key=lambda item: (item[0][1] - item[0][0], item[0])):
         # Above all those between the same devices: the lowest lane in which it meets no other.
-        taken = {lane for other, end, _, _, lane in found if other < right and left < end}
-        found.append((left, right, there, back, next(lane for lane in range(len(spans)) if lane not in taken)))
-    return found
+        taken = {lane for other, end, _, _, lane in arrows if other < right and left < end}
+        arrows.append((left, right, there, back, next(lane for lane in range(len(spans)) if lane not in taken)))
+    return arrows
 
 
 _LANE = 17  # px: from one arrow to the next one above it
@@ -140,23 +140,23 @@ def _frame_figure(name, flow, number, arrows, lanes):
     parts = []
     for left, right, there, back, lane in arrows:
         parts.append(_arrow(flow, centres[left], centres[right], there, back, head - 12 - lane * _LANE, head, lane))
-    for place, (device, held) in enumerate(zip(flow.devices, frame.slots, strict=True)):
+    for place, (device, contents) in enumerate(zip(flow.devices, frame.slots, strict=True)):
         left, colour = place * (across + gap), PALETTE[device % len(PALETTE)]
         parts.append(
             f'<circle cx="{left + across / 2:g}" cy="{head + 11:g}" r="11" fill="{colour}" stroke="currentColor"/>'
             + text(left + across / 2, head + 15.5, str(device), size=13, fill=ink(colour))
         )
-        before = earlier.slots[place] if earlier else held
-        for slot, content in enumerate(held):
-            changed = content not in before if len(before) != len(held) else before[slot] != content
+        before = earlier.slots[place] if earlier else contents
+        for slot, content in enumerate(contents):
+            changed = content not in before if len(before) != len(contents) else before[slot] != content
             box = left, head + 30 + slot * (height + 3), across, height
             parts.append(_slot(flow, content, *box, changed and content, ' data-slot=""'))
     width, tall = n * (across + gap) - gap, head + 30 + slots * (height + 3)
     title = f"{name_text(name)}{frame.title}, {counted(n, 'device')}"
     caption = f"{name_html(name)}{escape(frame.title)}"
     description = listed(
-        f"device {device} holds {_held_text(flow, held)}"
-        for device, held in zip(flow.devices, frame.slots, strict=True)
+        f"device {device} holds {_held_text(flow, contents)}"
+        for device, contents in zip(flow.devices, frame.slots, strict=True)
     )
     if frame.sends:
         description = f"{_sent_text(flow, frame, earlier)} {description}"
@@ -215,7 +215,7 @@ def _sent_text(flow, frame, earlier):
 
 
 def _frame_text(flow, frame):
-    cells = [[flow.name(content) if content else "·" for content in held] for held in frame.slots]
+    cells = [[flow.name(content) if content else "·" for content in slot] for slot in frame.slots]
     width = max(len(cell) for row in cells for cell in row)
     rows = [
         f"  {device}: {' '.join(f'{cell:<{width}}' for cell in row)}".rstrip()

@@ -65,10 +65,10 @@ def draw_shard_map(
     """
     given = [_tuple(x), _tuple(result)]
     if mesh is None:
-        found = [one.sharding.mesh for one in given[1] + given[0] if isinstance(sharding_of(one), NamedSharding)]
-        if not found:
+        meshes = [one.sharding.mesh for one in given[1] + given[0] if isinstance(sharding_of(one), NamedSharding)]
+        if not meshes:
             raise TypeError("draw_shard_map() needs a mesh, such as mesh=jax.make_mesh((8,), ('d',))")
-        mesh = found[0]
+        mesh = meshes[0]
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"mesh must be a Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")
     devices = describe(mesh).devices
@@ -168,12 +168,12 @@ def _shard_map_picture(arguments, results, devices, body, words):
 
 def _sheet_px(array, room):
     """Px of the rows and columns of a global array in a picture of shard_map."""
-    held, rows, columns = holders_of(array)
+    holders, rows, columns = holders_of(array)
     down, right = (1, 1, *array.layout.shape)[-2:]
     proportion = min(3.0, max(0.8, right / max(down, 1)))
     width = max(room, 26 * columns)
     height = max(width / proportion / 1.6, 22 * rows)
-    each = max(map(len, held.values()))
+    each = max(map(len, holders.values()))
     while not tiles_within(each, width / columns, height / rows):
         height *= 1.1
     return {1: width, 0: height}

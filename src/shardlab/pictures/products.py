@@ -91,15 +91,15 @@ def draw_matmul(
         raise ValueError(f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are {inner}")
     if c != (a[0], b[1]):
         raise ValueError(f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}")
-    stages, said = _stages(arrays, map(sharding_of, (A, B, C)), sends)
-    across = _extents([array for held, _ in stages for array in held], {rows: a[0], inner: a[1], columns: b[1]})
+    stages, sentences = _stages(arrays, map(sharding_of, (A, B, C)), sends)
+    across = _extents([array for sheets, _ in stages for array in sheets], {rows: a[0], inner: a[1], columns: b[1]})
     signs = ("", "·", "=")
     figures = [_product_figure(*stage, sign, across, inner) for stage, sign in zip(stages, signs, strict=True)]
     formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
     multiplied = [stages[0][0][-1], stages[1][0][-1], stages[2][0][0]]
     sums = multiplied[2].partial
-    held = f" Each device holds partial sums of C over {axes_text(sums)}." if sums else ""
-    words = " ".join([f"{formula}. The contracting dimension is {inner}.{held}", *said])
+    sheets = f" Each device holds partial sums of C over {axes_text(sums)}." if sums else ""
+    words = " ".join([f"{formula}. The contracting dimension is {inner}.{sheets}", *sentences])
     html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
     blocks = ["\n".join([array.type, *text_slabs(array), array.short]) for array in multiplied]
     align = "flex-end" if len(stages[2][0]) == 1 else "flex-start"
@@ -108,10 +108,10 @@ def draw_matmul(
 
 def holders_of(array):
     """The devices of each tile: {(row, column): [devices]}, and how many rows and columns of tiles there are."""
-    held = {}
+    holders = {}
     for shard in array.layout.shards:
-        held.setdefault((0, 0, *shard.position)[-2:], []).append(shard.device)
-    return held, max(r for r, _ in held) + 1, max(c for _, c in held) + 1
+        holders.setdefault((0, 0, *shard.position)[-2:], []).append(shard.device)
+    return holders, max(r for r, _ in holders) + 1, max(c for _, c in holders) + 1
 
 
 def _extents(arrays, sizes):
@@ -119,13 +119,13 @@ def _extents(arrays, sizes):
     largest = max(sizes.values()) or 1
     px = {dim: max(70.0, 112 * (size / largest) ** 0.5) for dim, size in sizes.items()}
     for array in arrays:
-        held, rows, columns = holders_of(array)
+        holders, rows, columns = holders_of(array)
         if max(rows, columns) > 16:
             raise ValueError(f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} has more")
         down, right = array.dims
         least = 22 if max(array.layout.devices) < 10 else 26
         px[down], px[right] = max(px[down], 22 * rows), max(px[right], least * columns)
-        each = max(map(len, held.values()))
+        each = max(map(len, holders.values()))
         while each <= 16 and not tiles_within(each, px[right] / columns, px[down] / rows):
             px[down], px[right] = 1.1 * px[down], 1.1 * px[right]
     return px
@@ -146,7 +146,7 @@ def tiles_within(count, width, height):
 
 def array_sheet(array, px, margin=0, top=0, marked=""):
     """An array drawn once, its replicas as small tiles inside a tile: parts, width, height, and the middle line."""
-    held, rows, columns = holders_of(array)
+    holders, rows, columns = holders_of(array)
     (down, down_arrow), (right, right_arrow) = array.labels()
     named = array.dims or ("", "")
     row_dim, column_dim = named[-2:] if len(named) > 1 else ("", named[-1])
@@ -173,7 +173,7 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
             )
             parts.append(f'<path d="{edge}" stroke="currentColor" stroke-width="4"/>')
     w, h = width / columns, height / rows
-    for (r, c), devices in sorted(held.items()):
+    for (r, c), devices in sorted(holders.items()):
         x, y = left + c * w, y0 + r * h
         partial = bool(array.partial)
         if len(devices) == 1:
@@ -220,15 +220,15 @@ def _product_figure(held, moves, sign, across, inner):
     types = ", then ".join(array.type for array in held)
     title = f"{last.name}: {types} on {counted(len(last.layout.shards), 'device')}"
     caption = f"{name_html(last.name)}<code>{escape(last.type)}</code><br>{escape(last.short)}"
-    said = " Then: ".join(map(describe_shards, held))
-    return figure(parts, width, bottom, title, said, caption, narrow=190, growth=1.2)
+    description = " Then: ".join(map(describe_shards, held))
+    return figure(parts, width, bottom, title, description, caption, narrow=190, growth=1.2)
 
 
 def _stages(arrays, shardings, sends):
     """What is held of A, B and C one after the other, with the collectives in between; and the collectives in words."""
-    stages, said = [([array], []) for array in arrays], []
+    stages, sentences = [([array], []) for array in arrays], []
     if sends is None:
-        return stages, said
+        return stages, sentences
     meshes = [getattr(sharding, "mesh", None) for sharding in shardings]
     sums = []
     for move in sends.moves:
@@ -242,17 +242,21 @@ def _stages(arrays, shardings, sends):
             sums.append(move)
             words += " adds up the partial sums of C"
         times = "" if move.times == 1 else " each time"
-        said.append(f"{words}; each device sends {'an unknown number of' if move.bytes is None else f'{move.bytes:,}'} "
-                    f"bytes{times}.")  # fmt: skip
+        sent = "an unknown number of" if move.bytes is None else f"{move.bytes:,}"
+        sentences.append(f"{words}; each device sends {sent} bytes{times}.")
     for move in reversed(sums):
-        held, moves = stages[2]
-        held.insert(0, _over_fewer(held[0], meshes[2], move.axes, (*held[0].partial, *move.axes)))
+        partial_arrays, moves = stages[2]
+        partial_arrays.insert(
+            0, _over_fewer(partial_arrays[0], meshes[2], move.axes, (*partial_arrays[0].partial, *move.axes))
+        )
         moves.insert(0, move)
-    return stages, said or ["Nothing is sent."]
+    return stages, sentences or ["Nothing is sent."]
 
 
 def _dims_of(types):
-    return [tuple(int(size) for size in one.partition("[")[2].rstrip("]").split(",") if size) for one in types]
+    return [
+        tuple(int(size) for size in type_text.partition("[")[2].rstrip("]").split(",") if size) for type_text in types
+    ]
 
 
 def _over_fewer(array, mesh, axes, partial=()):

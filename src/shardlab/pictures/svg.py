@@ -161,8 +161,8 @@ def listed(sentences, most=16, noun="devices"):
     """At most sixteen sentences, the rest counted; for readers who hear the picture."""
     sentences = list(sentences)
     more = len(sentences) - most
-    said = "; ".join(sentences[:most]) + (f"; and {more:,} more {noun}" if more > 0 else "")
-    return said[:1].upper() + said[1:] + "."
+    sentence = "; ".join(sentences[:most]) + (f"; and {more:,} more {noun}" if more > 0 else "")
+    return sentence[:1].upper() + sentence[1:] + "."
 
 
 def side_by_side(blocks, between):

@@ -89,7 +89,7 @@ class _Link:
 
 def _links(at, shape, rings, sizes):
     """Every link once: from each chip to the next along each torus axis, and from the last to the first of a ring."""
-    found = []
+    links = []
     for start in at:
         for along, (size, ring) in enumerate(zip(shape, rings, strict=True)):
             wraps = start[along] == size - 1
@@ -101,8 +101,8 @@ def _links(at, shape, rings, sizes):
             if len(differ) == 1:
                 axis, a, b = differ[0]
                 neighbours = (a - b) % sizes[axis] in (1, sizes[axis] - 1)
-            found.append(_Link(start, end, along, wraps, axis, neighbours))
-    return found
+            links.append(_Link(start, end, along, wraps, axis, neighbours))
+    return links
 
 
 def _slab(slab, at, links, colour, left, top, pitch):
@@ -161,18 +161,18 @@ def _key(used, sizes, colour, others):
 
 def _words(links, used):
     """How many links each mesh axis has, on which torus axes, and how many of them wrap around."""
-    said = []
+    words = []
     for axis in [*used, None]:
         mine = [link for link in links if link.axis == axis]
         if not mine:
             continue
         along = sorted({link.along for link in mine})
-        on = f"torus {'axis' if len(along) == 1 else 'axes'} {' and '.join(_NAMES[one] for one in along)}"
+        on = f"torus {'axis' if len(along) == 1 else 'axes'} {' and '.join(_NAMES[n] for n in along)}"
         whose = (
             f"{counted(len(mine), 'link')} along {axis}" if axis else f"{counted(len(mine), 'link')} of no mesh axis"
         )
-        said.append(f"{whose}, on {on}, {sum(link.wraps for link in mine)} of them wrapping around")
-    return "; ".join(said) + "."
+        words.append(f"{whose}, on {on}, {sum(link.wraps for link in mine)} of them wrapping around")
+    return "; ".join(words) + "."
 
 
 def _short(links):

@@ -341,7 +341,7 @@ class Pod:
             raise ValueError(f"two axes of the mesh are called {twice[0]!r}; each needs a name of its own; got {axes}")
         types = axis_types or AxisType.Auto
         types = tuple(types) if isinstance(types, (tuple, list)) else (types,) * len(axes)
-        if len(types) != len(axes) or not all(isinstance(one, AxisType) for one in types):
+        if len(types) != len(axes) or not all(isinstance(axis_type, AxisType) for axis_type in types):
             raise ValueError(
                 f"axis_types needs one jax.sharding.AxisType, or one for each of {axes}; got {axis_types!r}"
             )
@@ -485,7 +485,7 @@ class Pod:
         args, kwargs = jax.tree.map(self._abstract, (args, kwargs))
         name = name or getattr(function, "__name__", "program")
         options = {key: str(value) for key, value in sorted((compiler_options or {}).items())}
-        explicit = [str(one) for one in mesh.axis_types] if set(mesh.axis_types) != {AxisType.Auto} else []
+        explicit = [str(candidate) for candidate in mesh.axis_types] if set(mesh.axis_types) != {AxisType.Auto} else []
         what = _described((args, kwargs)), options
         label = _digest([name, self.name, list(mesh.shape.items()), *what, *explicit])
         if not self.compiler or _only_recorded():
@@ -500,9 +500,11 @@ class Pod:
         key = _digest([_FORM, lowered.as_text(), self.name, order, options, made, *[_MODEL] * schedule])
         folder = _cache_folder() if cache is True else Path(cache) if cache else None
         known = [] if fresh else [_read(folder, key), _recorded(key)]
-        found = next((one for one in known if one and (one.schedule is not None or not schedule)), None)
-        program = found or self._compiled(lowered, mesh, name, options, made, chip)
-        if not found:
+        recorded = next(
+            (candidate for candidate in known if candidate and (candidate.schedule is not None or not schedule)), None
+        )
+        program = recorded or self._compiled(lowered, mesh, name, options, made, chip)
+        if not recorded:
             _write(folder, key, program)
         program = replace(program, name=name)
         if listener is not None:
@@ -644,10 +646,10 @@ def _devices_of(pod, compiler):
     except NotImplementedError as error:
         raise NoCompiler(f"{compiler} is installed, but this JAX has not loaded it: {error}") from None
     except Exception as error:
-        said = str(error).splitlines()[0]
-        if "INVALID_ARGUMENT" in said:
-            raise ValueError(f"there is no {pod}: {said}") from None
-        raise NoCompiler(f"{compiler} does not work with JAX {jax.__version__}: {said}") from error
+        reason = str(error).splitlines()[0]
+        if "INVALID_ARGUMENT" in reason:
+            raise ValueError(f"there is no {pod}: {reason}") from None
+        raise NoCompiler(f"{compiler} does not work with JAX {jax.__version__}: {reason}") from error
     return tuple(topology.devices)
 
 
@@ -695,10 +697,10 @@ def _fits_torus(shape, torus):
 
 def _suggested(torus, count):
     """A sentence with the shapes that fit."""
-    found = set()
+    names = set()
     for owners in product(range(count), repeat=len(torus)):
-        found.add(tuple(math.prod(s for s, o in zip(torus, owners, strict=True) if o == axis) for axis in range(count)))
-    shapes = ", ".join(map(str, sorted(found, reverse=True)[:12]))
+        names.add(tuple(math.prod(s for s, o in zip(torus, owners, strict=True) if o == axis) for axis in range(count)))
+    shapes = ", ".join(map(str, sorted(names, reverse=True)[:12]))
     return f"With {count} axes, these fit: {shapes}." if count else "A mesh needs at least one axis."
 
 

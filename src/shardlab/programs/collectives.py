@@ -84,13 +84,13 @@ class Collective:
         """
         if self.kind == "ragged-all-to-all":
             return None
-        held = sum(map(type_bytes, self.operands))
+        array_bytes = sum(map(type_bytes, self.operands))
         n = max(map(len, self.groups), default=1)
         if self.kind in ("collective-permute", "collective-broadcast"):
             moving = any(len(set(group)) > 1 for group in self.groups)
-            return math.ceil(held) if moving else 0
+            return math.ceil(array_bytes) if moving else 0
         share = {"all-gather": n - 1, "all-reduce": 2 * (n - 1) / n}.get(self.kind, (n - 1) / n)
-        return math.ceil(share * held)
+        return math.ceil(share * array_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,10 +264,10 @@ def collectives(f: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None, **k
     if mesh is not None:
         return _read(program, mesh)
     meshes = [*meshes_of(compiled, args, kwargs), *meshes_named_in(text, program.devices)]
-    found = _read(program, meshes)
-    if lowered is not None and any(move.axes is None for move in found.moves):
-        found = _read(program, meshes + meshes_named_in(lowered.as_text(), program.devices))
-    return found
+    report = _read(program, meshes)
+    if lowered is not None and any(move.axes is None for move in report.moves):
+        report = _read(program, meshes + meshes_named_in(lowered.as_text(), program.devices))
+    return report
 
 
 def compile_for(f: Any, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
@@ -311,8 +311,8 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
       TypeError: as `collectives` does.
     """
     # Equinox and Flax wrap what JAX returns.
-    kept = (getattr(f, name, None) for name in ("compiled", "lowered"))
-    stage = next((inner for inner in kept if isinstance(inner, _STAGES)), f)
+    stage_parts = (getattr(f, name, None) for name in ("compiled", "lowered"))
+    stage = next((inner for inner in stage_parts if isinstance(inner, _STAGES)), f)
     if isinstance(stage, (str, *_STAGES)):
         if args or kwargs:
             raise TypeError(
@@ -486,12 +486,12 @@ def _collective(instruction, devices, axes_of, asynchronous):
 
 def _started_in_fusions(program):
     """The collectives that fusions start and do not wait for, by (computation, name), and by (kind, channel)."""
-    found = set()
+    started = set()
     for here in program:
         for start in here.matching('custom_call_target="AsyncCollectiveStart"'):
             for name in start.names:
-                found |= {(here.name, name), (here[name].kind, here[name].channel)}
-    return found
+                started |= {(here.name, name), (here[name].kind, here[name].channel)}
+    return started
 
 
 def _in_a_fusion(move, instruction, fusion, started):
@@ -519,7 +519,7 @@ def _in_a_fusion(move, instruction, fusion, started):
 def _refuse_other_communication(instruction):
     """Raise if an instruction communicates in a way that we cannot count."""
     kind, text = instruction.kind, instruction.attributes
-    to_host = kind in ("send", "recv") and "is_host_transfer=true" in instruction.unquoted
+    to_host = kind in ("send", "recv") and instruction.attribute("is_host_transfer") == "true"
     to_host = to_host and "megascale" not in text  # a callback
     unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
     if (unknown and not to_host) or (kind == "custom-call" and re.search(r'"has_communication":\s*true', text)):
@@ -530,23 +530,21 @@ def _refuse_other_communication(instruction):
 
 
 def _groups(kind, instruction, devices):
-    text = instruction.unquoted
     if kind == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
-        if not pairs:
+        pairs = instruction.attribute("source_target_pairs")
+        if not re.fullmatch(r"\{(\{\d+,\d+\},?)*\}", pairs):
             raise UnreadableProgram(f"no source_target_pairs in: {instruction.line.strip()[:300]}")
-        return tuple(tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1]))
+        return tuple(tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs))
+    text = instruction.attribute("replica_groups")
     # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along which to communicate.
-    listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
-    if listed:
-        groups = tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
+    if re.fullmatch(r"\{(\{[\d,]*\},?)*\}", text):
+        groups = tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", text))
         return groups or (tuple(range(devices)),)
-    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-    if iota:
+    if iota := re.fullmatch(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         size, flat = int(iota[2]), _iota(iota[3], iota[4])
         return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
     order = r"(?:, device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?"
-    named = re.search(rf"replica_groups=mesh\[([^\]]*)\]{order} \{{([^}}]*)\}}(?=,|$)", text)
+    named = re.search(rf"replica_groups=mesh\[([^\]]*)\]{order} \{{([^}}]*)\}}(?=,|$)", instruction.unquoted)
     axis = r"'[^']*'=\d+"
     part = r"'[^']*'(?::\(\d+\)\d+)?"
     known = named and all(
@@ -580,11 +578,11 @@ def _groups_of_mesh(mesh, talking):
     ]
     sizes, chosen = {}, {}
     for axis, size in re.findall(r"'([^']*)'=(\d+)", mesh):
-        wanted = [(before, before * (part or int(size))) for name, before, part in parts if name == axis]
-        bounds = sorted({1, int(size)}.union(*wanted))
+        wanted_axes = [(before, before * (part or int(size))) for name, before, part in parts if name == axis]
+        bounds = sorted({1, int(size)}.union(*wanted_axes))
         for low, high in pairwise(bounds):
             sizes[axis, low] = high // low
-            for start, end in wanted:
+            for start, end in wanted_axes:
                 if start <= low and high <= end:
                     chosen[axis, low] = parts.index(next(p for p in parts if p[0] == axis and p[1] == start))
     return _groups_along(sizes, sorted(chosen, key=lambda key: (chosen[key], key[1])))
@@ -633,9 +631,9 @@ def _axes_of_groups(meshes):
 
     @cache
     def axes_of(groups):
-        held = (axes for axes, home in homes if all(stays(group, home) for group in groups))
+        possible = (axes for axes, home in homes if all(stays(group, home) for group in groups))
         axes = exact.get(_as_sets(groups))
-        return axes, axes or next(held, None)
+        return axes, axes or next(possible, None)
 
     return axes_of
 

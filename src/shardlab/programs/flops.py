@@ -50,13 +50,13 @@ class MatmulFlops:
           devices: for computations, by name, that stand for one device's part: how many devices run them.
         """
         total = Counter()
-        for made in computation.matching(_PRODUCTS):
-            flops = self.one(made)
+        for product in computation.matching(_PRODUCTS):
+            flops = self.one(product)
             if flops is None:
                 return None
-            calls = made.calls() if flops and made.kind not in ("dot", "convolution", "custom-call") else None
+            calls = product.calls() if flops and product.kind not in ("dot", "convolution", "custom-call") else None
             if calls is None:
-                total[key(made)] += flops
+                total[key(product)] += flops
             for callee, times, _ in calls or ():
                 inside = self.by(key, callee, devices) if self.of(callee) else {}
                 if inside is None:
@@ -72,10 +72,12 @@ class MatmulFlops:
         for name in list(here.lines)[list(here.lines).index(start.name) + 1 :]:
             line = here.lines[name]
             if f"{waiting})" in line or f"{waiting}," in line:
-                made = here[name]
-                if made.names[:1] == (waiting,) and made.kind.endswith("-done"):
+                instruction = here[name]
+                if instruction.names[:1] == (waiting,) and instruction.kind.endswith("-done"):
                     break
-                waiting = name if made.names[:1] == (waiting,) and made.kind.endswith("-update") else waiting
+                waiting = (
+                    name if instruction.names[:1] == (waiting,) and instruction.kind.endswith("-update") else waiting
+                )
             if " fusion(" in line and started.intersection(here[name].channels("Done")):
                 break
             if re.search(_PRODUCTS, line):
@@ -89,8 +91,8 @@ class MatmulFlops:
         if instruction.kind == "convolution":
             return _convolution_flops(instruction)
         if instruction.kind == "custom-call":
-            target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-            return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target[1], re.I) else 0
+            target = instruction.attribute("custom_call_target")
+            return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target, re.I) else 0
         return _total(
             _repeated(self.of(callee), most if least == most else None) for callee, least, most in instruction.calls()
         )
@@ -131,22 +133,21 @@ def _dims(type_text):
 
 def _dot_flops(dot):
     """2 · elements of the result · elements of the contracting dimensions."""
-    summed = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", dot.attributes)
     left = _dims(dot.operands[0])
-    return 2 * math.prod(_dims(dot.result)) * math.prod(left[int(d)] for d in summed[1].split(",") if d)
+    return 2 * math.prod(_dims(dot.result)) * math.prod(left[d] for d in dot.numbers("lhs_contracting_dims"))
 
 
-def _convolution_flops(made):
+def _convolution_flops(convolution):
     """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs for TPUs.
 
     Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
     nor the gaps of dilation: that is how XLA writes a batch of products.
     """
-    left, right = (_dims(operand) for operand in made.operands[:2])
-    result = _dims(made.result)
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", made.attributes)
+    left, right = (_dims(operand) for operand in convolution.operands[:2])
+    result = _dims(convolution.result)
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
     space = sorted(set(labels[1]) - {"b", "f"})
-    window = dict(re.findall(r"(\w+)=([\w\-]+)", (re.search(r"window=\{([^}]*)\}", made.attributes) or ["", ""])[1]))
+    window = dict(re.findall(r"(\w+)=([\w\-]+)", convolution.attribute("window")))
 
     def numbers(word, default):
         return [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)

@@ -127,9 +127,16 @@ def follow(program: Callable, mesh: Mesh, *, chunks: int = 1, steps: int | None 
     permutes = []
     for f in each:
         traced = jax.jit(f).trace(marked)
-        made = traced.out_info
-        if not hasattr(made, "shape") or len(made.shape) != 2 or made.shape[1] != n * chunks or not made.shape[0]:
-            have = (made.shape[0] // n, *made.shape[1:]) if getattr(made, "shape", ()) else type(made).__name__
+        outputs = traced.out_info
+        if (
+            not hasattr(outputs, "shape")
+            or len(outputs.shape) != 2
+            or outputs.shape[1] != n * chunks
+            or not outputs.shape[0]
+        ):
+            have = (
+                (outputs.shape[0] // n, *outputs.shape[1:]) if getattr(outputs, "shape", ()) else type(outputs).__name__
+            )
             raise ValueError(
                 f"from chunks of shape {(chunks, n * chunks)} the program made {have}; "
                 "it may change the number of rows, but not their length"
@@ -137,12 +144,12 @@ def follow(program: Callable, mesh: Mesh, *, chunks: int = 1, steps: int | None 
         permutes.append(_permutes(traced.jaxpr.jaxpr, mesh))
 
     def run_all(rows):
-        made = []
+        outputs = []
         for f in each:
-            if made:  # one after the other, because messages of two programs at once may wait for each other
-                rows, _ = lax.optimization_barrier((rows, made[-1]))
-            made.append(f(rows))
-        return made
+            if outputs:  # one after the other, because messages of two programs at once may wait for each other
+                rows, _ = lax.optimization_barrier((rows, outputs[-1]))
+            outputs.append(f(rows))
+        return outputs
 
     run_all = jax.jit(run_all)
     frames = []
@@ -169,22 +176,22 @@ def _parts(row, chunks):
 
 def _sends(before, after, pairs):
     """Which slots of one frame arrived in which of the next, where pairs say which device sent to which."""
-    found = []
-    for place, held in enumerate(after):
-        was = before[place] if len(before[place]) == len(held) else ((),) * len(held)
-        for slot, (content, old) in enumerate(zip(held, was, strict=True)):
+    sends = []
+    for place, values in enumerate(after):
+        was = before[place] if len(before[place]) == len(values) else ((),) * len(values)
+        for slot, (content, old) in enumerate(zip(values, was, strict=True)):
             if not content or content == old or (was != before[place] and content in before[place]):
                 continue
             arrived = (_without(content, old), content)  # added to what was there, or in its place
             places = (
                 (source, row)
                 for source, target in pairs
-                for row, one in enumerate(before[source])
-                if target == place and one in arrived
+                for row, value in enumerate(before[source])
+                if target == place and value in arrived
             )
             if origin := next(places, None):
-                found.append((origin, (place, slot)))
-    return tuple(sorted(found))
+                sends.append((origin, (place, slot)))
+    return tuple(sorted(sends))
 
 
 def _without(content, old):
@@ -197,19 +204,19 @@ def _without(content, old):
 
 def _permutes(jaxpr, mesh):
     """The `ppermute`s of a program, in order: which position sends to which, and the lines of code."""
-    found = []
+    permutes = []
     for number, equation in enumerate(jaxpr.eqns):
         if equation.primitive.name == "ppermute":
             (arrived,) = equation.outvars
             after = jaxpr.eqns[number + 1 :]
-            using = next((one for one in after if any(used is arrived for used in one.invars)), equation)
+            using = next((user for user in after if any(used is arrived for used in user.invars)), equation)
             lines = filter(None, (_line(equation), _line(using)))
-            found.append((_positions(equation.params, mesh), tuple(dict.fromkeys(lines))))
+            permutes.append((_positions(equation.params, mesh), tuple(dict.fromkeys(lines))))
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)
-                found += _permutes(inner, mesh) if hasattr(inner, "eqns") else []
-    return found
+                permutes += _permutes(inner, mesh) if hasattr(inner, "eqns") else []
+    return permutes
 
 
 def _positions(params, mesh):

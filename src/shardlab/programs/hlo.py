@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 __all__ = [
     "CALLS",
@@ -97,11 +98,23 @@ class Instruction:
         """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
         return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
 
+    @cached_property
+    def _values(self) -> dict[str, str]:
+        parts = (part.partition("=") for part in _split(self.attributes, _QUOTED))
+        return {name: value.strip('"') for name, equals, value in parts if equals}
+
+    def attribute(self, name: str) -> str:
+        """The value of an attribute, such as "{1}" of "lhs_contracting_dims"; "" if it has none of this name."""
+        return self._values.get(name, "")
+
+    def numbers(self, name: str) -> list[int]:
+        """The whole numbers in the value of an attribute, in order."""
+        return [int(number) for number in re.findall(r"\d+", self.attribute(name))]
+
     @property
     def channel(self) -> str | None:
         """The number of a collective's channel, the same wherever a program for TPUs repeats it; None without one."""
-        found = re.search(r"channel_id=(\d+)", self.unquoted)
-        return found and found[1]
+        return self.attribute("channel_id") or None
 
     def channels(self, end: str) -> list[str]:
         """The channels of the collectives that a fusion starts or waits for, as programs for TPUs write it.
@@ -109,16 +122,16 @@ class Instruction:
         Args:
           end: "Start" or "Done".
         """
-        found, target = [], f'custom_call_target="AsyncCollective{end}"'
-        for made in self.called().matching(target) if self.kind == "fusion" else ():
-            if made.kind == "custom-call" and target in made.attributes:
-                operands = (made.home[name] for name in made.names)
-                found += [one.channel for one in operands if one.kind in COLLECTIVES and one.channel]
-        return found
+        numbers, target = [], f"AsyncCollective{end}"
+        for call in self.called().matching(target) if self.kind == "fusion" else ():
+            if call.kind == "custom-call" and call.attribute("custom_call_target") == target:
+                operands = (call.home[name] for name in call.names)
+                numbers += [operand.channel for operand in operands if operand.kind in COLLECTIVES and operand.channel]
+        return numbers
 
     def called(self, role: str = "calls") -> "Computation":
         """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
-        return self.home.program[re.search(rf"\b{role}=%?([\w.\-]+)", self.unquoted)[1]]
+        return self.home.program[_names(self.attribute(role))[0]]
 
     def calls(self) -> "list[tuple[Computation, int, int | None]]":
         """The computations that it runs, each with how often: at least, and at most.
@@ -133,15 +146,10 @@ class Instruction:
             least, most = (0, None) if repeat is None else (repeat, repeat)
             ends = None if most is None else most + 1  # the condition also runs when the loop ends
             return [(self.called("body"), least, most), (self.called("condition"), least + 1, ends)]
-        text, least = self.unquoted, 1
+        roles, least = ("calls", "to_apply", "called_computations"), 1
         if self.kind == "conditional":
-            branches = re.search(r"branch_computations=\{([^}]*)\}", text)
-            names = branches[1].split(",") if branches else re.findall(r"(?:true|false)_computation=([%\w.\-]+)", text)
-            least = 0
-        else:
-            lists = re.findall(r"\b(?:calls|to_apply|called_computations)=\{?([%\w.\-]+(?:, ?%[\w.\-]+)*)", text)
-            names = [name for names in lists for name in names.split(",")]
-        return [(self.home.program[name.strip().lstrip("%")], least, 1) for name in names]
+            roles, least = ("branch_computations", "true_computation", "false_computation"), 0
+        return [(self.home.program[name], least, 1) for role in roles for name in _names(self.attribute(role))]
 
 
 class Computation:
@@ -224,12 +232,13 @@ class Program:
                 here = self._computations[head[2]] = Computation(head[2], self)
                 self.entry = here if head[1] else self.entry
             elif here is not None:
-                made = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
-                if made:
-                    name = made[2]
+                match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+                if match:
+                    name = match[2]
                     here.lines[name] = line
-                    here.root = name if made[1] else here.root
-                elif here.lines and line.strip() not in ("", "}"):  # the attributes of some kernels take several lines
+                    here.root = name if match[1] else here.root
+                elif here.lines and not re.fullmatch(r'\s*(\}(, execution_thread="[^"]*")?)?', line):
+                    # The attributes of some kernels take several lines.
                     here.lines[name] += line
         if self.entry is None:
             early = " (this is StableHLO: XLA has not compiled it yet)" if re.match(r"\s*(#|module)", text) else ""
@@ -267,14 +276,23 @@ def _take_parentheses(text):
     raise UnreadableProgram(f"a parenthesis is not closed: {text[:200]}")
 
 
-def _split(text):
-    """Split at commas that are in no bracket."""
+def _names(value):
+    """The computations that the value of an attribute names: "%add", or "{%a, %b}"."""
+    return re.findall(r"[\w.\-]+", value)
+
+
+_BRACKETS = re.compile(r"[(){}\[\],]")
+_QUOTED = re.compile(r'[(){}\[\],]|"(?:[^"\\]|\\.)*"')  # names that a person chose can have brackets and commas
+
+
+def _split(text, tokens=_BRACKETS):
+    """Split at commas that are in no bracket and, with the tokens `_QUOTED`, in no quoted text."""
     parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
+    for token in tokens.finditer(text):
+        depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(token[0], 0)
+        if token[0] == "," and depth == 0:
+            parts.append(text[start : token.start()])
+            start = token.end()
     return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
@@ -283,9 +301,8 @@ def _split(text):
 
 def _trips(loop):
     """How often a loop's body runs, if the compiler says so, or if the loop only counts; else None."""
-    said = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
-    if said:
-        return int(said[1])
+    if match := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attribute("backend_config")):
+        return int(match[1])
     # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
     # as long as it compares with another constant (or with a number that is carried along unchanged).
     body, condition = loop.called("body"), loop.called("condition")
@@ -304,7 +321,7 @@ def _trips(loop):
     (left, left_step), (right, right_step) = map(first_and_step, test.names)
     if left is None or right is None:
         return None
-    direction = re.search(r"direction=(\w+)", test.attributes)[1]
+    direction = test.attribute("direction")
     distance, step = right - left, left_step - right_step
     if direction in ("GT", "GE") or (direction == "NE" and distance < 0):
         distance, step = -distance, -step
@@ -315,35 +332,35 @@ def _trips(loop):
     return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
 
 
-def _number(name, where, given=None):
+def _number(name, where, value=None):
     """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
 
     None if it is neither, or computed in a way that we do not follow. `given` are the inputs, as such pairs, of a
     computation that is no part of a loop.
     """
-    made = where[name]
+    instruction = where[name]
 
     def operand(i):
-        return _number(made.names[i], where, given)
+        return _number(instruction.names[i], where, value)
 
-    if made.kind == "constant":
-        return (None, int(made.inside)) if re.fullmatch(r"-?\d+", made.inside) else None
-    if made.kind == "parameter":
-        return given[int(made.inside)] if given else None
-    if made.kind in ("bitcast", "copy", "copy-start", "copy-done"):
+    if instruction.kind == "constant":
+        return (None, int(instruction.inside)) if re.fullmatch(r"-?\d+", instruction.inside) else None
+    if instruction.kind == "parameter":
+        return value[int(instruction.inside)] if value else None
+    if instruction.kind in ("bitcast", "copy", "copy-start", "copy-done"):
         return operand(0)
-    if made.kind == "get-tuple-element":
-        place, source = int(re.search(r"\bindex=(\d+)", made.attributes)[1]), where[made.names[0]]
+    if instruction.kind == "get-tuple-element":
+        place, source = int(instruction.attribute("index")), where[instruction.names[0]]
         if source.kind == "tuple":
-            return _number(source.names[place], where, given)
-        return (place, 0) if source.kind == "parameter" and given is None else None
-    if made.kind == "fusion":
-        callee = made.called()
-        return _number(callee.root, callee, [operand(i) for i in range(len(made.names))])
-    if made.kind in ("add", "subtract"):
+            return _number(source.names[place], where, value)
+        return (place, 0) if source.kind == "parameter" and value is None else None
+    if instruction.kind == "fusion":
+        callee = instruction.called()
+        return _number(callee.root, callee, [operand(i) for i in range(len(instruction.names))])
+    if instruction.kind in ("add", "subtract"):
         left, right = operand(0), operand(1)
-        if left and right and made.kind == "add" and left[0] is None:
+        if left and right and instruction.kind == "add" and left[0] is None:
             left, right = right, left
         if left and right and right[0] is None:
-            return left[0], left[1] + (right[1] if made.kind == "add" else -right[1])
+            return left[0], left[1] + (right[1] if instruction.kind == "add" else -right[1])
     return None

@@ -63,8 +63,8 @@ def lifetimes(f: Callable, *args: Any) -> Lifetimes:
     if not layers:
         raise ValueError("this program gathers no layer: one of its arguments must be a stack of layers, taken by scan")
     lanes = {f"layer {layer}": walk.lane(layer) for layer in layers}
-    held = [walk.held(layer) for layer in layers]
-    most = max(sum(any(a <= step < b for a, b in spans) for spans in held) for step in range(len(walk.events)))
+    live = [walk.held(layer) for layer in layers]
+    most = max(sum(any(a <= step < b for a, b in spans) for spans in live) for step in range(len(walk.events)))
     return Lifetimes(lanes, len(walk.events), most)
 
 
@@ -124,8 +124,8 @@ class _Walk:
         """A layer out of a stack: of a parameter, or of what was put together layer by layer."""
         if not isinstance(array, dict) or index is None:
             return self._array(*self._origins(array))
-        found = array.get(None, frozenset()) | array.get(index, frozenset())
-        return self._array(*(("layer", index) if origin == ("parameter", None) else origin for origin in found))
+        elements = array.get(None, frozenset()) | array.get(index, frozenset())
+        return self._array(*(("layer", index) if origin == ("parameter", None) else origin for origin in elements))
 
     def _scatter(self, result):
         """Tell reduce-scatters, and the products that they add up, whose layer it is: where the result puts them."""
@@ -146,90 +146,90 @@ class _Walk:
         """A collective or product: the next step. It uses what was gathered, and belongs to the layer that it uses."""
         step = len(self.events)
         origins = self._origins(operands)
-        made = [of for kind, of in origins if kind == "event"]
-        gathered = [of for of in made if self.events[of].label == "all-gather"]
+        events = [of for kind, of in origins if kind == "event"]
+        gathered = [of for of in events if self.events[of].label == "all-gather"]
         layers = {of for kind, of in origins if kind == "layer"} if label == "all-gather" else set()
         layers |= {self.events[of].layer for of in gathered} if label == "product" else set()
         self.events.append(_Event(label, layers.pop() if len(layers) == 1 else None, step))
         for of in gathered:
             self.events[of].last = step
-        self._adds[step] = [of for of in made if self.events[of].label == "product"]
+        self._adds[step] = [of for of in events if self.events[of].label == "product"]
         return self._array(("event", step))
 
     def _run(self, here, arguments):
         values = {}
         for name in here.lines:
-            made = here[name]
-            values[name] = self._value(made, [values.get(operand) for operand in made.names], arguments)
+            instruction = here[name]
+            values[name] = self._value(instruction, [values.get(operand) for operand in instruction.names], arguments)
         return values[here.root]
 
-    def _value(self, made, operands, arguments):
-        kind = made.kind.removesuffix("-start")
+    def _value(self, instruction, operands, arguments):
+        kind = instruction.kind.removesuffix("-start")
         if kind == "parameter":
-            return arguments[int(made.inside)]
+            return arguments[int(instruction.inside)]
         if kind == "constant":
-            return int(made.inside) if re.fullmatch(r"-?\d+", made.inside) else None
+            return int(instruction.inside) if re.fullmatch(r"-?\d+", instruction.inside) else None
         if kind == "tuple":
             return tuple(operands)
         if kind == "get-tuple-element":
-            place = int(re.search(r"\bindex=(\d+)", made.attributes)[1])
+            place = int(instruction.attribute("index"))
             return operands[0][place] if isinstance(operands[0], tuple) else operands[0]
-        if made.kind in _PASS_ON:
+        if instruction.kind in _PASS_ON:
             return operands[0]
         if kind in COLLECTIVES:
             return self._happens(kind, tuple(operands))
-        if kind in ("dot", "convolution") or (kind == "custom-call" and re.search("matmul|gemm", made.attributes)):
+        target = instruction.attribute("custom_call_target")
+        if kind in ("dot", "convolution") or re.search("matmul|gemm", target):
             return self._happens("product", tuple(operands))
         if kind == "while":
-            return self._loop(made, operands[0])
+            return self._loop(instruction, operands[0])
         if kind in ("fusion", "call"):
-            return self._run(made.called("calls" if kind == "fusion" else "to_apply"), operands)
+            return self._run(instruction.called("calls" if kind == "fusion" else "to_apply"), operands)
         if kind == "dynamic-slice":
             return self._taken(operands[0], operands[1] if isinstance(operands[1], int) else None)
         if kind == "slice":
-            first = re.search(r"slice=\{\[(\d+):(\d+)", made.attributes)
-            start, end = int(first[1]), int(first[2])
+            start, end = instruction.numbers("slice")[:2]
             return self._taken(operands[0], start if end == start + 1 else None)
-        if kind == "concatenate" and "dimensions={0}" in made.attributes:
-            return self._joined(made, operands)
+        if kind == "concatenate" and instruction.attribute("dimensions") == "{0}":
+            return self._joined(instruction, operands)
         if kind == "dynamic-update-slice":
             whole, part, index = operands[0], self._origins(operands[1]), operands[2]
             if not isinstance(index, int):
                 return self._array(*self._origins(whole), *part)
             return {**(whole if isinstance(whole, dict) else {}), index: part}
-        return self._computed(made, operands)
+        return self._computed(instruction, operands)
 
-    def _joined(self, made, operands):
+    def _joined(self, instruction, operands):
         """A stack out of parts, one below the other; those of length 1 are layers."""
         stack, index = {}, 0
-        for part, of_type in zip(operands, made.operands, strict=True):
+        for part, of_type in zip(operands, instruction.operands, strict=True):
             length = int(re.search(r"\[(\d+)", of_type)[1])
             for row in range(index, index + length):
                 stack[row] = self._origins(part)
             index += length
         return stack
 
-    def _computed(self, made, operands):
+    def _computed(self, instruction, operands):
         """A number, if all that it is computed from is known; else an array, computed from others one by one."""
         if all(isinstance(operand, int) for operand in operands) and operands:
-            if made.kind in _COMPUTE and len(operands) == 2:
-                return _COMPUTE[made.kind](*operands)
-            if made.kind == "compare":
-                return int(_COMPARE[re.search(r"direction=(\w+)", made.attributes)[1]](*operands))
-            if made.kind == "select":
+            if instruction.kind in _COMPUTE and len(operands) == 2:
+                return _COMPUTE[instruction.kind](*operands)
+            if instruction.kind == "compare":
+                return int(_COMPARE[instruction.attribute("direction")](*operands))
+            if instruction.kind == "select":
                 return operands[1] if operands[0] else operands[2]
-        kept = set()
+        reused = set()
         for kind, of in self._origins(tuple(operands)):
             if kind == "event" and self.events[of].label == "all-gather":
                 self.events[of].last = max(self.events[of].last, len(self.events) - 1)
             else:
-                kept.add((kind, of))
-        return self._array(*kept)
+                reused.add((kind, of))
+        return self._array(*reused)
 
-    def _loop(self, made, carried):
-        (body, _, times), _ = made.calls()
+    def _loop(self, instruction, carried):
+        (body, _, times), _ = instruction.calls()
         if times is None:
-            raise UnreadableProgram(f"only the run decides how often this loop runs: {made.line.strip()[:300]}")
+            raise UnreadableProgram(f"only the run decides how often this loop runs: {instruction.line.strip()[:300]}")
         for _ in range(times):
             carried = self._run(body, [carried])
         return carried

@@ -84,9 +84,9 @@ class Origins:
     def of(self, instruction: Instruction) -> Origin:
         """The `Origin` of an instruction."""
         argument = self._argument(instruction)
-        done = instruction.name.replace("-start", "-done")
-        if "-start" in instruction.name and done in instruction.home.lines:  # between them other work is done
-            instruction = instruction.home[done]
+        end = instruction.name.replace("-start", "-done")
+        if "-start" in instruction.name and end in instruction.home.lines:  # between them other work is done
+            instruction = instruction.home[end]
         stack, place = self._metadata(self._own_line(instruction))
         used, where = self._use(instruction)
         if used and (
@@ -126,12 +126,12 @@ class Origins:
 
     def _metadata(self, line):
         """The operation's whole name, and (file, line), as far as they are known."""
-        found = re.search(r"\bmetadata=\{(.*)\}", line)
-        if not found:
+        match = re.search(r"\bmetadata=\{(.*)\}", line)
+        if not match:
             return "", ("", 0)
-        name = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', found[1])
-        file, number = re.search(r'\bsource_file="([^"]*)"', found[1]), re.search(r"\bsource_line=(\d+)", found[1])
-        frame = re.search(r"\bstack_frame_id=(\d+)", found[1])
+        name = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', match[1])
+        file, number = re.search(r'\bsource_file="([^"]*)"', match[1]), re.search(r"\bsource_line=(\d+)", match[1])
+        frame = re.search(r"\bstack_frame_id=(\d+)", match[1])
         place = (file[1], int(number[1])) if file and number else self._place(int(frame[1])) if frame else ("", 0)
         return re.sub(r"\\(.)", r"\1", name[1]) if name else "", place
 
@@ -151,29 +151,29 @@ class Origins:
         """The name of the program's argument that an instruction has as its first operand, or ""."""
         here, name = instruction.home, instruction.names[0] if instruction.names else None
         for _ in range(100):
-            made = here[name] if name in here.lines else None
-            if made is None:
+            parameter = here[name] if name in here.lines else None
+            if parameter is None:
                 return ""
-            if made.kind == "parameter":
+            if parameter.kind == "parameter":
                 if here is self._program.entry:
-                    return self._metadata(made.line)[0] or f"argument {made.inside}"
+                    return self._metadata(parameter.line)[0] or f"argument {parameter.inside}"
                 caller = self._callers.get(here.name)
                 if caller is None or (called := caller[0][caller[1]]).kind != "fusion":
                     return ""
-                here, name = called.home, called.names[int(made.inside)]
-            elif made.kind == "fusion":
-                here = made.called()
+                here, name = called.home, called.names[int(parameter.inside)]
+            elif parameter.kind == "fusion":
+                here = parameter.called()
                 name = here.root
-            elif made.kind == "get-tuple-element":
-                place = int(re.search(r"\bindex=(\d+)", made.attributes)[1])
-                source = here[made.names[0]]
+            elif parameter.kind == "get-tuple-element":
+                place = int(parameter.attribute("index"))
+                source = here[parameter.names[0]]
                 if source.kind == "parameter" and (outer := self._carried(here, place)):
                     here, source = outer
                 if source.kind != "tuple":
                     return ""
                 name = source.names[place]
-            elif made.kind in _PASS_ON:
-                name = made.names[0]
+            elif parameter.kind in _PASS_ON:
+                name = parameter.names[0]
             else:
                 return ""
         return ""
@@ -237,8 +237,8 @@ class Origins:
         """At which places of its result, a tuple, a computation has an instruction."""
         if here.name not in self._parts:
             places = self._parts[here.name] = {}
-            for n, one in enumerate(here[here.root].names):
-                places.setdefault(one, []).append(n)
+            for n, element in enumerate(here[here.root].names):
+                places.setdefault(element, []).append(n)
         return self._parts[here.name].get(name, ())
 
     def _reached(self, instruction, phase):
@@ -264,10 +264,12 @@ class Origins:
         here, names, most = self._program.entry, [self._program.entry.root], _MOST
         while names and (most := most - 1):
             name = names.pop()
-            made = self._root if name == here.root else here[name]
-            if made.name == instruction.name:
+            root_instruction = self._root if name == here.root else here[name]
+            if root_instruction.name == instruction.name:
                 return True
-            names += made.names if made.kind in (*_PASS_ON, "tuple", "get-tuple-element") else ()
+            names += (
+                root_instruction.names if root_instruction.kind in (*_PASS_ON, "tuple", "get-tuple-element") else ()
+            )
         return False
 
     def is_sliced_again(self, instruction: Instruction) -> bool:
@@ -280,18 +282,18 @@ class Origins:
             if name == here.root and outer:
                 waiting.append((*outer, None))
             for user in self._users_in(here).get(name, ()):
-                made = here[user]
-                if made.kind == "dynamic-slice" and made.names[0] == name:
+                user_instruction = here[user]
+                if user_instruction.kind == "dynamic-slice" and user_instruction.names[0] == name:
                     sliced = True
-                elif made.kind == "fusion" and outer is None:
-                    callee = made.called()
-                    inside = {f"parameter({n})" for n, operand in enumerate(made.names) if operand == name}
+                elif user_instruction.kind == "fusion" and outer is None:
+                    callee = user_instruction.called()
+                    inside = {f"parameter({n})" for n, operand in enumerate(user_instruction.names) if operand == name}
                     waiting += [
                         (callee, inner, (here, user))
                         for inner, line in callee.lines.items()
                         if any(f" {parameter}" in line for parameter in inside)
                     ]
-                elif made.kind in ("all-gather", "bitcast", "copy", "reshape", "transpose"):
+                elif user_instruction.kind in ("all-gather", "bitcast", "copy", "reshape", "transpose"):
                     waiting.append((here, user, outer))
                 else:
                     return False
@@ -319,5 +321,5 @@ def _operation(stack):
 
 def _table(text, name):
     """The lines of a table that stands before the computations."""
-    found = re.search(rf"^{name}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^{name}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -193,7 +193,7 @@ def predicted_seconds(move: Collective, chip: hardware.Chip, torus: Sequence[int
                                                "collective-permute"):  # fmt: skip
         return None
     group = max(map(len, move.groups), default=1)
-    held = max(sum(map(type_bytes, move.operands)), sum(map(type_bytes, move.results)))
+    array_bytes = max(sum(map(type_bytes, move.operands)), sum(map(type_bytes, move.results)))
     sizes, most = [], max(chip.torus) if chip.torus else group
     if chip.torus and group == math.prod(torus):
         sizes, group = [size for size in torus if size > 1], 1
@@ -204,7 +204,7 @@ def predicted_seconds(move: Collective, chip: hardware.Chip, torus: Sequence[int
         group //= sizes[-1]
     if chip.torus and len(sizes) > len(chip.torus):
         return None
-    return float(costs.collective_seconds(move.kind, held, tuple(sizes) or 1, chip))
+    return float(costs.collective_seconds(move.kind, array_bytes, tuple(sizes) or 1, chip))
 
 
 def steps_of(text: str, chip: str | hardware.Chip, torus: Sequence[int] = ()) -> list:
@@ -245,89 +245,95 @@ class _Reader:
         self.moves, self.chip, self.torus, self.flops, self.count = moves, chip, torus, MatmulFlops(), 0
 
     def steps(self, here):
-        made, flying = [], {}  # numbers of collectives under way, by the names of what they return and by channel
+        schedule, flying = [], {}  # numbers of collectives under way, by the names of what they return and by channel
         started = set()  # the channels of those that fusions start
         for name, line in here.lines.items():
-            one = here[name]
-            if one.kind in _FREE:
+            instruction = here[name]
+            if instruction.kind in _FREE:
                 continue
-            moves, ends = self.moves.get((here.name, name)), one.channels("Done")
-            starts = one.channels("Start")
+            moves, ends = self.moves.get((here.name, name)), instruction.channels("Done")
+            starts = instruction.channels("Start")
             started.update(starts)
-            if one.kind == "while":
-                (body, least, most), _ = one.calls()
+            if instruction.kind == "while":
+                (body, least, most), _ = instruction.calls()
                 if least != most:
                     raise UnreadableProgram(f"only the run decides how often this loop runs: {line.strip()[:300]}")
-                made.append(["loop", least, self.steps(body)])
-            elif one.kind == "call":
-                made += self.steps(one.called("to_apply"))
-            elif one.kind == "conditional":
-                made += max((self.steps(branch) for branch, *_ in one.calls()), key=lambda s: _run(s).seconds)
+                schedule.append(["loop", least, self.steps(body)])
+            elif instruction.kind == "call":
+                schedule += self.steps(instruction.called("to_apply"))
+            elif instruction.kind == "conditional":
+                schedule += max(
+                    (self.steps(branch) for branch, *_ in instruction.calls()), key=lambda s: _run(s).seconds
+                )
             elif moves or ends:  # or both: a fusion that ends one collective and starts another
                 if not started.issuperset(ends):
                     raise UnreadableProgram(_ELSEWHERE + line.strip()[:300])
-                made += [["done", number] for channel in ends for number in flying.pop(channel, ())]
+                schedule += [["done", number] for channel in ends for number in flying.pop(channel, ())]
                 if moves:
-                    self._starts(made, flying, one, moves, starts)
-            elif one.kind.endswith("-update") and one.names[0] in flying:
-                flying[name] = flying[one.names[0]]  # the same collective goes on under another name
-            elif one.kind.endswith("-done") and one.names[0] in flying:
-                ended = flying[one.names[0]]
-                made += [["done", number] for number in ended]
+                    self._starts(schedule, flying, instruction, moves, starts)
+            elif instruction.kind.endswith("-update") and instruction.names[0] in flying:
+                flying[name] = flying[instruction.names[0]]  # the same collective goes on under another name
+            elif instruction.kind.endswith("-done") and instruction.names[0] in flying:
+                ended = flying[instruction.names[0]]
+                schedule += [["done", number] for number in ended]
                 flying = {key: numbers for key, numbers in flying.items() if numbers is not ended}
-            elif one.kind.removesuffix("-done") in (*COLLECTIVES, "async") and one.kind.endswith("-done"):
-                if not here[one.names[0]].kind.endswith(("-start", "-update")):
+            elif instruction.kind.removesuffix("-done") in (*COLLECTIVES, "async") and instruction.kind.endswith(
+                "-done"
+            ):
+                if not here[instruction.names[0]].kind.endswith(("-start", "-update")):
                     raise UnreadableProgram(_ELSEWHERE + line.strip()[:300])
             else:
-                made.append(["compute", self._seconds(one)])
+                schedule.append(["compute", self._seconds(instruction)])
         left = {number: None for numbers in flying.values() for number in numbers}
-        return _joined([*made, *(["done", number] for number in left)])
+        return _joined([*schedule, *(["done", number] for number in left)])
 
-    def _starts(self, made, flying, one, moves, channels):
+    def _starts(self, schedule, flying, instruction, moves, channels):
         numbers = []
         for move in moves:
             seconds = predicted_seconds(move, self.chip, self.torus)
             if seconds is None:
-                raise UnreadableProgram(f"no formula says how long this takes: {one.line.strip()[:300]}")
+                raise UnreadableProgram(f"no formula says how long this takes: {instruction.line.strip()[:300]}")
             numbers.append(self.count)
-            made.append(["start", self.count, move.kind, move.bytes, seconds])
+            schedule.append(["start", self.count, move.kind, move.bytes, seconds])
             self.count += 1
         if len(channels) == len(numbers):
             flying.update((channel, [number]) for channel, number in zip(channels, numbers, strict=True))
         elif channels:
-            raise UnreadableProgram(f"which of its collectives does this fusion start? {one.line.strip()[:300]}")
-        elif one.kind.endswith("-start"):
-            flying[one.name] = numbers
+            raise UnreadableProgram(
+                f"which of its collectives does this fusion start? {instruction.line.strip()[:300]}"
+            )
+        elif instruction.kind.endswith("-start"):
+            flying[instruction.name] = numbers
         else:  # one instruction
-            made += [["done", number] for number in numbers]
+            schedule += [["done", number] for number in numbers]
 
-    def _seconds(self, one):
+    def _seconds(self, instruction):
         """Of an instruction that computes."""
-        if _AHEAD.match(one.kind) or one.kind.endswith(("-start", "-done", "-update")):
+        if _AHEAD.match(instruction.kind) or instruction.kind.endswith(("-start", "-done", "-update")):
             return 0.0
-        if one.kind == "custom-call" and "Bitcast" in one.attributes:
+        if instruction.kind == "custom-call" and "Bitcast" in instruction.attributes:
             return 0.0
-        flops = self.flops.one(one)
+        flops = self.flops.one(instruction)
         if flops is None:
             raise UnreadableProgram(
-                f"the FLOPs of {one.name} are not in the program's text, so its time is unknown: compile the step "
-                f"without this kernel, or read its time from a profile: {one.line.strip()[:300]}"
+                f"the FLOPs of {instruction.name} are not in the program's text, so its time is unknown: compile the "
+                f"step without this kernel, or read its time from a profile: {instruction.line.strip()[:300]}"
             )
-        return max(flops / self.chip.peak(), _hbm_bytes(one) / self.chip.hbm_bytes_per_second)
+        return max(flops / self.chip.peak(), _hbm_bytes(instruction) / self.chip.hbm_bytes_per_second)
 
 
-def _hbm_bytes(one: Instruction) -> float:
+def _hbm_bytes(instruction: Instruction) -> float:
     """Bytes that an instruction reads and writes in HBM: of an operand of which it takes a slice, only the slice."""
-    if one.kind == "fusion":
-        return _of_fusion(one, one.called())
-    if one.kind in ("dynamic-slice", "slice"):
-        return 2 * _in_hbm(one.result)
-    if one.kind == "dynamic-update-slice":
-        return 2 * _in_hbm(one.operands[1])
-    return _in_hbm(one.result) + sum(map(_in_hbm, one.operands))
+    if instruction.kind == "fusion":
+        return _of_fusion(instruction, instruction.called())
+    if instruction.kind in ("dynamic-slice", "slice"):
+        return 2 * _in_hbm(instruction.result)
+    if instruction.kind == "dynamic-update-slice":
+        return 2 * _in_hbm(instruction.operands[1])
+    return _in_hbm(instruction.result) + sum(map(_in_hbm, instruction.operands))
 
 
-def _of_fusion(one: Instruction, inner: Computation) -> float:
+def _of_fusion(fusion: Instruction, inner: Computation) -> float:
     lines = {name: inner[name] for name in inner.lines}
     root = lines[inner.root]
     results = [lines[name] for name in root.names] if root.kind == "tuple" else [root]
@@ -337,14 +343,14 @@ def _of_fusion(one: Instruction, inner: Computation) -> float:
             total += _in_hbm(result.operands[1])
         elif result.kind != "parameter" and not result.kind.startswith(COLLECTIVES):
             total += _in_hbm(result.result)
-    for parameter in (made for made in lines.values() if made.kind == "parameter"):
-        users = [made for made in lines.values() if parameter.name in made.names and made.kind != "tuple"]
-        users = [made for made in users if not made.kind.startswith(COLLECTIVES)]
-        slices = [made for made in users if made.kind in ("dynamic-slice", "slice") and made.names[0] == parameter.name]
-        updated = [made for made in users if made.kind == "dynamic-update-slice" and made.names[0] == parameter.name]
+    for parameter in (line for line in lines.values() if line.kind == "parameter"):
+        users = [line for line in lines.values() if parameter.name in line.names and line.kind != "tuple"]
+        users = [line for line in users if not line.kind.startswith(COLLECTIVES)]
+        slices = [line for line in users if line.kind in ("dynamic-slice", "slice") and line.names[0] == parameter.name]
+        updated = [line for line in users if line.kind == "dynamic-update-slice" and line.names[0] == parameter.name]
         if len(slices) + len(updated) == len(users):
-            held = _in_hbm(parameter.result)
-            total += min(held, sum(map(_whole, slices)))
+            read = _in_hbm(parameter.result)
+            total += min(read, sum(map(_whole, slices)))
         else:
             total += _in_hbm(parameter.result)
     return total
@@ -355,19 +361,19 @@ def _in_hbm(typed: str) -> float:
     return sum(map(type_bytes, array_types(_ON_CHIP.sub("", typed))))
 
 
-def _whole(one: Instruction) -> float:
-    return sum(map(type_bytes, array_types(one.result)))
+def _whole(instruction: Instruction) -> float:
+    return sum(map(type_bytes, array_types(instruction.result)))
 
 
 def _joined(steps: Sequence[list]) -> list:
     """The same steps, those of computing joined where nothing stands between them."""
-    made = []
+    schedule = []
     for is_compute, group in groupby(steps, key=lambda step: step[0] == "compute"):
         if not is_compute:
-            made += group
+            schedule += group
         elif seconds := sum(seconds for _, seconds in group):
-            made.append(["compute", float(f"{seconds:.4g}")])
-    return made
+            schedule.append(["compute", float(f"{seconds:.4g}")])
+    return schedule
 
 
 def _run(steps: Sequence) -> Timeline:
@@ -403,8 +409,8 @@ def _run(steps: Sequence) -> Timeline:
                     spans.append((begin, now))
 
     do(steps)
-    made = [Flight(*flight, _shared(flight[2], flight[3], waiting)) for flight in flights]
-    return Timeline(tuple(compute), tuple(waiting), tuple(made), tuple(map(tuple, loops)), now)
+    flown = [Flight(*flight, _shared(flight[2], flight[3], waiting)) for flight in flights]
+    return Timeline(tuple(compute), tuple(waiting), tuple(flown), tuple(map(tuple, loops)), now)
 
 
 def _shared(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:

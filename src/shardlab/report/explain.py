@@ -161,8 +161,8 @@ class Report:
             lines.append(table[0])
             for row, move in zip(table[1:], self.moves, strict=False):
                 code, about, cause = _details(move)
-                said = "; ".join(filter(None, (code and f"`{code[:60]}`", about[:110], cause)))
-                lines += [row, *_wrapped(said, "      ")]
+                sentence = "; ".join(filter(None, (code and f"`{code[:60]}`", about[:110], cause)))
+                lines += [row, *_wrapped(sentence, "      ")]
             lines += self._rest()
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]
@@ -173,18 +173,20 @@ class Report:
         return "\n".join(line[:WIDE].rstrip() for line in lines)
 
     def _repr_html_(self):
-        said = lambda text: f"<p>{escape(text)}</p>"  # noqa: E731
-        parts = [said(self._head()), said(self._sum())]
+        paragraph = lambda text: f"<p>{escape(text)}</p>"  # noqa: E731
+        parts = [paragraph(self._head()), paragraph(self._sum())]
         if self.moves:
             shown = self.moves[:MOST]
             under = [(code, "; ".join(filter(None, about))) for code, *about in map(_details, shown)]
-            parts += [html_table(_COLUMNS, map(_cells, shown), under=under), *map(said, self._rest())]
+            parts += [html_table(_COLUMNS, map(_cells, shown), under=under), *map(paragraph, self._rest())]
         rows = self._stored()
-        parts.append(said(self._memory()))
+        parts.append(paragraph(self._memory()))
         parts += [html_table(_STORED, rows[:MOST])] if rows else []
-        parts += [said(f"and {len(rows) - MOST} kinds of smaller ones")] if len(rows) > MOST else []
-        found = "".join(f"<li><strong>{escape(one.title)}</strong>: {escape(one.says)}</li>" for one in self.findings)
-        return "".join(parts) + (f"<ol>{found}</ol>" if found else "")
+        parts += [paragraph(f"and {len(rows) - MOST} kinds of smaller ones")] if len(rows) > MOST else []
+        items = "".join(
+            f"<li><strong>{escape(finding.title)}</strong>: {escape(finding.says)}</li>" for finding in self.findings
+        )
+        return "".join(parts) + (f"<ol>{items}</ol>" if items else "")
 
     def _head(self):
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
@@ -212,11 +214,11 @@ class Report:
         together, lists = {}, _lists(array.name for array in self.arrays)
         for array in self.arrays:
             key = _pattern(array.name, lists), array.type, array.spec
-            count, held = together.get(key, (0, 0))
-            together[key] = count + 1, held + array.bytes
+            count, total = together.get(key, (0, 0))
+            together[key] = count + 1, total + array.bytes
         return [
-            (bytes_text(held), f"{count} ×" if count > 1 else "", name, kind, spec)
-            for (name, kind, spec), (count, held) in sorted(together.items(), key=lambda one: -one[1][1])
+            (bytes_text(total), f"{count} ×" if count > 1 else "", name, kind, spec)
+            for (name, kind, spec), (count, total) in sorted(together.items(), key=lambda entry: -entry[1][1])
         ]
 
 
@@ -238,23 +240,27 @@ class Comparison:
         return _more(self.after, self.before)
 
     def __repr__(self) -> str:
-        one, other = self.before, self.after
-        rows = [("", "before", "after"), ("sent", bytes_text(one.bytes), bytes_text(other.bytes))]
-        on = one.chip if one.chip == other.chip else f"{one.chip} and {other.chip}"
-        rows.append((f"predicted on {on}", _ms(one.seconds), _ms(other.seconds)))
-        for part in one.memory if other.memory else ():
-            if one.memory[part] != other.memory[part]:
-                rows.append((part, bytes_text(one.memory[part]), bytes_text(other.memory[part])))
+        earlier, other = self.before, self.after
+        rows = [("", "before", "after"), ("sent", bytes_text(earlier.bytes), bytes_text(other.bytes))]
+        on = earlier.chip if earlier.chip == other.chip else f"{earlier.chip} and {other.chip}"
+        rows.append((f"predicted on {on}", _ms(earlier.seconds), _ms(other.seconds)))
+        for part in earlier.memory if other.memory else ():
+            if earlier.memory[part] != other.memory[part]:
+                rows.append((part, bytes_text(earlier.memory[part]), bytes_text(other.memory[part])))
         lines = aligned(rows, "<>").splitlines()
         moves = [("-", move) for move in self.gone[:MOST]] + [("+", move) for move in self.new[:MOST]]
         if moves:
             rows = [(sign, *_cells(move), move.array) for sign, move in moves]
             lines += ["", *aligned([("", *_COLUMNS, "array"), *rows], "<><").splitlines()]
-        before, after = ([f"{one.title}: {one.says}" for one in report.findings] for report in (one, other))
-        changes = [("-", said) for said in before if said not in after] + [("+", s) for s in after if s not in before]
+        before, after = (
+            [f"{earlier.title}: {earlier.says}" for earlier in report.findings] for report in (earlier, other)
+        )
+        changes = [("-", entry) for entry in before if entry not in after] + [
+            ("+", s) for s in after if s not in before
+        ]
         lines += [""] if changes else []
-        for sign, said in changes:
-            lines += _wrapped(f"{sign} {said}")
+        for sign, entry in changes:
+            lines += _wrapped(f"{sign} {entry}")
         return "\n".join(line[:WIDE].rstrip() for line in lines)
 
 
@@ -303,19 +309,19 @@ def explain(
         mesh = next(s.mesh for leaf in jax.tree.leaves(args) if isinstance(s := leaf.sharding, NamedSharding))
         if not isinstance(mesh, Mesh):
             raise ValueError(f"no compiler for {backend} is installed here; TPUs need libtpu, GPUs JAX's CUDA plug-in")
-    with _words_of_the_compiler() as said:
+    with _words_of_the_compiler() as messages:
         lowered, compiled = comms.stages(f, args, kwargs)
     meshes = [mesh] if mesh is not None else comms.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
     arrays, results = _arguments(compiled, text, args, kwargs), _results(compiled)
     names = [array.name for array in results]
-    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, said)
+    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages)
     sizes = _memory(compiled, backend)
-    found = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
+    all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
     if not is_gradient:  # which replaces no argument
-        found += findings.of_replacement(arrays, results)
-    found += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
-    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(found))
+        all_findings += findings.of_replacement(arrays, results)
+    all_findings += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
+    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(all_findings))
 
 
 def compare(before: Report, after: Report) -> Comparison:
@@ -334,9 +340,9 @@ def compare(before: Report, after: Report) -> Comparison:
     Returns:
       `Comparison`: printed, it shows what is gone (-), what is new (+), and the sums of both.
     """
-    for one in (before, after):
-        if not isinstance(one, Report):
-            raise TypeError(f"compare() takes two reports of explain(), not {type(one).__name__}")
+    for report in (before, after):
+        if not isinstance(report, Report):
+            raise TypeError(f"compare() takes two reports of explain(), not {type(report).__name__}")
     return Comparison(before, after)
 
 
@@ -353,20 +359,20 @@ def _name(f):
 @contextmanager
 def _words_of_the_compiler():
     """Collects the lines that the compiler writes to standard error, which are written again at the end."""
-    said = []
+    messages = []
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(2)
+        stderr_copy = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:
-            yield said
+            yield messages
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
             file.seek(0)
             text = file.read()
             os.write(2, text)
-            said += text.decode("utf-8", "replace").splitlines()
+            messages += text.decode("utf-8", "replace").splitlines()
 
 
 # --- What it sends ------------------------------------------------------------------------------------------------
@@ -378,9 +384,9 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     meshes = named if meshes is None else [*meshes, *named]
     origins, flops, rows = Origins(program, text, results), MatmulFlops(), {}
     lists = _lists((*_parameter_names(text), *(results or ())))
-    found = [(move, start, origins.of(start)) for move, start in comms.find(program, meshes)]
-    causes = [(origin, findings.cause(move, origin)) for move, _, origin in found]
-    for (move, start, origin), (_, why) in zip(found, causes, strict=True):
+    located = [(move, start, origins.of(start)) for move, start in comms.find(program, meshes)]
+    causes = [(origin, findings.cause(move, origin)) for move, _, origin in located]
+    for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None
         overlap = "waits" if not move.asynchronous else "hidden" if hidden else "exposed"
         named = {_pattern(name, lists) for name in ([origin.argument] if origin.argument else origin.results)}
@@ -403,17 +409,17 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     ]
     moves.sort(key=lambda move: (move.total is not None, -(move.total or 0)))
     mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
-    judged = [*findings.of_sums(found), *findings.of_repeated_operations(causes)]
+    judged = [*findings.of_sums(located), *findings.of_repeated_operations(causes)]
     if lowered is not None and program.devices > 1:
         whole = lowered.as_text(dialect="hlo", debug_info=True)
         before = Program(whole)
         old = Origins(before, whole)
         judged += findings.of_repeated_products(
-            whole_flops(lambda made: old.place(made.line), before, whole),
-            flops.by(lambda made: origins.place(made.line), program.entry),
+            whole_flops(lambda instruction: old.place(instruction.line), before, whole),
+            flops.by(lambda instruction: origins.place(instruction.line), program.entry),
             program.devices,
         )
-    judged += findings.of_partitioner(found, origins, said)
+    judged += findings.of_partitioner(located, origins, said)
     judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
     report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged))
     return report, origins.is_gradient
@@ -443,47 +449,47 @@ def _path(path):
 
 def _results(compiled):
     """The results as `Array`s, in order."""
-    made = jax.tree_util.tree_flatten_with_path(getattr(compiled, "out_info", None))[0]
+    results = jax.tree_util.tree_flatten_with_path(getattr(compiled, "out_info", None))[0]
     placed = jax.tree.leaves(compiled.output_shardings)
-    if len(placed) != len(made):
+    if len(placed) != len(results):
         return []
     return [
-        _array(f"result{_path(path)}", tuple(one.shape), one.dtype, sharding, None)
-        for (path, one), sharding in zip(made, placed, strict=True)
+        _array(f"result{_path(path)}", tuple(result.shape), result.dtype, sharding, None)
+        for (path, result), sharding in zip(results, placed, strict=True)
     ]
 
 
 def _arguments(compiled, text, args, kwargs):
     """The arguments as `Array`s, the largest first."""
     info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
-    given = jax.tree.leaves((args, kwargs))
-    given = given if len(given) == len(info) else [None] * len(info)
+    values = jax.tree.leaves((args, kwargs))
+    values = values if len(values) == len(info) else [None] * len(info)
     placed = tree.flatten_up_to(compiled.input_shardings) if info else []
-    kept = [n for n, sharding in enumerate(placed) if sharding is not None]  # the program takes only what it uses
-    info, given, placed = ([them[n] for n in kept] for them in (info, given, placed))
+    used = [n for n, sharding in enumerate(placed) if sharding is not None]  # the program takes only what it uses
+    info, values, placed = ([them[n] for n in used] for them in (info, values, placed))
     names = _parameter_names(text)
-    found = []
-    for number, (path, one) in enumerate(info):
-        aval = getattr(one, "_aval", None) or one
+    arguments = []
+    for number, (path, argument) in enumerate(info):
+        aval = getattr(argument, "_aval", None) or argument
         # The compiler decides where an array goes that is on no mesh.
-        both = placed[number], getattr(given[number], "sharding", None)
+        both = placed[number], getattr(values[number], "sharding", None)
         sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
         name = names[number] if len(names) == len(info) else _path(path)
-        found.append(_array(name, tuple(aval.shape), aval.dtype, sharding, one.donated))
-    return sorted(found, key=lambda array: -array.bytes)
+        arguments.append(_array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated))
+    return sorted(arguments, key=lambda array: -array.bytes)
 
 
 def _memory(compiled, backend):
     """Bytes of each device, by what stores them; the peak is a bound."""
-    said = compiled.memory_analysis()
+    analysis = compiled.memory_analysis()
     sizes = {
-        "arguments": said.argument_size_in_bytes,
-        "results": said.output_size_in_bytes,
-        "temporaries": said.temp_size_in_bytes,
-        "donated": said.alias_size_in_bytes,
+        "arguments": analysis.argument_size_in_bytes,
+        "results": analysis.output_size_in_bytes,
+        "temporaries": analysis.temp_size_in_bytes,
+        "donated": analysis.alias_size_in_bytes,
     }
     # The temporaries of CPUs and GPUs are one block of memory, which newer compilers leave out of their peak.
-    peak = getattr(said, "peak_memory_in_bytes", 0) if re.match(r"tpu|v\d", backend) else 0
+    peak = getattr(analysis, "peak_memory_in_bytes", 0) if re.match(r"tpu|v\d", backend) else 0
     return {**sizes, "peak": peak or _all_of(sizes)}
 
 
@@ -492,15 +498,15 @@ def _all_of(memory):
 
 
 def _array(name, shape, dtype, sharding, donated):
-    held = sharding.shard_shape(shape) if sharding is not None else shape
+    local_shape = sharding.shard_shape(shape) if sharding is not None else shape
     element = itemsize(str(dtype))
     spec, replicated = "", ()
     if isinstance(sharding, NamedSharding):
         spec = spec_text(sharding.spec)
         used = {axis for axes in sharding.spec if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
         replicated = tuple(axis for axis, n in sharding.mesh.shape.items() if n > 1 and axis not in used)
-    stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (held, shape))
-    return Array(name, _type(shape, dtype), _type(held, dtype), spec, stored, whole, replicated, donated)
+    stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (local_shape, shape))
+    return Array(name, _type(shape, dtype), _type(local_shape, dtype), spec, stored, whole, replicated, donated)
 
 
 def _type(shape, dtype):
@@ -510,8 +516,8 @@ def _type(shape, dtype):
 def _parameter_names(text):
     """JAX's names of the entry's parameters, in order."""
     entry = text.partition("\nENTRY ")[2]
-    found = re.findall(r'\bparameter\((\d+)\).*?\bop_name="((?:[^"\\]|\\.)*)"', entry)
-    return [re.sub(r"\\(.)", r"\1", name) for _, name in sorted(found, key=lambda one: int(one[0]))]
+    pairs = re.findall(r'\bparameter\((\d+)\).*?\bop_name="((?:[^"\\]|\\.)*)"', entry)
+    return [re.sub(r"\\(.)", r"\1", name) for _, name in sorted(pairs, key=lambda pair: int(pair[0]))]
 
 
 # --- Print --------------------------------------------------------------------------------------------------------

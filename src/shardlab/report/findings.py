@@ -140,12 +140,12 @@ def of_arrays(
                     "say where its results belong with out_shardings",
                 )
         return
-    held = sum(array.bytes for array in arguments)
-    yield from _replicated("replicated", arguments, held, "the arguments", mesh)
+    total = sum(array.bytes for array in arguments)
+    yield from _replicated("replicated", arguments, total, "the arguments", mesh)
     known = Counter(map(_layout, arguments))
-    made = [result for result in results if _layout(result) not in known]  # of the others the argument tells
-    held += sum(array.bytes for array in results)
-    yield from _replicated("replicated result", made, held, "arguments and results", mesh)
+    unknown_results = [result for result in results if _layout(result) not in known]  # of the others the argument tells
+    total += sum(array.bytes for array in results)
+    yield from _replicated("replicated result", unknown_results, total, "arguments and results", mesh)
 
 
 def _layout(array):
@@ -168,32 +168,32 @@ def _replicated(title, arrays, total, whose, mesh):
         if free := _divided(array, mesh):
             groups.setdefault((_root(array), tuple(free)), []).append((array, free))
     for (root, free), group in groups.items():
-        held = sum(array.bytes for array, _ in group)
+        total_bytes = sum(array.bytes for array, _ in group)
         axis = max(free, key=lambda axis: mesh[axis])
         ways = mesh[axis]
-        if held < _LEAST * total or held * (1 - 1 / ways) < 1024:
+        if total_bytes < _LEAST * total or total_bytes * (1 - 1 / ways) < 1024:
             continue
         names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
         yield Finding(
             title,
-            f"{names}, {bytes_text(held)} on each device, {held / total:.0%} of {whose}, stored whole along "
-            f"{' and '.join(free)}; in shards along {axis}, which divides dimension {dimensions}, it would be "
-            f"{bytes_text(held // ways)}",
+            f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of {whose}, stored whole "
+            f"along {' and '.join(free)}; in shards along {axis}, which divides dimension {dimensions}, it would be "
+            f"{bytes_text(total_bytes // ways)}",
         )
 
 
 def _divided(array, mesh):
     """The mesh axes along which an array is replicated and could be sharded, each with a dimension that it divides."""
-    whole, held = (
+    whole, local = (
         list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2]))) for kind in (array.type, array.shard)
     )
-    found = {}
+    rows = {}
     for axis in array.replicated:
-        dimensions = [d for d, size in enumerate(held) if size and size % mesh.get(axis, size + 1) == 0]
+        dimensions = [d for d, size in enumerate(local) if size and size % mesh.get(axis, size + 1) == 0]
         if dimensions:
-            found[axis] = min(dimensions, key=lambda d: held[d] != whole[d])  # rather one that is not yet in shards
-    return found
+            rows[axis] = min(dimensions, key=lambda d: local[d] != whole[d])  # rather one that is not yet in shards
+    return rows
 
 
 def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
@@ -240,11 +240,11 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int) -
         )
     if not arguments or donated:
         return
-    wanted, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
+    results_by_layout, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
     could, total = Counter(), sum(array.bytes for array in arguments)
     for array in arguments:
-        if wanted[_layout(array)] > 0 and (len(results) > 1 or alike[_layout(array)] == 1):
-            wanted[_layout(array)] -= 1
+        if results_by_layout[_layout(array)] > 0 and (len(results) > 1 or alike[_layout(array)] == 1):
+            results_by_layout[_layout(array)] -= 1
             could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         root = could.most_common(1)[0][0]
@@ -330,16 +330,16 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
     again = {
         place: (devices * each[place], flops) for place, flops in whole.items() if devices * each[place] >= 1.5 * flops
     }
-    more = sum(done - flops for done, flops in again.values())
+    more = sum(flops_done - flops for flops_done, flops in again.values())
     if more > _LEAST * devices * sum(each.values()):
-        done, flops = map(sum, zip(*again.values(), strict=True))
+        flops_done, flops = map(sum, zip(*again.values(), strict=True))
         first = max(again, key=lambda place: again[place][0])
         lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
         yield Finding(
             "repeated work",
-            f"the matrix products of {lines} are computed by several devices: together they do {done / flops:.3g} "
-            "times the FLOPs that one would; an array in them is replicated along an axis along which no dimension "
-            "of the product is sharded",
+            f"the matrix products of {lines} are computed by several devices: together they do "
+            f"{flops_done / flops:.3g} times the FLOPs that one would; an array in them is replicated along an axis "
+            "along which no dimension of the product is sharded",
         )
 
 
@@ -375,23 +375,23 @@ def _sum_before(instruction):
     for _ in range(30):
         if name not in here.lines:
             return None
-        made = here[name]
-        if made.kind.startswith("all-reduce") and not made.kind.endswith("-done"):
-            return made
-        varying = [operand for operand in made.names if operand in here.lines and not _is_constant(here[operand])]
-        scaled = made.kind in ("divide", "multiply") or (
-            made.kind == "fusion" and all(re.search(_SCALES, line) for line in made.called().lines.values())
+        producer = here[name]
+        if producer.kind.startswith("all-reduce") and not producer.kind.endswith("-done"):
+            return producer
+        varying = [operand for operand in producer.names if operand in here.lines and not _is_constant(here[operand])]
+        scaled = producer.kind in ("divide", "multiply") or (
+            producer.kind == "fusion" and all(re.search(_SCALES, line) for line in producer.called().lines.values())
         )
-        if len(varying) != 1 or not (scaled or made.kind in _PASS):
+        if len(varying) != 1 or not (scaled or producer.kind in _PASS):
             return None
         name = varying[0]
     return None
 
 
-def _is_constant(made):
-    while made.kind in ("broadcast", "bitcast", "copy", "convert", "reshape") and made.names:
-        made = made.home[made.names[0]]
-    return made.kind == "constant"
+def _is_constant(instruction):
+    while instruction.kind in ("broadcast", "bitcast", "copy", "convert", "reshape") and instruction.names:
+        instruction = instruction.home[instruction.names[0]]
+    return instruction.kind == "constant"
 
 
 def of_constants(text: str) -> Iterator[Finding]:

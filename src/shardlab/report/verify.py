@@ -47,7 +47,7 @@ class Verdict:
         if self.program.fits is False:
             return f"{mesh}: does not fit: {self.program.message.splitlines()[0][:200]}"
         predicted = sum(choice.sent_bytes.values())
-        said = [
+        lines = [
             f"{what} {compiled / 1e9:.2f} GB compiled, {expected / 1e9:.2f} GB predicted ({ratio:.2f} times)"
             for what, compiled, expected, ratio in (
                 ("sends", self.sent_bytes, predicted, ratios["sent"]),
@@ -55,7 +55,7 @@ class Verdict:
             )
             if ratio is not None
         ]
-        return f"{mesh}: {'; '.join(said)}; {self.program.source}, {self.program.seconds:.0f} s"
+        return f"{mesh}: {'; '.join(lines)}; {self.program.source}, {self.program.seconds:.0f} s"
 
 
 def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
