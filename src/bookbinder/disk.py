@@ -20,8 +20,8 @@ REFUSALS = (
 
 def refusal(text):
     """What the disk refused, if a text reports that, and the file, if it is named; else None."""
-    found = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
-    return (found[1], found[2]) if found else None
+    match = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
+    return (match[1], match[2]) if match else None
 
 
 @contextmanager
@@ -103,8 +103,8 @@ def files(folder, pattern="*"):
 
 def folder_digest(folder, pattern="*"):
     """A digest of the names and contents of the files in a folder and below it, except hidden ones."""
-    found = hashlib.sha256()
+    digest_so_far = hashlib.sha256()
     for name in files(folder, pattern):
         content = (folder / name).read_bytes()
-        found.update(f"{name} {len(content)}\n".encode() + content)
-    return found.hexdigest()
+        digest_so_far.update(f"{name} {len(content)}\n".encode() + content)
+    return digest_so_far.hexdigest()

@@ -195,7 +195,8 @@ class Proofs:
                 records[unit] = {"day": self.day, "key": key_of_chapter(key, read), "read": sorted(read)}
             elif as_it_is(tuple(places)) == key:
                 records[unit] = {"day": self.day, "key": key}
-        lines = [f"{json.dumps(unit)}: {json.dumps(record)}" for unit, record in sorted(records.items())]
+        there = {unit: record for unit, record in records.items() if (ROOT / unit).exists() or " " in unit}
+        lines = [f"{json.dumps(unit)}: {json.dumps(record)}" for unit, record in sorted(there.items())]
         disk.write(self.file, "{\n" + ",\n".join(lines) + "\n}\n")
 
 

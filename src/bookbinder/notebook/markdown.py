@@ -196,12 +196,12 @@ def _works(book):
 
 def groups(tokens):
     """The blocks of a text, each as the list of its tokens."""
-    found = []
+    blocks = []
     for token in tokens:
         if token.level == 0 and token.nesting >= 0:
-            found.append([])
-        found[-1].append(token)
-    return found
+            blocks.append([])
+        blocks[-1].append(token)
+    return blocks
 
 
 def as_directive(token, line, chapter):
@@ -256,8 +256,8 @@ class Markdown:
 
     def text(self, source, line=1):
         """Convert blocks of Markdown; `line` is the number of the first line."""
-        made = [self.block(group, source.split("\n"), line) for group in groups(self.parse(source, line))]
-        return "\n\n".join(block for block in made if block)
+        blocks = [self.block(group, source.split("\n"), line) for group in groups(self.parse(source, line))]
+        return "\n\n".join(block for block in blocks if block)
 
     def parse(self, source, line=1):
         """The tokens of a text. Links must contain their addresses, because a notebook splits the text into cells."""
@@ -324,15 +324,15 @@ class Markdown:
                 raw.rpartition(text)[::2]
                 for raw, text in zip(lines[first:last], token.content.split("\n"), strict=False)
             ]
-            made, at, number = [parts[0][0]], 0, 0
+            pieces, at, number = [parts[0][0]], 0, 0
             for begin, end, new in [*self._edits(token, line + first), (len(token.content), len(token.content), "")]:
                 for text in re.split(r"(\n)", token.content[at:begin]):
                     number += text == "\n"
-                    made.append(f"{parts[number - 1][1]}\n{parts[number][0]}" if text == "\n" else text)
+                    pieces.append(f"{parts[number - 1][1]}\n{parts[number][0]}" if text == "\n" else text)
                 number += token.content[begin:end].count("\n")
-                made.append(new)
+                pieces.append(new)
                 at = end
-            shown[first:last] = ["".join(made) + parts[-1][1], *[None] * (last - first - 1)]
+            shown[first:last] = ["".join(pieces) + parts[-1][1], *[None] * (last - first - 1)]
         return "\n".join(text for text in shown[begin_line : group[0].map[1]] if text is not None).rstrip()
 
     def _row(self, cells, row, line):
@@ -344,20 +344,20 @@ class Markdown:
                 if self._edits(token, line):
                     raise self.error(line, "a cell with a | in it cannot hold roles or links of the book")
                 continue
-            made = self.inline(token, line)
-            made = made if made == token.content else re.sub(r"(?<!\\)\|", r"\\|", made)
-            row, at = row[:place] + made + row[place + len(token.content) :], place + len(made)
+            converted = self.inline(token, line)
+            converted = converted if converted == token.content else re.sub(r"(?<!\\)\|", r"\\|", converted)
+            row, at = row[:place] + converted + row[place + len(token.content) :], place + len(converted)
         return row
 
     # --- In a line ----------------------------------------------------------------------------------------
 
     def inline(self, token, line):
         """Convert the text of an inline token."""
-        made, at = [], 0
+        pieces, at = [], 0
         for begin, end, new in self._edits(token, line):
-            made += [token.content[at:begin], new]
+            pieces += [token.content[at:begin], new]
             at = end
-        return "".join([*made, token.content[at:]])
+        return "".join([*pieces, token.content[at:]])
 
     def words(self, source, line):
         """Convert a text of one line, such as a title."""
@@ -540,14 +540,14 @@ class Markdown:
                 body = [re.sub(r"^(\s*)[:~]", r"\1 ", lines[first]), *lines[first + 1 : last]]
                 body = [re.sub(rf"^\s{{0,{len(begin)}}}", "", text.expandtabs(4)) for text in body]
                 flows = group[index + 1].type == "paragraph_open" and group[index - 1].type == "dt_close"
-                made = self.text("\n".join(body), line + first).split("\n")
-                shown[-1] += " " + made[0].lstrip() if flows else f"\n\n  {made[0]}".rstrip(" ")
-                shown[-1] += "".join(f"\n  {text}".rstrip(" ") for text in made[1:])
+                converted = self.text("\n".join(body), line + first).split("\n")
+                shown[-1] += " " + converted[0].lstrip() if flows else f"\n\n  {converted[0]}".rstrip(" ")
+                shown[-1] += "".join(f"\n  {text}".rstrip(" ") for text in converted[1:])
         return "\n".join(shown)
 
     def _include(self, directive, line):
         """The text of a file, or some lines of it, or a function or class of a module in Python."""
-        language, wanted = directive.options.get("language", ""), directive.options.get("lines", "")
+        language, ranges = directive.options.get("language", ""), directive.options.get("lines", "")
         text = (self.book.root / self._path(directive.argument, line)).read_text("utf-8").rstrip("\n").split("\n")
         if name := directive.options.get("pyobject"):
             defined = {node.name: node for node in ast.parse("\n".join(text)).body if hasattr(node, "decorator_list")}
@@ -556,12 +556,12 @@ class Markdown:
                     line, f":pyobject: {directive.argument} defines no {name}; it defines {', '.join(defined)}"
                 )
             node = defined[name]
-            begin = min(one.lineno for one in (node, *node.decorator_list))
+            begin = min(part_of.lineno for part_of in (node, *node.decorator_list))
             text = text[begin - 1 : node.end_lineno]
         chosen = []
-        for part in wanted.split(",") if wanted else ["-"]:
+        for part in ranges.split(",") if ranges else ["-"]:
             if not (match := re.fullmatch(r"\s*(\d*)(-?)(\d*)\s*", part)) or not any(match.groups()):
-                raise self.error(line, f":lines: {wanted} cannot be read; write them as 1,3-5,8-")
+                raise self.error(line, f":lines: {ranges} cannot be read; write them as 1,3-5,8-")
             begin = int(match[1] or 1)
             end = int(match[3] or len(text)) if match[2] else begin
             if not 1 <= begin <= end <= len(text):

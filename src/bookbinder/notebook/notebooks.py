@@ -41,12 +41,12 @@ def make(book, chapters=None):
     targets = markdown.targets(book, parser)
     address = addresses.of(book.config)
     commit = addresses.commit(book.root)
-    made = {}
+    files = {}
     for chapter in chapters or book.chapters:
         if chapter.runs:
             text = markdown.Markdown(book, chapter, targets, address, commit or address.branch, parser)
-            made[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
-    return made
+            files[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
+    return files
 
 
 class _Notebook:
@@ -236,16 +236,18 @@ def build_wheel(root, folder):
     if not package.of(root).is_installable:
         return None
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
-    with tempfile.TemporaryDirectory() as made:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", made]
+    with tempfile.TemporaryDirectory() as folder_of_wheel:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder_of_wheel]
         # In a session of its own, so that Ctrl-C reaches the builder alone.
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
         )
-        if done.returncode:
+        if process.returncode:
             raise BookError(
-                "pyproject.toml", None, f"the wheel of {package.of(root).name} cannot be built:\n{done.stderr.strip()}"
+                "pyproject.toml",
+                None,
+                f"the wheel of {package.of(root).name} cannot be built:\n{process.stderr.strip()}",
             )
-        (wheel,) = Path(made).glob("*.whl")
+        (wheel,) = Path(folder_of_wheel).glob("*.whl")
         shutil.copy(wheel, folder)
     return wheel.name

@@ -55,7 +55,7 @@ def publish(book, remote, is_current):
 
 def _git(root, *arguments, environment=None):
     settings = os.environ | (environment or {})
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, env=settings)
-    if done.returncode:
-        raise PublishError(f"git {arguments[0]} failed: {done.stderr.strip()}")
-    return done.stdout
+    process = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, env=settings)
+    if process.returncode:
+        raise PublishError(f"git {arguments[0]} failed: {process.stderr.strip()}")
+    return process.stdout

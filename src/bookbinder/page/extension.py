@@ -72,8 +72,8 @@ def _name_the_repository(app, config):
 def _versions():
     """What chapters are executed with, in words."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-    found = [f"{name} {version(name)}" for name in names if find_spec(name.split("-")[0])]
-    return f"Python {platform.python_version()}, {', '.join(found)}"
+    installed = [f"{name} {version(name)}" for name in names if find_spec(name.split("-")[0])]
+    return f"Python {platform.python_version()}, {', '.join(installed)}"
 
 
 def _address(config):
@@ -134,11 +134,11 @@ def _execute(app, env, added, changed, removed):
 
 def _used(app):
     """For each page, a digest of the files that were read for it besides its own text, such as pictures."""
-    found = {}
+    digests = {}
     for name, files in app.env.dependencies.items():
         paths = [path for file in sorted(files, key=str) if (path := Path(app.srcdir) / file).is_file()]
-        found[name] = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-    return found
+        digests[name] = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return digests
 
 
 def _note_used(app, env):

@@ -108,7 +108,9 @@ def _leave_the_stock_theme(app, config):
     config.html_theme_options, config.html_copy_source = {}, False
     app.bookbinder_static = list(config.html_static_path)
     for listeners in app.events.listeners.values():
-        listeners[:] = [one for one in listeners if one.handler.__module__.partition(".")[0] not in _OF_OTHERS]
+        listeners[:] = [
+            listener for listener in listeners if listener.handler.__module__.partition(".")[0] not in _OF_OTHERS
+        ]
 
 
 def _our_files_only(app):
@@ -126,10 +128,10 @@ def _fold(app, doctree, docname):
         title = fold_title("", first.astext() if first else type(box).__name__.capitalize())
         title["classes"].append("admonition-title")
         kind = [box.tagname] if isinstance(box, nodes.Admonition) else []
-        made = fold(
+        details = fold(
             "", title, *box.children[bool(first) :], classes=["admonition", *kind, *box["classes"]], ids=box["ids"]
         )
-        box.replace_self(made)
+        box.replace_self(details)
 
 
 def _code(app, doctree, docname):
@@ -143,10 +145,10 @@ def _code(app, doctree, docname):
         before, checks, after = split(text)
         if checks and cell.get("nb_element") == "cell_code":  # and is not folded
             shown = "\n".join(filter(None, [before, after]))
-            made = fold("", fold_title("", "checked"), _with_text(source, checks), classes=["checked"])
-            made["data-before"] = str(len(before.split("\n")))  # so many lines stand before it; see book.js
+            details = fold("", fold_title("", "checked"), _with_text(source, checks), classes=["checked"])
+            details["data-before"] = str(len(before.split("\n")))  # so many lines stand before it; see book.js
             source.replace_self(_with_text(source, shown))
-            cell.append(made)
+            cell.append(details)
 
 
 def _with_text(block, text):
@@ -219,9 +221,9 @@ def plot(svg, alt, prefix):
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", svg, flags=re.DOTALL)
     used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", svg)
     svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
-    svg = re.sub("#[0-9a-f]{6}", lambda found: COLOURS.get(found[0], found[0]), svg)
+    svg = re.sub("#[0-9a-f]{6}", lambda match: COLOURS.get(match[0], match[0]), svg)
     head, words = 'class="plot" role="img" fill="currentColor" stroke-linejoin="round"', html.escape(alt)
     svg = re.sub(r"^<svg([^>]*)>", rf"<svg {head}\1><title>A plot of the cell above</title><desc>{words}</desc>", svg)
     return re.sub(r"\n\s*", "\n", svg)
@@ -258,8 +260,8 @@ def _describe(app, pagename, templatename, context, doctree):
     )  # fmt: skip
     sheets = ["book.css"]
     if not page.alone:
-        wanted = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
-        files = list(dict.fromkeys(file for files in wanted for file in files.split()))
+        scripts = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
+        files = list(dict.fromkeys(file for files in scripts for file in files.split()))
         page.loads = [file for file in files if file.endswith(".js")]
         sheets += [file for file in files if file.endswith(".css")]
     page.style = "".join(map(_sheet(app), sheets))
@@ -294,11 +296,11 @@ def _head(app, where, name, page):
 
 def parts(env):
     """For each page of the table of contents, in order, its part: `number` from 1 and `title`."""
-    found, site_map = {}, getattr(env, "external_site_map", None)
+    by_page, site_map = {}, getattr(env, "external_site_map", None)
     for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
         for item in tree.items:
-            found[str(item)] = SimpleNamespace(number=number, title=tree.caption or "")
-    return found
+            by_page[str(item)] = SimpleNamespace(number=number, title=tree.caption or "")
+    return by_page
 
 
 def first_words(doctree):

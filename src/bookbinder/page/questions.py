@@ -44,8 +44,8 @@ def _ask(app, doctree, docname):
         choices = _choices(following[0], number) if following else []
         right = [one for one in choices if one["right"]]
         if choices and (len(right) != 1 or not 2 <= len(choices) <= MOST):
-            wanted = f"2 to {MOST} choices, one of them marked [x]"
-            _LOG.warning(f"a prediction has {wanted}, not {len(right)} of {len(choices)}", location=paragraph)
+            needed = f"2 to {MOST} choices, one of them marked [x]"
+            _LOG.warning(f"a prediction has {needed}, not {len(right)} of {len(choices)}", location=paragraph)
             continue
         answer = _answer(following)
         if answer is None:
@@ -57,14 +57,14 @@ def _ask(app, doctree, docname):
         if choices:
             following[0].parent.remove(following[0])
         title = pages.fold_title("", "Show the answer")
-        made = pages.fold("", title, classes=["answer"], ids=[f"answer-{number}"])
-        answer.replace_self(made)
+        details = pages.fold("", title, classes=["answer"], ids=[f"answer-{number}"])
+        answer.replace_self(details)
         if right:
             said = right[0].deepcopy()
             for link in list(said.findall(nodes.reference)):  # of the choice itself
                 link.parent.replace(link, link.children)
-            made += nodes.paragraph("", "", nodes.strong("", "Answer: "), *said.children)
-        made += answer
+            details += nodes.paragraph("", "", nodes.strong("", "Answer: "), *said.children)
+        details += answer
 
 
 def _is_question(paragraph):
@@ -76,15 +76,15 @@ def _choices(block, number):
     """The choices of a list; none if it is not one of choices."""
     if not isinstance(block, nodes.bullet_list):
         return []
-    found = []
+    choices = []
     for item in block.children:
         text = next(item.findall(lambda node: isinstance(node, nodes.Text) and node.astext()), None)
         mark = CHOICE.match(text.astext()) if text else None
         if not mark:
             return []
         text.parent.replace(text, nodes.Text(text.astext()[mark.end() :]))
-        found.append(choice("", "", *item.children[0].children, number=number, right=mark[1] == "x"))
-    return found
+        choices.append(choice("", "", *item.children[0].children, number=number, right=mark[1] == "x"))
+    return choices
 
 
 def _answer(following):

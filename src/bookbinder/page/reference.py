@@ -42,16 +42,20 @@ def page(folder):
     folder = Path(folder).resolve()
     package = folder.name
     about = ast.get_docstring(_tree(folder / "__init__.py"))
-    made = []
+    sections = []
     for module, does in re.findall(rf"^- `{package}\.([\w.]+)`: (.*)$", about, re.MULTILINE):
         tree = _tree(_file(folder.parent, f"{package}.{module}"))
-        made += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
+        sections += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
         anchor = module.replace(".", "-").replace("_", "-")
         for name in _public(tree):
             node = _defined(folder, tree, name)
             sort = "class-" if isinstance(node, ast.ClassDef) else ""  # `Plan` and `plan` have anchors of their own
-            made += [f"(reference-{anchor}-{sort}{name.lower().replace('_', '-')})=", f"### `{name}`", *_entry(node)]
-    return "\n\n".join(filter(None, made))
+            sections += [
+                f"(reference-{anchor}-{sort}{name.lower().replace('_', '-')})=",
+                f"### `{name}`",
+                *_entry(node),
+            ]
+    return "\n\n".join(filter(None, sections))
 
 
 def _file(root, module):
@@ -104,13 +108,13 @@ def _entry(node):
         return [_fence(_signature(node.name, node.args, node.returns)), *_documented(node)]
     blocks = [_fence(_class(node)), *_documented(node)]
     items = []
-    for one in node.body:
-        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
-            is_property = any(getattr(mark, "id", None) == "property" for mark in one.decorator_list)
-            result = _result(one.returns)
-            head = result.replace(" -> ", ": ") if is_property else f"({_spaced(_without_self(one))}){result}"
-            said = [block for block in _documented(one) if block]
-            items.append(_item(f"`{one.name}{head}`", "\n\n".join(said)))
+    for definition in node.body:
+        if isinstance(definition, ast.FunctionDef) and not definition.name.startswith("_"):
+            is_property = any(getattr(mark, "id", None) == "property" for mark in definition.decorator_list)
+            result = _result(definition.returns)
+            head = result.replace(" -> ", ": ") if is_property else f"({_spaced(_without_self(definition))}){result}"
+            said = [block for block in _documented(definition) if block]
+            items.append(_item(f"`{definition.name}{head}`", "\n\n".join(said)))
     return [*blocks, *(["**Properties and methods**", "\n\n".join(items)] if items else [])]
 
 
@@ -148,12 +152,14 @@ def _signature(name, arguments, returns=None):
 
 def _class(node):
     """A class as one makes it: from its fields, if it is a dataclass, or from its `__init__`."""
-    for one in node.body:
-        if isinstance(one, ast.FunctionDef) and one.name == "__init__":
-            return _signature(node.name, _without_self(one))
-    fields = [one for one in node.body if isinstance(one, ast.AnnAssign) and not one.target.id.startswith("_")]
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return _signature(node.name, _without_self(member))
+    fields = [
+        member for member in node.body if isinstance(member, ast.AnnAssign) and not member.target.id.startswith("_")
+    ]
     if fields and any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
-        shown = [f"{one.target.id}: {ast.unparse(one.annotation)}" + _default(one.value) for one in fields]
+        shown = [f"{member.target.id}: {ast.unparse(member.annotation)}" + _default(member.value) for member in fields]
         whole = f"{node.name}({', '.join(shown)})"
         return whole if len(whole) <= _WIDTH else f"{node.name}(\n    " + ",\n    ".join(shown) + ",\n)"
     bases = ", ".join(map(ast.unparse, node.bases))
@@ -189,7 +195,7 @@ def _part(part, lines):
         return [f"**{part}**", _prose(text)]
     items = re.findall(r"^(\S[^\n]*?): +(.*(?:\n(?:[ ].*)?)*)", text, re.MULTILINE)
     names = {"Args": "Arguments"}.get(part, part)
-    return [f"**{names}**", "\n\n".join(_item(_names(name), _dedented(said)) for name, said in items)]
+    return [f"**{names}**", "\n\n".join(_item(_names(name), _dedented(explanation)) for name, explanation in items)]
 
 
 def _names(text):

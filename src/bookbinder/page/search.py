@@ -100,31 +100,31 @@ def sections(doctree, title=lambda page: page):
       doctree: of the page, with its definitions marked (see `terms.note_definitions`).
       title: gives the title of another page, by which a reference to it is replaced.
     """
-    found = []
+    sections_of_page = []
     for section in doctree.children:
         if isinstance(section, nodes.section):
-            _collect(section, (), found, title)
-    return found
+            _collect(section, (), sections_of_page, title)
+    return sections_of_page
 
 
-def _collect(node, above, found, title):
+def _collect(node, above, sections_so_far, title):
     """Add what is at a node, and then what is in it that stands for itself."""
     heading = node.children[0]
     exercise = _is_exercise(node)  # whose own title comes last, after "Exercise"
     words = _plain(heading.children[-1] if exercise else heading, title).replace("`", "")
-    made = Section(node["ids"][0], words, above, "exercise" if exercise else "section")
-    found.append(made)
+    section = Section(node["ids"][0], words, above, "exercise" if exercise else "section")
+    sections_so_far.append(section)
     lines, code, inner = [], {}, []
 
     def walk(one, said=False):
         """Look at a node, whose text has been noted if `said`."""
         if isinstance(one, addnodes.index):
-            made.names += [name for _, name, place, *_ in one["entries"] if place.startswith("defines-")]
+            section.names += [name for _, name, place, *_ in one["entries"] if place.startswith("defines-")]
         if one is heading or type(one).__name__ in _SKIPPED or _HIDDEN & set(one.get("classes", ())):
             return
         if isinstance(one, addnodes.glossary):
-            found.extend(_entries(one, title))
-        elif _is_exercise(one) or (isinstance(one, nodes.section) and made.kind == "section"):
+            sections_so_far.extend(_entries(one, title))
+        elif _is_exercise(one) or (isinstance(one, nodes.section) and section.kind == "section"):
             inner.append(one)
         elif isinstance(one, nodes.literal_block):
             code.update(dict.fromkeys(filter(_OF_AN_API.search, _NAME.findall(one.astext()))))
@@ -138,9 +138,9 @@ def _collect(node, above, found, title):
 
     for child in node.children:
         walk(child)
-    made.text, made.code = "\n".join(filter(None, lines)), " ".join(code)
+    section.text, section.code = "\n".join(filter(None, lines)), " ".join(code)
     for one in inner:
-        _collect(one, (*above, made.heading), found, title)
+        _collect(one, (*above, section.heading), sections_so_far, title)
 
 
 def _is_exercise(node):
@@ -152,7 +152,7 @@ def _entries(glossary, title):
     for item in glossary.findall(nodes.definition_list_item):
         first, *others = (term for term in item.children if isinstance(term, nodes.term))
         names = [bare(_plain(term, title)) for term in (first, *others)]
-        text = "\n".join(_plain(one, title) for one in item.findall(nodes.paragraph))
+        text = "\n".join(_plain(paragraph, title) for paragraph in item.findall(nodes.paragraph))
         yield Section(first["ids"][0], names[0], ("Glossary",), "entry", names[1:], text)
 
 
@@ -183,18 +183,18 @@ def _write(app, env):
     noted, parts = _noted(env), pages.parts(env)
     order = [name for name in (app.config.root_doc, *parts) if name in noted]
     aliases = app.config[SETTING]
-    check(aliases, [f"{_short(page)}#{one.anchor}" for page in order for one in noted[page]])
-    chapters, found = [], []
+    check(aliases, [f"{_short(page)}#{section.anchor}" for page in order for section in noted[page]])
+    chapters, records = [], []
     for page in order:
         part = parts.get(page)  # none for the home page
         about = {"part": part.number, "appendix": part.title == APPENDICES} if part else {"part": 0}
         chapters.append({"name": _short(page), "title": _title(env, page), **about})
-        for one in noted[page]:
-            names = [*one.names, *aliases.get(f"{_short(page)}#{one.anchor}", [])]
-            found.append({"page": len(chapters) - 1, **asdict(one), "names": names})
+        for section in noted[page]:
+            names = [*section.names, *aliases.get(f"{_short(page)}#{section.anchor}", [])]
+            records.append({"page": len(chapters) - 1, **asdict(section), "names": names})
     folder = Path(app.outdir) / "_static"
     folder.mkdir(parents=True, exist_ok=True)
-    data = json.dumps({"chapters": chapters, "sections": found}, ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps({"chapters": chapters, "sections": records}, ensure_ascii=False, separators=(",", ":"))
     data = re.sub(r"\\u0000(.*?)\\u0000", lambda page: json.dumps(_title(env, page[1]), ensure_ascii=False)[1:-1], data)
     (folder / FILE).write_text(f"globalThis.searchIndex = {data};\n", "utf-8")
 

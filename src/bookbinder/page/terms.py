@@ -30,7 +30,7 @@ def entries(book):
     chapter = next((chapter for chapter in book.chapters if chapter.name == PAGE), None)
     if chapter is None:
         return []
-    parser, found = markdown.make_parser(book.config), []
+    parser, terms = markdown.make_parser(book.config), []
     for token in parser.parse(chapter.text):
         line = (token.map or [0])[0] + 1
         directive = markdown.as_directive(token, line, chapter) if token.type in ("fence", "colon_fence") else None
@@ -39,9 +39,9 @@ def entries(book):
             for name, definition in markdown.glossary(directive, chapter):
                 names.append(name)
                 if definition:
-                    found.append(tuple(names))
+                    terms.append(tuple(names))
                     names = []
-    return found
+    return terms
 
 
 def note_definitions(doctree, glossary, name):

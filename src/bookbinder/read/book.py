@@ -87,9 +87,9 @@ class Chapter:
     def devices(self):
         """The devices of the chapter: "8 emulated devices", "8 processes"; "" if its cells do not say."""
         for cell in self.cells:
-            found = re.search(r"^(?:\w+ = )?(emulate|start)\((\d+)", cell.source, re.MULTILINE)
-            if found:
-                return f"{found[2]} {'emulated devices' if found[1] == 'emulate' else 'processes'}"
+            match = re.search(r"^(?:\w+ = )?(emulate|start)\((\d+)", cell.source, re.MULTILINE)
+            if match:
+                return f"{match[2]} {'emulated devices' if match[1] == 'emulate' else 'processes'}"
         return ""
 
     @cached_property

@@ -113,12 +113,12 @@ def _make(environment, interpreter, place, progress, stop, lock):
         commands += [[*install, "--no-deps", "--default-index", environment.index, *JAX]]
     commands += [[*install, *constraints, *environment.requirements]]
     for command in commands:
-        status, _, said = uv(*command, "--quiet", stop=stop, lock=lock)
+        status, _, output = uv(*command, "--quiet", stop=stop, lock=lock)
         if status:
             # uv explains itself over several lines, with a frame around them.
-            said = " ".join(said.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
+            output = " ".join(output.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
             where = "check src/bookbinder/run/environments.py, and whether packages can be downloaded at all"
-            raise EnvironmentFault(f"{environment.name}: cannot be installed: {said[:600]}; {where}")
+            raise EnvironmentFault(f"{environment.name}: cannot be installed: {output[:600]}; {where}")
     ready.write_text(definition, "utf-8")
     return str(python)
 
@@ -132,9 +132,9 @@ def find_python(environment, stop=None):
         status, out, _ = uv("python", "find", version, "--system", "--no-project", stop=stop, PATH=path)
         if status == 0:
             return out.strip()
-    wanted = " or ".join(environment.pythons)
+    versions = " or ".join(environment.pythons)
     raise EnvironmentFault(
-        f"{environment.name}: no Python {wanted} on PATH, in {pyenv} or in uv's folder; install one, "
+        f"{environment.name}: no Python {versions} on PATH, in {pyenv} or in uv's folder; install one, "
         f"for example with `.venv/bin/uv python install {environment.pythons[0]}`, and run this again"
     )
 

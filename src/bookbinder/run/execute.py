@@ -75,17 +75,21 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
     chapters = book.chapters if chapters is None else chapters
     progress = progress or Progress()
     programs = [chapter for chapter in chapters if chapter.runs]
-    wanted = [runs.of_chapter(book, chapter) for chapter in programs]
-    left_out = {one.name: one.notebook for one in wanted if one.name in without and not runs.known(one)}
-    wanted = [one for one in wanted if one.name not in left_out]
-    saved, at = _sources(book), {one.place: book.chapter(one.name) for one in wanted}
+    planned = [runs.of_chapter(book, chapter) for chapter in programs]
+    left_out = {
+        planned_run.name: planned_run.notebook
+        for planned_run in planned
+        if planned_run.name in without and not runs.known(planned_run)
+    }
+    planned = [planned_run for planned_run in planned if planned_run.name not in left_out]
+    saved, at = _sources(book), {planned_run.place: book.chapter(planned_run.name) for planned_run in planned}
     reports = runs.run(
-        wanted,
+        planned,
         jobs=jobs,
         progress=progress,
         stop=stop,
         before=before,
-        finished=lambda one, report: progress.finished(_result(at[one.place], report)),
+        finished=lambda planned_run, report: progress.finished(_result(at[planned_run.place], report)),
     )
     for name, when in sorted(_sources(book).items()):
         if saved.get(name, when) != when:
@@ -93,11 +97,18 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
         if name not in saved:
             where = "if a cell made it, have that write to a folder that tempfile makes"
             progress.say(f"{name} appeared while chapters ran; the next build will include it; {where}")
-    results = {one.name: _result(at[one.place], report) for one, report in zip(wanted, reports, strict=True)}
+    results = {
+        planned_run.name: _result(at[planned_run.place], report)
+        for planned_run, report in zip(planned, reports, strict=True)
+    }
     results |= {name: Result(name, LEFT_OUT, len(book.chapter(name).cells), outputs=LEFT_OUT) for name in left_out}
-    made = {one.name: partial(runs.outputs, report) for one, report in zip(wanted, reports, strict=True) if report.ok}
-    made |= {name: lambda notebook=notebook: notebook for name, notebook in left_out.items()}
-    _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in made.items()])
+    outputs_of = {
+        planned_run.name: partial(runs.outputs, report)
+        for planned_run, report in zip(planned, reports, strict=True)
+        if report.ok
+    }
+    outputs_of |= {name: lambda notebook=notebook: notebook for name, notebook in left_out.items()}
+    _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()])
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
 
 
@@ -110,12 +121,12 @@ def _result(chapter, report):
     return Result(chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version)
 
 
-def failure_of(chapter, found):
+def failure_of(chapter, report):
     """The `Failure` that a report of run_notebook.py tells of, at the line that its cell has in the chapter now."""
-    message = f"{found['error']}: {found['message']}" if found["message"] else found["error"]
-    if found["error"] == "CellTimeoutError":
+    message = f"{report['error']}: {report['message']}" if report["message"] else report["error"]
+    if report["error"] == "CellTimeoutError":
         message += " (timeout: in _config.yml)"
-    return Failure(chapter.path, line_of(chapter, found), " ".join(message.split())[:400], found["traceback"] or "")
+    return Failure(chapter.path, line_of(chapter, report), " ".join(message.split())[:400], report["traceback"] or "")
 
 
 def line_of(chapter, place):
@@ -129,16 +140,16 @@ def line_of(chapter, place):
 
 def _sources(book):
     """Each source file with the time of its last change, except those that editors and Python make beside them."""
-    found = {}
+    times = {}
     for file in (file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]):
         name = str(file.relative_to(book.root))
         if file.is_file() and not re.search(r"(^|/)([.#]|__pycache__/)|~$", name):
             with suppress(FileNotFoundError):  # gone meanwhile
-                found[name] = file.stat().st_mtime_ns
-    return found
+                times[name] = file.stat().st_mtime_ns
+    return times
 
 
-def _fill(folder, made):
+def _fill(folder, executed):
     """Have the jupyter-cache in a folder hold outputs: chapters, their `Result`s and functions that read them."""
     from jupyter_cache import get_cache
     from jupyter_cache.base import CacheBundleIn
@@ -146,7 +157,7 @@ def _fill(folder, made):
     def fill():
         cache = get_cache(folder)
         try:
-            for chapter, result, outputs in made:
+            for chapter, result, outputs in executed:
                 with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
                     record = cache.match_cache_notebook(chapter.notebook)
                     if record.data.get("version") == result.outputs:

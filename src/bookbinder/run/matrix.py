@@ -54,7 +54,9 @@ class Matrix:
     @property
     def good(self):
         """Whether every version is there and no chapter failed."""
-        return not any(column.error for column in self.columns) and not any(one.failure for one in self.outcomes)
+        return not any(column.error for column in self.columns) and not any(
+            outcome.failure for outcome in self.outcomes
+        )
 
 
 def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None):
@@ -79,7 +81,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
     with stoppable() as stop, disk.alone(book.build_folder / "matrix", progress, stop, "matrix"):
         columns = tuple(_column(version, book, progress, stop) for version in versions)
-        outcomes, wanted = {}, []
+        outcomes, planned = {}, []
         for column in columns:
             for chapter in chapters:
                 place = chapter.name, column.name
@@ -88,18 +90,18 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 elif chapter.jax_floor and column.jax and Version(column.jax) < Version(chapter.jax_floor):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 else:
-                    wanted.append((place, runs.of_chapter(book, chapter, column.python, column.name)))
+                    planned.append((place, runs.of_chapter(book, chapter, column.python, column.name)))
         reports = runs.run(
-            [one for _, one in wanted],
+            [planned_run for _, planned_run in planned],
             jobs=jobs,
             fresh=fresh,
             progress=progress,
             stop=stop,
-            finished=lambda one, report: progress.finished(
-                execute.Result(one.name, "ran" if report.ok else "failed", seconds=report.seconds)
+            finished=lambda planned_run, report: progress.finished(
+                execute.Result(planned_run.name, "ran" if report.ok else "failed", seconds=report.seconds)
             ),
         )
-        for (place, _), report in zip(wanted, reports, strict=True):
+        for (place, _), report in zip(planned, reports, strict=True):
             outcomes[place] = _outcome(book.chapter(place[0]), place[1], report)
         return Matrix(columns, tuple(outcomes[chapter.name, column.name] for column in columns for chapter in chapters))
 
@@ -110,12 +112,12 @@ def save(matrix, file):
     for column in matrix.columns:
         versions = {name: column.packages.get(name) for name in ("jax", "jaxlib", "flax")}
         columns.append({"name": column.name, "python": column.version, **versions, "error": column.error or None})
-    for one in matrix.outcomes:
-        chapters.setdefault(one.chapter, {})[one.column] = {
-            "status": one.status,
-            "seconds": round(one.seconds, 1),
-            "deprecations": list(one.deprecations),
-            "error": str(one.failure) if one.failure else None,
+    for outcome in matrix.outcomes:
+        chapters.setdefault(outcome.chapter, {})[outcome.column] = {
+            "status": outcome.status,
+            "seconds": round(outcome.seconds, 1),
+            "deprecations": list(outcome.deprecations),
+            "error": str(outcome.failure) if outcome.failure else None,
         }
     date = datetime.now(UTC).isoformat(timespec="seconds")
     disk.write(file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n")
@@ -126,8 +128,8 @@ def record(matrix, file):
     rows = [["", *(column.name for column in matrix.columns)], ["---"] * (len(matrix.columns) + 1)]
     for title, value in (("JAX", "jax"), ("Python", "version")):
         rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
-    cells = {(one.chapter, one.column): _cell(one) for one in matrix.outcomes}
-    for chapter in dict.fromkeys(one.chapter for one in matrix.outcomes):
+    cells = {(outcome.chapter, outcome.column): _cell(outcome) for outcome in matrix.outcomes}
+    for chapter in dict.fromkeys(outcome.chapter for outcome in matrix.outcomes):
         rows.append([f"{{doc}}`{chapter}`", *(cells[chapter, column.name] for column in matrix.columns)])
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     head = f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, shared with other work."
@@ -141,24 +143,24 @@ def table(matrix):
     rows = [["chapter", *(column.name for column in matrix.columns)]]
     for title, value in (("  JAX", "jax"), ("  Python", "version")):
         rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
-    chapters = dict.fromkeys(one.chapter for one in matrix.outcomes)
-    cells = {(one.chapter, one.column): _cell(one) for one in matrix.outcomes}
+    chapters = dict.fromkeys(outcome.chapter for outcome in matrix.outcomes)
+    cells = {(outcome.chapter, outcome.column): _cell(outcome) for outcome in matrix.outcomes}
     rows += [[chapter, *(cells[chapter, column.name] for column in matrix.columns)] for chapter in chapters]
     lines = aligned(rows, "<" * len(rows[0]))
-    below = [f"{one.column}: {one.failure}" for one in matrix.outcomes if one.failure]
+    below = [f"{outcome.column}: {outcome.failure}" for outcome in matrix.outcomes if outcome.failure]
     below += [column.error or column.note for column in matrix.columns if column.error or column.note]
     below += [
-        f"{one.column}: {where} (DeprecationWarning)"
-        for one in matrix.outcomes for where in one.deprecations
+        f"{outcome.column}: {where} (DeprecationWarning)"
+        for outcome in matrix.outcomes for where in outcome.deprecations
     ]  # fmt: skip
     return "\n".join([*lines, *([""] if below else []), *below])
 
 
-def _cell(one):
-    if one.status != "ok":
-        return one.status
-    count = len(one.deprecations)
-    return f"{one.seconds:.1f} s" + (f", {count} deprecated" if count else "")
+def _cell(outcome):
+    if outcome.status != "ok":
+        return outcome.status
+    count = len(outcome.deprecations)
+    return f"{outcome.seconds:.1f} s" + (f", {count} deprecated" if count else "")
 
 
 def _column(version, book, progress, stop):
@@ -167,10 +169,10 @@ def _column(version, book, progress, stop):
         python = environments.make(version, book.build_folder / "environments", progress, stop)
     except environments.EnvironmentFault as fault:
         return Column(version.name, error=str(fault))
-    found = json.loads(runs.environment(python))
-    number = found["python"].split()[0]
+    environment = json.loads(runs.environment(python))
+    number = environment["python"].split()[0]
     # A folder such as orbax_checkpoint-0.11.dist-info is of orbax-checkpoint.
-    parts = (package.rpartition("-") for package in found["packages"])
+    parts = (package.rpartition("-") for package in environment["packages"])
     packages = {name.replace("_", "-").lower(): version for name, _, version in parts}
     note = ""
     if version.pythons and not number.startswith(f"{version.pythons[0]}."):
@@ -181,10 +183,10 @@ def _column(version, book, progress, stop):
 def _outcome(chapter, column, report):
     """What a report says, with the lines that its cells have in the chapter now."""
     deprecations = []
-    for found in report.found["deprecations"]:
-        theirs = found["path"] and f"{found['path']}:{found['line']}"
-        place = theirs or f"{chapter.path}:{execute.line_of(chapter, found)}"
-        deprecations.append(f"{place}: {' '.join(found['message'].split())[:300]}")
+    for warning in report.found["deprecations"]:
+        theirs = warning["path"] and f"{warning['path']}:{warning['line']}"
+        place = theirs or f"{chapter.path}:{execute.line_of(chapter, warning)}"
+        deprecations.append(f"{place}: {' '.join(warning['message'].split())[:300]}")
     failure = None if report.ok else execute.failure_of(chapter, report.found)
     status = "failed" if failure else "ok"
     return Outcome(chapter.name, column, status, report.seconds, tuple(deprecations), failure, report.reused)

@@ -274,12 +274,12 @@ class Runner:
 
     def deprecations(self):
         """The warnings that were noted, each once, with the cell that has the line."""
-        file, found = self.folder / "warnings", {}
+        file, warnings_seen = self.folder / "warnings", {}
         for note in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
             cell, line = (None, note["line"]) if note["path"] else self._place(**note)
-            found[cell, note["path"], line, note["message"]] = None
+            warnings_seen[cell, note["path"], line, note["message"]] = None
         keys = "cell", "path", "line", "message"
-        return [dict(zip(keys, values, strict=True)) for values in found]
+        return [dict(zip(keys, values, strict=True)) for values in warnings_seen]
 
     def _place(self, code, line, now, **_):
         """The cell and its line that has some code; a program for another process is part of a cell, or unknown."""

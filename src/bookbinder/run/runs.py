@@ -163,11 +163,11 @@ def outputs(report):
 def known(run):
     """The valid `Report` of an earlier run; None if there is none."""
     for file in _earlier(run, run.key[:12]):
-        kept = _read(file)
-        if kept.get("key") == run.key and all(_digest(run, name) == old for name, old in kept["read"].items()):
+        record = _read(file)
+        if record.get("key") == run.key and all(_digest(run, name) == old for name, old in record["read"].items()):
             notebook = file.with_suffix(".ipynb")
-            if disk.file_digest(notebook) == kept["version"]:
-                facts = (kept[name] for name in ("found", "seconds", "day", "read", "version"))
+            if disk.file_digest(notebook) == record["version"]:
+                facts = (record[name] for name in ("found", "seconds", "day", "read", "version"))
                 return Report(*facts, outputs=notebook, reused=True)
     return None
 
@@ -184,8 +184,8 @@ def _earlier(run, key="*"):
 
 def _read(file):
     try:
-        kept = json.loads(file.read_text("utf-8"))
-        return kept if isinstance(kept, dict) else {}
+        record = json.loads(file.read_text("utf-8"))
+        return record if isinstance(record, dict) else {}
     except (OSError, ValueError):
         return {}
 
@@ -225,36 +225,36 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, before=None, finished=N
       Stopped: `stop` was set; no process is left, and what has ended is kept.
     """
     reports, waiting = {}, []
-    for number, one in enumerate(runs):
-        report = None if fresh else known(one)
+    for number, planned in enumerate(runs):
+        report = None if fresh else known(planned)
         if report:
             reports[number] = report
         else:
-            last = next((kept for kept in map(_read, _earlier(one)) if kept), {})
-            waiting.append((last.get("seconds", one.cells), number, one))
+            last = next((record for record in map(_read, _earlier(planned)) if record), {})
+            waiting.append((last.get("seconds", planned.cells), number, planned))
     if waiting and before:
         before()
     waiting.sort(key=lambda item: -item[0])
     processes, jobs = set(), jobs or at_once()
 
-    def slot_and_run(one):
-        with disk.one_of(jobs, one.place.parent.parent, stop):  # others may run chapters too, such as tests
-            return _run(one, progress, stop, processes)
+    def slot_and_run(planned):
+        with disk.one_of(jobs, planned.place.parent.parent, stop):  # others may run chapters too, such as tests
+            return _run(planned, progress, stop, processes)
 
     with progress.watching(len(waiting)), ThreadPoolExecutor(jobs) as pool:
-        jobs_of = {pool.submit(slot_and_run, one): (number, one) for _, number, one in waiting}
+        jobs_of = {pool.submit(slot_and_run, planned): (number, planned) for _, number, planned in waiting}
         left = set(jobs_of)
         while left:
-            done, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
+            ended, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
             if stop.signal:
                 pool.shutdown(wait=False, cancel_futures=True)
                 _end(processes, left)
                 raise Stopped(stop.signal)
-            for future in done:
-                number, one = jobs_of[future]
+            for future in ended:
+                number, planned = jobs_of[future]
                 reports[number] = future.result()
                 if finished:
-                    finished(one, reports[number])
+                    finished(planned, reports[number])
     return [reports[number] for number in range(len(runs))]
 
 
@@ -277,12 +277,12 @@ def _run(run, progress, stop, processes):
     command = [run.python, RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
     progress.cell(run.name, 0, run.cells)
     began, began_ns = time.monotonic(), time.time_ns()
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as stderr:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             text=True,
             env=run.variables,
             start_new_session=True,  # so that Ctrl-C reaches it through us alone
@@ -301,25 +301,25 @@ def _run(run, progress, stop, processes):
         processes.discard(process)
         if stop.signal:
             return None
-        said.seek(0)
-        found = _found(line, process.returncode, said.read().strip())
-    report = Report(found, time.monotonic() - began, f"{datetime.now(UTC).date()}")
+        stderr.seek(0)
+        result = _found(line, process.returncode, stderr.read().strip())
+    report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
     if not report.ok:
         return report  # and run again the next time
-    read = _read_before(run, found, began_ns)
+    read = _read_before(run, result, began_ns)
     name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
     notebook = run.place.with_name(f"{name}.ipynb")
-    disk.write(notebook, found.pop("notebook"))
+    disk.write(notebook, result.pop("notebook"))
     report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
-    kept = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
-    disk.write(notebook.with_suffix(".json"), json.dumps({**kept, "found": found}))
+    record = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
+    disk.write(notebook.with_suffix(".json"), json.dumps({**record, "found": result}))
     for file in _earlier(run)[KEPT:]:
         file.unlink()
         file.with_suffix(".ipynb").unlink(missing_ok=True)
     return report
 
 
-def _read_before(run, found, began_ns):
+def _read_before(run, result, began_ns):
     """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again.
 
     Whoever looks for a recorded program reads all recordings; those of other chapters change nothing.
@@ -332,19 +332,19 @@ def _read_before(run, found, began_ns):
         return _digest(run, name)
 
     recordings = Path(package.of(run.root).recordings or "none")
-    others = (name for name in map(Path, found.get("read", ())) if name.stem != run.place.name)
-    read = {*found.get("read", ())} - {str(name) for name in others if name.parent == recordings}
+    others = (name for name in map(Path, result.get("read", ())) if name.stem != run.place.name)
+    read = {*result.get("read", ())} - {str(name) for name in others if name.parent == recordings}
     return {name: digest(name) for name in sorted(read)}
 
 
-def _found(line, status, said):
+def _found(line, status, stderr):
     """The report that a runner printed in its last line; or one that says how it ended without."""
     with suppress(ValueError, KeyError):
-        found = json.loads(line)
-        if not found["ok"] and not found["traceback"]:
-            found["traceback"] = "\n".join(said.splitlines()[-20:])
-        return found
+        result = json.loads(line)
+        if not result["ok"] and not result["traceback"]:
+            result["traceback"] = "\n".join(stderr.splitlines()[-20:])
+        return result
     how = f"killed by {Signals(-status).name}" if status < 0 else f"exit status {status}"
-    message = f"{how}: {said.splitlines()[-1] if said else 'it printed nothing'}"
-    found = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
-    return {**found, "traceback": "\n".join(said.splitlines()[-20:]), "deprecations": []}
+    message = f"{how}: {stderr.splitlines()[-1] if stderr else 'it printed nothing'}"
+    result = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
+    return {**result, "traceback": "\n".join(stderr.splitlines()[-20:]), "deprecations": []}

@@ -75,9 +75,9 @@ def build(book, *, without=(), jobs=None, progress=None):
                 try:
                     notebooks.write(book, files(), new)
                 finally:  # ended now, it would have to begin afresh
-                    made = jupyter_book.finish()
-            shutil.copytree(made, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
-            dependencies = _dependencies(json.loads((made.parent / "dependencies.json").read_text()))
+                    pages_folder = jupyter_book.finish()
+            shutil.copytree(pages_folder, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
+            dependencies = _dependencies(json.loads((pages_folder.parent / "dependencies.json").read_text()))
         if _inputs_digest(book) != inputs:
             inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
         for name in PUBLISHED:  # now that all is made
@@ -131,8 +131,8 @@ def build_chapter(book, chapter, *, progress=None):
                 return results[0], None
             progress.say("making the page")
             jupyter_book.go_on(results)
-            made = jupyter_book.finish()
-        return results[0], made / f"{chapter.name}.html"
+            pages_folder = jupyter_book.finish()
+        return results[0], pages_folder / f"{chapter.name}.html"
 
 
 def dead_links(book):
@@ -154,15 +154,15 @@ def dead_links(book):
     asking = {"linkcheck_anchors": False, "linkcheck_timeout": 30, "linkcheck_retries": 3}
     config["sphinx"].setdefault("config", {}).update(asking)
     command = [*_command(book, folder, config, None), "--builder", "linkcheck"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_QUIET})
+    process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_QUIET})
     answers = folder / "_build" / "html" / "output.json"
     if not answers.exists():
-        raise SiteError(_what_was_wrong(book, done.stdout, done.stderr))
-    found = [json.loads(line) for line in answers.read_text("utf-8").splitlines()]
+        raise SiteError(_what_was_wrong(book, process.stdout, process.stderr))
+    links = [json.loads(line) for line in answers.read_text("utf-8").splitlines()]
     return [
-        f"{FOLDER}/{one['filename']}:{one['lineno']}: {one['uri']}: {' '.join(one['info'].split())[:300]}"
-        for one in sorted(found, key=lambda one: (one["filename"], one["lineno"]))
-        if one["status"] in ("broken", "timeout") and not re.match(r"(403|429) ", one["info"])
+        f"{FOLDER}/{link['filename']}:{link['lineno']}: {link['uri']}: {' '.join(link['info'].split())[:300]}"
+        for link in sorted(links, key=lambda link: (link["filename"], link["lineno"]))
+        if link["status"] in ("broken", "timeout") and not re.match(r"(403|429) ", link["info"])
     ]
 
 
@@ -214,14 +214,14 @@ class _JupyterBook:
         """Wait for the pages; returns their folder."""
         while True:
             try:
-                said, warned = self._process.communicate(timeout=0.2)
+                output, warned = self._process.communicate(timeout=0.2)
                 break
             except subprocess.TimeoutExpired:
                 self._stop.check()
         if self._process.returncode:
             # If it were kept, the next build would take it as good, and would not repeat its warnings.
             shutil.rmtree(self._folder, ignore_errors=True)
-            raise SiteError(_what_was_wrong(self._book, said, warned))
+            raise SiteError(_what_was_wrong(self._book, output, warned))
         if self._only and warned.strip():
             print(_relative(self._book, warned).strip(), file=sys.stderr)
         if _fresh_digest(self._book, self._only) == self._fresh:  # no one has edited that meanwhile
@@ -241,7 +241,7 @@ def _command(book, folder, config, only):
     return [*command, "--path-output", str(folder), "--quiet"]
 
 
-def _what_was_wrong(book, said, warned):
+def _what_was_wrong(book, output, warned):
     """Sphinx's warnings and errors; or the exception that stopped it, with its complete output."""
     warned = plain(warned)
     if refusal := _refusal(book, warned):
@@ -250,7 +250,7 @@ def _what_was_wrong(book, said, warned):
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
         cause = next((line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)), "Jupyter Book failed")
-        wrong = [cause, said, warned]
+        wrong = [cause, output, warned]
     return _relative(book, "\n".join(wrong).strip())
 
 
@@ -267,8 +267,8 @@ def _telling(book):
 
 def _refusal(book, text):
     """One line on what the disk refused, if a text reports that; else None."""
-    if found := disk.refusal(text):
-        reason, file = found
+    if reason_and_file := disk.refusal(text):
+        reason, file = reason_and_file
         place = file or book.build_folder / (CACHE if "database" in reason else "")
         return _relative(book, f"{place}: {reason}; free some space or make it writable, and build again")
     return None

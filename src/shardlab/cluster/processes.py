@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab._arguments import nearest
-from shardlab.cluster import engine as _engine
+from shardlab.cluster import engine
 
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
@@ -200,7 +200,7 @@ class Processes:
         `group["x"]` is `[1, 1]` after a cell `x = 1` in two processes. A `ProcessFailure` names the variables that
         there are, the most similar first, if there is none of this name.
         """
-        return self._do(time.monotonic() + 60, _engine.value, name, grace=5)
+        return self._do(time.monotonic() + 60, engine.value, name, grace=5)
 
     def run(
         self, code: str, only: Sequence[int] | None = None, *, limit: float = 60, grace: float = 5
@@ -227,7 +227,7 @@ class Processes:
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.n:
             raise ValueError(f"only={list(only)!r}, but the processes are 0 to {self.n - 1}")
         self.failure = None
-        calls = self._call(chosen, _engine.run, code)
+        calls = self._call(chosen, engine.run, code)
         try:
             self._wait(calls, time.monotonic() + limit, grace)
         except KeyboardInterrupt:
@@ -244,11 +244,11 @@ class Processes:
         """
         if self._thread is None:
             return
-        started = _engine.descendants(self.pids) if self._local else []
+        started = engine.descendants(self.pids) if self._local else []
         with contextlib.suppress(Exception):
             self._async(self._cluster.signal_engines(signal.SIGKILL), 10)
-        _engine.end(started)
-        _engine.end(_engine.descendants(self.pids) if self._local else [])  # what they started in the meantime
+        engine.end(started)
+        engine.end(engine.descendants(self.pids) if self._local else [])  # what they started in the meantime
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
         with contextlib.suppress(Exception):
@@ -278,7 +278,7 @@ class Processes:
             cluster.config.LocalEngineSetLauncher.delay = 0
         # An engine counts as started at its first heartbeat, which by default comes every 3 s.
         beats = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=200"]
-        first, *_, last = _engine.free_ports(_PORTS)
+        first, *_, last = engine.free_ports(_PORTS)
         ports = f"--IPController.ports={first}-{last}"
         cluster.controller_args = [*cluster.controller_args, *beats, ports]
         self._cluster = cluster
@@ -309,18 +309,18 @@ class Processes:
     def _prepare(self, end):
         """Order the engines by process index, and set up their reports."""
         self._ids = list(self._client.ids)
-        order = sorted(zip(self._ids, self._do(end, _engine.hello), strict=True), key=lambda pair: pair[1])
+        order = sorted(zip(self._ids, self._do(end, engine.hello), strict=True), key=lambda pair: pair[1])
         self._ids = [i for i, _ in order]
         self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
         watch = (os.getpid(), self._controller_pid()) if self._local else None
-        self._do(end, _engine.prepare, str(self._folder.resolve()), watch, self._settings)
+        self._do(end, engine.prepare, str(self._folder.resolve()), watch, self._settings)
         alone = len(set(self.hosts)) == 1
         (self.coordinator,) = self._do(
-            end, _engine.coordinator_address, "localhost" if alone else self.hosts[0], only=[0]
+            end, engine.coordinator_address, "localhost" if alone else self.hosts[0], only=[0]
         )
 
     def _join(self, end):
-        self._do(end, _engine.join, self.coordinator, self.n, self._settings["initialize"])
+        self._do(end, engine.join, self.coordinator, self.n, self._settings["initialize"])
 
     def _controller_pid(self):
         return getattr(self._cluster.controller, "pid", -1)

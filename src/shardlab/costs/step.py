@@ -207,8 +207,8 @@ def step_cost(
     parts = {
         "flops": flops,
         **{f"{part}_seconds": seconds[part] for part in ("compute", "hbm", "host")},
-        **{(axis, "seconds"): seconds[axis] for axis in MESH_AXES},
-        **{(axis, "bytes"): sent[axis] for axis in MESH_AXES},
+        **{f"{axis} seconds": seconds[axis] for axis in MESH_AXES},
+        **{f"{axis} bytes": sent[axis] for axis in MESH_AXES},
         "bubble": parallelism.idle,
         "fits": memory.total_bytes <= usable,
         "mfu": 3 * forwards / chip.peak(products),
@@ -216,7 +216,7 @@ def step_cost(
         "exposed_seconds": exposed,
     }
     parts = {name: array[()] for name, array in zip(parts, np.broadcast_arrays(*parts.values()), strict=True)}
-    axes = {axis: AxisCost(parts.pop((axis, "seconds")), parts.pop((axis, "bytes"))) for axis in MESH_AXES}
+    axes = {axis: AxisCost(parts.pop(f"{axis} seconds"), parts.pop(f"{axis} bytes")) for axis in MESH_AXES}
     step = StepCost(memory=memory, axes=axes, **parts)
     return replace(step, mfu=step.mfu / step.seconds)
 

@@ -43,7 +43,7 @@ from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text
 from shardlab.machines import hardware
 from shardlab.machines.hardware import COMPILED_GPUS, COMPILED_TPUS, TPU_KINDS
-from shardlab.programs import collectives as comms
+from shardlab.programs import collectives
 from shardlab.programs.flops import MatmulFlops
 from shardlab.programs.hlo import Program
 from shardlab.programs.timeline import steps_of
@@ -233,7 +233,7 @@ def _amount(count):
 def flops_and_traffic(text, mesh):
     """FLOPs of matrix products in the text of a compiled program, and its communication as `Traffic` rows."""
     program, flops, rows = Program(text), MatmulFlops(), {}
-    for move, start in comms.find(program, mesh):
+    for move, start in collectives.find(program, mesh):
         hidden = flops.beside(start) if move.asynchronous else 0
         group = max(map(len, move.groups), default=1)
         key = move.kind, move.axes, group, move.operands, move.bytes, move.asynchronous

@@ -1,4 +1,4 @@
-"""Draw a step as a timeline of two lanes, compute and communication, from the text of a compiled program.
+"""A step as a timeline of two lanes, compute and communication, read from the text of a compiled program.
 
 The instructions of a compiled program stand in the order in which a device runs them. An asynchronous collective is two
 of them, one that starts it and one that waits for its end, or a chain of fusions that begins and ends so; what stands
@@ -28,7 +28,7 @@ import jax
 
 from shardlab import costs
 from shardlab.machines import hardware
-from shardlab.programs import collectives as comms
+from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective
 from shardlab.programs.flops import MatmulFlops
 from shardlab.programs.hlo import (
@@ -232,7 +232,7 @@ def steps_of(text: str, chip: str | hardware.Chip, torus: Sequence[int] = ()) ->
         raise UnreadableProgram("the instructions of this program are in no order yet: no is_scheduled=true")
     program = Program(text)
     moves, first = {}, {}
-    for move, start in comms.find(program):  # which comes again for every call of a computation
+    for move, start in collectives.find(program):  # which comes again for every call of a computation
         if first.setdefault((start.home.name, start.name), start) is start:
             moves.setdefault((start.home.name, start.name), []).append(move)
     return _Reader(moves, hardware.chip(chip), tuple(torus)).steps(program.entry)

@@ -29,7 +29,7 @@ from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text, counted, itemsize, short_dtype, spec_text
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
-from shardlab.programs import collectives as comms
+from shardlab.programs import collectives
 from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Program
 from shardlab.programs.origins import Origins, where
@@ -310,8 +310,8 @@ def explain(
         if not isinstance(mesh, Mesh):
             raise ValueError(f"no compiler for {backend} is installed here; TPUs need libtpu, GPUs JAX's CUDA plug-in")
     with _words_of_the_compiler() as messages:
-        lowered, compiled = comms.stages(f, args, kwargs)
-    meshes = [mesh] if mesh is not None else comms.meshes_of(compiled, args, kwargs)
+        lowered, compiled = collectives.stages(f, args, kwargs)
+    meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
     arrays, results = _arguments(compiled, text, args, kwargs), _results(compiled)
     names = [array.name for array in results]
@@ -380,11 +380,11 @@ def _words_of_the_compiler():
 
 def _of_text(text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=()):
     program = Program(text)
-    named = comms.meshes_named_in(text, program.devices)
+    named = collectives.meshes_named_in(text, program.devices)
     meshes = named if meshes is None else [*meshes, *named]
     origins, flops, rows = Origins(program, text, results), MatmulFlops(), {}
     lists = _lists((*_parameter_names(text), *(results or ())))
-    located = [(move, start, origins.of(start)) for move, start in comms.find(program, meshes)]
+    located = [(move, start, origins.of(start)) for move, start in collectives.find(program, meshes)]
     causes = [(origin, findings.cause(move, origin)) for move, _, origin in located]
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None

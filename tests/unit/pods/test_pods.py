@@ -29,7 +29,7 @@ from places import ROOT
 
 from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
 from shardlab.pods import pod as pods
-from shardlab.programs import collectives as comms
+from shardlab.programs import collectives
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "scripts/record_pods.py", "requirements.txt")
 
@@ -120,7 +120,7 @@ def test_rows_say_the_same_as_comms():
     program = jax.jit(jax.shard_map(f, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False))
     text = program.lower(a).compile().as_text()
     _, rows = pods.flops_and_traffic(text, MESH)
-    assert sum(row.times * row.bytes for row in rows) == comms.read_program(text, MESH).bytes
+    assert sum(row.times * row.bytes for row in rows) == collectives.read_program(text, MESH).bytes
     assert {(row.kind, row.axes, row.times) for row in rows} == {("all-reduce", ("y",), 5), ("all-reduce", ("x",), 1)}
 
 
@@ -293,7 +293,7 @@ def test_arguments_may_be_arrays_and_have_names():
 def test_the_text_of_a_program_is_there_where_it_was_compiled(own_cache):
     a = arg(grid(), (64, 128), "x", "y")
     first, again, fresh = (POD.compile(jnp.sum, a, fresh=fresh) for fresh in (False, False, True))
-    assert Program(first.text).entry and comms.read_program(first.text, grid())["all-reduce"] == 1
+    assert Program(first.text).entry and collectives.read_program(first.text, grid())["all-reduce"] == 1
     assert again.text is None and first.text not in repr(first)
     assert "all-reduce" not in "".join(file.read_text() for file in own_cache.iterdir()).replace('"all-reduce"', "")
     assert fresh.text == first.text

@@ -12,7 +12,7 @@ import oracle
 import pytest
 from tpu_programs import recordings
 
-from shardlab.programs import collectives as comms, hlo
+from shardlab.programs import collectives, hlo
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -77,5 +77,5 @@ def test_a_dumped_program_reads_as_the_one_that_jax_shows(tmp_path):
     text = dumped.read_text()
     assert re.search(r"%[\w.-]+#\d", text), "dumps are written otherwise now: is there still anything to test?"
     assert not oracle.differences(text)
-    shown, read = ([move for move, _ in comms.find(hlo.Program(one))] for one in (done.stdout, text))
+    shown, read = ([move for move, _ in collectives.find(hlo.Program(one))] for one in (done.stdout, text))
     assert read == shown and len(read) >= 2
