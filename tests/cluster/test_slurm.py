@@ -30,7 +30,7 @@ pytestmark = pytest.mark.reads(
     "src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md", "tests/cluster/kubernetes.json"
 )
 
-
+ENDLESS = 10**6  # steps: until the test ends them, however late it comes to that
 FOLDER = ROOT / "book" / "cluster"
 RECORDINGS = FOLDER / "recordings"
 LINKS = ROOT / "src" / "shardlab" / "cluster" / "recordings" / "links.txt"  # the chapter reads it in Colab too
@@ -194,7 +194,7 @@ def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, r
 
 
 def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login, tmp_path):
-    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    what = "train.py", "--folder", tmp_path / "run", "--steps", ENDLESS, "--every", 1000, "--pause", 0.05
     run = login("ssh.sh", *what)
     seen = []
     while not seen or "step 3 " not in seen[-1]:
@@ -204,13 +204,13 @@ def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login,
     os.kill(second.pid, signal.SIGTERM)
     last = end(run)[-1]
     step = int(re.fullmatch(r"SIGTERM: saved step (\d+) and stopped", last)[1])
-    assert 3 <= step < 2000 and (tmp_path / "run" / str(step)).is_dir()
+    assert 3 <= step < ENDLESS and (tmp_path / "run" / str(step)).is_dir()
     again = alone("train.py", "--folder", tmp_path / "run", "--steps", step + 1)
     assert again[1] == f"resumes after step {step}" and again[2].startswith(f"step {step + 1} loss")
 
 
 def test_sigterm_stops_a_single_process_too(tmp_path):
-    what = "train.py", "--folder", tmp_path / "run", "--steps", 2000, "--every", 1000, "--pause", 0.05
+    what = "train.py", "--folder", tmp_path / "run", "--steps", ENDLESS, "--every", 1000, "--pause", 0.05
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, "-u", *map(str, what)]
     with subprocess.Popen(command, cwd=FOLDER, env=outside_slurm() | on_cpus(4), **pipes) as run:
@@ -475,7 +475,7 @@ def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
     """As `#SBATCH --signal=TERM@120` sends it: to all tasks, not to the batch script."""
     run = cluster.folder / "told"
     what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps"
-    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, 1000)
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, ENDLESS)
     wait_until(lambda: "step 3 loss" in cluster.output(job), partial(cluster.told, job))
     cluster.run("scancel", "--signal=TERM", job)
     done = cluster.wait(job)
@@ -487,7 +487,7 @@ def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
 
 def test_sigterm_with_requeue_brings_the_job_back(cluster):
     run = cluster.folder / "comes back"
-    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps", 1000, "--requeue"
+    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps", ENDLESS, "--requeue"
     job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
     told = partial(cluster.told, job)
     wait_until(lambda: "step 3 loss" in cluster.output(job), told)
