@@ -43,7 +43,7 @@ def cluster():
             pytest.fail(reason)
         pytest.skip(reason)
     killed = "import os; from slurm_cluster import Cluster; Cluster().__enter__(); os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", killed], cwd=Path(__file__).parent, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", killed], cwd=ROOT / "tests" / "tools", timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL  # what such a run has left must not disturb the next one
     with Cluster() as cluster:
         yield cluster
