@@ -123,9 +123,8 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     # all modules again if the first must not keep what it compiles.
     foreign = "|".join(filter(None, (imported.unset, "MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$")))
     inherited = {name: value for name, value in os.environ.items() if not re.match(foreign, name)}
-    for_chapters = {
-        name.removeprefix(FOR_CHAPTERS): inherited.pop(name) for name in [*inherited] if name.startswith(FOR_CHAPTERS)
-    }
+    ours = {name: value for name, value in inherited.items() if name.startswith(FOR_CHAPTERS) and value}
+    for_chapters = {name.removeprefix(FOR_CHAPTERS): value for name, value in ours.items()}
     return Run(
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
