@@ -735,10 +735,8 @@ def test_known_names_are_all_tried():
         "hint",
         "tip",
         "admonition",
-        "dropdown",
         "margin",
-        "code-block",
-        "tab-set",
+        "container",
         "literalinclude",
     ):
         assert f"{{{name}}}" in tried, name

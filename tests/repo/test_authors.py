@@ -229,7 +229,7 @@ def test_what_a_guide_names_is_there(name):
     assert targets and targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     paths = re.findall(r"`((?:[\w.-]+/)+[\w.*-]*|[\w.-]+\.(?:md|yml|toml|txt|cff))`|\]\(([\w./-]+)\)", text)
     paths = [path for pair in paths for path in pair if path] + re.findall(r"^([\w.]+/?[\w./]*)  ", text, re.MULTILINE)
-    made = "^_build/|NAME|MODULE"  # by a command of the guide, or a name to replace
+    made = "^_build/|NAME|PACKAGE"  # by a command of the guide, or a name to replace
     lacking = [path for path in paths if not re.search(made, path) and not any(ROOT.glob(path.rstrip("/")))]
     assert paths and lacking == []
 
