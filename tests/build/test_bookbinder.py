@@ -20,7 +20,8 @@ from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE
 
 from bookbinder import progress
-from bookbinder.read.book import load
+from bookbinder.read import package
+from bookbinder.read.book import BookError, load
 from bookbinder.run import execute, runs
 from bookbinder.show import site
 
@@ -472,3 +473,20 @@ def test_help_and_bad_options():
         assert run(*command, "--help").returncode == 0
     assert "must be 1 or more" in run("build", "--jobs", "0").stderr
     assert run().returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            "recording = 'src'",
+            "pyproject.toml: [tool.bookbinder] has no recording; it has name, not-in-colab, recordings",
+        ),
+        ("name = shardlab", "pyproject.toml: not TOML: "),
+    ],
+)
+def test_a_table_for_bookbinder_that_cannot_be_read_is_an_error(tmp_path, table, said):
+    (tmp_path / "pyproject.toml").write_text(f"[tool.bookbinder]\n{table}\n")
+    with pytest.raises(BookError) as error:
+        package.of(tmp_path)
+    assert str(error.value).startswith(said)
