@@ -178,8 +178,9 @@ class _Walk:
             return operands[0]
         if kind in COLLECTIVES:
             return self._happens(kind, tuple(operands))
-        target = instruction.attribute("custom_call_target")
-        if kind in ("dot", "convolution") or re.search("matmul|gemm", target):
+        if kind in ("dot", "convolution") or (
+            kind == "custom-call" and re.search("matmul|gemm", instruction.attribute("custom_call_target"))
+        ):
             return self._happens("product", tuple(operands))
         if kind == "while":
             return self._loop(instruction, operands[0])
