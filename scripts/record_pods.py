@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = ROOT / "src" / "shardlab" / "pods" / "recordings"
-VOLATILE = ("seconds", "source", "made")  # differ from one compile to the next
+VOLATILE = ("seconds", "source", "provenance")  # differ from one compile to the next
 
 
 def main():
@@ -75,7 +75,7 @@ def record(chapter, path, keep=False):
         "command": f"python scripts/record_pods.py {chapter.name}",
         "date": str(datetime.date.today()),
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no TPU, no GPU",
-        "versions": sorted({text for e in entries.values() for text in list(e["program"]["made"].values())[:2]}),
+        "versions": sorted({text for e in entries.values() for text in list(e["program"]["provenance"].values())[:2]}),
         "programs": sorted(entries.values(), key=lambda e: (e["program"]["name"], e["program"]["pod"], e["label"])),
     }
     path.parent.mkdir(exist_ok=True)
@@ -114,8 +114,8 @@ def difference(new, before):
         return "is not recorded"
     told, recorded = new["program"], before["program"]
     for what in ("compiler", "jax"):
-        if told["made"][what] != recorded["made"][what]:
-            return f"was recorded with {recorded['made'][what]}, and here is {told['made'][what]}"
+        if told["provenance"][what] != recorded["provenance"][what]:
+            return f"was recorded with {recorded['provenance'][what]}, and here is {told['provenance'][what]}"
     fields = [name for name in told if name not in VOLATILE and told[name] != recorded[name]]
     fields += ["the program's text"] if new["key"] != before["key"] else []
     return f"differs in {', '.join(fields)}" if fields else ""

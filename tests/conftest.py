@@ -7,11 +7,9 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
+from places import ROOT
 
 os.environ.setdefault("MPLBACKEND", "agg")
 

@@ -202,7 +202,7 @@ def of_notebooks(names):
 def test_a_notebook_runs_and_runs_again(name, reports, request):
     report, executed = reports[name]
     request.node.user_properties.append(("read", report.read))
-    found = report.found
+    found = report.data
     assert report.ok, f"cell {found['cell']}: {found['error']}: {found['message']}\n{found['traceback']}"
     cells = sum(c.cell_type == "code" and "last_run_only" not in c.metadata for c in executed.cells)
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
@@ -211,7 +211,7 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
 @pytest.mark.parametrize("name", of_notebooks(name for name in PROGRAMS if name not in NEWER))
 def test_a_notebook_installs_shardlab_and_changes_nothing_else(name, reports):
     """From the wheel beside it, without a network; the notebook FROM_GIT from the repository."""
-    found = reports[name][0].found
+    found = reports[name][0].data
     assert [package.rpartition("-")[0] for package in found["installed"]] == ["shardlab"] and not found["removed"]
 
 
@@ -247,7 +247,7 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
 
 def verdict(label, reports):
     report, executed = reports[EXERCISES[label].name]
-    assert report.ok, report.found["message"]
+    assert report.ok, report.data["message"]
     return run_exercises.verdicts(EXERCISES[label], executed)[label]
 
 

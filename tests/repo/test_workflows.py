@@ -8,9 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tarfile
 from fnmatch import fnmatch
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -228,73 +226,53 @@ STRANGE = ("ARGS", "PYTHON", "PYTEST", "VIRTUAL_ENV", "GITHUB_", "GIT_", "JAX", 
            "MFLAGS")  # fmt: skip
 
 
-class Runner:
-    """GitHub's runners, as far as our workflows can tell. Shell steps really run; each method says what it replaces."""
+class Clone:
+    """A clone of a small project on GitHub, in which the shell steps of a job run one after the other.
+
+    Of the actions only artifacts have a place here. What is skipped or waits for what, linters and the tests above see.
+    """
 
     def __init__(self, folder, origin):
         self.folder, self.origin, self.work = folder, origin, folder / "work"
-        self.artifacts, self.caches, self.fakes = folder / "artifacts", folder / "caches", folder / "fakes"
-        self.programs, self.said, self.outputs = folder / "bin", {}, {}
-        for made in (self.artifacts, self.caches, self.fakes, self.programs):
-            made.mkdir()
+        self.artifacts, self.fakes, self.programs = (folder / name for name in ("artifacts", "fakes", "bin"))
+        for place in (self.artifacts, self.fakes, self.programs):
+            place.mkdir()
         for name, text in PROGRAMS.items():
             (self.programs / name).write_text(f"#!/bin/sh\n{text}")
             (self.programs / name).chmod(0o755)
         (self.programs / "python3.13").symlink_to(sys._base_executable)
 
-    def run(self, name, *only, event="push", ref="refs/heads/main"):
-        """Run a workflow's jobs, or some of them; returns how each ended."""
-        workflow, results = WORKFLOWS[name], {}
-        context = {"github.event_name": event, "github.ref": ref, "github.repository": FORK, "github.token": "secret"}
-        context["github.run_attempt"] = "1"
-        context["inputs.all && 'renew' || 'use'"] = "use"
-        for job, body in workflow["jobs"].items():
-            needs = [body["needs"]] if isinstance(body.get("needs"), str) else body.get("needs", [])
-            context["matrix.tests"] = "tests/book/test_terms.py"  # for each part: a few tests that are quick
-            context["toJSON(needs)"] = json.dumps({need: {"result": results.get(need)} for need in needs})
-            good = all(results.get(need, "success") == "success" for need in needs)
-            if only and job not in only:
-                continue
-            if not self.holds(body.get("if"), good, context):
-                results[job] = "skipped"
-            elif "uses" in body:  # a workflow of ours, which has a test of its own
-                assert "workflow_call" in load(ROOT / body["uses"].removeprefix("$/"))["on"]
-                results[job] = "success"
-            else:
-                results[job] = self.job(job, body, workflow, context | self.outputs)
-        return results
+    def run(self, name, steps=None, **values):
+        """Whether a job's steps end well in a new clone, and what they print; `values` are those of expressions."""
+        workflow = WORKFLOWS.get(name.partition(":")[0], {})
+        known = {
+            "github.token": "secret", "github.repository": FORK, "github.run_attempt": "1",
+            "inputs.all && 'renew' || 'use'": "use",
+            "matrix.tests": "tests/book/test_terms.py",  # for each part: a few tests that are quick
+            **values,
+        }  # fmt: skip
 
-    def job(self, job, body, workflow, context):
-        """A job on a machine with nothing on it but the packages of the lock, in .venv (see `with_packages`)."""
-        for path in self.work.iterdir() if self.work.exists() else ():
-            if path.name != ".venv":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not self.work.exists():
-            self.with_packages()
-        good, self.said[job], self.after = True, "", []
-        for step in body["steps"]:
-            if not self.holds(step.get("if"), good, context):
+        def fill(text):
+            return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda expression: known[expression[1]], str(text))
+
+        self.clone()
+        good, printed = True, ""
+        for step in steps or JOBS[name]["steps"]:
+            if not {"!success()": not good, "!cancelled()": True, None: good}[step.get("if")]:
                 continue
-            variables = {**workflow.get("env", {}), **body.get("env", {}), **step.get("env", {})}
-            variables = {name: self.fill(value, context) for name, value in variables.items()}
             if "run" in step:
-                good &= self.shell(job, step["run"], variables, context)
-            else:
-                options = {key: self.fill(value, context) for key, value in step.get("with", {}).items()}
-                action = step["uses"].partition("@")[0].removeprefix("actions/").replace("-", "_")
-                outputs = getattr(self, action)(options) or {}
-                context |= {f"steps.{step.get('id')}.outputs.{key}": value for key, value in outputs.items()}
-        for last in self.after if good else ():
-            last()
-        for name, value in body.get("outputs", {}).items():
-            self.outputs[f"needs.{job}.outputs.{name}"] = self.fill(value, context)
-        return "success" if good else "failure"
+                variables = {key: fill(value) for key, value in (workflow.get("env", {}) | step.get("env", {})).items()}
+                done = self.shell(step["run"], variables, name)
+                good &= done.returncode == 0
+                printed += f"$ {step['run']}\n{done.stdout}"
+            elif "artifact" in step["uses"]:
+                self.artifact(step["uses"], {key: fill(value) for key, value in step["with"].items()})
+        return good, printed
 
-    def with_packages(self):
-        """A machine on which the packages are already: the set-up still runs, and finds little to do.
+    def clone(self):
+        """What is there when a job begins: a commit and no branch, and the packages of the lock.
 
-        Installing them takes a minute of two processors, and whatever runs these tests has just done it: here, and in
-        every job on GitHub.
+        Installing these takes a minute of two processors, and whatever runs these tests has just done it.
         """
 
         def linked(file, place):
@@ -303,38 +281,36 @@ class Runner:
             except OSError:  # another disk
                 shutil.copy2(file, place)
 
-        passing = shutil.ignore_patterns("*.pyc.*")  # files that other processes are about to rename
-        shutil.copytree(sys.prefix, self.work / ".venv", symlinks=True, copy_function=linked, ignore=passing)
-        for name in ("folder", "ready"):  # of that other machine
-            (self.work / ".venv" / name).unlink()
-        (self.work / ".venv" / "folder").write_text(f"{self.work}\n")
+        if not self.work.exists():
+            passing = shutil.ignore_patterns("*.pyc.*")  # files that other processes are about to rename
+            shutil.copytree(sys.prefix, self.work / ".venv", symlinks=True, copy_function=linked, ignore=passing)
+            for name in ("folder", "ready"):  # of that other machine
+                (self.work / ".venv" / name).unlink()
+            (self.work / ".venv" / "folder").write_text(f"{self.work}\n")
+        for path in self.work.iterdir():
+            if path.name != ".venv":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        git(self.work, "init", "--quiet")
+        git(self.work, "fetch", "--quiet", "--depth=1", self.origin.as_uri(), "main")
+        git(self.work, "checkout", "--quiet", "--detach", "FETCH_HEAD")
 
-    def holds(self, condition, good, context):
-        """The conditions that we use; another one is an error here."""
-        if not condition:
-            return good
-        if found := re.fullmatch(r"(github\.\w+) == '([^']*)'", condition):
-            return good and context[found[1]] == found[2]
-        return {"!success()": not good, "!cancelled()": True}[condition]
+    def artifact(self, action, options):
+        """Keep what a job uploads, each path by its last name; or bring what was kept."""
+        if "upload-" in action:
+            for path in options["path"].split():
+                target = self.artifacts / options["name"] / Path(path).name
+                shutil.rmtree(target.parent, ignore_errors=True)
+                target.parent.mkdir()
+                copy = shutil.copytree if (self.work / path).is_dir() else shutil.copy
+                copy(self.work / path, target)
+            return
+        kept = sorted(self.artifacts.glob(options.get("name") or options["pattern"]))
+        assert "name" in options or options["merge-multiple"] == "True", "several lie in folders, one does not"
+        for folder in kept:
+            shutil.copytree(folder, self.work / options["path"], dirs_exist_ok=True)
 
-    def fill(self, text, context):
-        """Text with its expressions filled in; one that we do not know is an error."""
-        known = {"runner.os": "Linux", "runner.arch": "X64", **context}
-
-        def value(expression):
-            if found := re.fullmatch(r"hashFiles\((.*)\)", expression):
-                patterns = re.findall("'([^']*)'", found[1])
-                files = sorted(path for pattern in patterns for path in self.work.glob(pattern) if path.is_file())
-                assert files, f"{expression} is of no file"
-                return sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-            return known[expression]
-
-        return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda found: value(found[1]), text) if isinstance(text, str) else text
-
-    def shell(self, job, text, variables, context):
+    def shell(self, text, variables, job):
         """A shell step, in the shell that `shell: bash` means, without what is set in the tests' own environment."""
-        file = self.folder / "step.sh"
-        file.write_text(text)
         ours = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
         path = [self.programs, *(folder for folder in ours["PATH"].split(os.pathsep) if Path(folder) != TOOLS)]
         address = {f"url.{self.origin.as_uri()}.insteadOf": f"https://github.com/{FORK}", "safe.directory": "*"}
@@ -344,89 +320,20 @@ class Runner:
         ours |= {"GIT_CONFIG_COUNT": str(len(address)), "GIT_CONFIG_GLOBAL": os.devnull}
         ours |= {"PATH": os.pathsep.join(map(str, path)), "CI": "true", "FAKES": str(self.fakes)}
         ours |= {"GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
-        ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": context["github.ref"]}
+        ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": "refs/heads/main"}
         # Of `make check`, a few tests that are quick: the whole would run this one again.
         ours |= {"PYTEST_ADDOPTS": "tests/book/test_terms.py", "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
-        if job == "audit":  # so that it ends everywhere as it ends here
+        if job == "upstream: audit":  # so that it ends everywhere as it ends here
             ours["ARGS"] = "--osv-url http://127.0.0.1:9/"
-        for name in ("GITHUB_ENV", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH"):
-            ours[name] = str(self.folder / name)
-            (self.folder / name).touch()
-        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(file)]
-        done = subprocess.run(
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
+        return subprocess.run(
             command, cwd=self.work, env=ours | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        self.said[job] += f"$ {text}\n{done.stdout}"
-        return done.returncode == 0
-
-    # What stands for each action:
-
-    def checkout(self, options):
-        """A clone, as shallow as theirs, which knows no branch unless it is asked for all."""
-        clone = self.folder / "clone"
-        depth = ["--depth=1"] if options.get("fetch-depth") != 0 else []
-        git(self.folder, "clone", "--quiet", *depth, "--branch=main", self.origin.as_uri(), str(clone))
-        git(clone, "checkout", "--quiet", "--detach")
-        git(clone, "branch", "--quiet", "--delete", "main")
-        if depth:
-            git(clone, "branch", "--quiet", "--delete", "--remotes", "origin/main", "origin/HEAD")
-        for path in clone.iterdir():
-            path.rename(self.work / path.name)
-        clone.rmdir()
-
-    def setup_python(self, options):
-        """The Python of these tests, first on PATH, for whatever version is asked for."""
-        assert "3.13" in options["python-version"].split()
-        return {"python-version": sys.version.split()[0]}
-
-    def cache(self, options):
-        """A folder for each key; kept when the job has ended well."""
-        place = self.work / options["path"]
-        kept = sorted(self.caches.iterdir(), key=lambda path: path.name != options["key"])
-        if found := [path for path in kept if path.name.startswith((options["key"], options["restore-keys"]))]:
-            shutil.copytree(found[0], place)
-        self.after.append(lambda: shutil.copytree(place, self.caches / options["key"], dirs_exist_ok=True))
-
-    def upload_artifact(self, options):
-        """A copy, without hidden files and empty folders, as theirs; of several paths from where they part."""
-        place = self.artifacts / options["name"]
-        shutil.rmtree(place, ignore_errors=True)
-        paths = [self.work / path for path in options["path"].split()]
-        start = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0]
-        start = start if start.is_dir() else start.parent
-        for path in paths:
-            files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-            assert files, f"there is no {path}"
-            for file in files:
-                name = file.relative_to(start)
-                if not any(part.startswith(".") for part in name.parts):
-                    (place / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(file, place / name)
-
-    def upload_pages_artifact(self, options):
-        """A tar file, as theirs."""
-        with tarfile.open(self.artifacts / f"{options['name']}.tar", "w") as made:
-            made.add(self.work / options["path"], arcname=".")
-
-    def download_artifact(self, options):
-        """The copy of one artifact; of several, in folders of their names, unless it is one or they are merged."""
-        place = self.work / options["path"]
-        found = sorted(self.artifacts.glob(options.get("name") or options["pattern"]))
-        apart = len(found) > 1 and not options.get("merge-multiple")
-        for path in found:
-            shutil.copytree(path, place / path.name if apart else place, dirs_exist_ok=True)
-
-    def deploy_pages(self, options):
-        """The site that would be there, in a folder."""
-        with tarfile.open(self.artifacts / f"{options['artifact_name']}.tar") as made:
-            made.extractall(self.folder / "pages", filter="data")
-        assert (self.folder / "pages" / "index.html").exists()
-        return {"page_url": "https://someone.github.io/fork/"}
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory):
-    """Runners for a repository with these sources, but a book of two small chapters, that need JAX alone."""
+def clone(tmp_path_factory):
+    """A project with these sources, but a book of two small chapters, that need JAX alone."""
     folder = tmp_path_factory.mktemp("github")
     sources, origin = folder / "sources", folder / "origin.git"
     sources.mkdir()
@@ -446,24 +353,26 @@ def runner(tmp_path_factory):
     git(sources, "add", "--all")
     git(sources, "commit", "--quiet", "--message", "sources")
     git(folder, "clone", "--quiet", "--bare", str(sources), str(origin))
-    return Runner(folder, origin)
+    return Clone(folder, origin)
 
 
 @pytest.mark.slow
-def test_ci_checks_and_leaves_a_preview(runner):
-    results = runner.run("ci", event="pull_request", ref="refs/pull/1/merge")
-    assert results == dict.fromkeys(("check", "test", "book"), "success"), "\n".join(runner.said.values())
-    assert "All checks passed" in runner.said["check"] and re.search(r"\d+ passed", runner.said["check"])
-    assert re.search(r"\d+ passed", runner.said["test"])
-    assert re.search(r"^one +1 +ran", runner.said["book"], re.MULTILINE)
-    preview = runner.artifacts / "book"
-    assert (preview / "html/one.html").exists() and (preview / "notebooks/one.ipynb").exists()
+@pytest.mark.parametrize(
+    ("job", "printed"),
+    [("check", r"All checks passed[\s\S]*\b\d+ passed"), ("test", r"\b\d+ passed"), ("book", r"(?m)^one +1 +ran")],
+)
+def test_ci_checks_and_leaves_a_preview(clone, job, printed):
+    good, output = clone.run(f"ci: {job}")
+    assert good and re.search(printed, output), output
+    if job == "book":
+        assert (clone.work / "_build/html/one.html").exists() and (clone.artifacts / "book/notebooks").exists()
 
-    # What was kept is used again, and not where the lock is another.
-    assert runner.run("ci", "book") == {"book": "success"}
-    assert re.search(r"^one +1 +reused", runner.said["book"], re.MULTILINE), runner.said["book"]
-    key = WORKFLOWS["ci"]["jobs"]["book"]["steps"][2]["with"]["restore-keys"]
-    assert "hashFiles('requirements.txt')" in key and "python-version" in key
+
+def test_what_ran_is_used_again_only_with_the_same_packages():
+    (step,) = (step for step in JOBS["ci: book"]["steps"] if "actions/cache@" in step.get("uses", ""))
+    assert step["with"]["path"] == "_build/runs"
+    for key in ("key", "restore-keys"):
+        assert "hashFiles('requirements.txt')" in step["with"][key] and "python-version" in step["with"][key]
 
 
 # The Makefile's commands that no workflow calls, each with what it prints. What `serve` does, test_bookbinder.py tests.
@@ -479,14 +388,11 @@ BY_HAND = {
 
 
 @pytest.mark.slow
-def test_every_command_of_the_makefile_is_run_by_some_test(runner):
-    checkout = {"uses": "actions/checkout@x"}
+def test_every_command_of_the_makefile_is_run_by_some_test(clone):
     for command, printed in BY_HAND.items():
-        steps = [checkout, {"run": f"make {command}"}]
-        ended = runner.job("by hand", {"steps": steps}, {}, {"github.ref": "refs/heads/main"})
-        said = runner.said["by hand"]
-        assert re.search(printed, said, re.MULTILINE), said
-        assert ended == "success" or command in ("chapter", "lighthouse") or "missed: " in said, said
+        good, output = clone.run("by hand", [{"run": f"make {command}"}])
+        assert re.search(printed, output, re.MULTILINE), output
+        assert good or command in ("chapter", "lighthouse") or "missed: " in output, output
     text = "".join(step.get("run", "") + "\n" for job in JOBS.values() for step in job.get("steps", ()))
     text += (ROOT / ".ci" / "run").read_text()
     called = set(re.findall(r"\bmake ([\w-]+)", text)) | {command.split()[0] for command in BY_HAND} | {"serve"}
@@ -496,53 +402,54 @@ def test_every_command_of_the_makefile_is_run_by_some_test(runner):
 
 
 @pytest.mark.slow
-def test_publishing_builds_from_nothing_and_pushes_notebooks_before_pages(runner):
-    results = runner.run("publish")
-    assert set(results.values()) == {"success"}, "\n".join(runner.said.values())
-    assert re.search(r"^one +1 +ran", runner.said["build"], re.MULTILINE)
-    head = git(runner.origin, "rev-parse", "main").strip()
-    stamp = json.loads(git(runner.origin, "show", "notebooks:VERSION.json"))
+def test_publishing_builds_from_nothing_and_pushes_the_notebooks(clone):
+    good, output = clone.run("publish: build")
+    assert good and re.search(r"^one +1 +ran", output, re.MULTILINE), output
+    pages = clone.artifacts / JOBS["publish: build"]["outputs"]["pages"].replace("${{ github.run_attempt }}", "1")
+    page = (pages / "html/one.html").read_text()
+    assert f"/github/{FORK}/blob/notebooks/one.ipynb" in page
+    assert (pages / "html/book.pdf").read_bytes().startswith(b"%PDF")
+
+    good, output = clone.run("publish: notebooks")
+    assert good, output
+    head = git(clone.origin, "rev-parse", "main").strip()
+    stamp = json.loads(git(clone.origin, "show", "notebooks:VERSION.json"))
     assert stamp["commit"] == head and stamp["repository"] == f"https://github.com/{FORK}"
     for name in ("one.ipynb", stamp["wheel"]):
-        git(runner.origin, "cat-file", "-e", f"notebooks:{name}")
-    page = (runner.folder / "pages/one.html").read_text()
-    assert f"/github/{FORK}/blob/notebooks/one.ipynb" in page
-    assert (runner.folder / "pages/book.pdf").read_bytes().startswith(b"%PDF")
+        git(clone.origin, "cat-file", "-e", f"notebooks:{name}")
 
-    # Where the notebooks cannot be pushed, the pages stay as they were.
-    shutil.rmtree(runner.folder / "pages")
-    git(runner.origin, "branch", "--delete", "--force", "notebooks")
-    hook = runner.origin / "hooks" / "pre-receive"
+    # Where they cannot be pushed, the job fails, and the pages, which need it, stay as they were.
+    hook = clone.origin / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
+    git(clone.origin, "branch", "--delete", "--force", "notebooks")
     try:
-        assert runner.run("publish", "notebooks", "pages") == {"notebooks": "failure", "pages": "skipped"}
+        assert not clone.run("publish: notebooks")[0]
     finally:
         hook.unlink()
-    assert not (runner.folder / "pages").exists()
-    assert runner.run("publish", "build", ref="refs/heads/other") == {"build": "skipped"}
 
 
 @pytest.mark.slow
-def test_what_changes_upstream_is_told_in_one_issue(runner):
+def test_what_changes_upstream_is_told_in_one_issue(clone):
     """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here, and that is told."""
     pins = (ROOT / "src/bookbinder/run/colab.txt").read_text()
-    backend = runner.fakes / "backend-info"
+    backend = clone.fakes / "backend-info"
     backend.mkdir()
     (backend / "pip-freeze.txt").write_text(re.sub(r"seaborn==.*", "seaborn==0.0.1", pins))
     git(backend, "init", "--quiet")
     git(backend, "add", "--all")
     git(backend, "commit", "--quiet", "--message", "as of today")
-    (runner.fakes / "simple").mkdir()
-    line = f"pip install -U --pre {{}} -i {(runner.fakes / 'simple').as_uri()}\n"
+    (clone.fakes / "simple").mkdir()
+    line = f"pip install -U --pre {{}} -i {(clone.fakes / 'simple').as_uri()}\n"
     instructions = "pip install -U jax\n" + line.format("jax jaxlib") + line.format("jax[tpu]")
-    (runner.fakes / "installation.md").write_text(instructions)
-    (runner.fakes / "issues.json").write_text("[]\n")
-    results = runner.run("upstream", event="schedule")
-    everything = "\n".join(runner.said.values())
-    assert {results.pop(job) for job in ("awake", "everything", "newest", "report")} == {"success"}, everything
-    assert set(results.values()) == {"failure"}, everything
-    body = (runner.fakes / "create.md").read_text()
+    (clone.fakes / "installation.md").write_text(instructions)
+    (clone.fakes / "issues.json").write_text("[]\n")
+    outputs = {job: clone.run(f"upstream: {job}") for job in ("awake", "newest", "nightly", "colab", "links", "audit")}
+    assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest"], outputs
+    needs = {job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()}
+    good, output = clone.run("upstream: report", **{"toJSON(needs)": json.dumps(needs)})
+    assert good, output
+    body = (clone.fakes / "create.md").read_text()
     print(body)  # shown whole where one of the following fails
     assert "newest" not in body and f"https://github.com/{FORK}/actions/runs/42" in body
     assert re.search(r"^nightly: cannot be installed: .*\bjax\b", body, re.MULTILINE)
@@ -551,21 +458,13 @@ def test_what_changes_upstream_is_told_in_one_issue(runner):
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
     assert re.search(r"^audit: nothing was checked", body, re.MULTILINE)
-    said = (runner.fakes / "gh.txt").read_text()
-    assert "issue create --title" in said and "issue edit" not in said
-    assert f"--method PUT repos/{FORK}/actions/workflows/upstream.yml/enable" in said
+    calls = (clone.fakes / "gh.txt").read_text()
+    assert "issue create --title" in calls and "issue edit" not in calls
+    assert f"--method PUT repos/{FORK}/actions/workflows/upstream.yml/enable" in calls
 
-    # One that fails alone is told too.
-    for other in set(runner.artifacts.glob("said-*")) - {runner.artifacts / "said-colab"}:
-        shutil.rmtree(other)
-    (step,) = (step for step in JOBS["upstream: report"]["steps"] if "download-artifact" in step.get("uses", ""))
-    shutil.rmtree(runner.work / step["with"]["path"])
-    runner.download_artifact(step["with"])
-    assert any("two.md:20: " in line for line in report.summary("colab", "failure", runner.work / step["with"]["path"]))
-
-    (runner.fakes / "installation.md").write_text("pip install -U jax\n")
-    assert runner.run("upstream", "nightly") == {"nightly": "failure"}
-    assert "installation.md names no index of nightly builds" in runner.said["nightly"]
+    (clone.fakes / "installation.md").write_text("pip install -U jax\n")
+    good, output = clone.run("upstream: nightly")
+    assert not good and "installation.md names no index of nightly builds" in output
 
 
 def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
@@ -589,22 +488,22 @@ def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
 @pytest.mark.parametrize("result", ["success", "failure", "cancelled"])
 def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, told, result):
     """And people are told again of what it did not have."""
-    runner = Runner(tmp_path, None)
+    clone = Clone(tmp_path, None)
     issues = [{"number": int(number), "body": f"## newest: {told}\r\nand more"}] if number else []
-    (runner.fakes / "issues.json").write_text(json.dumps(issues))
+    (clone.fakes / "issues.json").write_text(json.dumps(issues))
     needs = {"newest": {"result": result}, "links": {"result": "success"}}
-    environment = os.environ | {"NEEDS": json.dumps(needs), "FAKES": str(runner.fakes), "GITHUB_RUN_ID": "42"}
+    environment = os.environ | {"NEEDS": json.dumps(needs), "FAKES": str(clone.fakes), "GITHUB_RUN_ID": "42"}
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
-    environment["PATH"] = f"{runner.programs}{os.pathsep}{os.environ['PATH']}"
+    environment["PATH"] = f"{clone.programs}{os.pathsep}{os.environ['PATH']}"
     subprocess.run([sys.executable, report.__file__, tmp_path / "nothing"], env=environment, check=True)
-    did = [line.split()[1] for line in (runner.fakes / "gh.txt").read_text().splitlines() if line.startswith("issue")]
+    did = [line.split()[1] for line in (clone.fakes / "gh.txt").read_text().splitlines() if line.startswith("issue")]
     well, is_open = result == "success", bool(number)
     should = {(True, True): ["close"], (True, False): [], (False, True): ["edit"], (False, False): ["create"]}
     assert did == ["list", *should[well, is_open]] + ["comment"] * (not well and is_open and told != result)
     if "comment" in did:
-        assert f"\n## newest: {result}\n" in (runner.fakes / "comment.md").read_text()
+        assert f"\n## newest: {result}\n" in (clone.fakes / "comment.md").read_text()
     if not well:
-        body = (runner.fakes / f"{'edit' if is_open else 'create'}.md").read_text()
+        body = (clone.fakes / f"{'edit' if is_open else 'create'}.md").read_text()
         assert f"## newest: {result}" in body and "links" not in body and "No output was kept" in body
 
 

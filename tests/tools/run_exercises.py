@@ -154,7 +154,7 @@ def main(name):
         one = run_here(book, chapter)
         (report,) = runs.run([one], progress=for_this_terminal(), stop=stop)
     if not report.ok:
-        sys.exit(f"{report.found['error']}: {report.found['message']}\n{report.found['traceback']}")
+        sys.exit(f"{report.data['error']}: {report.data['message']}\n{report.data['traceback']}")
     print(json.dumps(verdicts(chapter, runs.outputs(report)), indent=1))
 
 

@@ -5,13 +5,12 @@
 (function (explorer) {
 "use strict";
 const { meshCode, product, refusal, specText, tuple } = explorer;
-const TWICE = { "all-gather": 1, "reduce-scatter": 1, "all-reduce": 2 };
 const DIMS = { A: "IJ", B: "JK", C: "IK" };
 
 // shardlab.costs.collective_seconds, for one axis of n devices.
 function time(kind, sent, n, chip) {
   const ring = chip.torus.length === 2 ? n === 16 : chip.torus.length && n % 4 === 0;
-  const hops = TWICE[kind] * (ring ? n / 2 : n - 1);
+  const hops = explorer.data.rounds[kind] * (ring ? n / 2 : n - 1);
   return Math.max(sent / (ring ? 2 : 1) / chip.link_bytes_per_second, hops * chip.link_seconds);
 }
 
@@ -35,7 +34,7 @@ function plan({ sizes, chip: name, dtype }, from, axes, ways) {
     const before = bytes();
     held[of][axis] = to;
     const [array, n] = [Math.max(before, bytes()), Object.fromEntries(axes)[axis]];
-    const sent = (TWICE[kind] * (n - 1) / n) * array;
+    const sent = (explorer.data.rounds[kind] * (n - 1) / n) * array;
     const seconds = time(kind, sent, n, chip);
     steps.push({ kind, of, dim, axis, devices: n, array_bytes: array, sent_bytes: sent, seconds });
   };

@@ -113,9 +113,9 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
 
 
 def _result(chapter, report):
-    cells, used = len(chapter.cells), report.found.get("processor_seconds", 0.0)  # none if the runner died
+    cells, used = len(chapter.cells), report.data.get("processor_seconds", 0.0)  # none if the runner died
     if not report.ok:
-        failure = failure_of(chapter, report.found)
+        failure = failure_of(chapter, report.data)
         return Result(chapter.name, "failed", cells, report.seconds, used, failure=failure)
     status = "reused" if report.reused else "ran"
     return Result(chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version)

@@ -183,10 +183,10 @@ def _column(version, book, progress, stop):
 def _outcome(chapter, column, report):
     """What a report says, with the lines that its cells have in the chapter now."""
     deprecations = []
-    for warning in report.found["deprecations"]:
+    for warning in report.data["deprecations"]:
         theirs = warning["path"] and f"{warning['path']}:{warning['line']}"
         place = theirs or f"{chapter.path}:{execute.line_of(chapter, warning)}"
         deprecations.append(f"{place}: {' '.join(warning['message'].split())[:300]}")
-    failure = None if report.ok else execute.failure_of(chapter, report.found)
+    failure = None if report.ok else execute.failure_of(chapter, report.data)
     status = "failed" if failure else "ok"
     return Outcome(chapter.name, column, status, report.seconds, tuple(deprecations), failure, report.reused)

@@ -77,7 +77,7 @@ class Report:
     """What became of a run.
 
     Attributes:
-      found: the report of run_notebook.py, as a dict.
+      data: the report of run_notebook.py, as a dict.
       seconds: how long the run took that gave it.
       read: digests of the files below the root that its cells have read, by name.
       day: of that run, such as "2026-11-21".
@@ -86,7 +86,7 @@ class Report:
       reused: whether it is of an earlier run.
     """
 
-    found: dict
+    data: dict
     seconds: float
     day: str
     read: dict = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Report:
     @property
     def ok(self):
         """Whether every cell came to its end."""
-        return self.found["ok"]
+        return self.data["ok"]
 
 
 def chapter_key(book, chapter, python=sys.executable):
@@ -163,10 +163,14 @@ def known(run):
     """The valid `Report` of an earlier run; None if there is none."""
     for file in _earlier(run, run.key[:12]):
         record = _read(file)
-        if record.get("key") == run.key and all(_digest(run, name) == old for name, old in record["read"].items()):
+        if (
+            record
+            and record["key"] == run.key
+            and all(_digest(run, name) == old for name, old in record["read"].items())
+        ):
             notebook = file.with_suffix(".ipynb")
             if disk.file_digest(notebook) == record["version"]:
-                facts = (record[name] for name in ("found", "seconds", "day", "read", "version"))
+                facts = (record[name] for name in _FACTS)
                 return Report(*facts, outputs=notebook, reused=True)
     return None
 
@@ -181,12 +185,16 @@ def _earlier(run, key="*"):
     return sorted(files, key=lambda file: -file.stat().st_mtime_ns)
 
 
+_FACTS = ("data", "seconds", "day", "read", "version")
+
+
 def _read(file):
+    """A record on disk; None if it cannot be read or has another form."""
     try:
         record = json.loads(file.read_text("utf-8"))
-        return record if isinstance(record, dict) else {}
+        return record if isinstance(record, dict) and {"key", *_FACTS} <= record.keys() else None
     except (OSError, ValueError):
-        return {}
+        return None
 
 
 def at_once(quotas=Path("/sys/fs/cgroup")):
@@ -311,7 +319,7 @@ def _run(run, progress, stop, processes):
     disk.write(notebook, result.pop("notebook"))
     report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
     record = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
-    disk.write(notebook.with_suffix(".json"), json.dumps({**record, "found": result}))
+    disk.write(notebook.with_suffix(".json"), json.dumps({**record, "data": result}))
     for file in _earlier(run)[KEPT:]:
         file.unlink()
         file.with_suffix(".ipynb").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from shardlab import costs
 from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
-from shardlab.costs.collectives import ROUNDS
+from shardlab.costs.kinds import KINDS
 from shardlab.costs.plan import FASTER, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
@@ -103,7 +103,7 @@ def data() -> dict:
             name: {size: getattr(model, size) for size in (*models.SIZES, "gated", "tied")}
             for name, model in MODELS.items()
         },
-        "rounds": ROUNDS,
+        "rounds": {name: kind.rounds for name, kind in KINDS.items() if kind.rounds},
         "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {
@@ -120,7 +120,7 @@ def data() -> dict:
 # What each calculator needs of the data, so that it can stand on a page by itself.
 _USES = {
     "layout": ("palette", "dtypes"),
-    "matmul": ("palette", "dtypes", "bytes", "chips"),
+    "matmul": ("palette", "dtypes", "bytes", "chips", "rounds"),
     "fit": ("palette", "chips", "models", "rounds", "remat", "fitted", "most"),
 }
 

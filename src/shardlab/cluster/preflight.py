@@ -43,13 +43,13 @@ class Check:
     Attributes:
       name: of the check, such as "platform".
       ok: whether all is well; None if it could not be checked.
-      found: what was found, in words.
+      detail: what was found, in words.
       cure: what to do about it; "" if all is well.
     """
 
     name: str
     ok: bool | None
-    found: str
+    detail: str
     cure: str = ""
 
 
@@ -412,7 +412,7 @@ def _table(checks):
     lines = []
     for check in checks:
         word = {True: "ok  ", False: "FAIL", None: "skip"}[check.ok]
-        lines.append(f"{word} {check.name}: {check.found}")
+        lines.append(f"{word} {check.name}: {check.detail}")
         lines += [f"     cure: {check.cure}"] if check.cure else []
     failed = sum(check.ok is False for check in checks)
     return "\n".join([*lines, f"{failed} of {len(checks)} checks failed" if failed else "ready"])

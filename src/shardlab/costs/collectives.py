@@ -5,6 +5,7 @@ from functools import reduce
 import numpy as np
 
 from shardlab._arguments import Numbers, amount, first, one_of, whole
+from shardlab.costs.kinds import KINDS
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip
 
@@ -14,8 +15,7 @@ __all__ = [
 ]  # fmt: skip
 
 ALGORITHMS = ("ring", "tree", "in-network")  # of a collective between nodes
-ROUNDS = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}  # how often the array goes around
-KINDS = (*ROUNDS, "all-to-all", "collective-permute")
+PRICED = tuple(name for name, kind in KINDS.items() if kind.priced)
 
 
 def collective_bytes(kind: str, array_bytes: Numbers, devices: Numbers) -> Numbers:
@@ -38,9 +38,7 @@ def collective_bytes(kind: str, array_bytes: Numbers, devices: Numbers) -> Numbe
     sections 4.1 to 4.5.
     """
     n, array_bytes = whole("devices", devices), amount("array_bytes", array_bytes)
-    if one_of("kind", kind, KINDS) == "collective-permute":
-        return np.where(n > 1, array_bytes, 0.0)[()]
-    return ROUNDS.get(kind, 1) * (n - 1) / n * array_bytes
+    return KINDS[one_of("kind", kind, PRICED)].sent(array_bytes, n)
 
 
 def collective_seconds(
@@ -227,7 +225,7 @@ def node_bytes(kind: str, array_bytes: Numbers, inner: Numbers, outer: Numbers, 
       Bytes.
     """
     inner, outer = whole("inner", inner), whole("outer", outer)
-    if one_of("kind", kind, KINDS) == "all-to-all":
+    if one_of("kind", kind, PRICED) == "all-to-all":
         return inner * amount("array_bytes", array_bytes) * (outer - 1) / outer
     sent = collective_bytes(kind, array_bytes, outer if hierarchical else inner * outer)
     return np.where(outer > 1, sent, 0.0 * inner)[()]
@@ -235,7 +233,7 @@ def node_bytes(kind: str, array_bytes: Numbers, inner: Numbers, outer: Numbers, 
 
 def _load(kind, sizes, chip, ring=None, directions=2):
     """(what crosses the busiest link one way, as a share of `array_bytes`; hops one after the other)."""
-    one_of("kind", kind, KINDS)
+    one_of("kind", kind, PRICED)
     if directions not in (1, 2):
         raise ValueError(f"ways={directions!r}; a ring is used in 2 directions at once, or in 1")
     sizes = tuple(whole("sizes", size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
@@ -249,7 +247,7 @@ def _load(kind, sizes, chip, ring=None, directions=2):
             )
         if kind == "collective-permute":
             return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
-        times = ROUNDS.get(kind, 1)
+        times = max(KINDS[kind].rounds, 1)
         return times * (total - 1) / total, times * (total - 1)
     for size in sizes:
         if np.any(size > max(chip.torus)):
@@ -269,7 +267,7 @@ def _load(kind, sizes, chip, ring=None, directions=2):
         around = directions == 1  # each chunk travels up to n-1 links of a ring, and all links carry as much
         chunks = (np.where(ring & around, n * (n - 1) / 2, n * n // 4) for n, ring in zip(sizes, rings, strict=True))
         return reduce(np.maximum, (many / n / w for many, n, w in zip(chunks, sizes, ways, strict=True))), hops
-    times, out = ROUNDS[kind], sum(w * (n > 1) for n, w in zip(sizes, ways, strict=True))
+    times, out = KINDS[kind].rounds, sum(w * (n > 1) for n, w in zip(sizes, ways, strict=True))
     return times * (total - 1) / total / np.maximum(out, 1), times * hops
 
 
@@ -294,9 +292,9 @@ def network_seconds(kind, array_bytes, outer, chip, algorithm="ring", count=1, w
     `waits` of the collectives begin only when the one before has ended; the latencies of the others overlap.
     """
     sent = collective_bytes(kind, array_bytes, outer)
-    times = ROUNDS.get(kind, 1)
+    times = max(KINDS[kind].rounds, 1)
     steps = np.where(outer > 1, 1, 0) if kind == "collective-permute" else times * (outer - 1)
-    if one_of("algorithm", algorithm, ALGORITHMS) != "ring" and kind in ROUNDS:
+    if one_of("algorithm", algorithm, ALGORITHMS) != "ring" and KINDS[kind].rounds:
         steps = times * np.ceil(np.log2(outer))
         if algorithm == "in-network" and kind == "all-reduce":
             sent = np.where(outer > 1, array_bytes, 0.0)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardlab.costs.collectives import ROUNDS, collective_bytes, network_seconds
+from shardlab.costs.collectives import collective_bytes, network_seconds
+from shardlab.costs.kinds import KINDS
 from shardlab.costs.parallelism import MESH_AXES
 
 __all__ = ["FITTED", "Fitted"]
@@ -61,7 +62,7 @@ def axis_seconds(kind, count, all_bytes, place, waits, chip):
     else:
         between = all_bytes / place.near
         near = collective_bytes(kind, all_bytes, place.near) / (place.ways * chip.link_bytes_per_second)
-    hops = {"all-to-all": place.hops, "collective-permute": place.near > 1}.get(kind, ROUNDS.get(kind, 1) * place.hops)
+    hops = {"all-to-all": place.hops, "collective-permute": place.near > 1}.get(kind, KINDS[kind].rounds * place.hops)
     near = np.maximum(near, count * hops * chip.link_seconds)
     # Libraries take whichever is faster, rings or trees.
     waiting = count if waits else np.asarray(1.0)
@@ -72,8 +73,8 @@ def axis_seconds(kind, count, all_bytes, place, waits, chip):
 def call_seconds(kind, place, chip):
     """What a collective takes on GPUs besides its bytes: NCCL's own model, for the faster of a ring and a tree."""
     rates = fitted(chip)
-    times, of = ROUNDS.get(kind, 1), place.near * place.far
-    if kind in ("collective-permute", "all-to-all"):
+    times, of = KINDS[kind].rounds, place.near * place.far
+    if not times:
         hops, across = np.minimum(place.near - 1, 1), np.minimum(place.far - 1, 1)
     else:
         hops, across = times * (of - place.far), times * (place.far - 1)

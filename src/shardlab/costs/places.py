@@ -29,9 +29,8 @@ def places(machine, chip, parallelism, torus_axes):
     by_axis = dict(zip(order, place(of, [size[axis] for axis in order]), strict=True))
     rest = [size["pipeline"], size["data"]]
     by_axis["sharded"] = place(of, [size["tensor"], joint, *rest])[1]
-    by_axis["routed"] = place(of, [size["tensor"], size["expert"], np.multiply(size["context"], size["fsdp"]), *rest])[
-        2
-    ]
+    sharers = np.multiply(size["context"], size["fsdp"])
+    by_axis["routed"] = place(of, [size["tensor"], size["expert"], sharers, *rest])[2]
     return by_axis
 
 

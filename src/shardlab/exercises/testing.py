@@ -28,7 +28,7 @@ from shardlab._arguments import nearest
 from shardlab.arrays.layout import counted
 from shardlab.exercises.check import Exercise, WrongAnswer, check
 from shardlab.programs.collectives import Collectives, collectives, compile_for
-from shardlab.programs.hlo import COLLECTIVES, Program, array_types
+from shardlab.programs.hlo import COLLECTIVES, Program, array_types, metadata
 
 __all__ = ["Agreement", "assert_collectives", "assert_equal_to_one_device", "assert_layout"]
 
@@ -337,8 +337,8 @@ def _held(text, never):
     for kind in never:
         if _elements(kind) in held:
             found, instruction = held[_elements(kind)]
-            source = re.search(r'op_name="([^"]*)"', instruction.attributes)
-            by = f"{instruction.kind} {instruction.name}" + (f" of {source[1]}" if source else "")
+            source = metadata(instruction.line).get("op_name")
+            by = f"{instruction.kind} {instruction.name}" + (f" of {source}" if source else "")
             size = "" if found == kind else f", which has as many elements as {kind}"
             wrong.append(f"memory: no device may hold {kind}, but each holds {found}{size}; made by {by}")
     return wrong

@@ -12,16 +12,13 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from shardlab.arrays.layout import spec_text
+from shardlab.costs.kinds import OPERATIONS
 from shardlab.pictures.svg import PALETTE, Picture, escape, figure, rect, row, text, text_width
 
 __all__ = ["draw_backward"]
 
-# Names of JAX's operations inside shard_map, as its users write them. What is not here keeps its own name.
-_COLLECTIVES = {
-    "pvary": "cast to varying", "pcast": "cast to varying", "psum": "psum", "psum2": "psum", "psum_invariant": "psum",
-    "all_gather": "all_gather", "all_gather_invariant": "all_gather", "reduce_scatter": "psum_scatter",
-    "ppermute": "ppermute", "all_to_all": "all_to_all", "pmax": "pmax", "pmin": "pmin",
-}  # fmt: skip
+# What is drawn of JAX's operations inside shard_map: collectives and casts, as their users write them.
+_DRAWN = {**OPERATIONS, "pvary": "cast to varying", "pcast": "cast to varying"}
 # Operations that change neither which devices a value comes from nor where it goes: we look through them.
 _THROUGH = ("add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "mul", "neg", "reshape", "squeeze",
             "transpose")  # fmt: skip
@@ -127,14 +124,14 @@ def _type(variable):
 
 def _is_collective(equation):
     """Whether an operation is a collective, or the cast of a variable: casts of numbers in the program do not count."""
-    return equation.primitive.name in _COLLECTIVES and not isinstance(equation.invars[0], jax.extend.core.Literal)
+    return equation.primitive.name in _DRAWN and not isinstance(equation.invars[0], jax.extend.core.Literal)
 
 
 def _said(equation):
     """A collective in words, such as "psum d"."""
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     axes = axes if isinstance(axes, (tuple, list)) else (axes,)
-    return f"{_COLLECTIVES[equation.primitive.name]} {','.join(map(str, axes))}"
+    return f"{_DRAWN[equation.primitive.name]} {','.join(map(str, axes))}"
 
 
 def _after(jaxpr, variable):

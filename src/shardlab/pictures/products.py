@@ -6,6 +6,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_text, counted, describe
+from shardlab.costs.kinds import KINDS
 from shardlab.pictures.arrays import (
     DrawnArray,
     array_of,
@@ -268,7 +269,7 @@ def _over_fewer(array, mesh, axes, partial=()):
 
 def _gathered(stages, meshes, move):
     """Which operand an all-gather is of, by shapes and axes, with the result appended to its stages; else None."""
-    if move.kind != "all-gather" or not move.axes or move.times != 1:
+    if not KINDS[move.kind].grows or not move.axes or move.times != 1:
         return None
     for place in (0, 1):
         held, moves = stages[place]
@@ -285,7 +286,7 @@ def _gathered(stages, meshes, move):
 
 def _adds_up(c, mesh, move):
     """Whether a collective adds up partial sums of C, by its result's shape."""
-    adds = move.kind in ("all-reduce", "reduce-scatter") and move.axes and move.times == 1
+    adds = KINDS[move.kind].adds and move.axes and move.times == 1
     return bool(adds and mesh is not None and _dims_of(move.results) == [c.layout.shard_shape])
 
 

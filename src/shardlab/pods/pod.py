@@ -107,7 +107,7 @@ class PodProgram:
       traffic: its communication, as `Traffic` rows, in the order of the program.
       seconds: the time that compiling took, where it was compiled.
       source: "compiled", "cache" (compiled earlier on this machine) or "recording" (on another).
-      made: the compiler, JAX version, date and kind of machine.
+      provenance: the compiler, JAX version, date and kind of machine.
       schedule: what a device does, in order and with predicted times, if `schedule=True` asked for it: what
         `shardlab.step_timeline` draws. Else None.
       text: what the compiler made of it, in HLO, if this process compiled it; None if it was read from disk, where
@@ -131,7 +131,7 @@ class PodProgram:
     traffic: tuple[Traffic, ...] = ()
     seconds: float = 0.0
     source: str = "compiled"
-    made: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, str] = field(default_factory=dict)
     schedule: list | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
 
@@ -185,7 +185,7 @@ class PodProgram:
             )
             yield "memory", f"at most {_amount(self.peak_bytes)} on each device ({parts})"
             yield "FLOPs", "unknown" if self.flops is None else f"{self.flops:.3g} in matrix products"
-        yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.made.values())}"
+        yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.provenance.values())}"
 
     def _rows(self):
         """Rows to print: one for each kind, axes and overlap.
@@ -495,15 +495,15 @@ class Pod:
         current = nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
         with current:
             lowered = jitted.lower(*args, **kwargs)
-        made = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
+        provenance = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
         order = [device.id for device in mesh.devices.flat]
-        key = _digest([_FORM, lowered.as_text(), self.name, order, options, made, *[_MODEL] * schedule])
+        key = _digest([_FORM, lowered.as_text(), self.name, order, options, provenance, *[_MODEL] * schedule])
         folder = _cache_folder() if cache is True else Path(cache) if cache else None
         known = [] if fresh else [_read(folder, key), _recorded(key)]
         recorded = next(
             (candidate for candidate in known if candidate and (candidate.schedule is not None or not schedule)), None
         )
-        program = recorded or self._compiled(lowered, mesh, name, options, made, chip)
+        program = recorded or self._compiled(lowered, mesh, name, options, provenance, chip)
         if not recorded:
             _write(folder, key, program)
         program = replace(program, name=name)
@@ -511,9 +511,11 @@ class Pod:
             listener(label, key, program)
         return program
 
-    def _compiled(self, lowered, mesh, name, options, made, chip):
-        made = made | {"date": time.strftime("%Y-%m-%d"), "machine": f"{os.cpu_count()} cores, {platform.machine()}"}
-        about = {"name": name, "pod": self.name, "devices": self.size, "mesh": dict(mesh.shape), "made": made}
+    def _compiled(self, lowered, mesh, name, options, provenance, chip):
+        machine = f"{os.cpu_count()} cores, {platform.machine()}"
+        provenance = provenance | {"date": time.strftime("%Y-%m-%d"), "machine": machine}
+        about = {"name": name, "pod": self.name, "devices": self.size, "mesh": dict(mesh.shape)}
+        about["provenance"] = provenance
         begin = time.perf_counter()
         try:
             compiled = lowered.compile(compiler_options=options or None)

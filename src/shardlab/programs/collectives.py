@@ -22,6 +22,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
+from shardlab.costs.kinds import KINDS
 from shardlab.programs.hlo import CALLS, COLLECTIVES, Instruction, Program, UnreadableProgram, array_types, type_bytes
 
 __all__ = [
@@ -84,13 +85,9 @@ class Collective:
         """
         if self.kind == "ragged-all-to-all":
             return None
-        array_bytes = sum(map(type_bytes, self.operands))
-        n = max(map(len, self.groups), default=1)
-        if self.kind in ("collective-permute", "collective-broadcast"):
-            moving = any(len(set(group)) > 1 for group in self.groups)
-            return math.ceil(array_bytes) if moving else 0
-        share = {"all-gather": n - 1, "all-reduce": 2 * (n - 1) / n}.get(self.kind, (n - 1) / n)
-        return math.ceil(share * array_bytes)
+        array_bytes, kind = sum(map(type_bytes, self.operands)), KINDS[self.kind]
+        n = max((len(set(group)) for group in self.groups), default=1)
+        return math.ceil(kind.sent(array_bytes * n if kind.grows else array_bytes, n))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from shardlab.costs.kinds import KINDS
+
 __all__ = [
     "CALLS",
     "COLLECTIVES",
@@ -19,14 +21,12 @@ __all__ = [
     "Program",
     "UnreadableProgram",
     "array_types",
+    "metadata",
     "type_bytes",
 ]
 
 CALLS = r"(calls|to_apply|body|computations?)="  # in the lines of instructions that run another computation
-COLLECTIVES = (
-    "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute", "ragged-all-to-all",
-    "reduce-scatter",
-)  # fmt: skip
+COLLECTIVES = tuple(KINDS)
 _BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
 
 
@@ -50,6 +50,18 @@ def array_types(text: str) -> tuple[str, ...]:
       A tuple of texts such as "f32[4,4]".
     """
     return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", text)))
+
+
+def metadata(line: str) -> dict[str, str]:
+    """What the line of an instruction says of its origin, by name.
+
+    >>> from shardlab.programs.hlo import metadata
+    >>> metadata('%y = f32[4] add(%a, %b), metadata={op_name="jit(f)/add" source_file="f.py" source_line=3}')
+    {'op_name': 'jit(f)/add', 'source_file': 'f.py', 'source_line': '3'}
+    """
+    found = re.search(r"\bmetadata=\{(.*)\}", line)
+    pairs = re.findall(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|([^"\s},]+))', found[1] if found else "")
+    return {name: re.sub(r"\\(.)", r"\1", quoted) or number for name, quoted, number in pairs}
 
 
 def type_bytes(array_type: str) -> float:
@@ -335,7 +347,7 @@ def _trips(loop):
 def _number(name, where, value=None):
     """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
 
-    None if it is neither, or computed in a way that we do not follow. `given` are the inputs, as such pairs, of a
+    None if it is neither, or computed in a way that we do not follow. `value` has the inputs, as such pairs, of a
     computation that is no part of a loop.
     """
     instruction = where[name]

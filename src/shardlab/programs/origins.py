@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program
+from shardlab.costs.kinds import KINDS
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, metadata
 
 __all__ = ["Origin", "Origins", "where"]
 
@@ -98,8 +99,7 @@ class Origins:
         phase = "backward" if "transpose(" in stack else "forward" if "jvp(" in stack or stack else ""
         if phase == "forward" and self._differentiated and "jvp(" not in stack:
             phase = "update"
-        adds = re.search(r"all-reduce|reduce-scatter", instruction.kind) is not None
-        if adds and phase == "backward":  # a part of a gradient, even where it equals an argument
+        if _adds(instruction) and phase == "backward":  # a part of a gradient, even where it equals an argument
             argument = ""
         results = () if argument else self._reached(instruction, phase)
         return Origin(_operation(stack), phase, *place, argument, results, stack, _operation(used))
@@ -126,14 +126,12 @@ class Origins:
 
     def _metadata(self, line):
         """The operation's whole name, and (file, line), as far as they are known."""
-        match = re.search(r"\bmetadata=\{(.*)\}", line)
-        if not match:
-            return "", ("", 0)
-        name = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', match[1])
-        file, number = re.search(r'\bsource_file="([^"]*)"', match[1]), re.search(r"\bsource_line=(\d+)", match[1])
-        frame = re.search(r"\bstack_frame_id=(\d+)", match[1])
-        place = (file[1], int(number[1])) if file and number else self._place(int(frame[1])) if frame else ("", 0)
-        return re.sub(r"\\(.)", r"\1", name[1]) if name else "", place
+        origin, place = metadata(line), ("", 0)
+        if "source_file" in origin and "source_line" in origin:
+            place = origin["source_file"], int(origin["source_line"])
+        elif "stack_frame_id" in origin:
+            place = self._place(int(origin["stack_frame_id"]))
+        return origin.get("op_name", ""), place
 
     def _place(self, frame):
         """The innermost place that is not in an installed package, or else the innermost."""
@@ -244,8 +242,7 @@ class Origins:
     def _reached(self, instruction, phase):
         root = self._root
         count = len(root.names) if root.kind == "tuple" else 1
-        adds = re.search(r"all-reduce|reduce-scatter", instruction.kind) is not None
-        gradient = adds and phase == "backward"
+        gradient = _adds(instruction) and phase == "backward"
         if count == 1 and not gradient and not self._is_root(instruction):
             return ()  # everything leads to the only result
         ends, most = {0} if count == 1 and instruction.name == root.name else set(), 3 * len(instruction.names)
@@ -313,6 +310,12 @@ def where(file: str, line: int) -> str:
     cell = getattr(compiler, "format_code_name", lambda _: None)(file)  # a pair such as ("Cell", "In[3]")
     unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
     return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
+
+
+def _adds(instruction):
+    """Whether it may add up what devices have."""
+    kind = KINDS.get(instruction.kind.removesuffix("-start"))
+    return kind is not None and kind.adds
 
 
 def _operation(stack):

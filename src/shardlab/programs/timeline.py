@@ -27,6 +27,7 @@ from typing import Any
 import jax
 
 from shardlab import costs
+from shardlab.costs.kinds import KINDS
 from shardlab.machines import hardware
 from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective
@@ -189,8 +190,7 @@ def predicted_seconds(move: Collective, chip: hardware.Chip, torus: Sequence[int
 
     Source: `shardlab.costs.collective_seconds`.
     """
-    if move.bytes is None or move.kind not in ("all-gather", "all-reduce", "reduce-scatter", "all-to-all",
-                                               "collective-permute"):  # fmt: skip
+    if move.bytes is None or not KINDS[move.kind].priced:
         return None
     group = max(map(len, move.groups), default=1)
     array_bytes = max(sum(map(type_bytes, move.operands)), sum(map(type_bytes, move.results)))

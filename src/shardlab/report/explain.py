@@ -31,7 +31,7 @@ from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
 from shardlab.programs import collectives
 from shardlab.programs.flops import MatmulFlops, whole_flops
-from shardlab.programs.hlo import Program
+from shardlab.programs.hlo import Program, metadata
 from shardlab.programs.origins import Origins, where
 from shardlab.programs.timeline import predicted_seconds
 from shardlab.report import findings
@@ -516,8 +516,9 @@ def _type(shape, dtype):
 def _parameter_names(text):
     """JAX's names of the entry's parameters, in order."""
     entry = text.partition("\nENTRY ")[2]
-    pairs = re.findall(r'\bparameter\((\d+)\).*?\bop_name="((?:[^"\\]|\\.)*)"', entry)
-    return [re.sub(r"\\(.)", r"\1", name) for _, name in sorted(pairs, key=lambda pair: int(pair[0]))]
+    lines = (line for line in entry.splitlines() if "op_name=" in line)
+    names = {int(n[1]): metadata(line)["op_name"] for line in lines if (n := re.search(r"\bparameter\((\d+)\)", line))}
+    return [names[number] for number in sorted(names)]
 
 
 # --- Print --------------------------------------------------------------------------------------------------------

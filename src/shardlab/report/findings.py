@@ -13,8 +13,9 @@ from linecache import getline
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
+from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
-from shardlab.programs.hlo import Instruction, array_types, type_bytes
+from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 
 __all__ = [
@@ -26,9 +27,6 @@ _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth 
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
 
-_BY_HAND = ("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "pbroadcast", "pmax", "pmin",
-            "ppermute", "psum", "psum2", "psum_invariant", "psum_scatter", "ragged_all_to_all", "reduce_scatter",
-            "unreduced_psum", "unreduced_reduce_scatter")  # fmt: skip
 # A function of jnp.linalg in the name of an operation, or else what it calls.
 _FACTORISATIONS = (
     r"\bjit\((cholesky|det|eigh?|eigvalsh?|eigvals|inv|lstsq|lu|pinv|qr|slogdet|solve|svd)\)"
@@ -66,7 +64,7 @@ def cause(move: Collective, origin: Origin) -> str:
       origin: its `shardlab.programs.origins.Origin`.
     """
     operations, backward = (origin.operation, origin.use), origin.phase == "backward"
-    if origin.operation in _BY_HAND:
+    if origin.operation in OPERATIONS:  # by hand
         if not backward:
             return "written in a shard_map"
         if move.kind == "all-reduce":
@@ -78,7 +76,7 @@ def cause(move: Collective, origin: Origin) -> str:
         return "asked for: a sharding constraint or a reshard"
     if move.kind == "all-gather":
         return _cause_of_a_gather(origin, operations)
-    if move.kind in ("all-reduce", "reduce-scatter"):
+    if KINDS[move.kind].adds:
         if backward and origin.results:
             return "a gradient: devices with other data add theirs (data parallelism)"
         if origin.operation == "dot_general":
@@ -302,8 +300,7 @@ def _place_said(line, moves, origins):
     file, number = origins.place(line)
     if number:
         return f"in {where(file, number)}: "
-    named = re.search(r'\bop_name="((?:[^"\\]|\\.)*)"', line)
-    name = re.sub(r"\\(.)", r"\1", named[1]) if named else None
+    name = metadata(line).get("op_name")
     return next((_place(origin) for *_, origin in moves if origin.line and name in (origin.stack, origin.argument)), "")
 
 

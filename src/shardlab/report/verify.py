@@ -58,7 +58,7 @@ class Verdict:
         return f"{mesh}: {'; '.join(lines)}; {self.program.source}, {self.program.seconds:.0f} s"
 
 
-def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
+def verify(plan: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iterator[Verdict]:
     """Compile the training step of the best choices for the chips of a plan, without the chips.
 
     Pipelines are compiled as GPipe, which keeps the activations of all micro-batches and not only those of as many as
@@ -66,7 +66,7 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
     once: plan with `stages=1, gathers=2` to compare.
 
     Args:
-      made: a `Plan`.
+      plan: a `Plan`.
       best: how many choices; or which.
       **options: for `shardlab.Pod.compile`, such as `cache=False`.
 
@@ -78,15 +78,15 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
         a choice is one that is left out.
       shardlab.NoCompiler: the compiler for these chips is not installed.
     """
-    if made.machine.chip.torus and made.machine.slices > 1:
-        raise ValueError(f"one slice is compiled for, not {made.machine.name}; plan with slices=1 to compare")
-    pod = Pod(made.machine.name)
-    if pod.size != made.chips:
+    if plan.machine.chip.torus and plan.machine.slices > 1:
+        raise ValueError(f"one slice is compiled for, not {plan.machine.name}; plan with slices=1 to compare")
+    pod = Pod(plan.machine.name)
+    if pod.size != plan.chips:
         raise ValueError(
             f"{pod.name} has {pod.size} JAX devices, two for each chip, and a plan's meshes have one for each; compile "
             "shardlab.networks.training's step on a mesh of all devices"
         )
-    some = [choice for choice in made.choices if choice.can_compile][:best] if isinstance(best, int) else best
+    some = [choice for choice in plan.choices if choice.can_compile][:best] if isinstance(best, int) else best
     if unable := [choice for choice in some if not choice.can_compile]:
         raise ValueError(
             f"shardlab.networks.training has no such step: {unable[0]}; plan with stages=1 and gathers=2 to compare"
@@ -96,8 +96,8 @@ def verify(made: Plan, best: int | Sequence[Choice] = 3, **options: Any) -> Iter
         sizes = [getattr(choice, axis) for axis in axes]
         mesh = pod.mesh(sizes, axes, split=not pod.is_gpu)
         step, arguments = training_step(
-            made.model, mesh, made.batch_tokens // made.sequence, made.sequence, made.remat, choice.microbatches
+            plan.model, mesh, plan.batch_tokens // plan.sequence, plan.sequence, plan.remat, choice.microbatches
         )
         parts = "x".join(str(size) for size in sizes) if axes == [*AXES] else str(choice).replace(" ", "")
-        name = f"{made.model.name or 'model'}-{parts}" + f"-{made.remat}" * (made.remat != "block")
+        name = f"{plan.model.name or 'model'}-{parts}" + f"-{plan.remat}" * (plan.remat != "block")
         yield Verdict(choice, pod.compile(step, *arguments, name=name, donate_argnums=0, **options))

@@ -51,7 +51,7 @@ def test_a_healthy_job_is_ready():
     assert [check.name for check in checks] == [
         "processes", "platform", "GPUs", "cores", "versions", "folder", "network",
     ]  # fmt: skip
-    said = {check.name: check.found for check in checks}
+    said = {check.name: check.detail for check in checks}
     assert said["processes"] == "8 processes on 2 hosts, 8 devices"
     assert said["GPUs"] == "8 GPUs, each used by one process"
     # 2 · 7/8 of 16 MiB in a hundredth of a second
@@ -81,16 +81,16 @@ def test_a_healthy_job_is_ready():
 def test_each_fault_is_found_alone_and_its_cure_is_named(changed, name, found, cure):
     failed = failures(job(**changed))
     assert list(failed) == [name]
-    assert found in failed[name].found and cure in failed[name].cure
+    assert found in failed[name].detail and cure in failed[name].cure
 
 
 def test_a_job_of_another_size_or_a_slow_network_is_found():
     few = failures(job()[:1], processes=8)
-    assert "1 process on 1 host, 1 device, but --processes 8" in few["processes"].found
+    assert "1 process on 1 host, 1 device, but --processes 8" in few["processes"].detail
     assert "srun" in few["processes"].cure
-    assert "--devices 32" in failures(job(), devices=32)["processes"].found
+    assert "--devices 32" in failures(job(), devices=32)["processes"].detail
     slow = failures(job(), gbit=200)["network"]
-    assert "less than half of 200" in slow.found and "NCCL_SOCKET_IFNAME" in slow.cure
+    assert "less than half of 200" in slow.detail and "NCCL_SOCKET_IFNAME" in slow.cure
     assert not failures(job(), gbit=40)
     for one in (few := job()[:4]):
         one["host"] = "node1"
@@ -177,9 +177,9 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
     found = json.loads(text)
     checks = {check["name"]: check for check in found["checks"]}
     assert all(check["ok"] for check in checks.values()), checks
-    assert checks["launcher"]["found"].startswith("by hand, joined in ")
-    assert checks["processes"]["found"] == "2 processes on 1 host, 4 devices"
-    assert "ms by gloo" in checks["network"]["found"]
+    assert checks["launcher"]["detail"].startswith("by hand, joined in ")
+    assert checks["processes"]["detail"] == "2 processes on 1 host, 4 devices"
+    assert "ms by gloo" in checks["network"]["detail"]
     assert [process["process"] for process in found["processes"]] == [0, 1]
     assert list(run.iterdir()) == []
 
@@ -209,8 +209,8 @@ def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
 def test_an_all_reduce_that_cannot_be_made_is_told_beside_the_other_faults():
     facts = [fact(0), fact(1) | {"platform": "cpu", "kind": "cpu"}]
     facts[0] |= {"all_devices": 2, "transport": "NCCL", "seconds": "the processes have different platforms"}
-    assert failures(facts)["network"].found == "an all-reduce by NCCL failed: the processes have different platforms"
-    assert "fell back to CPUs" in failures(facts)["platform"].found
+    assert failures(facts)["network"].detail == "an all-reduce by NCCL failed: the processes have different platforms"
+    assert "fell back to CPUs" in failures(facts)["platform"].detail
 
 
 def test_gpus_that_nvidia_smi_does_not_list_are_not_called_well():

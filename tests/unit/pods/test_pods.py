@@ -645,6 +645,6 @@ def test_a_recording_that_is_out_of_date_is_told(tmp_path):
 def test_a_recording_says_where_it_is_from(recorded):
     assert {"date", "machine", "command", "versions"} <= recorded.keys()
     for entry in recorded["programs"]:
-        made = entry["program"]["made"]
+        made = entry["program"]["provenance"]
         assert made["date"] and made["machine"] and made["compiler"] in recorded["versions"]
         assert pods._from_json(entry["program"]).seconds > 0
