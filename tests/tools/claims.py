@@ -15,7 +15,9 @@ import re
 from dataclasses import dataclass
 
 NUMBER = re.compile(r"(?<![\w.,/-])(?<!\d[ ,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\d]|\.\d)", re.IGNORECASE)
-IN_CODE = re.compile(r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)|(?<=[A-Za-z_])\d{3,}", re.IGNORECASE)
+IN_CODE = re.compile(
+    r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)|(?<=[A-Za-z_])\d{3,}", re.IGNORECASE
+)
 MARK = re.compile(r"^% (\S+) (?:(=) (.*)|(here)|(in) (\w+)|(source:) (.+))$")
 WHOLE = ("Summary", "Exercises", "Where to read on")  # sections that may use all that the chapter has
 SCALES = tuple(sorted({base**power for base, powers in ((1000, range(-5, 6)), (1024, range(-4, 5))) for power in powers}

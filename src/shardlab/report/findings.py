@@ -348,7 +348,7 @@ def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Fin
         if not first or not (_adds(start) and _adds(before)):
             continue
         had = {device: n for n, group in enumerate(first[0].groups) for device in group}
-        times = min(max(Counter(had.get(device) for device in group).values()) for group in move.groups)
+        times = min(n for group in move.groups for n in Counter(had.get(device) for device in group).values())
         if times > 1:
             along = f"along {', '.join(move.axes)}" if move.axes else f"in groups of {max(map(len, move.groups))}"
             yield Finding(

@@ -100,6 +100,14 @@ def test_words_numbers_and_structures():
     check(jax.random.key(1), Exercise(value=jax.random.key(1)), strict=True)
 
 
+@pytest.mark.parametrize(("wanted", "off"), [(1.0, 1e-5), (1000.0, 1e-2), (0.0, 1e-6)])
+def test_the_default_tolerances_are_those_that_are_documented(wanted, off):
+    """1e-5 of the value, and 1e-6 where it is zero."""
+    check(np.float64(wanted + 0.9 * off), Exercise(value=np.float64(wanted)), strict=True)
+    with pytest.raises(WrongAnswer):
+        check(np.float64(wanted + 1.2 * off), Exercise(value=np.float64(wanted)))
+
+
 def test_layouts_of_structures():
     pair = {"w": put(A, P("x", "y")), "b": put(A[0], P())}
     wanted = {"w": TILES, "b": NamedSharding(MESH, P())}

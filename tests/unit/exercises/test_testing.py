@@ -298,6 +298,29 @@ def test_a_difference_is_relative_to_the_largest_magnitude_of_its_array(mesh):
     assert (found.worst, found.where, found.arrays) == (0.125, "['off']", 2)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2), ("float16", 4e-3), ("float64", 1e-12)]
+)
+def test_the_default_tolerance_of_a_dtype_is_the_one_that_is_documented(mesh, dtype, tolerance):
+    """Relative, and absolute as a share of the largest magnitude: of 64, where the array has a zero."""
+    for size, place, many in ((64.0, 0, 2.5), (0.0, 1, 1.5)):  # at the largest itself both are added
+
+        def off(times, size=size, place=place):
+            value = np.array([64.0, 0.0], dtype=jnp.dtype(dtype))
+
+            def shifted(x):
+                return x.at[place].add(jnp.asarray(times * tolerance * 64, x.dtype))
+
+            mapped = jax.shard_map(shifted, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+            assert value[place] == size
+            assert_equal_to_one_device(mapped, (value,), (P(),), mesh=mesh, reference=lambda x: x)
+
+        with jax.enable_x64(dtype == "float64"):
+            off(0.6)
+            with pytest.raises(AssertionError):
+                off(many)
+
+
 def test_infinities_that_agree_are_no_difference(mesh):
     x = np.array([[-np.inf, 2], [1, np.inf], [0, -4], [3, 1]], np.float32)
     found = assert_equal_to_one_device(lambda x: {"twice": 2 * x}, (x,), (P("y"),), mesh=mesh)

@@ -45,6 +45,18 @@ def own_cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "shardlab" / "pods"
 
 
+def test_sent_counts_the_collectives_along_exactly_the_axes_that_are_asked():
+    def traffic(axes, bytes, kind="all-reduce", asynchronous=False):
+        return pods.Traffic(kind, axes, 2, ("f32[8]",), 3, bytes, asynchronous, None)
+
+    rows = (traffic(("data",), 1), traffic(("data", "model"), 10), traffic(("model",), 100, "all-gather", True))
+    program = PodProgram("f", "v5e:2x4", 8, {"data": 2, "model": 4}, True, traffic=(*rows, traffic(None, 1000)))
+    assert (program.sent("data"), program.sent("data", "model"), program.sent("model")) == (3, 30, 300)
+    assert (program.sent(), program.sent("model", "data"), program.sent(kind="all-reduce")) == (3333, 0, 3033)
+    assert (program.sent(asynchronous=True), program.sent(asynchronous=False)) == (300, 3033)
+    assert (program.times("all-reduce"), program.times("all-reduce", "data")) == (9, 3)
+
+
 @pytest.fixture
 def no_compiler(monkeypatch):
     monkeypatch.setattr(pods, "_tpu_compiler", lambda: None)

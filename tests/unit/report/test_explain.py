@@ -1,5 +1,6 @@
 """explain(): what is said of programs whose communication is known from elsewhere."""
 
+import ast
 import inspect
 import json
 import re
@@ -16,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from shardlab import Pod, collectives
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.origins import where
+from shardlab.report import findings
 from shardlab.report.explain import WIDE, compare, explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -246,6 +248,65 @@ def test_a_scan_says_how_often_and_names_the_stacked_arguments():
     assert all(move.times == 3 and move.line == line_of(scanned, "tanh") for move in found.values())
 
 
+def large(bytes_on_a_device):
+    """An array in shards along data, of so many bytes on each device."""
+    return struct((bytes_on_a_device // 64, 64), "data")  # 4 devices, 4 bytes
+
+
+def test_what_is_less_than_a_twentieth_of_the_memory_is_not_told():
+    whole, twentieth = struct((64, 64)), 64 * 64 * 4
+    for others, told in ((19 * twentieth, True), (19 * twentieth + 256, False)):
+        report = explain(lambda a, b: a[0] + b[:4].sum(), whole, large(others))
+        assert bool(says(report, "replicated")) == told
+    for others, told in ((19 * twentieth - 256, True), (19 * twentieth, False)):
+        state = explain(lambda a, b: (a + b.sum(), b.sum(0)), large(twentieth), large(others))
+        assert bool(says(state, "not donated")) == told
+    small = explain(lambda a, b: (a + 1, b.sum()), large(1024), large(1024))
+    assert says(small, "not donated") == []  # a kilobyte
+
+
+def test_products_that_are_repeated_are_told_from_a_twentieth_of_all():
+    def f(a, b, c):
+        first = a @ a
+        return first, b @ c
+
+    def told(rows):
+        return bool(says(explain(f, struct((64, 64)), struct((rows, 64), ("data", "model")), struct((64, 64))),
+                         "repeated work"))  # fmt: skip
+
+    # Of 8 times 64 rows seven times 64 are repeated: 448 of 512 + rows.
+    assert told(8 * 1000) and not told(8 * 1100)
+
+
+@pytest.mark.parametrize(("rows", "told"), [(128, True), (127, False)])
+def test_a_constant_is_told_from_64_kib(rows, told):
+    constant = np.random.default_rng(0).normal(size=(rows, 128)).astype("float32")
+    report = explain(lambda a: a @ constant, struct((64, rows), "data"))
+    assert bool(says(report, "closed-over constant")) == told
+
+
+def test_what_follows_the_backward_pass_is_the_update():
+    """The parameters and their moments are stored otherwise."""
+    specs = on(None, "model"), on("data")
+
+    def update(p, m):
+        return p - m @ m
+
+    def train(p, m, x):
+        gradient = jax.grad(lambda p: jnp.mean(jnp.tanh(x @ p) ** 2))(p)
+        return update(p, m), 0.9 * m + gradient
+
+    p, m = (jax.ShapeDtypeStruct((D, D), "float32", sharding=sharding) for sharding in specs)
+    moves = explain(jax.jit(train, out_shardings=specs), p, m, BATCH).moves
+    assert ("all-gather", "update", "m", UPDATE) in [(one.kind, one.phase, one.array, one.cause) for one in moves]
+    assert {"backward", "update"} <= {move.phase for move in moves}
+    alone = explain(jax.jit(update, out_shardings=specs[0]), p, m).moves  # nothing was differentiated
+    assert alone and not any(move.phase == "update" or move.cause == UPDATE for move in alone)
+
+
+UPDATE = "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+
+
 def test_causes_that_the_program_names():
     reshard = explain(lambda a: lax.with_sharding_constraint(2 * a, on(None, "data")), struct((64, 64), "data"))
     assert [move.kind for move in reshard.moves] == ["all-to-all"] and reshard.moves[0].phase == "forward"
@@ -254,30 +315,78 @@ def test_causes_that_the_program_names():
     assert move.kind == "all-reduce" and move.cause == "written in a shard_map" and move.array == "a"
 
 
-@pytest.mark.parametrize(
-    ("f", "shapes", "kind", "words"),
-    [
-        (lambda a: jnp.linalg.cholesky(a), [(64, 64)], "all-gather", "XLA has no distributed cholesky"),
-        (lambda a: jnp.linalg.qr(a), [(64, 64)], "all-gather", "XLA has no distributed qr"),
-        (lambda a, b: jnp.linalg.solve(a, b), [(64, 64), (64, 64)], "all-gather", "XLA has no distributed solve"),
-        (jnp.fft.fftn, [(64, 64)], "all-gather", "a Fourier transform needs the whole dimension"),
-        (lambda a: jnp.cumsum(a, 0), [(64, 64)], "all-gather", "cumsum goes along the whole dimension"),
-        (lambda a: jnp.argmax(a, 0), [(64, 64)], "all-gather", "a maximum and its index over a sharded dimension"),
-        (lambda a, b: a[b[:, 0].astype(int)], [(64, 64), (8, 8)], "all-reduce", "a computed index"),
-        (lambda a, b: a.at[b[:, 0].astype(int)].set(b), [(64, 8), (8, 8)], "all-gather", "an update at computed"),
-        (lambda a, b: jnp.concatenate([a, b]), [(64, 8), (64, 8)], "all-to-all", "a concatenation along a sharded"),
-        (lambda a: a[::-1], [(64, 8)], "collective-permute", "shards go to other devices"),
-    ],
-)  # fmt: skip
-def test_causes_of_operations_that_need_an_array_whole(f, shapes, kind, words):
-    report = explain(f, *(struct(shape, "data") for shape in shapes))
+ROWS, COLUMNS, EIGHT = struct((64, 64), "data"), struct((64, 64), None, "data"), struct((8, 8), "data")
+
+
+def mapped_sum(w, x):
+    return jax.shard_map(lambda w, x: lax.psum(jnp.sum(x @ w), "data"), mesh=MESH, in_specs=(P(), P("data")),
+                         out_specs=P())(w, x)  # fmt: skip
+
+
+def ring(x):
+    return jax.shard_map(lambda x: lax.ppermute(jnp.sin(x), "data", [(i, (i + 1) % 4) for i in range(4)]), mesh=MESH,
+                         in_specs=P("data"), out_specs=P("data"))(x)  # fmt: skip
+
+
+def look_up(table, indices):
+    return table[indices[:, 0].astype(int)]
+
+
+def descend(p, m, x):
+    """A step whose update needs whole what is stored in shards."""
+    return p - m @ m, 0.9 * m + jax.grad(lambda p: jnp.mean(jnp.tanh(x @ p) ** 2))(p)
+
+
+# A program for each cause: what it is called with, the kind of a collective in it, and how its cause begins.
+CAUSES = [
+    (mapped_sum, (struct((64,)), ROWS), "all-reduce", "written in a shard_map"),
+    (jax.grad(mapped_sum), (struct((64,)), ROWS), "all-reduce", "added by the backward pass of a shard_map"),
+    (jax.grad(lambda x: (ring(x) ** 2).sum()), (ROWS,), "collective-permute",
+     "the backward pass of a collective in a shard_map"),
+    (lambda a: lax.with_sharding_constraint(a, on(None, "data")), (ROWS,), "all-to-all", "asked for: a sharding"),
+    (lambda a: jnp.linalg.cholesky(a), (ROWS,), "all-gather", "XLA has no distributed cholesky"),
+    (lambda a: jnp.linalg.qr(a), (ROWS,), "all-gather", "XLA has no distributed qr"),
+    (lambda a, b: jnp.linalg.solve(a, b), (ROWS, ROWS), "all-gather", "XLA has no distributed solve"),
+    (jnp.fft.fftn, (ROWS,), "all-gather", "a Fourier transform needs the whole dimension"),
+    (lambda a: jnp.cumsum(a, 0), (ROWS,), "all-gather", "cumsum goes along the whole dimension"),
+    (lambda a: jnp.argmax(a, 0), (ROWS,), "all-gather", "a maximum and its index over a sharded dimension"),
+    (look_up, (ROWS, EIGHT), "all-reduce", "a computed index into a sharded dimension: each device looks up"),
+    (look_up, (COLUMNS, EIGHT), "all-gather", "a computed index into a sharded dimension: any device may need"),
+    (lambda a, b: a.at[b[:, 0].astype(int)].set(b), (struct((64, 8), "data"), EIGHT), "all-gather",
+     "an update at computed indices"),
+    (lambda a, b: jnp.concatenate([a, b]), (ROWS, ROWS), "all-to-all", "a concatenation along a sharded"),
+    (lambda a: a[::-1], (ROWS,), "collective-permute", "shards go to other devices"),
+    (lambda a: a.sum(0), (ROWS,), "all-reduce", "a sum, mean or maximum over a sharded dimension"),
+    (lambda a, b: a @ b, (COLUMNS, ROWS), "all-reduce", "the contracting dimension is sharded"),
+    (jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)), (struct((64, 64)), ROWS), "all-reduce",
+     "a gradient: devices with other data add theirs"),
+    (lambda a, b: jnp.sin(a) + jnp.cos(b), (ROWS, COLUMNS), "all-to-all", "the shards go from one dimension"),
+    (lambda a, b: jnp.vdot(a, b), (COLUMNS, COLUMNS), "all-gather", "a reshape (as in ravel and vdot)"),
+    (jax.jit(descend, out_shardings=(on(None, "model"), on("data"))), (struct((64, 64), None, "model"), ROWS, ROWS),
+     "all-gather", "the update needs whole what is stored in shards"),
+    (lambda x, w: x @ w, (ROWS, ROWS), "all-gather", "an argument that is sharded along a dimension that this line"),
+    (lambda x, w: x @ jnp.sin(w), (ROWS, ROWS), "all-gather", "two arrays with specs that clash"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("f", "arguments", "kind", "words"), CAUSES, ids=[words for *_, words in CAUSES])
+def test_a_program_for_each_cause(f, arguments, kind, words):
+    report = explain(f, *arguments)
     causes = {move.cause for move in report.moves if move.kind == kind}
     assert any(cause.startswith(words) for cause in causes), report
 
 
-def test_the_shards_of_a_flattened_matrix_are_not_contiguous():
-    report = explain(lambda a, b: jnp.vdot(a, b), *[struct((64, 64), None, "data")] * 2)
-    assert {(move.kind, move.cause.partition(" (")[0]) for move in report.moves} == {("all-gather", "a reshape")}
+def test_each_cause_that_can_be_told_has_a_program():
+    texts = set()
+    for function in (findings.cause, findings._cause_of_a_gather):
+        for node in ast.walk(ast.parse(inspect.getsource(function))):
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
+                parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
+                texts.add("".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts))
+    assert len(texts) > 20
+    for text in texts - {""}:  # of a kind that no compiler makes of JAX's operations
+        longest = max(text.split("*"), key=len)
+        assert any(words in text or longest[:20] in words for *_, words in CAUSES), text
 
 
 def test_what_a_shard_map_sends_is_told_from_what_its_backward_pass_adds():
@@ -287,8 +396,6 @@ def test_what_a_shard_map_sends_is_told_from_what_its_backward_pass_adds():
     (move,) = report.moves
     assert (move.kind, move.phase, move.array) == ("all-reduce", "backward", "result")
     assert move.cause.startswith("added by the backward pass of a shard_map")
-    ring = jax.shard_map(lambda x: lax.ppermute(jnp.sin(x), "data", [(i, (i + 1) % 4) for i in range(4)]), mesh=MESH,
-                         in_specs=P("data"), out_specs=P("data"))  # fmt: skip
     moves = explain(jax.value_and_grad(lambda x: (ring(x) ** 2).sum()), struct((64, 64), "data")).moves
     assert {move.cause for move in moves if move.kind == "collective-permute"} == {
         "written in a shard_map", "the backward pass of a collective in a shard_map"
@@ -398,6 +505,26 @@ def test_a_gradient_that_is_added_twice_is_told():
     over_both = jax.shard_map(lambda x: lax.psum(lax.psum(x, "data"), "model"), mesh=MESH,
                               in_specs=P("data", "model"), out_specs=P())  # fmt: skip
     assert says(explain(over_both, struct((B, D), "data", "model")), "added twice") == []
+    (both,) = says(explain(jax.shard_map(lambda x: lax.psum(lax.psum(x, "data"), ("data", "model")), mesh=MESH,
+                                         in_specs=P("data", "model"), out_specs=P(), check_vma=False),
+                           struct((B, D), "data", "model")), "added twice")  # fmt: skip
+    assert "4 times too large" in both and "along data, model" in both
+    line = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:8])
+    x = jax.ShapeDtypeStruct((B, D), "float32", sharding=NamedSharding(line, P("d")))
+
+    def in_groups(second):
+        """A sum of each two neighbours, and then of other groups."""
+
+        def body(x):
+            pairs = lax.psum(x, "d", axis_index_groups=[[0, 1], [2, 3], [4, 5], [6, 7]])
+            return lax.psum(pairs, "d", axis_index_groups=second)
+
+        mapped = jax.shard_map(body, mesh=line, in_specs=P("d"), out_specs=P("d"), check_vma=False)
+        return says(explain(mapped, x), "added twice")
+
+    (whole,) = in_groups([[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert "2 equal values" in whole
+    assert in_groups([[0, 1, 2, 4], [3, 5, 6, 7]]) == []  # two are equal, and two are not
     again = mapped(lambda w, x: lax.psum(jnp.tanh(jax.grad(loss)(w, x)) * x[0, 0], "data"))
     assert says(again, "added twice") == []  # each device adds something else
 
