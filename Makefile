@@ -3,7 +3,7 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book pdf check test chapter serve matrix links audit benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf check test chapter serve matrix links audit perturb benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
@@ -16,6 +16,7 @@ help:
 	@echo "make matrix                     run every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make links                      check every external link of the chapters"
 	@echo "make audit                      look up known vulnerabilities of every locked package"
+	@echo "make perturb                    list assertions of chapters that pass with another number (ARGS=memory)"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
 	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS=--collect.numberOfRuns=5)"
 	@echo "make lint                       check style, spelling, unused code and types"
@@ -57,6 +58,9 @@ links: setup
 
 audit: setup
 	@$(python) scripts/audit.py $(ARGS)
+
+perturb: setup
+	@$(python) scripts/perturb.py $(ARGS)
 
 benchmark: setup
 	@$(python) scripts/benchmark.py $(ARGS)

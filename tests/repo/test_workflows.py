@@ -444,8 +444,9 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     instructions = "pip install -U jax\n" + line.format("jax jaxlib") + line.format("jax[tpu]")
     (clone.fakes / "installation.md").write_text(instructions)
     (clone.fakes / "issues.json").write_text("[]\n")
-    outputs = {job: clone.run(f"upstream: {job}") for job in ("awake", "newest", "nightly", "colab", "links", "audit")}
-    assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest"], outputs
+    jobs = ("awake", "newest", "nightly", "colab", "links", "audit", "perturb")
+    outputs = {job: clone.run(f"upstream: {job}") for job in jobs}
+    assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest", "perturb"], outputs
     needs = {job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()}
     good, output = clone.run("upstream: report", **{"toJSON(needs)": json.dumps(needs)})
     assert good, output

@@ -1,37 +1,64 @@
 """The numbers in a chapter's prose, and what each stands on.
 
 A number with three digits or a decimal is one that code, outputs or assertions of its own section have, up to rounding
-and a unit's scale. The opening, the summary, the exercises and what one may read on may use the whole chapter. What
-neither has, a comment in the Markdown says, above the paragraph or the table, which no reader sees:
+and a unit's scale. The opening, the summary, the exercises and "Where to read on" may use the whole chapter. What
+neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no reader sees it:
 
-    % 4.7 = 188 / 40                          an expression, of numbers and of what shardlab exports
-    % 1,024 here                              another section of this chapter
-    % 5.9 in memory                           another chapter
-    % 312 source: NVIDIA A100 datasheet       somebody else
+    % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
+    % 1,024 here                            another section of this chapter
+    % 5.9 in memory                         another chapter
+    % 312 source: data sheet of the A100    somebody else, or a measurement
+
+Of a cell's outputs the numbers are kept in `tests/book/outputs`, so that prose can be held against them without a run.
+They are of the code that `code` is a digest of. A new run is recorded by the tests, as soon as there is one: after
+`make chapter FILE=book/x.md` by `make check`.
 """
 
+import json
 import math
 import re
 from dataclasses import dataclass
 
-NUMBER = re.compile(r"(?<![\w.,/-])(?<!\d[ ,])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?![\d]|\.\d)", re.IGNORECASE)
-IN_CODE = re.compile(
-    r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)|(?<=[A-Za-z_])\d{3,}", re.IGNORECASE
+import nbformat
+import numpy as np
+from places import ROOT
+
+import shardlab
+from bookbinder import disk
+from bookbinder.run import runs
+
+FOLDER = ROOT / "tests" / "book" / "outputs"
+WHOLE = ("", "Summary", "Exercises", "Where to read on")  # sections that may use all that the chapter has; "": opening
+NUMBER = re.compile(r"(?<![\w.,/#-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d|\.\d)", re.IGNORECASE)
+IN_CODE = re.compile(r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)", re.IGNORECASE)
+MARK = re.compile(
+    r"% (?P<number>[\d,.e+-]+) (?:= (?P<expression>.+)|(?P<here>here)|in (?P<chapter>\w+)|source: (?P<source>.+))"
 )
-MARK = re.compile(r"^% (\S+) (?:(=) (.*)|(here)|(in) (\w+)|(source:) (.+))$")
-WHOLE = ("Summary", "Exercises", "Where to read on")  # sections that may use all that the chapter has
-SCALES = tuple(sorted({base**power for base, powers in ((1000, range(-5, 6)), (1024, range(-4, 5))) for power in powers}
-                      | {100, 0.01, 8, 1 / 8}))  # fmt: skip
+UNIT = re.compile(r"[%B]|per cent|bit|bytes|\b[mµ]?s\b|second|FLOP|illion|thousand|share")
+YEAR = re.compile(r"(19|20)\d\d")
+SCALES = sorted({1000.0**n for n in range(-4, 5)} | {1024.0**n for n in range(-4, 4)} | {100, 0.01})
+# What an expression in a mark may use.
+NAMES = {name: getattr(shardlab, name) for name in ("Parallelism", "costs", "hardware", "inference", "models")}
+NAMES |= {"__builtins__": {}, "math": math, "max": max, "min": min, "round": round, "sum": sum}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A number in prose: as it is written, its line in the file, its section, and the marks above its paragraph."""
+    """A number in prose.
+
+    Attributes:
+      text: as it is written.
+      line: its line in the file.
+      section: which section it is in.
+      marks: the comments above its paragraph, as matches of `MARK`.
+      scaled: whether a unit follows that may have a prefix, or a percentage.
+    """
 
     text: str
     line: int
     section: int
-    marks: tuple
+    marks: tuple = ()
+    scaled: bool = True
 
     @property
     def value(self):
@@ -39,93 +66,176 @@ class Claim:
 
     @property
     def half(self):
-        """Half of its last digit: of the last that is not zero, in a whole number."""
-        digits = self.text.replace(",", "").lower()
-        mantissa, _, exponent = digits.partition("e")
+        """Half of its last digit; in a whole number, of the last that is not zero, and at most a twentieth of it."""
+        mantissa, _, exponent = self.text.replace(",", "").lower().partition("e")
         whole, point, decimals = mantissa.partition(".")
-        power = -len(decimals) if point else len(whole) - len(whole.rstrip("0"))
-        return 0.5 * 10.0 ** (power + int(exponent or 0))
+        last = -len(decimals) if point else len(whole) - len(whole.rstrip("0"))
+        half = 0.5 * 10.0 ** (last + int(exponent or 0))
+        return half if point else min(half, max(0.05 * self.value, 0.5))
+
+    def is_close(self, number):
+        """Whether a number, rounded, is what it says."""
+        return np.abs(number - self.value) <= self.half * (1 + 1e-9)
+
+    def stands_on(self, numbers):
+        """Whether one of some numbers, rounded and in some unit, is what it says."""
+        return bool(np.any(self.is_close(np.multiply.outer([*numbers], SCALES if self.scaled else [1.0]))))
 
 
 @dataclass
 class Section:
-    """What stands below a heading of the second level."""
+    """What stands below a heading of the second level; `numbers` are those of its code and outputs."""
 
     title: str
     line: int
-    proved: set  # numbers of its code and outputs
+    numbers: set
 
 
-def numbers_in(text, pattern=IN_CODE):
+def numbers_in(text):
     """The numbers in code or in an output."""
-    values = set()
-    for found in pattern.findall(text):
-        try:
-            values.add(abs(float(re.sub("[,_]", "", found))))
-        except ValueError:
-            continue
-    return values
+    numbers = (float(re.sub(r"[,_]|\.$", "", number)) for number in IN_CODE.findall(text))
+    return {number for number in numbers if math.isfinite(number)}
 
 
-def stands_on(claim, values):
-    """Whether one of some numbers, rounded and in some unit, is what a claim says."""
-    value, half = claim.value, claim.half * (1 + 1e-9)
-    return any(abs(known * scale - value) <= half for known in values for scale in SCALES)
+def output_texts(cell):
+    """What a cell prints, shows and raises, as texts."""
+    for output in cell.get("outputs", ()):
+        yield output.get("text", "")
+        yield output.get("evalue", "")
+        for kind, data in output.get("data", {}).items():
+            if kind in ("text/html", "image/svg+xml"):
+                yield re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", data)
+            elif kind == "text/plain":
+                yield data
 
 
-def sections(chapter, outputs):
-    """The sections of a chapter, the first without a title; `outputs` are texts by the position of their cell."""
-    found = [Section("", 0, set())]
-    for n, line in prose_lines(chapter):
-        if line.startswith("## "):
-            found.append(Section(line[3:].strip(), n, set()))
-    for cell in chapter.cells:
-        here = section_at(found, cell.line)
-        found[here].proved |= numbers_in(cell.source) | numbers_in(outputs.get(cell.position, ""))
-    return found
+def code_of(chapter):
+    """A digest of a chapter's code."""
+    return disk.digest(json.dumps([cell.source for cell in chapter.cells]))
 
 
-def section_at(found, line):
-    return max(n for n, section in enumerate(found) if section.line <= line)
+def numbers_of(notebook):
+    """The numbers in the outputs of a notebook's file, by the position of their cell."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    numbers = {n: numbers_in(" ".join(output_texts(cell))) for n, cell in enumerate(cells) if cell.cell_type == "code"}
+    return {n: values for n, values in numbers.items() if values}
 
 
-def prose_lines(chapter):
-    """The lines of a chapter outside its front matter and its fenced code, with their numbers."""
+def record(chapter, outputs, folder=FOLDER):
+    """Keep the numbers of a chapter's outputs."""
+    lines = [f'"{n}": {json.dumps(sorted(numbers))}' for n, numbers in sorted(outputs.items())]
+    text = f'{{"code": "{code_of(chapter)}", "outputs": {{\n' + ",\n".join(lines) + "\n}}\n"
+    disk.write(folder / f"{chapter.name}.json", text)
+
+
+def recorded(book, chapter, folder=FOLDER):
+    """The numbers of the outputs of a chapter's present code, by cell: as recorded, or of a run; None if unknown."""
+    if not chapter.runs:
+        return {}
+    file = folder / f"{chapter.name}.json"
+    kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    if kept.get("code") == code_of(chapter):
+        return {int(n): set(numbers) for n, numbers in kept["outputs"].items()}
+    report = runs.known(runs.of_chapter(book, chapter))
+    if not report:
+        return None
+    record(chapter, numbers_of(report.outputs), folder)
+    return numbers_of(report.outputs)
+
+
+def prose(chapter):
+    """The lines of a chapter outside its front matter and its code, with their numbers; and alternative texts."""
     fence, front = None, chapter.text.startswith("---\n")
     for n, line in enumerate(chapter.text.splitlines(), 1):
         if front:
             front = n == 1 or line.strip() != "---"
             continue
-        mark = re.match(r"(`{3,})(\{(?:code-cell|code-block|literalinclude|raw|image)\}|\w*$)?", line)
-        if fence is None and mark and mark[2] is not None and (mark[2] or line.strip() == mark[1]):
+        mark = re.match(r"(`{3,})(\{(?:code-cell|code-block|literalinclude|raw)\}|\w*$)?", line)
+        if fence is None and mark and mark[2] is not None:
             fence = mark[1]
         elif fence and line.strip() == fence:
             fence = None
-        elif fence is None:
+        elif fence is None or re.match(r"\s+alt: ", line):
             yield n, line
 
 
-def words_of(line):
-    """What readers see of a line, without targets of links, roles, labels and names that have digits."""
-    line = re.sub(r"^(:label:|:name:|\([\w-]+\)=).*|^:alt:", "", line)
-    line = re.sub(r"\]\([^)]*\)|\{cite[^}]*\}`[^`]*`|https?://\S+|\{(?:doc|ref|numref|term)\}`[^`]*`", " ", line)
-    line = re.sub(r"`[^`]*`", " ", line)
-    return re.sub(r"\b\d+\.\d+\.\d+\S*|\b(?:JAX|Python|CUDA|Flax|jaxlib|version) \d+\.\d+\S*", " ", line)
+def sections(chapter, outputs):
+    """The sections of a chapter, the first without a title; `outputs` has the numbers of its cells' outputs."""
+    parts = [Section("", 0, set())]
+    parts += [Section(line[3:].strip(), n, set()) for n, line in prose(chapter) if line.startswith("## ")]
+    for cell in chapter.cells:
+        parts[section_at(parts, cell.line)].numbers |= numbers_in(cell.source) | outputs.get(cell.position, set())
+    return parts
 
 
-def claims(chapter, found):
-    """The numbers in prose that have three digits or a decimal."""
-    marks, waiting = (), []
-    for n, line in prose_lines(chapter):
-        if mark := MARK.match(line):
-            waiting.append(mark)
-            continue
-        if line.strip() == "":
+def section_at(parts, line):
+    """Which section a line is in."""
+    return max(n for n, section in enumerate(parts) if section.line <= line)
+
+
+def visible(line):
+    """What readers see of a line: no targets of links, roles and labels; nor code, versions and numbers of issues."""
+    if re.match(r":(label|name):|\([\w-]+\)=", line):
+        return ""
+    line = re.sub(
+        r"^\s*:?alt: |(?<!!)\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|\{[\w:]+\}`[^`]*`|https?://\S+|`[^`]*`", " ", line
+    )
+    return re.sub(r"\b(JAX|Python|CUDA|Flax|jaxlib|[Vv]ersions?) \d+\.[\d.]*\d", " ", line)
+
+
+def claims(chapter, parts):
+    """The numbers in prose that have three digits or a decimal, without years and the wrong answers of a question."""
+    marks, above = (), ()
+    for n, line in prose(chapter):
+        if mark := MARK.fullmatch(line.strip()):
+            above = (*above, mark)
+        elif not line.strip():
             marks = ()
-            continue
-        if waiting:
-            marks, waiting = tuple(waiting), []
-        for match in NUMBER.finditer(words_of(line)):
-            text = match[0].rstrip(",.")
-            if len(re.sub(r"\D", "", text)) >= 3 or "." in text:
-                yield Claim(text, n, section_at(found, n), marks)
+        elif not line.lstrip().startswith("- [ ]"):
+            marks, above = above or marks, ()
+            text = visible(line)
+            for match in NUMBER.finditer(text):
+                number, rest = match[0], text[match.end() :][:40].strip(" .")
+                if (len(re.sub(r"\D", "", number)) >= 3 or "." in number) and not YEAR.fullmatch(number):
+                    yield Claim(number, n, section_at(parts, n), marks, not rest or UNIT.search(rest) is not None)
+
+
+def proof(claim, parts, numbers_of_chapter):
+    """What a number stands on, in words; "" for nothing. `numbers_of_chapter` has the numbers of others, by name."""
+    everything = set().union(*(section.numbers for section in parts))
+    section = parts[claim.section]
+    if claim.stands_on(everything if section.title in WHOLE else section.numbers):
+        return "its section"
+    for mark in claim.marks:
+        name, expression = mark["chapter"], mark["expression"]
+        if mark["number"] == claim.text and (
+            (mark["here"] and claim.stands_on(everything))
+            or (name and claim.stands_on(numbers_of_chapter(name)))
+            or (expression and claim.is_close(float(eval(expression, dict(NAMES)))))
+            or mark["source"]
+        ):
+            return mark[0]
+    return ""
+
+
+def faults(chapter, outputs, numbers_of_chapter):
+    """What is wrong with the numbers of a chapter and their marks, a line of text for each."""
+    parts, used = sections(chapter, outputs), set()
+    everything = set().union(*(section.numbers for section in parts))
+    for claim in claims(chapter, parts):
+        used |= {(mark[0], mark["number"]) for mark in claim.marks if mark["number"] == claim.text}
+        if not proof(claim, parts, numbers_of_chapter):
+            advice = (
+                f"above its paragraph `% {claim.text} here`, as another section has it, "
+                if (claim.stands_on(everything))
+                else ""
+            )
+            yield (
+                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.text}: correct it, or write "
+                f"{advice}or what it stands on (tests/tools/claims.py)"
+            )
+    for n, line in prose(chapter):
+        if re.match(r"\s*% ", line):
+            mark = MARK.fullmatch(line.strip())
+            if not mark or (mark[0], mark["number"]) not in used:
+                yield f"{chapter.path}:{n}: {line.strip()!r} is the mark of no number in what stands below it"
