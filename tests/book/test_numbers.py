@@ -4,7 +4,6 @@ Here without a run, by what is recorded of the outputs; `tests/build/test_site.p
 """
 
 import shutil
-from functools import cache
 
 import claims
 import pytest
@@ -16,18 +15,14 @@ from bookbinder.read.book import Chapter
 pytestmark = pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml", "tests/book/outputs")
 
 
-@cache
-def numbers_of_chapter(name):
-    """All numbers of a chapter's code and outputs."""
-    chapter = BOOK.chapter(name)
-    return set().union(*(part.numbers for part in claims.sections(chapter, claims.recorded(BOOK, chapter) or {})))
+NUMBERS_OF_CHAPTER = claims.all_numbers(BOOK)
 
 
 @pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
 def test_a_number_in_prose_stands_on_code_on_an_output_or_on_a_source(chapter):
     outputs = claims.recorded(BOOK, chapter)
     assert outputs is not None, f"the outputs of its present code are not known: make chapter FILE={chapter.path}"
-    faults = list(claims.faults(chapter, outputs, numbers_of_chapter))
+    faults = list(claims.faults(chapter, outputs, NUMBERS_OF_CHAPTER))
     assert not faults, "\n".join(faults)
 
 
@@ -56,10 +51,8 @@ def faults(tmp_path, text, outputs=(3072, 0.003072)):
     shutil.copy(ROOT / "_config.yml", tmp_path)
     (tmp_path / "book/x.md").write_text(TEXT % text)
     chapter = Chapter(tmp_path, "x")
-    said = claims.faults(
-        chapter, {chapter.cells[0].position: set(outputs)}, lambda name: {77.5} if name == "y" else set()
-    )
-    return [fault.partition(": ")[2] for fault in said]
+    found = claims.faults(chapter, [set(outputs), set()], {"y": {77.5}}.__getitem__)
+    return [fault.partition(": ")[2] for fault in found]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +76,7 @@ def test_what_a_number_may_stand_on(tmp_path, text):
     [
         ("It takes 3,172 bytes.", "no code or output of its section has 3,172"),
         ("It takes 3.2 kB.", "has 3.2"),
-        ("Of 512.", "write above its paragraph `% 512 here`"),
+        ("Of 512.", "such as `% 512 here`: another section has it"),
         ("Each has 3 of 1,573 rows.", "has 1,573"),  # 1.536 GiB in another unit, but no unit follows
         ("![two of 777](x.png)", "has 777"),
         ("| a |\n|---|\n| 313 |", "has 313"),

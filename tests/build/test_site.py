@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import claims
 import lxml.html
 import pytest
 from bs4 import BeautifulSoup
@@ -111,6 +112,9 @@ def test_a_chapter_runs(site, complete, name, request):
     report = runs.known(runs.of_chapter(BOOK, BOOK.chapter(name)))
     request.node.user_properties.append(("read", report.read))
     assert report.ok and report.version
+    printed = claims.numbers_of(report.outputs)
+    faults = list(claims.faults(BOOK.chapter(name), printed, claims.all_numbers(BOOK)))
+    assert not faults, "\n".join(faults)
 
 
 def test_outputs_are_on_the_pages(pages, complete):

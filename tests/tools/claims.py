@@ -18,6 +18,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import cache
 
 import nbformat
 import numpy as np
@@ -38,7 +39,7 @@ UNIT = re.compile(r"[%B]|per cent|bit|bytes|\b[mµ]?s\b|second|FLOP|illion|thous
 YEAR = re.compile(r"(19|20)\d\d")
 SCALES = sorted({1000.0**n for n in range(-4, 5)} | {1024.0**n for n in range(-4, 4)} | {100, 0.01})
 # What an expression in a mark may use.
-NAMES = {name: getattr(shardlab, name) for name in ("Parallelism", "costs", "hardware", "inference", "models")}
+NAMES = {name: getattr(shardlab, name) for name in ("costs", "hardware", "inference", "models", "published")}
 NAMES |= {"__builtins__": {}, "math": math, "max": max, "min": min, "round": round, "sum": sum}
 
 
@@ -105,7 +106,7 @@ def output_texts(cell):
         for kind, data in output.get("data", {}).items():
             if kind in ("text/html", "image/svg+xml"):
                 yield re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^>]*>", " ", data)
-            elif kind == "text/plain":
+            elif kind in ("text/plain", "text/markdown", "text/latex"):
                 yield data
 
 
@@ -115,32 +116,41 @@ def code_of(chapter):
 
 
 def numbers_of(notebook):
-    """The numbers in the outputs of a notebook's file, by the position of their cell."""
+    """The numbers in the outputs of a notebook's file, for each of its code cells."""
     cells = nbformat.read(notebook, as_version=4).cells
-    numbers = {n: numbers_in(" ".join(output_texts(cell))) for n, cell in enumerate(cells) if cell.cell_type == "code"}
-    return {n: values for n, values in numbers.items() if values}
+    return [numbers_in(" ".join(output_texts(cell))) for cell in cells if cell.cell_type == "code"]
 
 
 def record(chapter, outputs, folder=FOLDER):
-    """Keep the numbers of a chapter's outputs."""
-    lines = [f'"{n}": {json.dumps(sorted(numbers))}' for n, numbers in sorted(outputs.items())]
-    text = f'{{"code": "{code_of(chapter)}", "outputs": {{\n' + ",\n".join(lines) + "\n}}\n"
-    disk.write(folder / f"{chapter.name}.json", text)
+    """Keep the numbers of a chapter's outputs, a line for each cell."""
+    lines = ",\n".join(json.dumps(sorted(numbers)) for numbers in outputs)
+    disk.write(folder / f"{chapter.name}.json", f'{{"code": "{code_of(chapter)}", "outputs": [\n{lines}\n]}}\n')
 
 
 def recorded(book, chapter, folder=FOLDER):
-    """The numbers of the outputs of a chapter's present code, by cell: as recorded, or of a run; None if unknown."""
+    """The numbers of the outputs of a chapter's present code, for each cell: as recorded, or of a run; else None."""
     if not chapter.runs:
-        return {}
+        return []
     file = folder / f"{chapter.name}.json"
     kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
     if kept.get("code") == code_of(chapter):
-        return {int(n): set(numbers) for n, numbers in kept["outputs"].items()}
+        return [set(numbers) for numbers in kept["outputs"]]
     report = runs.known(runs.of_chapter(book, chapter))
     if not report:
         return None
     record(chapter, numbers_of(report.outputs), folder)
     return numbers_of(report.outputs)
+
+
+def all_numbers(book):
+    """A function that returns all numbers of the code and the outputs of a chapter, by its name."""
+
+    @cache
+    def numbers_of_chapter(name):
+        chapter = book.chapter(name)
+        return set().union(*(part.numbers for part in sections(chapter, recorded(book, chapter) or [])))
+
+    return numbers_of_chapter
 
 
 def prose(chapter):
@@ -151,7 +161,7 @@ def prose(chapter):
             front = n == 1 or line.strip() != "---"
             continue
         mark = re.match(r"(`{3,})(\{(?:code-cell|code-block|literalinclude|raw)\}|\w*$)?", line)
-        if fence is None and mark and mark[2] is not None:
+        if fence is None and mark and mark[2]:
             fence = mark[1]
         elif fence and line.strip() == fence:
             fence = None
@@ -160,11 +170,14 @@ def prose(chapter):
 
 
 def sections(chapter, outputs):
-    """The sections of a chapter, the first without a title; `outputs` has the numbers of its cells' outputs."""
+    """The sections of a chapter, the first without a title; `outputs` has the numbers of its code cells' outputs."""
     parts = [Section("", 0, set())]
     parts += [Section(line[3:].strip(), n, set()) for n, line in prose(chapter) if line.startswith("## ")]
+    positions = [n for n, cell in enumerate(chapter.notebook.cells) if cell.cell_type == "code"]
+    printed = dict(zip(positions, outputs, strict=bool(outputs)))
     for cell in chapter.cells:
-        parts[section_at(parts, cell.line)].numbers |= numbers_in(cell.source) | outputs.get(cell.position, set())
+        numbers = numbers_in(cell.source) | printed.get(cell.position, set())
+        parts[section_at(parts, cell.line)].numbers |= numbers
     return parts
 
 
@@ -185,15 +198,17 @@ def visible(line):
 
 def claims(chapter, parts):
     """The numbers in prose that have three digits or a decimal, without years and the wrong answers of a question."""
-    marks, above = (), ()
+    marks, above, after_blank = (), (), False
     for n, line in prose(chapter):
-        if mark := MARK.fullmatch(line.strip()):
+        if mark := MARK.fullmatch(line):
             above = (*above, mark)
         elif not line.strip():
-            marks = ()
-        elif not line.lstrip().startswith("- [ ]"):
-            marks, above = above or marks, ()
-            text = visible(line)
+            after_blank = True
+        else:
+            if above or (after_blank and not line.startswith(" ")):  # else further down in the list
+                marks, above = above, ()
+            after_blank = False
+            text = "" if line.lstrip().startswith("- [ ]") else visible(line)
             for match in NUMBER.finditer(text):
                 number, rest = match[0], text[match.end() :][:40].strip(" .")
                 if (len(re.sub(r"\D", "", number)) >= 3 or "." in number) and not YEAR.fullmatch(number):
@@ -223,19 +238,15 @@ def faults(chapter, outputs, numbers_of_chapter):
     parts, used = sections(chapter, outputs), set()
     everything = set().union(*(section.numbers for section in parts))
     for claim in claims(chapter, parts):
-        used |= {(mark[0], mark["number"]) for mark in claim.marks if mark["number"] == claim.text}
+        used |= {mark[0] for mark in claim.marks if mark["number"] == claim.text}
         if not proof(claim, parts, numbers_of_chapter):
-            advice = (
-                f"above its paragraph `% {claim.text} here`, as another section has it, "
-                if (claim.stands_on(everything))
-                else ""
+            elsewhere = (
+                f", such as `% {claim.text} here`: another section has it" if claim.stands_on(everything) else ""
             )
             yield (
-                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.text}: correct it, or write "
-                f"{advice}or what it stands on (tests/tools/claims.py)"
+                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.text}; correct it, or say "
+                f"above the paragraph what it stands on (tests/tools/claims.py){elsewhere}"
             )
     for n, line in prose(chapter):
-        if re.match(r"\s*% ", line):
-            mark = MARK.fullmatch(line.strip())
-            if not mark or (mark[0], mark["number"]) not in used:
-                yield f"{chapter.path}:{n}: {line.strip()!r} is the mark of no number in what stands below it"
+        if re.match(r"\s*% [\d.,]+ ", line) and line not in used:
+            yield f"{chapter.path}:{n}: {line.strip()!r} is the mark of no number in what stands below it"

@@ -41,6 +41,7 @@ def setup(app):
     app.connect("env-get-outdated", _execute)
     app.connect("env-updated", _note_used)
     app.connect("env-get-updated", _what_others_change, priority=900)  # when all is numbered
+    app.connect("doctree-read", _leave_out_comments, priority=400)
     app.connect("doctree-read", _make_ids_unique)
     app.connect("doctree-read", _use_short_titles)
     app.connect("doctree-read", _note_definitions)
@@ -54,6 +55,12 @@ def setup(app):
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(disk.folder_digest(Path(disk.__file__).parent, "*.py")[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
+
+
+def _leave_out_comments(app, doctree):
+    """Comments are for authors: none stands between a question and its choices."""
+    for comment in list(doctree.findall(nodes.comment)):
+        comment.parent.remove(comment)
 
 
 def _name_the_repository(app, config):

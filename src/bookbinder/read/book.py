@@ -95,7 +95,7 @@ class Chapter:
     @cached_property
     def minutes(self):
         """The minutes that the text takes to read, without code, outputs and solutions; the exercises take longer."""
-        text = re.sub(r"\A---\n.*?^---$", "", self.text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", self.text, flags=re.DOTALL | re.MULTILINE)
         text = re.sub(r"^```\{solution-start\}.*?^```\{solution-end\}$", "", text, flags=re.DOTALL | re.MULTILINE)
         code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
         text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
