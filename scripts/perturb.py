@@ -142,7 +142,8 @@ def main(arguments=None):
     book = load(options.root)
     chapters = [chapter for chapter in book.chapters if chapter.runs]
     if unknown := set(options.chapters) - {chapter.name for chapter in chapters}:
-        parser.error(f"no chapter with code is called {min(unknown)!r}; there are {', '.join(c.name for c in chapters)}")
+        names = ", ".join(chapter.name for chapter in chapters)
+        parser.error(f"no chapter with code is called {min(unknown)!r}; there are {names}")
     chosen = [chapter for chapter in chapters if not options.chapters or chapter.name in options.chapters]
     plans = [planned(book, chapter) for chapter in chosen]
     with stoppable() as stop:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 from meshes import MESH, make_mesh, shardings
 
@@ -249,6 +249,25 @@ def test_inside_a_program():
 
 def make_mesh_of(kind):
     return jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind,) * 2)
+
+
+@given(st.integers(1, 100), st.integers(1, 100), st.sampled_from(["x", "y", ("x", "y"), ("y", "x")]), st.booleans())
+def test_a_size_that_a_message_proposes_can_be_sharded(rows, columns, axes, first):
+    sharding = NamedSharding(MESH, P(axes) if first else P(None, axes))
+    try:
+        describe(sharding, (rows, columns))
+    except ValueError as error:
+        dimension, multiple = map(int, re.search(r"dimension (\d) .*; use a multiple of (\d+),", str(error)).groups())
+        assert dimension == (0 if first else 1)
+        for times in (1, 3):
+            shape = [rows, columns]
+            shape[dimension] = times * multiple
+            assert describe(sharding, tuple(shape)).shard_shape[dimension] == times
+        whole = describe(NamedSharding(MESH, P()), (rows, columns))  # or leave this dimension unsharded
+        assert whole.shard_shape == (rows, columns)
+    else:
+        parts = prod(dict(MESH.shape)[axis] for axis in (axes if isinstance(axes, tuple) else (axes,)))
+        assert (rows if first else columns) % parts == 0
 
 
 def test_same_layout_compares_what_shardings_do():

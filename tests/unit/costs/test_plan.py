@@ -22,6 +22,28 @@ LLAMA = "llama-3-70b"
 PLANNED = Path(__file__).with_name("planned")
 
 
+@pytest.mark.parametrize(
+    ("model", "chip", "chips", "how"),
+    [
+        (LLAMA, "v5e", 16, {"batch_tokens": 2**16}),
+        (LLAMA, "v5p", 16, {"batch_tokens": 2**20, "sequence": 2**15, "remat": "none"}),
+        ("llama-3-405b", "H100", 64, {"batch_tokens": 2**20}),
+        ("mixtral-8x22b", "v6e", 32, {"batch_tokens": 2**18, "remat": "matmuls"}),
+    ],
+)
+def test_what_would_fit_fits_when_it_is_asked_for_and_half_as_many_chips_do_not(model, chip, chips, how):
+    proposal = plan(model, chip, chips, **how)
+    assert not proposal.fitting and proposal.remedies
+    for what, choice in proposal.remedies:
+        assert choice.fits and what in proposal.report()
+        word, _, value = what.partition(" ")
+        number, other = (chips, how | {"remat": value}) if word == "remat" else (int(word), how)
+        again = plan(model, chip, number, **other)
+        assert again.fitting and again.choices[0] == choice
+        if word != "remat" and int(word) > 2 * chips:
+            assert not plan(model, chip, int(word) // 2, **how).fitting
+
+
 def test_meshes_are_all_that_the_numbers_allow_the_fastest_that_fits_first():
     made = plan(LLAMA, "v5p", 512, 4 * 2**20)
     meshes = [tuple(getattr(choice, axis) for axis in MESH_AXES) for choice in made.choices]
