@@ -3,7 +3,7 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book pdf check test chapter serve matrix links audit perturb benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf check test chapter serve matrix links citations audit perturb benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
@@ -15,6 +15,7 @@ help:
 	@echo "make publish-notebooks          push the notebooks to the branch that Colab opens (REMOTE=origin)"
 	@echo "make matrix                     run every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make links                      check every external link of the chapters"
+	@echo "make citations                  compare title, year and author of each reference with arXiv and Crossref"
 	@echo "make audit                      look up known vulnerabilities of every locked package"
 	@echo "make perturb                    list assertions of chapters that pass with another number (ARGS=memory)"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
@@ -55,6 +56,9 @@ matrix: setup
 
 links: setup
 	@$(python) -m bookbinder links
+
+citations: setup
+	@$(python) scripts/citations.py $(ARGS)
 
 audit: setup
 	@$(python) scripts/audit.py $(ARGS)

@@ -28,8 +28,14 @@ from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).parent.parent
 KNOWN = Path("tests") / "book" / "loose_assertions.txt"
-OTHER = {ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.GtE, ast.GtE: ast.Lt, ast.Gt: ast.LtE, ast.LtE: ast.Gt,
-         ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}  # fmt: skip
+_PAIRS = (
+    (ast.Eq, ast.NotEq),
+    (ast.Lt, ast.GtE),
+    (ast.Gt, ast.LtE),
+    (ast.In, ast.NotIn),  # codespell:ignore
+    (ast.Is, ast.IsNot),
+)
+OTHER = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 TOLERANCES = ("rtol", "atol", "rel", "abs")
 FIRST = """
 import builtins

@@ -19,7 +19,7 @@ TITLE = "The book fails with newer versions of what it builds on"
 MOST = 60_000  # characters; GitHub takes 65,536
 # A line of `make matrix` or `make links` about a chapter; something that is missing; a pin of Colab's; one of ours.
 FAULT = re.compile(
-    r"^((\S+: )?book/\S+\.md:\d+: |\w+: (cannot|no|nothing) |[-+][\w.-]+==|requirements\.txt: ).*", re.MULTILINE
+    r"^((\S+: )?book/\S+\.(?:md|bib):\d+: |\w+: (cannot|no|nothing) |[-+][\w.-]+==|requirements\.txt: ).*", re.MULTILINE
 )
 CELL = re.compile(r"executing the following cell:\n-+\n(.*?)\n-+$", re.MULTILINE | re.DOTALL)
 

@@ -128,7 +128,7 @@ def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locke
     assert "cache" not in text and "secrets" not in text
 
     copy_sources(tmp_path)
-    (tmp_path / ".venv").symlink_to(ROOT / ".venv")
+    (tmp_path / ".venv").symlink_to(sys.prefix)  # a clone may be tested with the packages of another
     tag, build = (step["run"] for step in jobs["build"]["steps"] if "name" in step)
     changelog = tmp_path / "CHANGELOG.md"
     released = re.sub(r"(?m)^(## \[[\d.]+\]) - .*$", r"\1 - 2026-11-23", changelog.read_text(), count=1)
@@ -323,8 +323,8 @@ class Clone:
         ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": "refs/heads/main"}
         # Of `make check`, a few tests that are quick: the whole would run this one again.
         ours |= {"PYTEST_ADDOPTS": "tests/book/test_terms.py", "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
-        if job == "upstream: audit":  # so that it ends everywhere as it ends here
-            ours["ARGS"] = "--osv-url http://127.0.0.1:9/"
+        nowhere = "http://127.0.0.1:9/"  # so that it ends everywhere as it ends here
+        ours["ARGS"] = {"upstream: audit": f"--osv-url {nowhere}", "upstream: links": f"--arxiv {nowhere}"}.get(job, "")
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
         return subprocess.run(
             command, cwd=self.work, env=ours | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -459,6 +459,7 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
     assert re.search(r"^audit: nothing was checked", body, re.MULTILINE)
+    assert re.search(r"^citations: nothing was checked", body, re.MULTILINE)
     calls = (clone.fakes / "gh.txt").read_text()
     assert "issue create --title" in calls and "issue edit" not in calls
     assert f"--method PUT repos/{FORK}/actions/workflows/upstream.yml/enable" in calls
