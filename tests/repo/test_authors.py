@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -232,6 +233,29 @@ def test_what_a_guide_names_is_there(name):
     made = "^_build/|NAME|PACKAGE"  # by a command of the guide, or a name to replace
     lacking = [path for path in paths if not re.search(made, path) and not any(ROOT.glob(path.rstrip("/")))]
     assert paths and lacking == []
+
+
+def test_versions_licences_and_days_in_the_guides_are_those_of_the_files():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    setup, readme, guide = (ROOT / "scripts/setup.sh").read_text(), GUIDES["README.md"], GUIDES["CONTRIBUTING.md"]
+    oldest = re.search(r">=(3\.\d+)", project["requires-python"])[1]
+    tried = [int(minor) for minor in re.findall(r"\bpython3\.(\d+)", setup)]
+    assert re.findall(r"Python (3\.\d+) to (3\.\d+)", readme) == [(f"3.{min(tried)}", f"3.{max(tried)}")]
+    assert oldest == f"3.{min(tried)}"
+
+    floor = next(re.search(r">=([\d.]+)", text)[1] for text in project["dependencies"] if text.startswith("jax>="))
+    assert set(re.findall(r"JAX from ([\d.]+\d)", guide)) == {floor}
+
+    licence = (ROOT / "LICENSE").read_text()
+    assert re.search(r"code under the (Apache License 2\.0), text and figures under (CC BY 4\.0)", readme)
+    assert re.search(r"Text is contributed under (CC BY 4\.0), code under the (Apache License 2\.0)", guide)
+    assert project["license"].startswith("Apache-2.0") and "Apache License" in licence
+
+    days = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"]
+    cron = re.search(r'cron: "\d+ \d+ \* \* (\d)"', (ROOT / ".github/workflows/upstream.yml").read_text())
+    assert re.findall(r"Every (\w+day) the chapters run", guide) == [days[int(cron[1])]]
+    devices = {"eight": "8"}[re.search(r"chapters run on (\w+) emulated devices", readme)[1]]
+    assert f"emulate({devices})" in (ROOT / "book/arrays.md").read_text()
 
 
 def test_the_readme_fits_on_one_screen():

@@ -99,6 +99,18 @@ def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
     assert sorted(listed) == sorted({f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in TESTS})
 
 
+def test_what_starts_a_workflow():
+    assert {name: workflow["on"] for name, workflow in WORKFLOWS.items()} == {
+        "ci": {"pull_request": None, "workflow_call": WORKFLOWS["ci"]["on"]["workflow_call"]},
+        "publish": {"push": {"branches": ["main"]}, "workflow_dispatch": None},
+        "release": {"push": {"tags": ["v*"]}},
+        "upstream": {"schedule": [{"cron": "17 4 * * 1"}], "workflow_dispatch": None},
+    }
+    # Chapters that differ from main are known only where main is: what `make check` runs of their exercises.
+    (checkout,) = (step for step in JOBS["ci: check"]["steps"] if "actions/checkout@" in step.get("uses", ""))
+    assert checkout["with"]["fetch-depth"] == 0
+
+
 def test_each_week_and_for_a_release_nothing_is_left_out():
     """Otherwise what is proved is said and not run again, but for a fifth."""
     asked = {
