@@ -1,4 +1,4 @@
-"""The first chapter on other machines than ours: its cells, unchanged, on 1, 2, 4 and 8 devices and both kinds of axes."""
+"""The first chapter on other machines than ours: its cells on 1, 2, 3, 4 and 8 devices and on both kinds of axes."""
 
 import os
 import re
