@@ -92,7 +92,7 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
         (["padding", "It is " + "very " * 20 + "long"], "at most 80 characters"),
         (
             ["padding", "It comes after nothing", "--after", "nothing"],
-            "no such chapter in _toc.yml; there are arrays,",
+            "no such chapter in _toc.yml; there are start,",
         ),
         (["padding", "It comes after the versions", "--after", "status"], "book/index.md does not list that chapter"),
     ],

@@ -1,8 +1,9 @@
 """The numbers in a chapter's prose, and what each stands on.
 
-A number with three digits or a decimal is one that code, outputs or assertions of its own section have, up to rounding
-and a unit's scale. The opening, the summary, the exercises and "Where to read on" may use the whole chapter. What
-neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no reader sees it:
+A number with three digits or a decimal, or two and a unit, is one that code, outputs or assertions of its own section
+have, up to rounding and a unit's scale. The opening, the summary, the exercises and "Where to read on" may use the
+whole chapter. What neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no
+reader sees it:
 
     % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
     % 1,024 here                            another section of this chapter
@@ -36,6 +37,9 @@ MARK = re.compile(
     r"% (?P<number>[\d,.e+-]+) (?:= (?P<expression>.+)|(?P<here>here)|in (?P<chapter>\w+)|source: (?P<source>.+))"
 )
 UNIT = re.compile(r"[%B]|per cent|bit|bytes|\b[mµ]?s\b|second|FLOP|illion|thousand|share")
+MEASURED = re.compile(
+    r" ?(?:per cent|percent|%|[kMGT]i?B\b|m?s\b|µs|(?:milli|micro)?seconds|minutes|hours|days|times|bytes|tokens)"
+)
 YEAR = re.compile(r"(19|20)\d\d")
 SCALES = sorted({1000.0**n for n in range(-4, 5)} | {1024.0**n for n in range(-4, 4)} | {100, 0.01})
 # What an expression in a mark may use.
@@ -155,7 +159,7 @@ def all_numbers(book):
 
 def prose(chapter):
     """The lines of a chapter outside its front matter and its code, with their numbers; and alternative texts."""
-    fence, front = None, chapter.text.startswith("---\n")
+    fence, front, in_alt = None, chapter.text.startswith("---\n"), False
     for n, line in enumerate(chapter.text.splitlines(), 1):
         if front:
             front = n == 1 or line.strip() != "---"
@@ -165,7 +169,11 @@ def prose(chapter):
             fence = mark[1]
         elif fence and line.strip() == fence:
             fence = None
-        elif fence is None or re.match(r"\s+alt: ", line):
+        elif fence:
+            in_alt = re.match(r"\s+alt: ", line) or (in_alt and not re.match(r"---|\s+\w+: ", line))
+            if in_alt:
+                yield n, line
+        else:
             yield n, line
 
 
@@ -197,7 +205,7 @@ def visible(line):
 
 
 def claims(chapter, parts):
-    """The numbers in prose that have three digits or a decimal, without years and the wrong answers of a question."""
+    """The numbers in prose that are checked: not years, and not in the wrong answers of a question."""
     marks, above, after_blank = (), (), False
     for n, line in prose(chapter):
         if mark := MARK.fullmatch(line):
@@ -211,7 +219,9 @@ def claims(chapter, parts):
             text = "" if line.lstrip().startswith("- [ ]") else visible(line)
             for match in NUMBER.finditer(text):
                 number, rest = match[0], text[match.end() :][:40].strip(" .")
-                if (len(re.sub(r"\D", "", number)) >= 3 or "." in number) and not YEAR.fullmatch(number):
+                digits = len(re.sub(r"\D", "", number))
+                few = digits == 2 and number > "10" and MEASURED.match(text[match.end() :])
+                if (digits >= 3 or "." in number or few) and not YEAR.fullmatch(number):
                     yield Claim(number, n, section_at(parts, n), marks, not rest or UNIT.search(rest) is not None)
 
 
