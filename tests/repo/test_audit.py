@@ -5,11 +5,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from answering import answering
 from places import ROOT
 
 pytestmark = [pytest.mark.reads("scripts", "requirements.txt"), pytest.mark.slow]
@@ -24,21 +23,12 @@ def database(known):
     """A database that knows these vulnerabilities of packages; gives its address, and who was asked for."""
     asked = []
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            answer = json.dumps({"vulns": known.get(asked[-1]["package"]["name"].lower(), [])}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(path, body):
+        asked.append(json.loads(body))
+        return json.dumps({"vulns": known.get(asked[-1]["package"]["name"].lower(), [])}).encode()
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/", asked
-        server.shutdown()
+    with answering(answer) as address:
+        yield f"{address}/", asked
 
 
 def audit(address, **environment):

@@ -5,12 +5,11 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from answering import answering
 from places import ROOT
 from pybtex.database import parse_file
 
@@ -47,27 +46,16 @@ WORK = {"title": ["Checkpoints"], "subtitle": ["An estimate"], "issued": {"date-
 def catalogues(entry=ENTRY, work=WORK):
     """The options for a server that knows one entry of each."""
 
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self):
-            parts = urlsplit(self.path)
-            if parts.path == "/arxiv":
-                assert parse_qs(parts.query)["id_list"] == ["2305.13245"]
-                answer = f'<feed xmlns="http://www.w3.org/2005/Atom">{entry}</feed>'.encode()
-            else:
-                assert parts.path == "/works/10.1016/j.x.2004"
-                answer = json.dumps({"message": work}).encode()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(path, _):
+        parts = urlsplit(path)
+        if parts.path == "/arxiv":
+            assert parse_qs(parts.query)["id_list"] == ["2305.13245"]
+            return f'<feed xmlns="http://www.w3.org/2005/Atom">{entry}</feed>'.encode()
+        assert parts.path == "/works/10.1016/j.x.2004"
+        return json.dumps({"message": work}).encode()
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with answering(answer) as address:
         yield ["--arxiv", f"{address}/arxiv", "--crossref", f"{address}/works/"]
-        server.shutdown()
 
 
 def citations(tmp_path, options, bib=BIB, **environment):
