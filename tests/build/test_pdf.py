@@ -60,7 +60,7 @@ def test_chromium_makes_a_pdf_with_a_bookmark_for_each_section(site, tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["nothing"], 2, "there is no chapter nothing; there are index, arrays"),
+        (["nothing"], 2, "there is no chapter nothing; there are index, start"),
         (["--site", "nowhere"], 1, "run `make book` first"),
     ],
 )
