@@ -30,11 +30,10 @@ ROOT = Path(__file__).parent.parent
 KNOWN = Path("tests") / "book" / "loose_assertions.txt"
 _PAIRS = (
     (ast.Eq, ast.NotEq),
-    (ast.Lt, ast.GtE),
-    (ast.Gt, ast.LtE),
     (ast.In, ast.NotIn),  # codespell:ignore
     (ast.Is, ast.IsNot),
 )
+# The opposite of each operator but the inequalities, whose bounds are perturbed.
 OTHER = {one: other for pair in _PAIRS for one, other in (pair, pair[::-1])}
 TOLERANCES = ("rtol", "atol", "rel", "abs")
 FIRST = """
@@ -71,16 +70,14 @@ def perturbed(test):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             for n, operator in enumerate(node.ops):
-                if isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+                if type(operator) not in OTHER:
                     less = isinstance(operator, ast.Lt | ast.LtE)
                     bounds |= {id(sides[n]): 2 if less else 0.5, id(sides[n + 1]): 0.5 if less else 2}
     for node in list(ast.walk(test)):
         if isinstance(node, ast.Compare):
             for n, operator in enumerate(node.ops):
-                if not isinstance(operator, ast.Lt | ast.LtE | ast.Gt | ast.GtE):
-                    other = OTHER[type(operator)]()
-                    words = f"{type(operator).__name__} to {type(other).__name__}"
-                    change(node.ops, n, other, words)
+                if other := OTHER.get(type(operator)):
+                    change(node.ops, n, other(), f"{type(operator).__name__} to {other.__name__}")
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and id(node) not in tolerances:
             if id(node) in bounds:
                 value = node.value * bounds[id(node)]
@@ -98,11 +95,12 @@ def with_perturbations(source, number):
     lines = re.sub(r"(?m)^([%!])", r"#\1", source)  # magics of one line
     kept, texts = source.encode().split(b"\n"), {}
     nodes = [node for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Assert)]
-    for node in sorted(nodes, key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True):
+    nodes.sort(key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True)  # the last first
+    for place, node in enumerate(nodes):
         if any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield) for inner in ast.walk(node)):
             continue
         others = perturbed(copy.deepcopy(node.test))
-        key = f"{number}:{node.lineno}"
+        key = f"{number}:{place}"
         for n, (words, _) in enumerate(others):
             statement = " ".join(ast.unparse(node.test).split())
             texts[f"{key} {n}"] = node.lineno, f"assert {statement}: {words}"

@@ -7,6 +7,7 @@ import sys
 from importlib import import_module
 from itertools import pairwise
 
+import claims
 import pytest
 from conftest import BOOK
 from places import ROOT
@@ -21,17 +22,8 @@ def ids(chapter):
 
 
 def prose(chapter):
-    """The text of a chapter without its front matter and fenced code, by line number."""
-    fence, lines = None, {}
-    for n, line in enumerate(chapter.text.splitlines(), 1):
-        mark = re.match(r"(`{3,})(\{code-cell\}|\w*$)?", line)
-        if fence is None and mark and mark[2]:
-            fence = mark[1]
-        elif fence and line.strip() == fence:
-            fence = None
-        elif fence is None:
-            lines[n] = line
-    return lines
+    """The text of a chapter without its front matter and code that runs, by line number."""
+    return dict(claims.prose(chapter, "code-cell"))
 
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)

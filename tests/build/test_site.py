@@ -103,6 +103,7 @@ def test_a_chapter_that_runs_again_elsewhere_shows_the_same(pages, tmp_path, nam
 
 
 PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
+NUMBERS_OF_CHAPTER = claims.all_numbers(BOOK)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.unit(f"page {name}")) for name in PROGRAMS])
@@ -113,7 +114,7 @@ def test_a_chapter_runs(site, complete, name, request):
     request.node.user_properties.append(("read", report.read))
     assert report.ok and report.version
     printed = claims.numbers_of(report.outputs)
-    faults = list(claims.faults(BOOK.chapter(name), printed, claims.all_numbers(BOOK)))
+    faults = list(claims.faults(BOOK.chapter(name), printed, NUMBERS_OF_CHAPTER))
     assert not faults, "\n".join(faults)
 
 

@@ -125,25 +125,26 @@ def numbers_of(notebook):
     return [numbers_in(" ".join(output_texts(cell))) for cell in cells if cell.cell_type == "code"]
 
 
-def record(chapter, outputs, folder=FOLDER):
+def record(chapter, outputs):
     """Keep the numbers of a chapter's outputs, a line for each cell."""
     lines = ",\n".join(json.dumps(sorted(numbers)) for numbers in outputs)
-    disk.write(folder / f"{chapter.name}.json", f'{{"code": "{code_of(chapter)}", "outputs": [\n{lines}\n]}}\n')
+    disk.write(FOLDER / f"{chapter.name}.json", f'{{"code": "{code_of(chapter)}", "outputs": [\n{lines}\n]}}\n')
 
 
-def recorded(book, chapter, folder=FOLDER):
+def recorded(book, chapter):
     """The numbers of the outputs of a chapter's present code, for each cell: as recorded, or of a run; else None."""
     if not chapter.runs:
         return []
-    file = folder / f"{chapter.name}.json"
+    file = FOLDER / f"{chapter.name}.json"
     kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
     if kept.get("code") == code_of(chapter):
         return [set(numbers) for numbers in kept["outputs"]]
     report = runs.known(runs.of_chapter(book, chapter))
     if not report:
         return None
-    record(chapter, numbers_of(report.outputs), folder)
-    return numbers_of(report.outputs)
+    outputs = numbers_of(report.outputs)
+    record(chapter, outputs)
+    return outputs
 
 
 def all_numbers(book):
@@ -157,14 +158,17 @@ def all_numbers(book):
     return numbers_of_chapter
 
 
-def prose(chapter):
-    """The lines of a chapter outside its front matter and its code, with their numbers; and alternative texts."""
+def prose(chapter, code="code-cell|code-block|literalinclude|raw"):
+    """The lines of a chapter outside its front matter and its code, with their numbers; and alternative texts.
+
+    `code` are the directives that are left out; fences with the name of a language are too.
+    """
     fence, front, in_alt = None, chapter.text.startswith("---\n"), False
     for n, line in enumerate(chapter.text.splitlines(), 1):
         if front:
             front = n == 1 or line.strip() != "---"
             continue
-        mark = re.match(r"(`{3,})(\{(?:code-cell|code-block|literalinclude|raw)\}|\w*$)?", line)
+        mark = re.match(rf"(`{{3,}})(\{{(?:{code})\}}|\w*$)?", line)
         if fence is None and mark and mark[2]:
             fence = mark[1]
         elif fence and line.strip() == fence:
@@ -225,12 +229,8 @@ def claims(chapter, parts):
                     yield Claim(number, n, section_at(parts, n), marks, not rest or UNIT.search(rest) is not None)
 
 
-def proof(claim, parts, numbers_of_chapter):
-    """What a number stands on, in words; "" for nothing. `numbers_of_chapter` has the numbers of others, by name."""
-    everything = set().union(*(section.numbers for section in parts))
-    section = parts[claim.section]
-    if claim.stands_on(everything if section.title in WHOLE else section.numbers):
-        return "its section"
+def is_marked(claim, everything, numbers_of_chapter):
+    """Whether a mark says what a number stands on, and it does; `everything` are the numbers of its chapter."""
     for mark in claim.marks:
         name, expression = mark["chapter"], mark["expression"]
         if mark["number"] == claim.text and (
@@ -239,17 +239,25 @@ def proof(claim, parts, numbers_of_chapter):
             or (expression and claim.is_close(float(eval(expression, dict(NAMES)))))
             or mark["source"]
         ):
-            return mark[0]
-    return ""
+            return True
+    return False
 
 
 def faults(chapter, outputs, numbers_of_chapter):
-    """What is wrong with the numbers of a chapter and their marks, a line of text for each."""
+    """What is wrong with the numbers of a chapter and their marks, a line of text for each.
+
+    Args:
+      chapter: a `bookbinder.read.book.Chapter`.
+      outputs: the numbers of its outputs, for each code cell.
+      numbers_of_chapter: gives the numbers of another chapter, by its name.
+    """
     parts, used = sections(chapter, outputs), set()
     everything = set().union(*(section.numbers for section in parts))
     for claim in claims(chapter, parts):
         used |= {mark[0] for mark in claim.marks if mark["number"] == claim.text}
-        if not proof(claim, parts, numbers_of_chapter):
+        section = parts[claim.section]
+        numbers = everything if section.title in WHOLE else section.numbers
+        if not claim.stands_on(numbers) and not is_marked(claim, everything, numbers_of_chapter):
             elsewhere = (
                 f", such as `% {claim.text} here`: another section has it" if claim.stands_on(everything) else ""
             )

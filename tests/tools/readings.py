@@ -11,6 +11,7 @@ reading. Whoever has read writes the digests anew:
 import json
 import re
 
+import claims
 from places import ROOT
 
 from bookbinder import disk
@@ -22,9 +23,7 @@ FILE = ROOT / "tests" / "book" / "readings.json"
 def units(chapter):
     """What is to be read: (line, what it is, its text, the code of its cells)."""
     lines = [*chapter.text.split("\n"), ""]
-    fences = [range(cell.line, cell.line + cell.source.count("\n") + 1) for cell in chapter.cells]
-    in_cells = {n for fence in fences for n in fence}
-    headings = [n for n, line in enumerate(lines, 1) if n not in in_cells and re.match(r"##+ ", line)]
+    headings = [n for n, line in claims.prose(chapter) if re.match(r"##+ ", line)]
     asked = [n for n, line in enumerate(lines, 1) if line.startswith("**Predict.**")]
     for n in asked:
         end = min((m for m in (*headings, *asked) if m > n), default=len(lines))
@@ -54,11 +53,11 @@ def changed(chapter, known):
             )
 
 
-def write(book, file=FILE):
+def write(book):
     """Write down that all has been read."""
     rows = {chapter.name: [digest for *_, digest in digests(chapter)] for chapter in book.chapters}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in rows.items() if found)
-    disk.write(file, f"{{\n{lines}\n}}\n")
+    disk.write(FILE, f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":
