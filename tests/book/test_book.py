@@ -1,5 +1,6 @@
 """The rules of writing.md, held against every chapter."""
 
+import ast
 import inspect
 import re
 import subprocess
@@ -54,6 +55,46 @@ def test_code_fits_the_page_and_is_small(chapter):
         wide = [line for line in cell.source.splitlines() if len(line) > 80]
         assert not wide, f"{chapter.path}:{cell.line}: longer than 80 characters: {wide[0]}"
         assert len(cell.source.splitlines()) <= 24, f"{chapter.path}:{cell.line}: a cell of more than 24 lines"
+
+
+# Where the default is what a cell shows.
+DEFAULT_AXES = {
+    'jax.make_mesh((8,), ("d",))', 'jax.sharding.Mesh(devices, ("d",))', 'jax.sharding.AbstractMesh((8,), ("d",))',
+    'jax.make_mesh((2, n // 2), ("x", "y"))',
+}  # fmt: skip
+
+
+def meshes_of_default_axes(source):
+    """The calls in a program that make a mesh and leave the types of its axes to JAX, with their lines."""
+    if source.startswith("%%writefile -a"):  # a part of a file, which may begin inside a class
+        return
+    for call in ast.walk(ast.parse(re.sub(r"^(\s*)%.*", r"\1pass", source, flags=re.MULTILINE))):
+        if not isinstance(call, ast.Call):
+            continue
+        function, written = ast.unparse(call.func), ast.get_source_segment(source, call)
+        names = call.args[1] if len(call.args) > 1 else None
+        if re.fullmatch(r"jax\.make_mesh|(jax\.sharding\.)?(Abstract)?Mesh", function) and not (
+            isinstance(names, ast.Tuple) and not names.elts  # an empty mesh
+        ):
+            if not {"axis_types", None} & {keyword.arg for keyword in call.keywords}:
+                yield call.lineno, written
+
+
+@pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
+def test_every_mesh_says_the_types_of_its_axes(chapter):
+    """Since what JAX takes by default has changed twice."""
+    for cell in chapter.cells:
+        for line, written in meshes_of_default_axes(cell.source):
+            assert written in DEFAULT_AXES, f"{chapter.path}:{cell.line + line - 1}: say axis_types= in {written}"
+
+
+def test_every_mesh_in_the_package_says_the_types_of_its_axes():
+    """In code and in the examples of docstrings."""
+    call = re.compile(r"(?:jax\.make_mesh|\bMesh)\(([^()]|\([^()]*\)|\((?:[^()]|\([^()]*\))*\))*\)")
+    for path in (ROOT / "src" / "shardlab").rglob("*.py"):
+        for match in call.finditer(path.read_text()):
+            empty = "dtype=object), ())" in match[0]
+            assert empty or re.search(r"axis_types|\*\*|\.\.\.", match[0]), f"{path}: {match[0]}"
 
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)

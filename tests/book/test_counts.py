@@ -1,4 +1,4 @@
-"""The first chapter on other machines than ours: its cells on 1, 2, 3, 4 and 8 devices and on both kinds of axes."""
+"""Chapters on other machines than ours: on other numbers of devices, and the first one on both kinds of axes."""
 
 import os
 import re
@@ -12,19 +12,39 @@ from places import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml")]
 
 AXES = re.compile(r",\s*axis_types=\(AxisType\.Auto,\)")
+ON_FOUR = ["arrays", "auto", "explicit", "manual", "collectives", "training"]
+
+
+def run_on(folder, source, count):
+    """What a chapter's code prints as a program on `count` emulated devices; its assertions have to hold."""
+    program, replaced = re.subn(r"\bemulate\(8\b", f"emulate({count}", source)
+    assert replaced == 1
+    (folder / "chapter.py").write_text(program)
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
+    command = [sys.executable, "chapter.py"]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def source_of(name):
+    return "\n\n".join(cell.source for cell in BOOK.chapter(name).cells)
 
 
 @pytest.mark.parametrize("axes", ["Auto", "default"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
 def test_the_first_chapter_runs_to_its_end(tmp_path, count, axes):
     """Three divides the batch and no parameter. By default, axes are explicit since JAX 0.9."""
-    source = "\n\n".join(cell.source for cell in BOOK.chapter("start").cells)
-    assert source.count("emulate(8, ") == 1 and len(AXES.findall(source)) == 1
-    program = source.replace("emulate(8, ", f"emulate({count}, ")
-    program = AXES.sub("", program) if axes == "default" else program
-    (tmp_path / "start.py").write_text(program)
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    command = [sys.executable, "start.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"{count} x cpu on cpu" in done.stdout and done.stdout.count("Right: ") == 2
+    source = source_of("start")
+    assert len(AXES.findall(source)) == 1
+    output = run_on(tmp_path, AXES.sub("", source) if axes == "default" else source, count)
+    assert f"{count} x cpu on cpu" in output and output.count("Right: ") == 2
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_on_four_devices(tmp_path, name):
+    """Every cell runs, every solution is right, and every assertion that is not guarded holds."""
+    source = source_of(name)
+    output = run_on(tmp_path, source, 4)
+    assert output.count("Right: ") == source.count("strict=True)")

@@ -22,7 +22,7 @@ from tiny_book import FRONT, TinyBook
 
 from bookbinder.notebook import notebooks
 from bookbinder.read import address
-from bookbinder.read.book import Book, BookError, Chapter
+from bookbinder.read.book import Book, BookError, Chapter, split_assertions
 
 SITE = "https://tiny.github.io/here/"
 CODE = "```{code-cell}\nprint(1)\n```\n"
@@ -278,6 +278,68 @@ def test_exercises_and_folded_solutions(write):
     assert [cell["metadata"].get("cellView") for cell in cells].index("form") == 4
 
 
+GRADED = EXERCISE.replace(
+    "Do it.\n",
+    "Do it.\n\n```{code-cell}\n:tags: [hide-cell]\n\nexpected = 1\n```\n\n```{code-cell}\nexample()\n```\n",
+).replace("```{code-cell}\nanswer = ...", "```{code-cell}\n:tags: [hide-cell]\n\nanswer = ...")
+
+
+def test_what_checks_an_exercise_is_folded_and_what_the_reader_writes_is_not(write):
+    code = [cell for cell in write(GRADED) if cell["cell_type"] == "code"][1:4]
+    assert ["".join(cell["source"]) for cell in code] == [
+        "#@title What checks your answer: double-click to read it\nexpected = 1",
+        "example()",
+        "answer = ...",
+    ]
+    assert [cell["metadata"].get("cellView") for cell in code] == ["form", None, None]
+
+
+ASKED = """\
+**Predict.** How many?
+
+- [ ] three, of
+  course
+
+  Three are too many.
+- [x] `two`
+
+  There are *two*.
+- [ ] one
+
+```{code-cell}
+count = 2
+assert count == 2
+count
+```
+
+```{code-cell}
+assert count
+```
+
+Then why.
+
+```{code-cell}
+more = 3
+assert more == 3
+```
+"""
+
+
+def test_a_notebook_does_not_tell_what_it_asks(write):
+    """The assertions of a cell that answers are folded below it, and so is the right choice, with all reasons."""
+    cells = write(ASKED)[2:]
+    assert ["".join(cell["source"]) for cell in cells] == [
+        "**Predict.** How many?\n\n- three, of course\n- `two`\n- one",
+        "count = 2\ncount",
+        "#@title Checked: double-click to read it\nassert count == 2",
+        "assert count",
+        "<details>\n<summary>The answer, and why</summary>\n\nRight: `two`. There are *two*.\n\n"
+        "Not: three, of course. Three are too many.\n\n</details>\n\nThen why.",
+        "more = 3\nassert more == 3",
+    ]
+    assert [cell["metadata"].get("cellView") for cell in cells] == [None, None, "form", None, None, None]
+
+
 def test_folded_cells_keep_their_magic_first(write):
     cells = write(
         "```{code-cell}\n:tags: [hide-input]\n\nplot()\n```\n\n"
@@ -506,9 +568,14 @@ def test_code_is_that_of_the_chapter(published):
     for chapter in BOOK.chapters:
         if chapter.runs:
             code = [cell.source for cell in published[chapter.name].cells if cell.cell_type == "code"][1:]
-            assert [re.sub(r"^#@title .*\n", "", c, flags=re.MULTILINE) for c in code] == [
-                c.source for c in chapter.cells
-            ]
+            written = iter(re.sub(r"^#@title .*\n", "", source, flags=re.MULTILINE) for source in code)
+            for cell in chapter.cells:
+                source = next(written)
+                if source != cell.source:  # the answer to a prediction, whose assertions follow it
+                    before, checks, after = split_assertions(cell.source)
+                    assert checks and "\n".join(filter(None, [before, after])) == source, cell
+                    assert next(written) == checks
+            assert not list(written)
 
 
 def test_notebooks_are_bare_and_folded_where_the_page_is(published):

@@ -11,6 +11,7 @@ from docutils import nodes
 
 from bookbinder.page import pages
 from bookbinder.read import address
+from bookbinder.read.book import split_assertions
 
 # --- Code ------------------------------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ from bookbinder.read import address
     ],
 )
 def test_the_assertions_at_a_cells_end_are_set_apart(cell, parts):
-    assert pages.split(cell) == parts
+    assert split_assertions(cell) == parts
 
 
 def test_a_cell_shows_its_output_and_then_that_it_was_checked(built):

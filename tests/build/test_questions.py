@@ -1,20 +1,28 @@
 """Predictions: what their choices are, what they hide, and what they say to who picks or types."""
 
+import ast
 import json
 import re
 
 import pytest
 from bs4 import BeautifulSoup
+from conftest import BOOK
 from playwright.sync_api import expect
 from tiny_book import chapter
 from waiting import SOON, wait_until
+
+from bookbinder.read.book import Chapter, split_assertions
 
 expect.set_options(timeout=SOON * 1000)
 PICK = """\
 **Predict.** What is `1 + 1`?
 
 - [ ] `11`
+
+  Strings are *joined*, numbers are added.
 - [x] `2`, which is *even*
+
+  Of two ones comes a two.
 
 """
 # As in the book: with MyST's own task lists, which Jupyter Book has by default, a choice cannot begin with code.
@@ -44,6 +52,31 @@ def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questio
             assert answer.name == "details" and not answer.has_attr("open"), name
             assert answer.p.get_text() == f"Answer: {right.strip()}" and answer.select(".cell_output > *"), name
             assert not [one for one in choices if re.match(r"\s*\[[ xX]?\]", one.get_text())], name
+
+
+def told(chapter):
+    """The cells of a chapter that answer a prediction and show its answer in their code, as lines of text."""
+    lines = chapter.text.split("\n")
+    folded = [n for n, line in enumerate(lines, 1) if re.match(r":tags: .*(hide-(input|cell)|remove-)", line)]
+    for n in (n for n, line in enumerate(lines, 1) if line.startswith("**Predict.**")):
+        cell = next(cell for cell in chapter.cells if cell.line > n)
+        before, _, after = split_assertions(re.sub(r"^%%.*\n", "", cell.source))
+        if any(n < m < cell.line for m in folded):
+            continue
+        for part in ast.walk(ast.parse(f"{before}\n{after}")):
+            loops_over_answers = isinstance(part, ast.For) and "expected" in ast.unparse(part.target)
+            if isinstance(part, ast.Assert) or loops_over_answers:
+                yield f"{chapter.path}:{cell.line}: the cell that answers a prediction says: {ast.unparse(part)[:80]}"
+
+
+def test_no_cell_tells_what_is_asked(tiny):
+    """Assertions stand at the end of the cell that answers, where a page folds them, or in a cell behind it."""
+    assert not [line for chapter in BOOK.chapters for line in told(chapter)]
+    asking(tiny, PICK)
+    ((path, text),) = [(path, path.read_text()) for path in [tiny.root / "book" / "one.md"]]
+    for code in ("assert 1 + 1 == 2\nprint(1 + 1)", "for a, expected in [(1, 2)]:\n    print(a + a)"):
+        path.write_text(text.replace("print(1 + 1)", code))
+        assert len(list(told(Chapter(tiny.root, "one")))) == 1
 
 
 def test_where_the_right_choice_stands_does_not_give_it_away(questions):
@@ -88,13 +121,17 @@ def test_a_reader_picks_by_keyboard_and_hears_whether_it_was_right(browser, page
     box, answer = reader.locator(".predict").last, reader.locator("#answer-2")
     box.get_by_role("radio").first.focus()
     expect(answer.get_by_text("2", exact=True).last).to_be_hidden()
+    expect(box.get_by_text("Strings are joined")).to_be_hidden()
     reader.keyboard.press("Space")
     expect(box.get_by_role("status")).to_have_text("No. The output below shows the answer.")
+    expect(box.get_by_text("Strings are joined")).to_be_visible()
+    expect(answer.get_by_text("Of two ones")).to_be_visible()
     expect(answer).to_have_attribute("open", "")
     expect(answer.locator(".cell_output")).to_be_visible()
     reader.keyboard.press("ArrowDown")
     expect(box.get_by_role("status")).to_have_text("Right. The output below shows it.")
     assert box.locator("label.right").count() == 1 and not box.locator("label.wrong").count()
+    expect(box.get_by_text("Strings are joined")).to_be_hidden()
     reader.close()
 
 
@@ -135,6 +172,7 @@ def test_without_a_script_an_answer_unfolds_and_says_which_choice_is_right(brows
     assert not reader.get_by_label("Your prediction").is_visible()
     reader.locator("#answer-2 > summary").click()
     expect(reader.locator("#answer-2")).to_contain_text("Answer: 2, which is even")
+    expect(reader.locator("#answer-2").get_by_text("Of two ones comes a two.")).to_be_visible()
     context.close()
 
 

@@ -70,13 +70,18 @@ def sections(chapter):
         yield cell, labels[start] if inside else (None, None)
 
 
+def is_of_chapter(cell):
+    """Whether it is a cell of code that the chapter has too, and not only the assertions of the cell before it."""
+    return cell.cell_type == "code" and cell.source.strip() and notebooks.CHECKS not in cell.metadata.get("tags", ())
+
+
 def with_trials(chapter, notebook):
     """A copy of a chapter's notebook that tries the stub and the wrong answers before each solution, in the last pass.
 
     The notebook may begin with cells that the chapter has not.
     """
     notebook = copy.deepcopy(notebook)
-    codes = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    codes = [cell for cell in notebook.cells if is_of_chapter(cell)]
     places = dict(zip(chapter.cells, codes[len(codes) - len(chapter.cells) :], strict=True))
     tried = set()
     for cell, (kind, label) in sections(chapter):
@@ -104,7 +109,7 @@ def verdicts(chapter, executed):
     """
     found, codes = {}, []
     for cell in executed.cells:
-        if cell.cell_type != "code" or not cell.source.strip():
+        if not is_of_chapter(cell):
             continue
         text = "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
         if cell.metadata.get("last_run_only"):

@@ -277,12 +277,7 @@ class Markdown:
         if token.type == "heading_open":
             return f"{'#' * int(token.tag[1])} {' '.join(self.inline(group[1], here).split(chr(10)))}"
         if token.type in _IN_PLACE:
-            text = self._in_place(group, lines, line)
-            return (
-                re.sub(rf"^([-*+] ){CHOICE.pattern}", r"\1", text, flags=re.MULTILINE)
-                if token.type == "bullet_list_open"
-                else text
-            )
+            return self._in_place(group, lines, line)
         if token.type == "math_block":
             return self._math(token.content, here)
         if token.type == "dl_open":
@@ -294,6 +289,24 @@ class Markdown:
         if token.type in ("fence", "code_block"):
             return "\n".join(lines[token.map[0] : token.map[1]]).rstrip()
         raise self.error(here, f"Colab does not show this ({token.type.removesuffix('_open')}): write it in Markdown")
+
+    def choices(self, group, lines, line):
+        """The choices of a prediction as a list, and its answer: the right choice, and reasons for this and for others.
+
+        Returns:
+          Two texts; None if the block is not a list of choices.
+        """
+        if group[0].type != "bullet_list_open":
+            return None
+        _, *parts = re.split(rf"^[-*+] {CHOICE.pattern}", self._in_place(group, lines, line), flags=re.MULTILINE)
+        marks, items = parts[::2], [item.strip().partition("\n\n") for item in parts[1::2]]
+        if not marks:
+            return None
+        answer = []
+        for mark, (choice, _, reason) in sorted(zip(marks, items, strict=True), reverse=True):  # the right one first
+            if mark == "x" or reason:
+                answer.append(f"{'Right' if mark == 'x' else 'Not'}: {_joined(choice)}. {_joined(reason)}".rstrip())
+        return "\n".join(f"- {_joined(choice)}" for choice, *_ in items), "\n\n".join(answer)
 
     def _in_place(self, group, lines, line):
         """A block whose lines are kept, with the inline constructs in them replaced."""
@@ -579,6 +592,10 @@ _KEPT = {
 def folded(directive):
     """Whether a box is closed until the reader opens it."""
     return "dropdown" in directive.options.get("class", "").split()
+
+
+def _joined(text):
+    return " ".join(text.split())
 
 
 def box(title, body, fold):

@@ -13,12 +13,13 @@ from packaging.version import Version
 
 from bookbinder.notebook import markdown
 from bookbinder.read import address as addresses, package
-from bookbinder.read.book import BookError
+from bookbinder.read.book import BookError, split_assertions
 from bookbinder.run.environments import COLAB
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
+CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
 
 
@@ -55,6 +56,7 @@ class _Notebook:
     def __init__(self, text, commit):
         self.markdown, self.chapter, self.commit = text, text.chapter, commit
         self.cells, self.buffer, self.solution, self.gate = [], [], None, None
+        self.asked, self.answer, self.answered = False, "", False  # a prediction, until text follows its cells
 
     def text(self):
         """The notebook as the text of a file."""
@@ -88,7 +90,10 @@ class _Notebook:
                         self.chapter.path, line, "this is not read as a code cell; check the blocks above it"
                     )
                 self._code(cell, line)
-            elif token.type == "heading_open" and token.tag == "h1":
+                self.answered = self.asked
+                continue
+            self._show_answer()
+            if token.type == "heading_open" and token.tag == "h1":
                 self._begin(group, line)
             elif token.type in ("heading_open", "myst_block_break"):
                 self._flush()
@@ -98,11 +103,23 @@ class _Notebook:
                 directive = markdown.as_directive(token, line, self.chapter)
                 if directive and directive.name in GATES:
                     self._gate(directive, line)
-                elif block := self.markdown.block(group, lines, 1):
+                elif self.asked and (question := self.markdown.choices(group, lines, 1)):
+                    block, self.answer = question
                     self.buffer.append(block)
+                elif block := self.markdown.block(group, lines, 1):
+                    self.asked = block.startswith("**Predict.**") or self.asked
+                    self.buffer.append(block)
+        self._show_answer()
         self._flush()
         if self.gate:
             raise BookError(self.chapter.path, self.gate[1], f"this has no {{{self.gate[0]}-end}}")
+
+    def _show_answer(self):
+        """Behind the cells that answer a prediction, its right choice and the reasons, folded."""
+        if self.answered:
+            if self.answer:
+                self.buffer.append(markdown.box("The answer, and why", self.answer, True))
+            self.asked, self.answer, self.answered = False, "", False
 
     def _begin(self, group, line):
         """The title with its links, and the set-up cell."""
@@ -115,7 +132,7 @@ class _Notebook:
             f"A chapter of [{self.markdown.book.config.get('title', 'the book')}]({address.site}). "
             f"[Its page]({address.page(name)}) shows all outputs; here you make them yourself."
         )
-        self._add_code(set_up(self.chapter, address, self.commit), "Set-up: run this first")
+        self._add_code("#@title Set-up: run this first\n" + set_up(self.chapter, address, self.commit))
 
     def _gate(self, directive, line):
         """Exercises and solutions hold cells, so their beginnings and ends are directives between the cells."""
@@ -156,17 +173,33 @@ class _Notebook:
             return
         title = None
         if self.solution:
-            title = f"Solution of exercise {self.solution}: double-click to read it"
-        elif tags & FOLD_TAGS and not (self.gate and self.gate[0] == "exercise"):
-            title = "Folded code: double-click to read it"
-        self._add_code(cell.source, title, fold=bool(title))
+            title = f"Solution of exercise {self.solution}"
+        elif tags & FOLD_TAGS and self.gate and not self._is_for_the_reader(line):
+            title = "What checks your answer"
+        elif tags & FOLD_TAGS and not self.gate:
+            title = "Folded code"
+        source, checks = cell.source, ""
+        if self.asked and not title:
+            before, checks, after = split_assertions(source)
+            source = "\n".join(filter(None, [before, after]))
+        self._add_code(source, title)
+        if checks:
+            self._add_code(checks, "Checked", [CHECKS])
 
-    def _add_code(self, source, title=None, fold=False):
-        other = source.startswith("%%") and source[2:].split()[0] not in PYTHON_MAGICS
-        if title and not other:  # a magic stays the first line, and a cell in another language is not changed
+    def _is_for_the_reader(self, line):
+        """Whether the code cell that begins in this line is its exercise's last, in which the reader writes."""
+        below = "\n".join(self.chapter.text.split("\n")[line:])
+        return re.search(r"^`{3,}\{(code-cell|exercise-end)\}", below, re.MULTILINE)[1] == "exercise-end"
+
+    def _add_code(self, source, title=None, tags=()):
+        """A cell, folded under a title if it has one."""
+        if source.startswith("%%") and source[2:].split()[0] not in PYTHON_MAGICS:
+            title = None  # a cell in another language is not changed
+        metadata = {"tags": list(tags)} if tags else {}
+        if title:  # a magic stays the first line
             first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
-            source = "\n".join(part for part in (first, f"#@title {title}", rest) if part)
-        metadata = {"cellView": "form", "jupyter": {"source_hidden": True}} if fold and not other else {}
+            source = "\n".join(part for part in (first, f"#@title {title}: double-click to read it", rest) if part)
+            metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
         cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None, "outputs": []}
         self.cells.append(cell)
 

@@ -4,7 +4,6 @@ Sphinx asks here for each page what its head says, where it leads, and which par
 templates in `theme/` arrange that. No page is touched after Sphinx has written it.
 """
 
-import ast
 import base64
 import hashlib
 import html
@@ -18,7 +17,7 @@ from urllib.parse import quote
 from docutils import nodes
 
 from bookbinder import disk
-from bookbinder.read.book import FOLDER, in_words
+from bookbinder.read.book import FOLDER, in_words, split_assertions
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
@@ -142,7 +141,7 @@ def _code(app, doctree, docname):
         text, cell = source.astext(), source.parent.parent
         if text.startswith("%%processes"):
             source["language"] = "python"
-        before, checks, after = split(text)
+        before, checks, after = split_assertions(text)
         if checks and cell.get("nb_element") == "cell_code":  # and is not folded
             shown = "\n".join(filter(None, [before, after]))
             details = fold("", fold_title("", "checked"), _with_text(source, checks), classes=["checked"])
@@ -157,30 +156,6 @@ def _with_text(block, text):
     copy.rawsource = text
     copy += nodes.Text(text)
     return copy
-
-
-def split(text):
-    """The assertions at a cell's end, which may have one last expression behind them.
-
-    Returns:
-      The lines before them, the assertions, and the lines of the expression. If there are no assertions there, or if
-      nothing stands before them, the whole cell and two times "".
-    """
-    try:
-        body = ast.parse(text).body
-    except SyntaxError:  # a magic
-        return text, "", ""
-    shown = len(body) > 1 and isinstance(body[-1], ast.Expr) and isinstance(body[-2], ast.Assert)
-    first = last = len(body) - shown  # of the assertions, and of what stands behind them
-    while first and isinstance(body[first - 1], ast.Assert):
-        first -= 1
-    if first == last or not first:
-        return text, "", ""
-    lines = text.split("\n")
-    begin, end = body[first - 1].end_lineno, body[last - 1].end_lineno
-    if begin >= body[first].lineno or (shown and end >= body[last].lineno):  # two statements in one line
-        return text, "", ""
-    return "\n".join(lines[:begin]), "\n".join(lines[begin:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
 
 
 def _tables(app, doctree, docname):

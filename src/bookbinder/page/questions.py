@@ -6,9 +6,12 @@ In a chapter a question is a paragraph that begins with **Predict.** If a list o
 
     - [ ] two
     - [x] six
+
+      Devices 0 and 7 have the same rows as before.
     - [ ] all eight
 
-The next cell shows the answer. Its output is folded, and unfolds without a script too; `predict.js` asks first.
+The next cell shows the answer. Its output is folded, and unfolds without a script too; `predict.js` asks first. The
+paragraph below a choice is its reason, which shows when the reader has picked that choice.
 """
 
 from docutils import nodes
@@ -30,10 +33,15 @@ class choice(nodes.TextElement):
     """One of them: `number` of its question, and whether it is `right`."""
 
 
+class reason(nodes.Element):
+    """Why the choice before it is right or wrong."""
+
+
 def setup(app):
     """Called by the extension."""
     app.add_node(question, html=(_begin_question, _end_question))
     app.add_node(choice, html=(_begin_choice, _end_choice))
+    app.add_node(reason, html=(_begin_reason, _end_reason))
     app.connect("doctree-resolved", _ask, priority=899)  # before pages take a cell's assertions apart
 
 
@@ -42,7 +50,7 @@ def _ask(app, doctree, docname):
     for number, paragraph in enumerate(asked, 1):
         following = paragraph.parent.children[paragraph.parent.index(paragraph) + 1 :]
         choices = _choices(following[0], number) if following else []
-        right = [one for one in choices if one["right"]]
+        right = [(one, why) for one, why in choices if one["right"]]
         if choices and (len(right) != 1 or not 2 <= len(choices) <= MOST):
             needed = f"2 to {MOST} choices, one of them marked [x]"
             _LOG.warning(f"a prediction has {needed}, not {len(right)} of {len(choices)}", location=paragraph)
@@ -53,17 +61,22 @@ def _ask(app, doctree, docname):
             continue
         box = question("", classes=["predict"], number=number)
         paragraph.replace_self(box)
-        box += [paragraph, *choices]
+        box += paragraph
+        for one, why in choices:
+            box += one
+            if why:
+                box += reason("", *why)
         if choices:
             following[0].parent.remove(following[0])
         title = pages.fold_title("", "Show the answer")
         details = pages.fold("", title, classes=["answer"], ids=[f"answer-{number}"])
         answer.replace_self(details)
-        if right:
-            said = right[0].deepcopy()
+        for one, why in right:
+            said = one.deepcopy()
             for link in list(said.findall(nodes.reference)):  # of the choice itself
                 link.parent.replace(link, link.children)
             details += nodes.paragraph("", "", nodes.strong("", "Answer: "), *said.children)
+            details += [part.deepcopy() for part in why]
         details += answer
 
 
@@ -73,7 +86,7 @@ def _is_question(paragraph):
 
 
 def _choices(block, number):
-    """The choices of a list; none if it is not one of choices."""
+    """The choices of a list, each with the blocks of its reason; none if the list is not one of choices."""
     if not isinstance(block, nodes.bullet_list):
         return []
     choices = []
@@ -83,7 +96,8 @@ def _choices(block, number):
         if not mark:
             return []
         text.parent.replace(text, nodes.Text(text.astext()[mark.end() :]))
-        choices.append(choice("", "", *item.children[0].children, number=number, right=mark[1] == "x"))
+        one = choice("", "", *item.children[0].children, number=number, right=mark[1] == "x")
+        choices.append((one, item.children[1:]))
     return choices
 
 
@@ -122,3 +136,11 @@ def _begin_choice(translator, node):
 
 def _end_choice(translator, node):
     translator.body.append("</span></label>\n")
+
+
+def _begin_reason(translator, node):
+    translator.body.append('<div class="reason" hidden>\n')
+
+
+def _end_reason(translator, node):
+    translator.body.append("</div>\n")

@@ -1,5 +1,6 @@
 """Read a book: its configuration, its table of contents and its chapters; every fault is named by file and line."""
 
+import ast
 import re
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -249,6 +250,30 @@ class Book:
                 return chapter
         known = ", ".join(chapter.path for chapter in self.chapters)
         raise BookError(path, None, f"no such chapter in _toc.yml; there are {known}")
+
+
+def split_assertions(text):
+    """The assertions at a cell's end, which may have one last expression behind them.
+
+    Returns:
+      The lines before them, the assertions, and the lines of the expression. If there are no assertions there, or if
+      nothing stands before them, the whole cell and two times "".
+    """
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:  # a magic
+        return text, "", ""
+    shown = len(body) > 1 and isinstance(body[-1], ast.Expr) and isinstance(body[-2], ast.Assert)
+    first = last = len(body) - shown  # of the assertions, and of what stands behind them
+    while first and isinstance(body[first - 1], ast.Assert):
+        first -= 1
+    if first == last or not first:
+        return text, "", ""
+    lines = text.split("\n")
+    begin, end = body[first - 1].end_lineno, body[last - 1].end_lineno
+    if begin >= body[first].lineno or (shown and end >= body[last].lineno):  # two statements in one line
+        return text, "", ""
+    return "\n".join(lines[:begin]), "\n".join(lines[begin:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
 
 
 def in_words(minutes):

@@ -22,7 +22,7 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
     Args:
       n: how many CPU devices, 1 or more (up to 256 are known to work).
       keep_accelerators: if this machine has GPUs or TPUs, use those instead of emulated
-        devices; if it has none, emulate as usual.
+        devices, however many they are, and print how many; if it has none, emulate as usual.
 
     Returns:
       The devices, as `jax.devices()` lists them: a list of length `n`, or all accelerators.
@@ -50,6 +50,7 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
         on_cpu = devices[0].platform == "cpu"
         if (on_cpu and len(devices) == n) or (keep_accelerators and not on_cpu):
             _leave_mesh()
+            _report_accelerators(n, devices)
             return devices
         for name, value in before.items():
             if value is None:
@@ -69,7 +70,16 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
             f"{_FLAG} in XLA_FLAGS={os.environ['XLA_FLAGS']!r} that overrides this one"
         )
     _leave_mesh()
+    _report_accelerators(n, devices)
     return devices
+
+
+def _report_accelerators(n, devices):
+    """Say which devices there are where they are not the emulated ones that were asked for."""
+    first = devices[0]
+    if first.platform != "cpu":
+        kind = f"{len(devices)} {first.platform.upper()} device{'s' * (len(devices) > 1)} ({first.device_kind})"
+        print(f"emulate({n}) keeps the accelerators of this machine and emulates nothing: you have {kind}.")
 
 
 def _leave_mesh():

@@ -53,7 +53,8 @@ def devices(pytestconfig: pytest.Config) -> Callable[[int], list]:
     """A function that returns the first `n` devices, or fails the test with how to get so many.
 
         def test_a_mesh(devices):
-            mesh = jax.sharding.Mesh(np.array(devices(8)).reshape(2, 4), ("x", "y"))
+            types = (jax.sharding.AxisType.Auto,) * 2
+            mesh = jax.make_mesh((2, 4), ("x", "y"), devices=devices(8), axis_types=types)
 
     Args:
       pytestconfig: pytest's own fixture, which knows how many were requested.

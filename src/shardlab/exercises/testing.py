@@ -1,7 +1,7 @@
 """Assertions for tests of parallel programs: their communication, their layouts, and agreement with one device.
 
     def test_step(devices):
-        mesh = jax.sharding.Mesh(np.array(devices(8)), "data")
+        mesh = jax.make_mesh((8,), ("data",), devices=devices(8), axis_types=(AxisType.Auto,))
         w, batch = jax.device_put((w0, batch0), (NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))))
         assert_collectives(step, w, batch, at_most={"all-reduce": 2}, max_bytes=200_000)
         assert_layout(step(w, batch), P())

@@ -67,7 +67,8 @@ def draw_shard_map(
     if mesh is None:
         meshes = [one.sharding.mesh for one in given[1] + given[0] if isinstance(sharding_of(one), NamedSharding)]
         if not meshes:
-            raise TypeError("draw_shard_map() needs a mesh, such as mesh=jax.make_mesh((8,), ('d',))")
+            example = "jax.make_mesh((8,), ('d',), axis_types=(AxisType.Auto,))"
+            raise TypeError(f"draw_shard_map() needs a mesh, such as mesh={example}")
         mesh = meshes[0]
     if not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"mesh must be a Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")

@@ -85,6 +85,22 @@ def test_without_accelerators_keeping_them_emulates():
     assert seen["count"] == 8 and "JAX_PLATFORMS" not in seen
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 GPU device (NVIDIA H100)"), (4, "4 GPU devices (NVIDIA H100)")])
+def test_kept_accelerators_are_named(count, said):
+    """With the list of a machine that has GPUs in the place of this machine's."""
+    program = f"""
+import contextlib, io, json, jax
+from types import SimpleNamespace
+from shardlab import emulate
+jax.devices = lambda: {count} * [SimpleNamespace(platform="gpu", device_kind="NVIDIA H100")]
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    devices = emulate(8, keep_accelerators=True)
+print(json.dumps([len(devices), out.getvalue()]))
+"""
+    found, printed = python(program)
+    assert found == count and said in printed and printed.startswith("emulate(8) keeps the accelerators")
+
+
 @pytest.mark.parametrize("n", [0, -1, 2.0, "8", True, None])
 def test_a_senseless_number_is_refused_by_name(n):
     with pytest.raises(ValueError, match="whole number of devices") as error:

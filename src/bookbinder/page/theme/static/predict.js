@@ -12,6 +12,8 @@
           const chosen = label.contains(target);
           label.classList.toggle("right", chosen && right);
           label.classList.toggle("wrong", chosen && !right);
+          const reason = label.nextElementSibling;
+          if (reason.matches(".reason")) reason.hidden = !chosen || right;  // the right one's stands with the answer
         }
         verdict.textContent = right ? "Right. The output below shows it." : "No. The output below shows the answer.";
       } else if (target.value.trim()) {
