@@ -5,6 +5,7 @@ only from itself and from those before it. Each module does one thing:
 
 - `shardlab.arrays.devices`: give this process several (emulated) devices
 - `shardlab.arrays.layout`: describe in plain data which device stores which shard of an array
+- `shardlab.arrays.rules`: shard a whole state by rules on the paths of its arrays
 - `shardlab.machines.hardware`: chips and links by their data sheets, and the machines that they form
 - `shardlab.machines.models`: transformers by their sizes
 - `shardlab.cluster.processes`: start many JAX processes from a notebook, and run cells in them
@@ -22,6 +23,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.pods.pod`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
 - `shardlab.networks.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
 - `shardlab.networks.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
+- `shardlab.networks.gradients`: gradients of a Flax NNX model that keep its other state; needs Flax
 - `shardlab.networks.training`: a decoder's training step, for compilers to judge a plan by
 - `shardlab.exercises.check`: check the answer to an exercise: its values, its layout and its communication
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that one device agrees

@@ -7,6 +7,14 @@ from shardlab.arrays.layout import (
     describe as describe,
     same_layout as same_layout,
 )
+from shardlab.arrays.rules import (
+    AppliedRules as AppliedRules,
+    apply_rules as apply_rules,
+    paths_of as paths_of,
+    shardings as shardings,
+    stored_bytes as stored_bytes,
+    target as target,
+)
 from shardlab.book import explorer as explorer
 from shardlab.book.specs import compare_specs as compare_specs
 from shardlab.cluster.processes import Processes as Processes, ProcessFailure as ProcessFailure, start as start

@@ -1,0 +1,80 @@
+"""Train on all devices; stop at any time, and resume on any number of devices: python train.py FOLDER STEPS"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from shardlab import apply_rules, shardings, target
+
+RULES = [  # the first rule that matches an array's path gives its layout; moments and EMA have such paths too
+    (r"(hidden|out)/kernel", P("data")),  # FSDP: each device stores its rows
+    (r"", P()),  # the rest, replicated
+]
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, 1000)))
+
+
+class Network(nnx.Module):  # put yours here: this one has statistics and random numbers beside its parameters
+    def __init__(self, rngs):
+        self.hidden = nnx.Linear(32, 128, rngs=rngs)
+        self.norm = nnx.BatchNorm(128, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+        self.out = nnx.Linear(128, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.dropout(jax.nn.relu(self.norm(self.hidden(x)))))
+
+
+def parts(model):
+    return nnx.split(model, nnx.Param, ...)  # its definition, its parameters, and statistics, keys and counters
+
+
+def create():  # the whole state of a run
+    _, params, other = parts(Network(nnx.Rngs(params=0, dropout=1)))
+    return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
+
+
+def batch_of(step):
+    """A batch that depends on the step's number alone, so that a resumed run reads what it would have read."""
+    x = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
+    return x, x[:, :8].argmax(1)
+
+
+def main(folder, steps):
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    definition, *_ = parts(nnx.eval_shape(lambda: Network(nnx.Rngs(params=0, dropout=1))))
+    specs = apply_rules(RULES, shapes := jax.eval_shape(create)).specs
+    goal, layout = target(shapes, specs, mesh), shardings(specs, mesh)
+
+    def update(state, batch):
+        def loss_of(params):
+            model = nnx.merge(definition, params, state["other"], copy=True)
+            loss = optax.softmax_cross_entropy_with_integer_labels(model(batch[0]), batch[1]).mean()
+            return loss, parts(model)[2]
+
+        (loss, other), grads = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
+        changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
+        params = optax.apply_updates(state["params"], changes)
+        ema = optax.incremental_update(params, state["ema"], 0.01)
+        return {"params": params, "other": other, "optimizer": optimizer, "ema": ema}, loss
+
+    update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
+    options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
+    with ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
+        if (last := manager.latest_step()) is None:
+            last, state = 0, jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
+        else:
+            state = manager.restore(last, args=ocp.args.StandardRestore(goal))
+        for step in range(last + 1, steps + 1):
+            state, loss = update(state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data"))))
+            print(f"step {step}: loss {loss:.6f}", flush=True)
+            manager.save(step, args=ocp.args.StandardSave(state))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
