@@ -42,6 +42,12 @@ def test_the_first_chapter_runs_to_its_end(tmp_path, count, axes):
     assert f"{count} x cpu on cpu" in output and output.count("Right: ") == 2
 
 
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_recipes_run_to_their_end(tmp_path, count):
+    output = run_on(tmp_path, source_of("recipes"), count)
+    assert f"{count} devices, 33,024 parameters" in output
+
+
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_on_four_devices(tmp_path, name):
     """Every cell runs, every solution is right, and every assertion that is not guarded holds."""
