@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import counted, describe, spec_text
 from shardlab.pictures.arrays import DrawnArray, describe_shards, sharding_of, text_grid, text_slabs
-from shardlab.pictures.products import array_sheet, holders_of, pixels, tiles_within
+from shardlab.pictures.products import MOST_SHEETS, array_sheet, pixels, sheets_of, sheets_within
 from shardlab.pictures.svg import WIDTH, Picture, device_tile, escape, figure, rect, row, text
 
 __all__ = ["draw_shard_map"]
@@ -169,13 +169,12 @@ def _shard_map_picture(arguments, results, devices, body, words):
 
 def _sheet_px(array, room):
     """Px of the rows and columns of a global array in a picture of shard_map."""
-    holders, rows, columns = holders_of(array)
+    sheets, rows, columns = sheets_of(array)
     down, right = (1, 1, *array.layout.shape)[-2:]
     proportion = min(3.0, max(0.8, right / max(down, 1)))
     width = max(room, 26 * columns)
     height = max(width / proportion / 1.6, 22 * rows)
-    each = max(map(len, holders.values()))
-    while not tiles_within(each, width / columns, height / rows):
+    while len(sheets) <= MOST_SHEETS and not sheets_within(len(sheets), rows, columns, width, height):
         height *= 1.1
     return {1: width, 0: height}
 

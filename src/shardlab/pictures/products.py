@@ -1,6 +1,7 @@
 """Draw products of matrices: which device multiplies what, and what must be gathered or summed."""
 
 from collections.abc import Sequence
+from math import log
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -34,6 +35,9 @@ from shardlab.programs.collectives import Collectives
 
 __all__ = ["draw_matmul"]
 
+GAP = 6  # px between two sheets
+MOST_SHEETS = 16  # that are drawn; of more, one with their number
+
 
 def draw_matmul(
     A: Any,
@@ -45,8 +49,8 @@ def draw_matmul(
 ) -> Picture:
     """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting dimension marked.
 
-    Each array is drawn to one scale. A tile of one device has the device's colour; in a tile of which several devices
-    hold replicas, or partial sums, each of them has a small tile of its own. With `A` of type `f32[16, 32@d]` and `B`
+    Each tile is the shard of one device, in that device's colour. Replicas of an array, and its partial sums, are drawn
+    separately, each as a small sheet, as `draw` does. With `A` of type `f32[16, 32@d]` and `B`
     of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains partial sums
     of the local shape (16, 24). With `sends=collectives(jnp.matmul, A, B)`, the collectives of the compiled product are
     arrows: from an operand down to what an all-gather makes of it, and from the partial sums of C down to C.
@@ -107,12 +111,13 @@ def draw_matmul(
     return Picture(row("".join(figures) + html, gap=1, align=align), f"{side_by_side(blocks, '·=')}\n{words}")
 
 
-def holders_of(array):
-    """The devices of each tile: {(row, column): [devices]}, and how many rows and columns of tiles there are."""
-    holders = {}
+def sheets_of(array):
+    """Replicas or partial sums of an array, each as {(row, column) of a tile: device}; and its rows and columns."""
+    sheets = {}
     for shard in array.layout.shards:
-        holders.setdefault((0, 0, *shard.position)[-2:], []).append(shard.device)
-    return holders, max(r for r, _ in holders) + 1, max(c for _, c in holders) + 1
+        sheets.setdefault(shard.replica, {})[(0, 0, *shard.position)[-2:]] = shard.device
+    places = [place for sheet in sheets.values() for place in sheet]
+    return [sheets[n] for n in sorted(sheets)], max(r for r, _ in places) + 1, max(c for _, c in places) + 1
 
 
 def _extents(arrays, sizes):
@@ -120,44 +125,51 @@ def _extents(arrays, sizes):
     largest = max(sizes.values()) or 1
     px = {dim: max(70.0, 112 * (size / largest) ** 0.5) for dim, size in sizes.items()}
     for array in arrays:
-        holders, rows, columns = holders_of(array)
+        sheets, rows, columns = sheets_of(array)
         if max(rows, columns) > 16:
             raise ValueError(f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} has more")
         down, right = array.dims
         least = 22 if max(array.layout.devices) < 10 else 26
         px[down], px[right] = max(px[down], 22 * rows), max(px[right], least * columns)
-        each = max(map(len, holders.values()))
-        while each <= 16 and not tiles_within(each, px[right] / columns, px[down] / rows):
+        while len(sheets) <= MOST_SHEETS and not sheets_within(len(sheets), rows, columns, px[right], px[down]):
             px[down], px[right] = 1.1 * px[down], 1.1 * px[right]
     return px
 
 
-def tiles_within(count, width, height):
-    """Columns and rows of small tiles, as square as fits, with room for a number in each; None if they do not fit."""
+def sheets_within(count, rows, columns, width, height):
+    """How many sheets stand side by side and one below the other, in the array's proportions, with room for a number
+    in each tile; None if they do not fit."""
     if count == 1:
         return 1, 1
     fits = []
-    for columns in range(1, count + 1):
-        rows = -(-count // columns)
-        w, h = (width - 4) / columns, (height - 4) / rows
-        if w >= 22 and h >= 18:
-            fits.append((columns * rows - count, abs(w / h - 1.3), columns, rows))
-    return min(fits)[2:] if fits else None
+    for across in range(1, count + 1):
+        lines = -(-count // across)
+        w, h = (width - GAP * (across - 1)) / across, (height - GAP * (lines - 1)) / lines
+        if w >= 20 * columns and h >= 16 * rows:
+            distortion, empty = abs(log(w / h * height / width)), across * lines - count
+            fits.append((distortion + 0.2 * empty, across, lines))
+    return min(fits)[1:] if fits else None
 
 
 def array_sheet(array, px, margin=0, top=0, marked=""):
-    """An array drawn once, its replicas as small tiles inside a tile: parts, width, height, and the middle line."""
-    holders, rows, columns = holders_of(array)
+    """An array, each replica or partial sum of it a sheet of its own: parts, width, height, and the middle line."""
+    sheets, rows, columns = sheets_of(array)
     (down, down_arrow), (right, right_arrow) = array.labels()
     named = array.dims or ("", "")
     row_dim, column_dim = named[-2:] if len(named) > 1 else ("", named[-1])
     width, height = px[column_dim or 1], px[row_dim or 0]
     left = margin + (round(text_width(down)) + 17 if down else 0)
-    y0 = top + (18 if right else 0)
-    parts = []
+    drawn_in_full = len(sheets) <= MOST_SHEETS
+    across, lines = sheets_within(len(sheets), rows, columns, width, height) if drawn_in_full else (1, 1)
+    sheet_w, sheet_h = (width - GAP * (across - 1)) / across, (height - GAP * (lines - 1)) / lines
+    parts, y0 = [], top + (18 if right else 0)
+    if len(sheets) > 1:
+        what = "partial sums" if array.terms == len(sheets) else "replicas"
+        parts.append(text(left, top + 11, f"{len(sheets)} {what}", size=12, anchor="start"))
+        y0 += 16
     for words, is_arrow, dim, draw_arrow, start, length in (
-        (right, right_arrow, column_dim, arrow_right, (left, y0 - 9), width),
-        (down, down_arrow, row_dim, arrow_down, (left - 8, y0), height),
+        (right, right_arrow, column_dim, arrow_right, (left, y0 - 9), sheet_w),
+        (down, down_arrow, row_dim, arrow_down, (left - 8, y0), sheet_h),
     ):
         bold = bool(marked) and dim == marked
         if not words:
@@ -173,25 +185,17 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
                 f"M{left:g} {y0 - 2:g}h{length:g}" if draw_arrow is arrow_right else f"M{left - 2:g} {y0:g}v{length:g}"
             )
             parts.append(f'<path d="{edge}" stroke="currentColor" stroke-width="4"/>')
-    w, h = width / columns, height / rows
-    for (r, c), devices in sorted(holders.items()):
-        x, y = left + c * w, y0 + r * h
-        partial = bool(array.partial)
-        if len(devices) == 1:
-            parts.append(device_tile(x, y, w, h, devices[0], partial=partial))
-            continue
-        parts.append(rect(x, y, w, h))
-        arrangement = tiles_within(len(devices), w, h) if len(devices) <= 16 else None
-        if not arrangement:
-            parts.append(text(x + w / 2, y + h / 2 + 4, f"{len(devices)}×", size=12))
-            continue
-        across, lines = arrangement
-        small_w, small_h = (w - 4) / across, (h - 4) / lines
-        for n, device in enumerate(devices):
-            small = x + 2 + n % across * small_w + 1, y + 2 + n // across * small_h + 1
-            parts.append(
-                device_tile(*map(pixels, (*small, small_w - 2, small_h - 2)), device, partial=partial, size=12)
-            )
+    w, h = sheet_w / columns, sheet_h / rows
+    small = {"size": 12} if len(sheets) > 1 else {}
+    for number, sheet in enumerate(sheets if drawn_in_full else sheets[:1]):
+        x0, y = left + number % across * (sheet_w + GAP), y0 + number // across * (sheet_h + GAP)
+        for (r, c), device in sorted(sheet.items()):
+            box = map(pixels, (x0 + c * w, y + r * h, w, h))
+            if drawn_in_full:
+                parts.append(device_tile(*box, device, partial=bool(array.partial), **small))
+            else:
+                parts.append(rect(*box))
+                parts.append(text(x0 + (c + 0.5) * w, y + (r + 0.5) * h + 4, f"{len(sheets)}×", size=12))
     return parts, max(left + width, left + text_width(right) if right else 0), y0 + height, y0 + height / 2
 
 
