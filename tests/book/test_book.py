@@ -72,12 +72,10 @@ def meshes_of_default_axes(source):
         if not isinstance(call, ast.Call):
             continue
         function, written = ast.unparse(call.func), ast.get_source_segment(source, call)
-        names = call.args[1] if len(call.args) > 1 else None
-        if re.fullmatch(r"jax\.make_mesh|(jax\.sharding\.)?(Abstract)?Mesh", function) and not (
-            isinstance(names, ast.Tuple) and not names.elts  # an empty mesh
-        ):
-            if not {"axis_types", None} & {keyword.arg for keyword in call.keywords}:
-                yield call.lineno, written
+        is_empty = len(call.args) > 1 and isinstance(call.args[1], ast.Tuple) and not call.args[1].elts
+        is_mesh = re.fullmatch(r"jax\.make_mesh|(jax\.sharding\.)?(Abstract)?Mesh", function) and not is_empty
+        if is_mesh and not {"axis_types", None} & {keyword.arg for keyword in call.keywords}:
+            yield call.lineno, written
 
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)

@@ -61,6 +61,8 @@ def faults(tmp_path, text, outputs=(3072, 0.003072)):
         "It takes 3,072 bytes, 3.1 kB, 3.07 kB or 3 KiB, 0.0031 MB and 1,536 elements.",  # rounded, scaled, in code
         "In 2025 (JAX 0.8.2) [issue 12345](https://a.b/12345) had `f32[777]`, {cite}`b1999` and {ref}`x-888`.",
         "% 512 here\nOf 512.",
+        "Two times, three kilobytes (3 kB), one second, twenty of them, and as many as thirty.",
+        "% 12 = 3 * 4\nTwelve minutes.",
         "% 77.5 in y\nThere it was 77.5.",
         "% 1.75 = 7 / 4\n% 459 = hardware.chip('v5p').flops_per_second['bf16'] / 1e12\n- 1.75 of 459 TFLOP/s",
         "% 312 source: a data sheet\n| a |\n|---|\n| 312 |",
@@ -76,6 +78,8 @@ def test_what_a_number_may_stand_on(tmp_path, text):
     [
         ("It takes 3,172 bytes.", "no code or output of its section has 3,172"),
         ("It takes 3.2 kB.", "has 3.2"),
+        ("It takes forty-one bytes.", "has forty-one"),
+        ("Seven and a half times as many.", "has Seven and a half"),
         ("Of 512.", "such as `% 512 here`: another section has it"),
         ("Each has 3 of 1,573 rows.", "has 1,573"),  # 1.536 GiB in another unit, but no unit follows
         ("![two of 777](x.png)", "has 777"),

@@ -1,8 +1,8 @@
 """The numbers in a chapter's prose, and what each stands on.
 
-A number with three digits or a decimal, or two and a unit, is one that code, outputs or assertions of its own section
-have, up to rounding and a unit's scale. The opening, the summary, the exercises and "Where to read on" may use the
-whole chapter. What neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no
+A number with three digits or a decimal, or two and a unit, or one in words and a unit ("thirty seconds"), is one that
+code, outputs or assertions of its own section have, up to rounding and a unit's scale. The opening, the summary, the
+exercises and "Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no
 reader sees it:
 
     % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
@@ -40,6 +40,16 @@ UNIT = re.compile(r"[%B]|per cent|bit|bytes|\b[mµ]?s\b|second|FLOP|illion|thous
 MEASURED = re.compile(
     r" ?(?:per cent|percent|%|[kMGT]i?B\b|m?s\b|µs|(?:milli|micro)?seconds|minutes|hours|days|times|bytes|tokens)"
 )
+ONES = [
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+SPELLED = {word: n for n, word in enumerate(ONES, 1)} | {word: 10 * n for n, word in enumerate(TENS, 2)}
+IN_WORDS = re.compile(
+    rf"\b(?P<first>{'|'.join(SPELLED)})(?:-(?P<second>{'|'.join(ONES[:9])}))?(?P<half> and a half)?"
+    r"(?= (?:times|\w*seconds|minutes|hours|days|bytes|per cent|[kMGT]i?B|FLOPs)\b)", re.IGNORECASE
+)  # fmt: skip
 YEAR = re.compile(r"(19|20)\d\d")
 SCALES = sorted({1000.0**n for n in range(-4, 5)} | {1024.0**n for n in range(-4, 4)} | {100, 0.01})
 # What an expression in a mark may use.
@@ -57,6 +67,7 @@ class Claim:
       section: which section it is in.
       marks: the comments above its paragraph, as matches of `MARK`.
       scaled: whether a unit follows that may have a prefix, or a percentage.
+      written: the number in words, if it is.
     """
 
     text: str
@@ -64,6 +75,7 @@ class Claim:
     section: int
     marks: tuple = ()
     scaled: bool = True
+    written: str = ""
 
     @property
     def value(self):
@@ -227,6 +239,11 @@ def claims(chapter, parts):
                 few = digits == 2 and number > "10" and MEASURED.match(text[match.end() :])
                 if (digits >= 3 or "." in number or few) and not YEAR.fullmatch(number):
                     yield Claim(number, n, section_at(parts, n), marks, not rest or UNIT.search(rest) is not None)
+            for match in IN_WORDS.finditer(text):
+                value = SPELLED[match["first"].lower()] + SPELLED.get((match["second"] or "").lower(), 0)
+                if value > 2:
+                    number = f"{value}.5" if match["half"] else str(value)
+                    yield Claim(number, n, section_at(parts, n), marks, written=match[0])
 
 
 def is_marked(claim, everything, numbers_of_chapter):
@@ -262,8 +279,8 @@ def faults(chapter, outputs, numbers_of_chapter):
                 f", such as `% {claim.text} here`: another section has it" if claim.stands_on(everything) else ""
             )
             yield (
-                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.text}; correct it, or say "
-                f"above the paragraph what it stands on (tests/tools/claims.py){elsewhere}"
+                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.written or claim.text}; "
+                f"correct it, or say above the paragraph what it stands on (tests/tools/claims.py){elsewhere}"
             )
     for n, line in prose(chapter):
         if re.match(r"\s*% [\d.,]+ ", line) and line not in used:
