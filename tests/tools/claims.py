@@ -2,8 +2,8 @@
 
 A number with three digits or a decimal, or two and a unit, or one in words and a unit ("thirty seconds"), is one that
 code, outputs or assertions of its own section have, up to rounding and a unit's scale. The opening, the summary, the
-exercises and "Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown, above the paragraph, the list or the table, where no
-reader sees it:
+exercises and "Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown, above the
+paragraph, the list or the table, where no reader sees it:
 
     % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
     % 1,024 here                            another section of this chapter
