@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardlab.arrays.layout import describe, device_number, index_text, same_layout
+from shardlab.arrays.layout import counted, describe, device_number, index_text, same_layout, short_dtype
 from shardlab.programs.collectives import collectives
 from shardlab.programs.hlo import array_types
 
@@ -43,6 +43,12 @@ class NotSolved(WrongAnswer):
     """There is no answer yet: the stub still contains its three dots."""
 
 
+class _Misplaced(WrongAnswer):
+    """The values may be right, but an array is not stored as the exercise asks."""
+
+
+_RTOL = 1e-5
+_EXACT = 1e-9  # how far a whole number that was computed in floats may be off
 _NOT_SOLVED = "Not solved yet: replace the three dots, and run the cell again."
 
 
@@ -77,7 +83,8 @@ class Exercise:
       never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`: none of this
         type, and none of this dtype with as many elements or more, whatever its shape.
       dtype: the dtype that the answer's arrays must have; by default that of `value`, where it is a `jax.Array`.
-      rtol, atol: the relative and the absolute tolerance of a comparison.
+      rtol, atol: the relative and the absolute tolerance of a comparison. With the default `rtol`, whole numbers are
+        compared exactly, up to the rounding of an answer that is a float.
     """
 
     value: Any = None
@@ -90,14 +97,15 @@ class Exercise:
     max_held: int | None = None
     never: tuple[str, ...] = ()
     dtype: Any = None
-    rtol: float = 1e-5
+    rtol: float = _RTOL
     atol: float = 1e-6
 
 
 def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     """Check an answer and print what was found.
 
-    Three dots are no answer yet, and a wrong answer raises:
+    A stub, whose three dots nobody has touched, is no answer yet. A wrong answer raises, and so does a stub that was
+    filled in partly:
 
     >>> exercise = Exercise(value=np.arange(4.0))
     >>> check(..., exercise)
@@ -109,8 +117,13 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         ...
     shardlab.exercises.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (...)
 
+    Answers in another style are as right: a list for a tuple, NumPy for JAX, `P("x", None)` for `P("x")`, a type
+    with spaces. A function that is limited in what it may send is compiled. `jax.device_put` changes no layout in a
+    compiled program, so where it stands in the function itself, its moves are compiled as sharding constraints.
+
     Args:
-      answer: the reader's answer; `...`, None, or a function that returns one of them, if there is none.
+      answer: the reader's answer; `...`, a tuple, list or dict of nothing else, None, or a function that returns one of
+        them, if there is none.
       exercise: the specification of a right answer, an `Exercise`.
       strict: raise if there is no answer, instead of printing so.
 
@@ -122,7 +135,7 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     """
     want = _wanted(exercise)
     try:
-        answer, run, compiled = _answered(answer, exercise, want)
+        found, run, compiled, traced = _answered(answer, exercise, want)
     except NotSolved:
         if strict:
             raise
@@ -130,10 +143,20 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         return
     if exercise.args is not None and run is None:
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
-    passed = [*_passed(answer, run, compiled, want, exercise)]
+    note = ""
+    try:
+        passed = [*_passed(found, run, compiled, want, exercise)]
+    except _Misplaced as error:
+        if traced is None or not _moves(traced.jaxpr.jaxpr):
+            raise
+        moved = None if hasattr(answer, "lower") else _with_moves(traced, exercise.args)
+        if moved is None:
+            raise WrongAnswer(f"{error}\n{_IN_JIT}") from None
+        run, compiled = moved
+        passed, note = [*_passed(run(*_copied(exercise.args)), run, compiled, want, exercise)], f"\n{_ALONE}"
     if not passed:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
-    print(f"Right: {', '.join(passed[:-1])}{' and ' * (len(passed) > 1)}{passed[-1]}.")
+    print(f"Right: {', '.join(passed[:-1])}{' and ' * (len(passed) > 1)}{passed[-1]}.{note}")
 
 
 def _is_limited(exercise):
@@ -156,16 +179,16 @@ def _wanted(exercise):
 
 
 def _answered(answer, exercise, want):
-    """(the answer or what it returns, the function, its compiled program if that has limits); or NotSolved."""
-    run = compiled = None
+    """(the answer or what it returns, the function, and if it has limits its program and its trace); or NotSolved."""
+    run = compiled = traced = None
     if exercise.args is not None and isinstance(answer, Callable):
         run = answer
         if _is_limited(exercise):
-            run, compiled = _compiled_once(answer, exercise.args, want)
+            run, compiled, traced = _compiled_once(answer, exercise.args)
         answer = run(*_copied(exercise.args))
-    if _is_stub(answer, ... if want is None else want):
+    if _is_stub(answer) and (want is None or not _are_dots(want)):
         raise NotSolved(_NOT_SOLVED)
-    return answer, run, compiled
+    return answer, run, compiled, traced
 
 
 def _passed(answer, run, compiled, want, exercise):
@@ -178,11 +201,7 @@ def _passed(answer, run, compiled, want, exercise):
             _check_second_input(run, exercise)
             yield "the values agree on two inputs"
     if exercise.layout is not None:
-        try:
-            _check_layout(answer, exercise.layout)
-        except WrongAnswer as error:
-            where = "\nin the program that jax.jit compiles, where jax.device_put changes no layout" if compiled else ""
-            raise WrongAnswer(f"{error}{where}") from None
+        _check_layout(answer, exercise.layout)
         yield "every device stores the right shard"
     if exercise.max_held is not None:
         fullest = _fullest(answer)
@@ -252,28 +271,95 @@ def raises(kind: type[Exception]) -> Iterator[SimpleNamespace]:
     print(textwrap.fill(f"{type(caught).__name__}: {' '.join(seen.message.split())}", 80))
 
 
-def _compiled_once(function, args, want):
-    """A function as jitted, and the program that it runs on these arguments: calling it compiles no other one."""
+def _compiled_once(function, args):
+    """A function as jitted, the program that it runs on these arguments, and its trace. A call compiles nothing new."""
 
     @functools.wraps(function)
     def whole(*args):
         answer = function(*args)
-        if _is_stub(answer, ... if want is None else want):
+        if _is_stub(answer):
             raise NotSolved(_NOT_SOLVED)
         for place, leaf in zip(_places(answer), jax.tree.leaves(answer), strict=True):
+            if leaf is ...:
+                raise WrongAnswer(f"values{place}: {_DOTS}")
             if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex)):
                 raise WrongAnswer(f"values{place}: expected an array, got {_kind(leaf)}")
         return answer
 
     jitted = function if hasattr(function, "lower") else jax.jit(whole)
     try:
-        return jitted, jitted.lower(*_copied(args)).compile()
+        if not hasattr(jitted, "trace"):  # such as eqx.filter_jit
+            return jitted, jitted.lower(*_copied(args)).compile(), None
+        traced = jitted.trace(*_copied(args))
+        return jitted, traced.lower().compile(), traced
     except (NotSolved, WrongAnswer):
         raise
     except Exception as error:
         function(*_copied(args))  # raises the same error, if it is the answer's own
         reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
         raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {reason}") from error
+
+
+# --- jax.device_put in an answer: it moves arrays in a function that runs as it is, and none in a compiled one -------
+
+_IN_JIT = (
+    "Your answer calls jax.device_put inside jax.jit, where it changes no layout on auto axes. Use "
+    "jax.lax.with_sharding_constraint there instead, or jax.sharding.reshard on explicit axes."
+)
+_ALONE = (
+    "Your answer calls jax.device_put, which moves the array as long as nobody compiles your function. Inside jax.jit "
+    "it would change no layout: use jax.lax.with_sharding_constraint there."
+)
+
+
+def _moves(jaxpr, *, deep=True):
+    """The shardings to which a program's `device_put`s would move arrays, but do not once it is compiled."""
+    found = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "device_put":
+            found += [to for to in eqn.params["devices"] if to is not None and not _is_explicit(to)]
+        for inner in jax.tree.leaves(list(eqn.params.values())) if deep else ():
+            inner = getattr(inner, "jaxpr", inner)
+            found += _moves(inner) if hasattr(inner, "eqns") else []
+    return found
+
+
+def _is_explicit(sharding):
+    types = sharding.mesh.axis_types if isinstance(sharding, jax.sharding.NamedSharding) else ()
+    return any(kind == jax.sharding.AxisType.Explicit for kind in types)
+
+
+def _with_moves(traced, args):
+    """The function and the program in which each `device_put` of its own moves the array; None if it has none."""
+    program = traced.jaxpr
+    moves = _moves(program.jaxpr, deep=False)
+    if not moves or not all(isinstance(to, jax.sharding.NamedSharding) for to in moves):
+        return None
+
+    def whole(*args):
+        values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+        values |= zip(program.jaxpr.invars, jax.tree.leaves(args), strict=True)
+
+        def read(atom):
+            return atom.val if hasattr(atom, "val") else values[atom]
+
+        for eqn in program.jaxpr.eqns:
+            inputs = map(read, eqn.invars)
+            if eqn.primitive.name == "device_put":
+                put = zip(inputs, eqn.params["devices"], strict=True)
+                made = [x if to is None else jax.lax.with_sharding_constraint(x, to) for x, to in put]
+            else:
+                functions, params = eqn.primitive.get_bind_params(eqn.params)
+                made = eqn.primitive.bind(*functions, *inputs, **params)
+                made = made if eqn.primitive.multiple_results else [made]
+            values |= zip(eqn.outvars, made, strict=True)
+        return jax.tree.unflatten(jax.tree.structure(traced.out_info), map(read, program.jaxpr.outvars))
+
+    try:
+        jitted = jax.jit(whole)
+        return jitted, jitted.lower(*_copied(args)).compile()
+    except Exception:  # what cannot be compiled in this way is explained instead
+        return None
 
 
 def _copied(args):
@@ -325,36 +411,45 @@ def _drawn(args):
     return jax.tree.map(draw, args)
 
 
-def _is_stub(answer, want):
-    """Whether there are still three dots somewhere, or None where something is expected."""
-    if isinstance(answer, dict):
-        inside = want if isinstance(want, dict) else {}
-        return any(_is_stub(item, inside.get(key, ...)) for key, item in answer.items())
-    if isinstance(answer, (tuple, list)) and not isinstance(answer, jax.sharding.PartitionSpec):
-        inside = want if isinstance(want, (tuple, list)) and len(want) == len(answer) else [...] * len(answer)
-        return any(_is_stub(item, part) for item, part in zip(answer, inside, strict=True))
-    return answer is ... or (answer is None and want is not None)
+def _is_stub(answer):
+    """Whether nobody has touched these three dots, or the function whose body they are, which returns None."""
+    return answer is None or _are_dots(answer)
+
+
+def _are_dots(value):
+    """Whether these are three dots, or a tuple, list or dict of nothing else."""
+    if isinstance(value, dict):
+        return bool(value) and all(map(_are_dots, value.values()))
+    if isinstance(value, (tuple, list)) and not isinstance(value, jax.sharding.PartitionSpec):
+        return bool(value) and all(map(_are_dots, value))
+    return value is ...
+
+
+_DOTS = "these are still three dots, so put your answer in their place"
 
 
 def _check_values(want, have, exercise, where=""):
     """Compare one value after the other, so that the message can say which one is wrong."""
+    if have is ... and want is not ...:
+        raise WrongAnswer(f"values{where}: {_DOTS}")
     if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one value here
-        if not isinstance(have, jax.sharding.PartitionSpec) or want != have:
-            raise WrongAnswer(f"values{where}: expected {want}, got {have}")
+        spec = have.spec if isinstance(have, jax.sharding.NamedSharding) else have
+        if not isinstance(spec, jax.sharding.PartitionSpec) or _plain(want) != _plain(spec):
+            raise WrongAnswer(f"values{where}: expected {want}, got {_kind(have)}")
     elif isinstance(want, dict):
-        if not isinstance(have, dict):
-            raise WrongAnswer(f"values{where}: expected a dict, got {_kind(have)}")
-        keys = [f"{key!r} is missing" for key in want if key not in have]
-        keys += [f"{key!r} is not expected" for key in have if key not in want]
-        if keys:
-            raise WrongAnswer(f"values{where}: the keys should be {list(want)!r}; {keys[0]}")
-        for key in want:
-            _check_values(want[key], have[key], exercise, f"{where}[{key!r}]")
+        _check_items(want, have, exercise, where)
     elif isinstance(want, (tuple, list)):
-        if not isinstance(have, (tuple, list)) or len(have) != len(want):
-            raise WrongAnswer(f"values{where}: expected {_kind(want)}, got {_kind(have)}")
-        for place, (value, other) in enumerate(zip(want, have, strict=True)):
+        if isinstance(have, jax.sharding.PartitionSpec) or (isinstance(have, (np.ndarray, jax.Array)) and have.ndim):
+            items = tuple(have)
+        else:
+            items = have if isinstance(have, (tuple, list, range)) else None
+        if items is None or len(items) != len(want):
+            raise WrongAnswer(f"values{where}: expected {_kind(want, shown=False)}, got {_kind(have)}")
+        for place, (value, other) in enumerate(zip(want, items, strict=True)):
             _check_values(value, other, exercise, f"{where}[{place}]")
+    elif want is None:
+        if have is not None:
+            raise WrongAnswer(f"values{where}: expected None, got {_kind(have)}")
     elif not jax.tree_util.all_leaves([want]):  # a training state, or another structure known to JAX
         if jax.tree.structure(want) != jax.tree.structure(have):
             raise WrongAnswer(f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}")
@@ -363,10 +458,55 @@ def _check_values(want, have, exercise, where=""):
         raise WrongAnswer(f"values{where}: {problem}")
 
 
+def _check_items(want, have, exercise, where):
+    """Compare two dicts: first what both have, so that one requirement that is not met is told before one not tried."""
+    if not isinstance(have, dict):
+        keys = f"the {'key' if len(want) == 1 else 'keys'} {', '.join(map(repr, want))}"
+        raise WrongAnswer(f"values{where}: expected a dict with {keys}, got {_kind(have)}")
+    for key in want:
+        if key not in have:
+            continue
+        if isinstance(want[key], bool) and isinstance(have[key], (bool, np.bool_)) and isinstance(key, str):
+            if want[key] != have[key]:
+                verb = ("should hold", "does not") if want[key] else ("should not hold", "does")
+                at = f"at {where}, " if where else ""
+                raise WrongAnswer(f"values: {at}{key!r} {verb[0]} for your answer, and {verb[1]}")
+        else:
+            _check_values(want[key], have[key], exercise, f"{where}[{key!r}]")
+    for key in want:
+        if key not in have:
+            raise WrongAnswer(
+                f"values{where}: the key {key!r} is missing; there are {', '.join(map(repr, have)) or 'none'}"
+            )
+    for key in have:
+        if key not in want:
+            raise WrongAnswer(
+                f"values{where}: the key {key!r} is not asked for; expected only {', '.join(map(repr, want)) or 'none'}"
+            )
+
+
+def _plain(spec):
+    """What a spec says, however it is spelled: `P("x", None)`, `P(("x",))` and `P("x")` are the same."""
+    entries = [entry if not isinstance(entry, (tuple, list)) else tuple(entry) for entry in spec]
+    entries = [entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry or None for entry in entries]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return entries, *(getattr(spec, name, frozenset()) or frozenset() for name in ("unreduced", "reduced"))
+
+
+def _plain_text(text):
+    """A text without its spaces if it is an array's type, whose dtype is then its short name."""
+    if isinstance(text, str) and (match := re.fullmatch(r"\s*~?([a-z]+\d+\w*|bool)\s*\[(.*)", text, re.DOTALL)):
+        return f"{short_dtype(match[1])}[{''.join(match[2].split())}"
+    return text
+
+
 def _difference(want, have, exercise):
     """What is wrong with one value, or None."""
+    if isinstance(have, (tuple, list)) and _are_numbers(have) and np.shape(have) == np.shape(want):
+        have = np.asarray(have)
     if isinstance(have, (tuple, list, dict)):
-        return f"expected {_kind(want)}, got {_kind(have)}"
+        return f"expected {_kind(want, shown=False)}, got {_kind(have)}"
     if isinstance(have, jax.Array) and (apart := _replicas_that_differ(have, exercise)):
         return apart
     if isinstance(want, jax.Array) and not want.is_fully_addressable:
@@ -377,17 +517,16 @@ def _difference(want, have, exercise):
     if isinstance(have, jax.Array) and not have.is_fully_addressable:
         return _difference_of_shards(_numpy(want), have, exercise)
     problem = _difference_of_dtypes(want, have, exercise)
-    want, have = _numpy(want), _numpy(have)
+    given, want, have = have, _numpy(want), _numpy(have)
     if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # text, not numbers
-        return None if np.array_equal(want, have) else f"expected {want.tolist()!r}, got {have.tolist()!r}"
+        if want.shape == have.shape == ():
+            want, have = _plain_text(want.item()), _plain_text(have.item())
+        return None if np.array_equal(want, have) else f"expected {_kind(want)}, got {_kind(given)}"
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
     if problem:
         return problem
-    if want.dtype.kind in "iub" and have.dtype.kind in "iub":
-        close = have == want  # counts and bytes are exact
-    else:
-        close = np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
+    close = _are_close(want, have, exercise)
     if close.all():
         return None
     if not want.shape:
@@ -398,6 +537,23 @@ def _difference(want, have, exercise):
         f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
         f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
     )
+
+
+def _are_close(want, have, exercise):
+    """For each element whether it is right: whole numbers, such as counts and bytes, are exact."""
+    if want.dtype.kind not in "iub":
+        return np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol, equal_nan=True)
+    if have.dtype.kind in "iub":
+        return have == want
+    if exercise.rtol != _RTOL:  # this exercise allows more, or less
+        return np.isclose(have, want, rtol=exercise.rtol, atol=exercise.atol)
+    rounding = 2 * np.finfo(have.dtype).eps if have.dtype.kind in "fc" else 0
+    return np.isclose(have, want, rtol=max(_EXACT, rounding), atol=exercise.atol)
+
+
+def _are_numbers(items):
+    kinds = (bool, int, float, complex, np.generic)
+    return all(_are_numbers(item) if isinstance(item, (tuple, list)) else isinstance(item, kinds) for item in items)
 
 
 def _difference_of_dtypes(want, have, exercise):
@@ -448,44 +604,66 @@ def _times(want, have, exercise):
     return ""
 
 
-def _check_layout(answer, layout):
-    leaves, structure = jax.tree.flatten(answer)
+def _check_layout(answer, layout, where=""):
+    """Compare the layouts of an answer's arrays with one layout for all of them, or with a structure of layouts."""
     if _is_layout(layout):
-        layouts = [layout] * len(leaves)
+        for place, leaf in zip(_places(answer), jax.tree.leaves(answer), strict=True):
+            _check_one_layout(leaf, layout, where + place)
+    elif isinstance(layout, dict):
+        if not isinstance(answer, dict) or answer.keys() != layout.keys():
+            keys = f"a dict with {', '.join(map(repr, layout))}"
+            raise _Misplaced(f"layout{where}: expected {keys}, got {_kind(answer)}")
+        for key in layout:
+            _check_layout(answer[key], layout[key], f"{where}[{key!r}]")
+    elif isinstance(layout, (tuple, list)):
+        if not isinstance(answer, (tuple, list)) or len(answer) != len(layout):
+            raise _Misplaced(f"layout{where}: expected {_kind(layout, shown=False)}, got {_kind(answer)}")
+        for place, (want, have) in enumerate(zip(layout, answer, strict=True)):
+            _check_layout(have, want, f"{where}[{place}]")
     else:
+        leaves, structure = jax.tree.flatten(answer)
         layouts, layout_structure = jax.tree.flatten(layout, is_leaf=_is_layout)
         if layout_structure != structure:
-            raise WrongAnswer(f"layout: expected the structure {layout_structure}, got {structure}")
-    for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
-        if want is None:  # any layout
-            continue
-        if not isinstance(have, jax.Array):
-            raise WrongAnswer(f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no device")
-        try:
-            if isinstance(want, jax.sharding.PartitionSpec):
-                if not isinstance(have.sharding, jax.sharding.NamedSharding):
-                    raise WrongAnswer(
-                        f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
-                    )
-                want = jax.sharding.NamedSharding(have.sharding.mesh, want)
-            usual = next(iter(have.devices())).default_memory().kind
-            memory, asked = have.sharding.memory_kind or usual, want.memory_kind or usual
-            if memory != asked:
-                raise WrongAnswer(f"layout{place}: expected the array in the memory {asked!r}, but it is in {memory!r}")
-            same = same_layout(have, want)
-        except ValueError as error:  # another shape than the layout is for, or another mesh
-            raise WrongAnswer(f"layout{place}: {error}") from None
-        if not same:
-            raise WrongAnswer(f"layout{place}: {_first_misplaced(have, want)}")
+            raise _Misplaced(f"layout{where}: expected the structure of {_kind(layout)}, got {_kind(answer)}")
+        for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
+            _check_one_layout(have, want, where + place)
+
+
+def _check_one_layout(have, want, place):
+    if want is None:  # any layout
+        return
+    if have is ...:
+        raise WrongAnswer(f"layout{place}: {_DOTS}")
+    if not isinstance(have, jax.Array):
+        raise _Misplaced(
+            f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no device; place it, such as "
+            "with jax.device_put"
+        )
+    try:
+        if isinstance(want, jax.sharding.PartitionSpec):
+            if not isinstance(have.sharding, jax.sharding.NamedSharding):
+                raise _Misplaced(
+                    f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
+                )
+            want = jax.sharding.NamedSharding(have.sharding.mesh, want)
+        usual = next(iter(have.devices())).default_memory().kind
+        memory, asked = have.sharding.memory_kind or usual, want.memory_kind or usual
+        if memory != asked:
+            raise _Misplaced(f"layout{place}: expected the array in the memory {asked!r}, but it is in {memory!r}")
+        same = same_layout(have, want)
+    except ValueError as error:  # another shape than the layout is for, or another mesh
+        raise _Misplaced(f"layout{place}: {error}") from None
+    if not same:
+        raise _Misplaced(f"layout{place}: {_first_misplaced(have, want)}")
 
 
 def _check_communication(moves, exercise):
     allowed = exercise.communication
     for kind, count in moves.items() if allowed is not None else ():
         if count is None or count > allowed.get(kind, 0):
-            raise WrongAnswer(
-                f"communication: at most {allowed or 'none'} is allowed, but the compiled program has\n{moves}"
-            )
+            most = " and ".join(counted(number, kind) for kind, number in allowed.items())
+            limit = f"run at most {most}" if most else "not communicate"
+            raise WrongAnswer(f"communication: your program may {limit}, but compiled it has\n{moves}")
     if exercise.max_bytes is not None and (moves.bytes is None or moves.bytes > exercise.max_bytes):
         raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{moves}")
 
@@ -553,7 +731,22 @@ def _places(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
-def _kind(value):
+def _kind(value, *, shown=True):
+    """A value in words: what the reader wrote where that is short, and otherwise what sort of value it is."""
+    if isinstance(value, jax.sharding.PartitionSpec):
+        return str(value)
     if isinstance(value, (tuple, list, dict)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"an array of shape {value.shape}" if hasattr(value, "shape") else type(value).__name__
+        sort, text = f"a {type(value).__name__} of {len(value)}", repr(value)
+        short = shown and value and len(text) <= 60 and "\n" not in text and not _has_arrays(value)
+        return f"{sort}, {text}" if short else sort
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if hasattr(value, "shape"):
+        return f"an array of shape {value.shape}"
+    if isinstance(value, (str, bool, int, float, complex)) or value is None or value is ...:
+        return repr(value)
+    return type(value).__name__
+
+
+def _has_arrays(value):
+    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
