@@ -23,6 +23,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -148,8 +149,8 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         passed = [*_passed(found, run, compiled, want, exercise)]
     except _Misplaced as error:
         if traced is None or not _moves(traced.jaxpr.jaxpr):
-            raise
-        moved = None if hasattr(answer, "lower") else _with_moves(traced, exercise.args)
+            raise WrongAnswer(str(error)) from None
+        moved = _with_moves(answer, exercise)
         if moved is None:
             raise WrongAnswer(f"{error}\n{_IN_JIT}") from None
         run, compiled = moved
@@ -312,13 +313,13 @@ _ALONE = (
 )
 
 
-def _moves(jaxpr, *, deep=True):
+def _moves(jaxpr):
     """The shardings to which a program's `device_put`s would move arrays, but do not once it is compiled."""
     found = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "device_put":
             found += [to for to in eqn.params["devices"] if to is not None and not _is_explicit(to)]
-        for inner in jax.tree.leaves(list(eqn.params.values())) if deep else ():
+        for inner in jax.tree.leaves(list(eqn.params.values())):
             inner = getattr(inner, "jaxpr", inner)
             found += _moves(inner) if hasattr(inner, "eqns") else []
     return found
@@ -329,35 +330,21 @@ def _is_explicit(sharding):
     return any(kind == jax.sharding.AxisType.Explicit for kind in types)
 
 
-def _with_moves(traced, args):
-    """The function and the program in which each `device_put` of its own moves the array; None if it has none."""
-    program = traced.jaxpr
-    moves = _moves(program.jaxpr, deep=False)
-    if not moves or not all(isinstance(to, jax.sharding.NamedSharding) for to in moves):
-        return None
+def _with_moves(answer, exercise):
+    """The function and its program with a sharding constraint for each `jax.device_put`; None if that is not the same.
 
-    def whole(*args):
-        values = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-        values |= zip(program.jaxpr.invars, jax.tree.leaves(args), strict=True)
+    It is the same where the function, as it is written, stores its result as the exercise asks.
+    """
 
-        def read(atom):
-            return atom.val if hasattr(atom, "val") else values[atom]
+    def constrain(x, device=None, **_):
+        return jax.lax.with_sharding_constraint(x, device)
 
-        for eqn in program.jaxpr.eqns:
-            inputs = map(read, eqn.invars)
-            if eqn.primitive.name == "device_put":
-                put = zip(inputs, eqn.params["devices"], strict=True)
-                made = [x if to is None else jax.lax.with_sharding_constraint(x, to) for x, to in put]
-            else:
-                functions, params = eqn.primitive.get_bind_params(eqn.params)
-                made = eqn.primitive.bind(*functions, *inputs, **params)
-                made = made if eqn.primitive.multiple_results else [made]
-            values |= zip(eqn.outvars, made, strict=True)
-        return jax.tree.unflatten(jax.tree.structure(traced.out_info), map(read, program.jaxpr.outvars))
-
+    args = _copied(exercise.args)
     try:
-        jitted = jax.jit(whole)
-        return jitted, jitted.lower(*_copied(args)).compile()
+        _check_layout(answer(*_copied(exercise.args)), exercise.layout)
+        with mock.patch.object(jax, "device_put", constrain):
+            jitted = jax.jit(lambda *args: answer(*args))
+            return jitted, jitted.lower(*args).compile()
     except Exception:  # what cannot be compiled in this way is explained instead
         return None
 

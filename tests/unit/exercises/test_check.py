@@ -129,7 +129,7 @@ def test_wrong_shapes_and_meshes_are_wrong_answers_not_errors():
     other = jax.make_mesh((2, 4), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with pytest.raises(WrongAnswer, match="x"):
         check(jax.device_put(A, NamedSharding(other, P("a"))), Exercise(layout=P("x")))
-    with pytest.raises(WrongAnswer, match="layout: expected a dict with 'w', got a tuple of 1$"):
+    with pytest.raises(WrongAnswer, match=r"layout: expected a dict with 'w', got a tuple of 1$"):
         check((put(A, P()),), Exercise(layout={"w": TILES}))
     check({"w": put(A, P("x", "y")), "n": 3}, Exercise(layout={"w": TILES, "n": None}), strict=True)
 
@@ -160,7 +160,7 @@ def test_a_right_result_with_too_much_communication_is_wrong():
         check(jax.jit(twice), once)
     with pytest.raises(WrongAnswer, match="each device may send 15 bytes"):
         check(lambda a: a.sum(0), Exercise(args=(tiles,), max_bytes=15))
-    with pytest.raises(WrongAnswer, match="at most none is allowed"):
+    with pytest.raises(WrongAnswer, match="your program may not communicate"):
         check(lambda a: a.sum(0), Exercise(args=(tiles,), communication={}))
     check(lambda a: a + 1, Exercise(args=(tiles,), communication={}), strict=True)
     check(lambda a: a + 1, Exercise(args=(tiles,), max_flops=8), strict=True)
@@ -271,7 +271,7 @@ def test_what_cannot_be_compiled_as_a_whole_is_a_wrong_answer_only_where_there_a
         check(lambda a: "text", limited)
     check(lambda a: (a, 3, 0.5), Exercise(value=(A, 3, 0.5), args=(rows,), communication={}), strict=True)
     with pytest.raises(NotSolved):
-        check(lambda a: (a, ...), Exercise(value=(A, A), args=(rows,), communication={}), strict=True)
+        check(lambda a: (..., ...), Exercise(value=(A, A), args=(rows,), communication={}), strict=True)
     with pytest.raises(ZeroDivisionError):
         check(lambda a: 1 / 0, limited)
 
@@ -337,7 +337,7 @@ def test_arrays_are_too_large_by_their_elements_not_by_the_spelling_of_their_typ
         ({"a": None}, {"a": A}, r"values\['a'\]: expected an array of shape \(4, 16\), got None"),
         ((None, None), ("x", None), r"values\[0\]: expected 'x', got None"),
         ((P(None, "y"),), (P("x"),), r"values\[0\]: expected P.*'x'.*, got P.*None, 'y'"),
-        (3, (None,), "expected a tuple of 1, got 3"),
+        (3, (None,), "values: expected a tuple of 1, got 3"),
         (("x",), (None,), r"values\[0\]: expected None, got 'x'"),
     ],
 )
@@ -425,7 +425,7 @@ def test_a_list_of_layouts_is_a_tuple_of_them():
     check({"pair": pair}, Exercise(layout={"pair": None}), strict=True)
     with pytest.raises(WrongAnswer, match=r"layout\['pair'\]\[1\]: expected f32\[4@x, 16\]"):
         check({"pair": pair}, Exercise(layout={"pair": P("x")}))
-    with pytest.raises(WrongAnswer, match="layout: expected a tuple of 1, got a list of 2$"):
+    with pytest.raises(WrongAnswer, match=r"layout: expected a tuple of 1, got a list of 2$"):
         check(pair, Exercise(layout=(P("x"),)))
 
 
@@ -434,9 +434,9 @@ def test_a_list_of_layouts_is_a_tuple_of_them():
 
 def test_a_requirement_is_told_in_its_own_words():
     wanted = Exercise(value={"at most 4 MiB stored": True, "replicated": False, "bytes": 0})
-    with pytest.raises(WrongAnswer, match="^values: 'at most 4 MiB stored' should hold for your answer, and does not$"):
+    with pytest.raises(WrongAnswer, match=r"^values: 'at most 4 MiB stored' should hold for your answer, and does not$"):
         check({"at most 4 MiB stored": False, "replicated": False, "bytes": 0}, wanted)
-    with pytest.raises(WrongAnswer, match="^values: 'replicated' should not hold for your answer, and does$"):
+    with pytest.raises(WrongAnswer, match=r"^values: 'replicated' should not hold for your answer, and does$"):
         check({"at most 4 MiB stored": True, "replicated": np.True_, "bytes": 0}, wanted)
     jobs = Exercise(value={"sum": {"does the job": True, "within the limit": True}})
     with pytest.raises(
@@ -456,7 +456,7 @@ def test_messages_show_what_was_written_if_it_is_short():
             check(answer, Exercise(value=(1, 2)))
     with pytest.raises(WrongAnswer, match=r"expected an array of shape \(4, 16\), got 'rows'$"):  # not 64 numbers
         check("rows", Exercise(value=A))
-    with pytest.raises(WrongAnswer, match="expected a dict with the keys 'a', 'b', got 5$"):
+    with pytest.raises(WrongAnswer, match=r"expected a dict with the keys 'a', 'b', got 5$"):
         check(5, Exercise(value={"a": 1, "b": 2}))
 
 
@@ -494,7 +494,7 @@ def test_what_a_device_put_sends_is_counted():
     asked = {"value": A, "args": (put(A, P("x", "y")),), "layout": replicated}
     check(lambda a: jax.device_put(a, replicated), Exercise(**asked), strict=True)
     check(lambda a: jax.device_put(a, replicated), Exercise(**asked, max_bytes=224), strict=True)
-    with pytest.raises(WrongAnswer, match="^communication: each device may send 223 bytes"):
+    with pytest.raises(WrongAnswer, match=r"^communication: each device may send 223 bytes"):
         check(lambda a: jax.device_put(a, replicated), Exercise(**asked, max_bytes=223))
 
 
@@ -505,7 +505,7 @@ def test_only_an_answer_with_device_put_is_told_about_it():
         with pytest.raises(WrongAnswer, match=r"^layout: .*\nYour answer calls jax\.device_put inside jax\.jit"):
             check(answer, Exercise(**SENDS_NOTHING))
     for answer in (lambda a: 2 * a, lambda a: 2 * jax.lax.with_sharding_constraint(a, whole)):
-        with pytest.raises(WrongAnswer, match="^layout: ") as error:
+        with pytest.raises(WrongAnswer, match=r"^layout: ") as error:
             check(answer, Exercise(**SENDS_NOTHING))
         assert "device_put" not in str(error.value)
 
@@ -515,7 +515,7 @@ def test_on_explicit_axes_device_put_is_not_to_blame():
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("x"), P(None, "y")))
     exercise = Exercise(args=(jax.device_put(A, rows),), value=A, layout=columns, max_bytes=10_000)
     check(lambda a: jax.device_put(a, columns), exercise, strict=True)
-    with pytest.raises(WrongAnswer, match="^layout: ") as error:
+    with pytest.raises(WrongAnswer, match=r"^layout: ") as error:
         check(lambda a: jax.device_put(a, NamedSharding(mesh, P())), exercise)
     assert "device_put" not in str(error.value)
 
