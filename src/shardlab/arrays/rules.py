@@ -27,10 +27,10 @@ __all__ = ["AppliedRules", "apply_rules", "paths_of", "shardings", "stored_bytes
 class AppliedRules:
     """What `apply_rules` returns: a spec for each array, and where the rules may be wrong.
 
-    >>> print(apply_rules([("kernel", P("data")), ("bais", P())], params))
+    >>> print(apply_rules([("kernel", P("data")), ("biases", P())], params))
     2 rules, 3 arrays
     no rule matches out/bias: replicated
-    no array matches the rule 'bais'; the nearest name is 'bias'
+    no array matches the rule 'biases'; the nearest name is 'bias'
 
     Attributes:
       specs: a tree like the one given, with a PartitionSpec in the place of each array.

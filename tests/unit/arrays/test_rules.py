@@ -47,11 +47,11 @@ def test_moments_follow_their_parameters_and_numbers_have_no_dimensions():
 
 
 def test_rules_that_may_be_wrong_are_named():
-    rules = [("", P()), ("layers/0", P()), ("bais", P())]
+    rules = [("", P()), ("layers/0", P()), ("biases", P())]
     text = str(apply_rules(rules, PARAMS))
     assert "3 rules, 5 arrays" in text
     assert "'layers/0' is never the first that matches" in text
-    assert "no array matches the rule 'bais'; the nearest name is 'bias'" in text
+    assert "no array matches the rule 'biases'; the nearest name is 'bias'" in text
     assert "layers/0/bias is matched by '', which counts, and by 'layers/0'" in text
     assert "no rule matches embedding: replicated" in str(apply_rules(rules[1:], PARAMS))
     assert str(apply_rules([("", P())], PARAMS)) == "1 rules, 5 arrays"

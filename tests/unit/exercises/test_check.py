@@ -434,7 +434,8 @@ def test_a_list_of_layouts_is_a_tuple_of_them():
 
 def test_a_requirement_is_told_in_its_own_words():
     wanted = Exercise(value={"at most 4 MiB stored": True, "replicated": False, "bytes": 0})
-    with pytest.raises(WrongAnswer, match=r"^values: 'at most 4 MiB stored' should hold for your answer, and does not$"):
+    said = r"^values: 'at most 4 MiB stored' should hold for your answer, and does not$"
+    with pytest.raises(WrongAnswer, match=said):
         check({"at most 4 MiB stored": False, "replicated": False, "bytes": 0}, wanted)
     with pytest.raises(WrongAnswer, match=r"^values: 'replicated' should not hold for your answer, and does$"):
         check({"at most 4 MiB stored": True, "replicated": np.True_, "bytes": 0}, wanted)
