@@ -105,7 +105,7 @@ class Exercise:
 def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     """Check an answer and print what was found.
 
-    A stub, whose three dots nobody has touched, is no answer yet. A wrong answer raises, and so does a stub that was
+    A stub, whose three dots are untouched, is no answer yet. A wrong answer raises, and so does a stub that was
     filled in partly:
 
     >>> exercise = Exercise(value=np.arange(4.0))
@@ -308,7 +308,7 @@ _IN_JIT = (
     "jax.lax.with_sharding_constraint there instead, or jax.sharding.reshard on explicit axes."
 )
 _ALONE = (
-    "Your answer calls jax.device_put, which moves the array as long as nobody compiles your function. Inside jax.jit "
+    "Your answer calls jax.device_put, which moves the array as long as your function is not compiled. Inside jax.jit "
     "it would change no layout: use jax.lax.with_sharding_constraint there."
 )
 
@@ -399,7 +399,7 @@ def _drawn(args):
 
 
 def _is_stub(answer):
-    """Whether nobody has touched these three dots, or the function whose body they are, which returns None."""
+    """Whether these are the three dots of a stub, or what a function returns that has no other body: None."""
     return answer is None or _are_dots(answer)
 
 

@@ -18,7 +18,12 @@ __all__ = ["loss_and_gradients"]
 def loss_and_gradients(loss: Callable[..., jax.Array], model: nnx.Module, *args: Any, wrt: Any = nnx.Param) -> tuple:
     """The loss of a model, and its gradients with respect to one type of variable.
 
-    >>> value, gradients = loss_and_gradients(lambda model, x: model(x).mean(), model, x)
+    >>> from flax import nnx
+    >>> from shardlab.networks.gradients import loss_and_gradients
+    >>> layer = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    >>> value, gradients = loss_and_gradients(lambda model, x: model(x).sum(), layer, jnp.ones((3, 4)))
+    >>> gradients["bias"][...].tolist()  # three examples
+    [3.0, 3.0]
 
     All other variables are then as the forward pass left them: running means of BatchNorm, keys and counters of
     dropout. It works as `nnx.value_and_grad(loss)(model, *args)` does, inside `nnx.jit` and in graph and tree mode.

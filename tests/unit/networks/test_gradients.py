@@ -9,7 +9,7 @@ from flax import nnx
 
 from shardlab.networks.gradients import loss_and_gradients
 
-pytestmark = pytest.mark.reads("src/shardlab/networks")
+pytestmark = pytest.mark.reads("src/shardlab")
 
 
 class Net(nnx.Module):
