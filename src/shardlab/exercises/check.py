@@ -187,7 +187,7 @@ def _answered(answer, exercise, want):
         if _is_limited(exercise):
             run, compiled, traced = _compiled_once(answer, exercise.args)
         answer = run(*_copied(exercise.args))
-    if _is_stub(answer) and (want is None or not _are_dots(want)):
+    if (_is_stub(answer) and (want is None or not _are_dots(want))) or (run and _are_nones(answer, want)):
         raise NotSolved(_NOT_SOLVED)
     return answer, run, compiled, traced
 
@@ -401,6 +401,15 @@ def _drawn(args):
 def _is_stub(answer):
     """Whether these are the three dots of a stub, or what a function returns that has no other body: None."""
     return answer is None or _are_dots(answer)
+
+
+def _are_nones(value, want):
+    """Whether a function that called a stub, once or several times, returned what the calls did, and more is wanted."""
+
+    def nones(tree):
+        return all(leaf is None for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None))
+
+    return isinstance(value, (tuple, list, dict)) and len(value) and nones(value) and (want is None or not nones(want))
 
 
 def _are_dots(value):

@@ -40,6 +40,10 @@ def test_functions_are_called_with_the_arguments(capsys):
     check(lambda a: ..., column_sum)
     assert "Not solved yet" in capsys.readouterr().out
     check(lambda a: None, column_sum)
+    check(lambda a: (None, {"b": None}), column_sum)  # as from a function that calls the stub for two inputs
+    assert capsys.readouterr().out.count("Not solved yet") == 2
+    with pytest.raises(WrongAnswer, match=r"expected an array of shape \(16,\), got"):
+        check(lambda a: (None, a), column_sum)
     check(jax.jit(lambda a: a.sum(0)), column_sum, strict=True)
     with pytest.raises(NotSolved):
         check(lambda a: ..., column_sum, strict=True)
