@@ -5,7 +5,7 @@ import re
 import pytest
 from places import ROOT
 
-pytestmark = pytest.mark.reads("book/cluster", "book/your_centre.md")
+pytestmark = pytest.mark.reads("book/cluster", "book/your_centre.md", "book/index.md")
 
 
 TEXT = (ROOT / "book/your_centre.md").read_text("utf-8")
@@ -26,6 +26,7 @@ def test_a_line_to_change_is_in_the_script_and_has_a_source(centre):
 
 def test_the_opening_counts_the_symptoms_and_each_has_a_cure_and_a_source():
     assert len(CENTRES) == 4 and f"collected {len(SYMPTOMS)} such symptoms" in TEXT
+    assert f"{len(SYMPTOMS)} symptoms" in (ROOT / "book/index.md").read_text("utf-8")
     for symptom, text in SYMPTOMS.items():
         assert "**Cure.**" in text, symptom
         assert re.search(r"\]\(https?://|cells? above", text), f"no source: {symptom}"

@@ -78,6 +78,8 @@ def test_what_a_number_may_stand_on(tmp_path, text):
     [
         ("It takes 3,172 bytes.", "no code or output of its section has 3,172"),
         ("It takes 3.2 kB.", "has 3.2"),
+        ("Each of 47 rows.", "has 47"),
+        ("Each of 30 rows.", "has 30"),  # 3,072 in another unit, but no unit follows
         ("It takes forty-one bytes.", "has forty-one"),
         ("Seven and a half times as many.", "has Seven and a half"),
         ("Of 512.", "such as `% 512 here`: another section has it"),

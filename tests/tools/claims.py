@@ -1,9 +1,9 @@
 """The numbers in a chapter's prose, and what each stands on.
 
-A number with three digits or a decimal, or two and a unit, or one in words and a unit ("thirty seconds"), is one that
-code, outputs or assertions of its own section have, up to rounding and a unit's scale. The opening, the summary, the
-exercises and "Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown, above the
-paragraph, the list or the table, where no reader sees it:
+A number with two digits or a decimal (but 10), or one in words and a unit ("thirty seconds"), is one that code, outputs
+or assertions of its own section have, up to rounding and a unit's scale. The opening, the summary, the exercises and
+"Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown,
+above the paragraph, the list or the table, where no reader sees it:
 
     % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
     % 1,024 here                            another section of this chapter
@@ -229,16 +229,17 @@ def claims(chapter, parts):
         elif not line.strip():
             after_blank = True
         else:
-            if above or (after_blank and not line.startswith(" ")):  # else further down in the list
+            if above or (after_blank and not line.startswith((" ", "- ["))):  # else further down in the list
                 marks, above = above, ()
             after_blank = False
             text = "" if line.lstrip().startswith("- [ ]") else visible(line)
             for match in NUMBER.finditer(text):
                 number, rest = match[0], text[match.end() :][:40].strip(" .")
                 digits = len(re.sub(r"\D", "", number))
-                few = digits == 2 and number > "10" and MEASURED.match(text[match.end() :])
-                if (digits >= 3 or "." in number or few) and not YEAR.fullmatch(number):
-                    yield Claim(number, n, section_at(parts, n), marks, not rest or UNIT.search(rest) is not None)
+                if (digits >= 2 or "." in number) and number != "10" and not YEAR.fullmatch(number):
+                    measured = digits > 2 or "." in number or MEASURED.match(text[match.end() :])
+                    scaled = bool(measured) and (not rest or UNIT.search(rest) is not None)
+                    yield Claim(number, n, section_at(parts, n), marks, scaled)
             for match in IN_WORDS.finditer(text):
                 value = SPELLED[match["first"].lower()] + SPELLED.get((match["second"] or "").lower(), 0)
                 if value > 2:
