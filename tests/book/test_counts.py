@@ -12,7 +12,7 @@ from places import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml")]
 
 AXES = re.compile(r",\s*axis_types=\(AxisType\.Auto,\)")
-ON_FOUR = ["arrays", "explicit", "training"]
+ON_FOUR = ["arrays", "auto", "explicit", "manual", "collectives", "training"]
 
 
 def run_on(folder, source, count):
