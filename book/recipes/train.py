@@ -39,8 +39,7 @@ def create():  # the whole state of a run
     return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
 
 
-def batch_of(step):
-    """A batch that depends on the step's number alone, so that a resumed run reads what it would have read."""
+def batch_of(step):  # depends on the step's number alone, so that a resumed run reads what it would have read
     x = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
     return x, x[:, :8].argmax(1)
 
@@ -48,8 +47,9 @@ def batch_of(step):
 def main(folder, steps):
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     definition, *_ = parts(nnx.eval_shape(lambda: Network(nnx.Rngs(params=0, dropout=1))))
-    specs = apply_rules(RULES, shapes := jax.eval_shape(create)).specs
-    goal, layout = target(shapes, specs, mesh), shardings(specs, mesh)
+    applied = apply_rules(RULES, shapes := jax.eval_shape(create))
+    assert not applied.idle, applied  # a rule that matches no array is mistyped
+    goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
 
     def update(state, batch):
         def loss_of(params):
