@@ -1,6 +1,7 @@
-"""Predictions and takeaways are read again when they or their cells change (tests/tools/readings.py)."""
+"""What no machine can judge is read again when it or its cells change (tests/tools/readings.py)."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -15,10 +16,15 @@ pytestmark = pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproj
 KNOWN = json.loads(readings.FILE.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", sorted({*KNOWN, *(chapter.name for chapter in BOOK.chapters if chapter.runs)}))
-def test_predictions_and_takeaways_were_read_with_their_cells(name):
-    asked = list(readings.changed(BOOK.chapter(name), KNOWN.get(name, ())))
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
+def test_what_no_machine_can_judge_was_read(chapter):
+    asked = list(readings.changed(chapter.path, readings.digests(chapter), KNOWN.get(chapter.name, ())))
     assert not asked, "\n".join(asked)
+
+
+def test_published_runs_were_looked_up():
+    rows = readings.published()
+    assert len(rows) > 80 and not list(readings.changed(readings.PUBLISHED.name, rows, KNOWN["published.toml"]))
 
 
 def test_all_are_found():
@@ -26,9 +32,14 @@ def test_all_are_found():
         kinds = [what for _, what, _ in readings.digests(chapter)]
         assert kinds.count("prediction") == chapter.text.count("\n**Predict.**")
         assert kinds.count("takeaway") == chapter.text.count("{admonition} Takeaway")
+        assert kinds.count("hint") == chapter.text.count("{hint}")
+        assert kinds.count("summary") == chapter.text.count("\n## Summary\n")
         for _, what, text, cells in readings.units(chapter):
-            assert text and (cells or what == "takeaway"), (chapter.path, text)
-            assert what == "takeaway" or text.count("- [x]") <= 1
+            assert text and (cells or what != "prediction"), (chapter.path, text)
+            assert what != "prediction" or text.count("- [x]") <= 1
+    glossary = BOOK.chapter("glossary")
+    entries = [what for _, what, _ in readings.digests(glossary)].count("entry")
+    assert entries == len(list(re.finditer(r"^\S.*\n  \S", glossary.text, re.MULTILINE))) > 100
 
 
 TEXT = """---
@@ -57,6 +68,20 @@ b = 3
 There are two.
 :::
 
+:::{hint}
+Count them.
+:::
+
+| one | two |
+|---|---|
+| 1 | 2 |
+
+It was shown by {cite:t}`gauss1801`, in [the section on two](#two).
+
+## Summary
+
+- There are two.
+
 ## Two
 
 ```{code-cell} ipython3
@@ -70,7 +95,12 @@ c = 4
     [
         ("- [ ] one\n- [x] two", "- [x] one\n- [ ] two", ["prediction"]),
         ("a = 2", "a = 1", ["prediction", "takeaway"]),
-        ("There are two", "There are three", ["takeaway"]),
+        ("There are two.\n:::", "There are three.\n:::", ["takeaway"]),
+        ("- There are two.", "- There are three.", ["summary"]),
+        ("| 1 | 2 |", "| 1 | 3 |", ["table"]),
+        ("Count them", "Do not count them", ["hint"]),
+        ("gauss1801", "euler1748", ["citation or link"]),
+        ("(#two)", "(#one)", ["citation or link"]),
         ("c = 4", "c = 5", []),
         ("Two. Now what?", "Two, as it says. Now what?", []),
         ("- [ ] one\n- [x] two", "- [ ] one\n- [x]\n  two", []),
@@ -85,6 +115,6 @@ def test_a_change_asks_for_a_reading_of_what_it_concerns(tmp_path, old, new, kin
         return Chapter(tmp_path, "x")
 
     known = [digest for *_, digest in readings.digests(chapter(TEXT))]
-    assert len(known) == 2
-    asked = list(readings.changed(chapter(TEXT.replace(old, new)), known))
-    assert [next(kind for kind in ("prediction", "takeaway") if kind in line) for line in asked] == kinds
+    assert len(known) == 6 and TEXT.count(old) == 1
+    asked = list(readings.changed("x", readings.digests(chapter(TEXT.replace(old, new))), known))
+    assert [re.search(r"this (.*?), or", line)[1] for line in asked] == kinds

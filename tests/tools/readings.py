@@ -1,9 +1,10 @@
-"""Predictions and takeaways that somebody has read together with the cells that they are about.
+"""What no machine can judge, and somebody has read.
 
-No machine sees whether the marked choice of a prediction is the true one, or whether a takeaway is. So
-`tests/book/readings.json` has a digest of each together with its cells: those below a prediction, as far as the next
-one or the next heading, and those of a takeaway's section. When the text or a cell changes, `make check` asks for a
-reading. Whoever has read writes the digests anew:
+Whether the marked choice of a prediction is the true one, whether a takeaway, a summary, a hint, a table made by hand
+or an entry of the glossary is, whether a sentence cites the right work or links to the right section, and whether a
+published run is what its source says. So `tests/book/readings.json` has a digest of each: of a prediction together with
+the cells below it, as far as the next one or the next heading, and of a takeaway with the cells of its section. When
+the text or a cell changes, `make check` asks for a reading. Whoever has read writes the digests anew:
 
     .venv/bin/python tests/tools/readings.py
 """
@@ -18,6 +19,7 @@ from bookbinder import disk
 from bookbinder.read.book import load
 
 FILE = ROOT / "tests" / "book" / "readings.json"
+PUBLISHED = ROOT / "src" / "shardlab" / "costs" / "published.toml"
 
 
 def units(chapter):
@@ -36,6 +38,32 @@ def units(chapter):
         first, last = max((m for m in tops if m < n), default=0), min((m for m in tops if m > n), default=len(lines))
         cells = [cell.source for cell in chapter.cells if first < cell.line < last]
         yield n, "takeaway", "\n".join(lines[n : end - 1]), cells
+    for n in (n for n, line in enumerate(lines, 1) if re.match(r"[:`]{3,}\{hint\}", line)):
+        end = next(m for m in range(n + 1, len(lines) + 1) if lines[m - 1].startswith((":::", "```")))
+        yield n, "hint", "\n".join(lines[n : end - 1]), []
+    yield from of_prose(chapter)
+
+
+def of_prose(chapter):
+    """The summary, tables, entries of a glossary, and sentences with a citation or a link to a section."""
+    text = dict(claims.prose(chapter))
+    for n, line in text.items():
+        if line == "## Summary":
+            end = next((m for m in text if m > n and text[m].startswith("## ")), max(text) + 1)
+            yield n, "summary", "\n".join(text[m] for m in text if n < m < end), []
+        elif line.startswith("|") and not text.get(n - 1, "").startswith("|"):
+            end = next(m for m in range(n, n + 1000) if not text.get(m, "").startswith("|"))
+            yield n, "table", "\n".join(text[m] for m in range(n, end)), []
+        elif chapter.name == "glossary" and line.startswith("  ") and not text[n - 1].startswith("  ") and text[n - 1]:
+            end = next(m for m in range(n, n + 1000) if not text.get(m) and not text.get(m + 1, "").startswith("  "))
+            yield n, "entry", "\n".join([text[n - 1], *(text[m] for m in range(n, end))]), []
+    paragraphs = "\n".join(text.get(n, "") for n in range(1, max(text) + 1)).split("\n\n")
+    n = 1
+    for paragraph in paragraphs:
+        for sentence in re.split(r"(?<=[.:?!)])\s", paragraph):
+            if re.search(r"\{cite|\]\(#", sentence):
+                yield n + paragraph[: paragraph.find(sentence)].count("\n"), "citation or link", sentence, []
+        n += paragraph.count("\n") + 2
 
 
 def digests(chapter):
@@ -43,19 +71,26 @@ def digests(chapter):
     return [(n, what, disk.digest(" ".join(text.split()), *cells)[:12]) for n, what, text, cells in units(chapter)]
 
 
-def changed(chapter, known):
-    """The places of a chapter that nobody has read since they changed, as lines of text."""
-    for n, what, digest in digests(chapter):
+def published():
+    """For each line of data of the published runs the same."""
+    lines = enumerate(PUBLISHED.read_text("utf-8").splitlines(), 1)
+    return [(n, "published run", disk.digest(line)[:12]) for n, line in lines if " = " in line and line[0] != "#"]
+
+
+def changed(path, rows, known):
+    """The places of a file that nobody has read since they changed, as lines of text; `rows` are its digests."""
+    for n, what, digest in rows:
         if digest not in known:
             yield (
-                f"{chapter.path}:{n}: this {what} or a cell that it is about has changed: read them together, and then "
-                f"run .venv/bin/python tests/tools/readings.py"
+                f"{path}:{n}: this {what}, or a cell that it is about, has changed: read it with its cells or its "
+                f"source, and then run .venv/bin/python tests/tools/readings.py"
             )
 
 
 def write(book):
     """Write down that all has been read."""
     rows = {chapter.name: [digest for *_, digest in digests(chapter)] for chapter in book.chapters}
+    rows[PUBLISHED.name] = [digest for *_, digest in published()]
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in rows.items() if found)
     disk.write(FILE, f"{{\n{lines}\n}}\n")
 
