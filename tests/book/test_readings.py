@@ -27,7 +27,16 @@ def test_published_runs_were_looked_up():
     assert len(rows) > 80 and not list(readings.changed(readings.PUBLISHED.name, rows, KNOWN["published.toml"]))
 
 
+@pytest.mark.parametrize(
+    ("path", "rows"), [*readings.messages()], ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_message_was_read(path, rows):
+    asked = list(readings.changed(path, rows, KNOWN.get(path, ())))
+    assert not asked, "\n".join(asked)
+
+
 def test_all_are_found():
+    assert sum(len(rows) for _, rows in readings.messages()) > 500
     for chapter in BOOK.chapters:
         kinds = [what for _, what, _ in readings.digests(chapter)]
         assert kinds.count("prediction") == chapter.text.count("\n**Predict.**")

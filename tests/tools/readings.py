@@ -1,14 +1,16 @@
 """What no machine can judge, and somebody has read.
 
 Whether the marked choice of a prediction is the true one, whether a takeaway, a summary, a hint, a table made by hand
-or an entry of the glossary is, whether a sentence cites the right work or links to the right section, and whether a
-published run is what its source says. So `tests/book/readings.json` has a digest of each: of a prediction together with
-the cells below it, as far as the next one or the next heading, and of a takeaway with the cells of its section. When
-the text or a cell changes, `make check` asks for a reading. Whoever has read writes the digests anew:
+or an entry of the glossary is, whether a sentence cites the right work or links to the right section, whether a
+published run is what its source says, and whether a message of shardlab gives good advice. So
+`tests/book/readings.json` has a digest of each: of a prediction together with the cells below it, as far as the next
+one or the next heading, and of a takeaway with the cells of its section. When the text or a cell changes, `make check`
+asks for a reading. Whoever has read writes the digests anew:
 
     .venv/bin/python tests/tools/readings.py
 """
 
+import ast
 import json
 import re
 
@@ -77,6 +79,21 @@ def published():
     return [(n, "published run", disk.digest(line)[:12]) for n, line in lines if " = " in line and line[0] != "#"]
 
 
+def messages():
+    """For each text of five words or more that shardlab's code may print or raise the same, by its file."""
+    for path in sorted((ROOT / "src" / "shardlab").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        rows = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in inner | plain:
+                text = ast.unparse(node) if isinstance(node, ast.JoinedStr) else node.value
+                if isinstance(text, str) and len(text.split()) >= 5:
+                    rows.append((node.lineno, "message", disk.digest(text)[:12]))
+        yield path.relative_to(ROOT).as_posix(), rows
+
+
 def changed(path, rows, known):
     """The places of a file that nobody has read since they changed, as lines of text; `rows` are its digests."""
     for n, what, digest in rows:
@@ -91,6 +108,7 @@ def write(book):
     """Write down that all has been read."""
     rows = {chapter.name: [digest for *_, digest in digests(chapter)] for chapter in book.chapters}
     rows[PUBLISHED.name] = [digest for *_, digest in published()]
+    rows |= {path: [digest for *_, digest in found] for path, found in messages()}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(found)}" for name, found in rows.items() if found)
     disk.write(FILE, f"{{\n{lines}\n}}\n")
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(FOLDER))
 import preflight  # noqa: E402
 from preflight import judge  # noqa: E402
 
-pytestmark = [pytest.mark.reads("src/shardlab", "book/cluster"), pytest.mark.slow]
+pytestmark = pytest.mark.reads("src/shardlab", "book/cluster")
 
 VERSIONS = {"python": "3.13.0", "jax": "0.12.0.1"}
 
@@ -91,7 +91,7 @@ def test_a_job_of_another_size_or_a_slow_network_is_found():
     assert "--devices 32" in failures(job(), devices=32)["processes"].detail
     slow = failures(job(), gbit=200)["network"]
     assert "less than half of 200" in slow.detail and "NCCL_SOCKET_IFNAME" in slow.cure
-    assert not failures(job(), gbit=40)
+    assert not failures(job(), gbit=46) and failures(job(), gbit=48)  # it has 23.49
     for one in (few := job()[:4]):
         one["host"] = "node1"
     assert "NVLink" in failures(few, gbit=200)["network"].cure
@@ -167,6 +167,7 @@ def a_port():
         return free.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
     port, run = a_port(), tmp_path / "run"
     options = ("--processes", 2, "--devices", 4, "--folder", run, "--json")
@@ -184,6 +185,7 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
     assert list(run.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_is_a_module_of_shardlab_too(tmp_path):
     command = [sys.executable, "-m", "shardlab.cluster.preflight"]
     given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
@@ -191,12 +193,14 @@ def test_it_is_a_module_of_shardlab_too(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
     status, text, _ = end(begin(tmp_path))
     assert status == 1 and "FAIL platform: process 0 fell back to CPUs" in text
     assert "     cure: ask for GPUs" in text and text.endswith("1 of 5 checks failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
     status, text, said = end(begin(tmp_path, "--limit", 5, index=index, port=a_port(), JAX_PLATFORMS="cpu"))
@@ -238,12 +242,14 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
     assert cure in preflight._cure_of(SystemExit("JAX finds no device for JAX_PLATFORMS=cuda: AssertionError()"))
 
 
+@pytest.mark.slow
 def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
     status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda"))
     assert status == 2 and "JAX finds no device for JAX_PLATFORMS=cuda" in text
     assert "     cure: nvidia-smi lists no GPU for this task" in text
 
 
+@pytest.mark.slow
 def test_help_says_how_to_start_it(tmp_path):
     status, text, _ = end(begin(tmp_path, "--help"))
     assert status == 0 and "srun python preflight.py" in text and "--gbit G" in text

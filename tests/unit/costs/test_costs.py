@@ -362,8 +362,9 @@ def test_tensor_parallelism_between_nodes_is_slower_than_within_one():
 
 def test_more_gpus_than_a_node_have_no_nvlink_together():
     for price in (collective_seconds, lambda kind, size, *rest: latency_seconds(kind, *rest)):
-        with pytest.raises(ValueError, match=r"64 H100 are in several nodes of 8.*inner=8 and outer=8"):
-            price("all-gather", 1e9, 64, "H100")
+        for many in (57, 64):
+            with pytest.raises(ValueError, match=rf"{many} H100 are in several nodes of 8.*inner=8 and outer=8"):
+                price("all-gather", 1e9, many, "H100")
 
 
 def test_a_message_takes_its_bytes_over_the_paths_and_then_its_hops():

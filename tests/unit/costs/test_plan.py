@@ -162,6 +162,11 @@ def test_offloading_and_the_axes_of_a_larger_machine_are_among_the_changes_that_
     assert any(one.context > 1 or one.pipeline > 1 for one in several.choices)
 
 
+def test_rings_of_context_parallelism_have_at_most_sixteen_chips():
+    made = plan(LLAMA, "v5p", 64, 2**20, sequence=2**15, axes=("data", "fsdp", "context"))
+    assert {choice.context for choice in made.choices} == {1, 2, 4, 8, 16}
+
+
 def test_the_call_for_a_mesh_is_ready_to_copy():
     choice = next(c for c in plan(TINY, "v5p", 8, 2**14, sequence=1024).choices if len(c.mesh) == 3)
     mesh = eval(choice.code, {"jax": jax}).abstract_mesh
