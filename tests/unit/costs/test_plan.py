@@ -163,7 +163,7 @@ def test_offloading_and_the_axes_of_a_larger_machine_are_among_the_changes_that_
 
 
 def test_rings_of_context_parallelism_have_at_most_sixteen_chips():
-    made = plan(LLAMA, "v5p", 64, 2**20, sequence=2**15, axes=("data", "fsdp", "context"))
+    made = plan(LLAMA, "v5p", 64, 2**22, sequence=2**15, axes=("data", "fsdp", "context"))
     assert {choice.context for choice in made.choices} == {1, 2, 4, 8, 16}
 
 
