@@ -85,7 +85,7 @@ Count them.
 |---|---|
 | 1 | 2 |
 
-It was shown by {cite:t}`gauss1801`, in [the section on two](#two).
+It takes a third more. And 2 TiB. It was shown by {cite:t}`gauss1801`, in [the section on two](#two).
 
 ## Summary
 
@@ -109,6 +109,8 @@ c = 4
         ("| 1 | 2 |", "| 1 | 3 |", ["table"]),
         ("Count them", "Do not count them", ["hint"]),
         ("gauss1801", "euler1748", ["citation or link"]),
+        ("a third", "a quarter", ["amount"]),
+        ("2 TiB", "2 GiB", ["amount"]),
         ("(#two)", "(#one)", ["citation or link"]),
         ("c = 4", "c = 5", []),
         ("Two. Now what?", "Two, as it says. Now what?", []),
@@ -124,6 +126,6 @@ def test_a_change_asks_for_a_reading_of_what_it_concerns(tmp_path, old, new, kin
         return Chapter(tmp_path, "x")
 
     known = [digest for *_, digest in readings.digests(chapter(TEXT))]
-    assert len(known) == 6 and TEXT.count(old) == 1
+    assert len(known) == 8 and TEXT.count(old) == 1
     asked = list(readings.changed("x", readings.digests(chapter(TEXT.replace(old, new))), known))
     assert [re.search(r"this (.*?), or", line)[1] for line in asked] == kinds

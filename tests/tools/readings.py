@@ -1,11 +1,11 @@
 """What no machine can judge, and somebody has read.
 
 Whether the marked choice of a prediction is the true one, whether a takeaway, a summary, a hint, a table made by hand
-or an entry of the glossary is, whether a sentence cites the right work or links to the right section, whether a
-published run is what its source says, and whether a message of shardlab gives good advice. So
-`tests/book/readings.json` has a digest of each: of a prediction together with the cells below it, as far as the next
-one or the next heading, and of a takeaway with the cells of its section. When the text or a cell changes, `make check`
-asks for a reading. Whoever has read writes the digests anew:
+or an entry of the glossary is, whether an amount in words ("a quarter more") or of one digit is right, whether a
+sentence cites the right work or links to the right section, whether a published run is what its source says, and
+whether a message of shardlab gives good advice. So `tests/book/readings.json` has a digest of each: of a prediction
+together with the cells below it, as far as the next one or the next heading, and of a takeaway with the cells of its
+section. When the text or a cell changes, `make check` asks for a reading. Whoever has read writes the digests anew:
 
     .venv/bin/python tests/tools/readings.py
 """
@@ -21,6 +21,7 @@ from bookbinder import disk
 from bookbinder.read.book import load
 
 FILE = ROOT / "tests" / "book" / "readings.json"
+AMOUNT = re.compile(r"\b(half|thirds?|quarters?|fifths?|tenths?|twice|double[ds]?|times)\b|\b\d [kKMGT]i?B\b")
 PUBLISHED = ROOT / "src" / "shardlab" / "costs" / "published.toml"
 
 
@@ -63,8 +64,11 @@ def of_prose(chapter):
     n = 1
     for paragraph in paragraphs:
         for sentence in re.split(r"(?<=[.:?!)])\s", paragraph):
+            line = n + paragraph[: paragraph.find(sentence)].count("\n")
             if re.search(r"\{cite|\]\(#", sentence):
-                yield n + paragraph[: paragraph.find(sentence)].count("\n"), "citation or link", sentence, []
+                yield line, "citation or link", sentence, []
+            elif AMOUNT.search(sentence):
+                yield line, "amount", sentence, []
         n += paragraph.count("\n") + 2
 
 
