@@ -131,7 +131,7 @@ def test_outputs_are_on_the_pages(pages, complete):
         whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another
         assert len(article(pages[chapter.name]).select(whole)) == drawn
     assert "float32[16@y]" in article(pages["index"]).get_text()
-    assert "emulate(4) comes too late" in article(pages["arrays"]).get_text()
+    assert "emulate(2) comes too late" in article(pages["arrays"]).get_text()
 
 
 def test_plots_are_on_the_pages(pages, complete):
