@@ -114,8 +114,7 @@ def test_the_minutes_of_a_path_are_those_of_its_chapters(page):
         names = [link["href"].removesuffix(".html") for link in path.select("ol a")]
         assert path.select_one(".minutes").get_text() == book.in_words(minutes(names))
         assert [link.get_text() for link in path.select("ol a")] == [TITLES[name] for name in names]
-    shortest = min(minutes(link["href"].removesuffix(".html") for link in path.select("ol a")) for path in paths)
-    assert shortest <= 60
+    assert minutes(link["href"].removesuffix(".html") for link in paths[1].select("ol a")) <= 60
 
 
 def test_buttons_and_proofs_lead_somewhere(page, site):

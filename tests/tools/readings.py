@@ -36,19 +36,23 @@ def units(chapter):
         text = "\n".join(line for line in lines[n - 1 : first_cell - 1] if not line.startswith(("%", "```")))
         yield n, "prediction", text, [cell.source for cell in chapter.cells if n < cell.line < end]
     for n in (n for n, line in enumerate(lines, 1) if re.match(r"[:`]{3,}\{admonition\} Takeaway", line)):
-        end = next(m for m in range(n + 1, len(lines) + 1) if lines[m - 1].startswith((":::", "```")))
         tops = [m for m in headings if lines[m - 1].startswith("## ")]
         first, last = max((m for m in tops if m < n), default=0), min((m for m in tops if m > n), default=len(lines))
         cells = [cell.source for cell in chapter.cells if first < cell.line < last]
-        yield n, "takeaway", "\n".join(lines[n : end - 1]), cells
+        yield n, "takeaway", body(lines, n), cells
     for n in (n for n, line in enumerate(lines, 1) if re.match(r"[:`]{3,}\{hint\}", line)):
-        end = next(m for m in range(n + 1, len(lines) + 1) if lines[m - 1].startswith((":::", "```")))
-        yield n, "hint", "\n".join(lines[n : end - 1]), []
+        yield n, "hint", body(lines, n), []
     yield from of_prose(chapter)
 
 
+def body(lines, n):
+    """What stands in the directive that line `n` opens."""
+    end = next(m for m in range(n + 1, len(lines) + 1) if lines[m - 1].startswith((":::", "```")))
+    return "\n".join(lines[n : end - 1])
+
+
 def of_prose(chapter):
-    """The summary, tables, entries of a glossary, and sentences with a citation or a link to a section."""
+    """The summary, tables, entries of the glossary, and sentences with a citation, a link to a section or an amount."""
     text = dict(claims.prose(chapter))
     for n, line in text.items():
         if line == "## Summary":
@@ -84,16 +88,18 @@ def published():
 
 
 def messages():
-    """For each text of five words or more that shardlab's code may print or raise the same, by its file."""
+    """For each text with values or of five words that shardlab's code may print or raise the same, by its file."""
     for path in sorted((ROOT / "src" / "shardlab").rglob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
-        inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        others = {id(part) for node in joined for part in node.values}
+        others |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
         rows = []
         for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in inner | plain:
-                text = ast.unparse(node) if isinstance(node, ast.JoinedStr) else node.value
-                if isinstance(text, str) and len(text.split()) >= 5:
+            if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in others:
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts)
+                if isinstance(node, ast.JoinedStr) or len(text.split()) >= 5:
                     rows.append((node.lineno, "message", disk.digest(text)[:12]))
         yield path.relative_to(ROOT).as_posix(), rows
 
