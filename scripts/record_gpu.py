@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Measure the GPU of this machine, and record what the book says of it. Needs JAX with CUDA and one GPU.
 
-    PYTHONPATH=src python scripts/record_gpu.py               # all, in about five minutes; into the checkout
+    PYTHONPATH=src python scripts/record_gpu.py               # all, in about eight minutes; into the checkout
     PYTHONPATH=src python scripts/record_gpu.py --only adam steps --out gpu
 
 Writes src/shardlab/machines/measured/h200.json, after the name of the GPU, and book/cluster/recordings/gpu.txt, which
-is what the cluster chapter's programs print there. No page shows either, as no GPU was at hand. Each time is the best
-of five rounds of calls that are dispatched together and waited for once; each measurement is printed when it is made,
-and all are written at the end.
+is what the programs of readers print there: the cells of the first chapter, the script of the recipes, and the cluster
+chapter's two. Each time is the best of five rounds of calls that are dispatched together and waited for once; each
+measurement is printed and written when it is made.
 """
 
 import argparse
@@ -38,12 +38,17 @@ MEASUREMENTS = [
     ("tokens",),
     ("copy",),
     ("dispatch",),
+    ("decode", "llama-3-8b", "list", ((1, 8192), (8, 8192), (32, 8192), (64, 8192), (256, 1024))),
+    ("decode", "llama-3-8b", "scan", ((1, 8192), (32, 8192))),
+    ("attention", (2048, 8192)),
     ("steps", "llama-3-8b", 32, 1, 2048, "block"),
     ("steps", "llama-3-8b", 32, 4, 2048, "block"),
     ("steps", "llama-3-8b", 32, 8, 2048, "block"),
     ("steps", "llama-3-8b", 8, 4, 2048, "block"),
     ("steps", "llama-3-8b", 8, 4, 2048, "none"),
     ("steps", "llama-3-8b", 8, 1, 8192, "block"),
+    ("steps", "llama-3-8b", 8, 4, 2048, "offload"),
+    ("steps", "llama-3-8b", 8, 4, 2048, "block", 4),
     ("transfer",),
     ("adam", "device"),
     ("adam", "pinned_host"),
@@ -119,11 +124,98 @@ def peak_bytes():
     return jax.devices()[0].memory_stats()["peak_bytes_in_use"]
 
 
-def steps(name, layers, sequences, sequence, remat):
+def decode(name, layers, cases):
+    """A decode step of a decoder in bf16, a token for each sequence, by (sequences, context), its cache full.
+
+    The layers are a list, or stacked and scanned; the cache is donated, and each step writes the new token's keys and
+    values into its last place.
+    """
+    sizes = model(name)
+    mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    leaves = training_step(sizes, mesh, 1, 512)[1][0]["params"]
+    params = {name: 0.02 * normal(*leaf.shape) for name, leaf in leaves.items() if name not in ("embed", "out", "norm")}
+    embed, out = (0.02 * normal(*leaves[name].shape) for name in ("embed", "out"))
+    if layers == "list":
+        split = jax.jit(lambda w: list(w))
+        split = {name: split(params.pop(name)) for name in list(params)}
+        params = [{name: split[name][n] for name in split} for n in range(sizes.layers)]
+    groups = sizes.heads // sizes.kv_heads
+
+    def norm(x, scale):
+        x = x.astype(jnp.float32)
+        return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)).astype(jnp.bfloat16) * scale
+
+    def layer(x, w, keys, values):
+        inner = norm(x, w["norms"][0])
+        q = (inner @ w["q"]).reshape(len(x), sizes.kv_heads, groups, sizes.head_dim)
+        k, v = ((inner @ w["kv"][n]).reshape(len(x), sizes.kv_heads, sizes.head_dim) for n in (0, 1))
+        keys, values = keys.at[:, -1].set(k), values.at[:, -1].set(v)
+        scores = jnp.einsum("bhgd,bkhd->bhgk", q, keys, preferred_element_type=jnp.float32) * sizes.head_dim**-0.5
+        weights = jax.nn.softmax(scores, -1).astype(jnp.bfloat16)
+        x = x + jnp.einsum("bhgk,bkhd->bhgd", weights, values).reshape(len(x), -1) @ w["o"]
+        inner = norm(x, w["norms"][1])
+        x = x + (jax.nn.silu(inner @ w["up"][0]) * (inner @ w["up"][1])) @ w["down"]
+        return x, keys, values
+
+    def step(params, ends, caches, tokens):
+        x = ends[0][tokens]
+        if layers == "list":
+            caches = list(caches)
+            for n, w in enumerate(params):
+                x, *caches[n] = layer(x, w, *caches[n])
+        else:
+
+            def scanned(x, leaves):
+                x, *cache = layer(x, leaves[0], *leaves[1])
+                return x, cache
+
+            x, caches = jax.lax.scan(scanned, x, (params, caches))
+        return caches, jnp.argmax(norm(x, jnp.bfloat16(1)) @ ends[1], -1)
+
+    for sequences, context in cases:
+        shape = (sequences, context, sizes.kv_heads, sizes.head_dim)
+        if layers == "list":
+            caches = [[normal(*shape), normal(*shape)] for _ in range(sizes.layers)]
+        else:
+            caches = [jax.jit(lambda shape=shape: jnp.zeros((sizes.layers, *shape), jnp.bfloat16))() for _ in range(2)]
+        tokens = jnp.zeros(sequences, jnp.int32)
+        compiled = jax.jit(step, donate_argnums=2).lower(params, (embed, out), caches, tokens).compile()
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            for _ in range(20):
+                caches, tokens = compiled(params, (embed, out), caches, tokens)
+            jax.block_until_ready(tokens)
+            best = min(best, (time.perf_counter() - begin) / 20)
+        row = {"model": name, "layers": layers, "sequences": sequences, "context": context, "seconds": best}
+        yield row | {"temp_bytes": compiled.memory_analysis().temp_size_in_bytes}
+        del caches
+
+
+def attention(lengths):
+    """Causal attention of 16,384 tokens, 32 heads of 128, 8 of keys, in bf16: forward, and with its gradients."""
+    for length in lengths:
+        q, k, v = (normal(16384 // length, length, heads, 128) for heads in (32, 8, 8))
+        for implementation in ("xla", "cudnn"):
+
+            def forward(q, k, v, implementation=implementation):
+                return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+
+            def total(q, k, v, forward=forward):
+                return forward(q, k, v).astype(jnp.float32).sum()
+
+            for what, function in (("forward", forward), ("gradients", jax.grad(total, (0, 1, 2)))):
+                compiled = jax.jit(function).lower(q, k, v).compile()
+                row = {"implementation": implementation, "length": length, "what": what}
+                row["temp_bytes"] = compiled.memory_analysis().temp_size_in_bytes
+                yield row | {"seconds": seconds(lambda compiled=compiled, q=q, k=k, v=v: compiled(q, k, v))}
+
+
+def steps(name, layers, sequences, sequence, remat, microbatches=1):
     """A decoder's training step with donated state: its time, and its memory beside what the compiler says."""
     sizes = dataclasses.replace(model(name), layers=layers)
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
-    step, (state, batch) = training_step(sizes, mesh, sequences, sequence, remat)
+    step, (state, batch) = training_step(sizes, mesh, sequences, sequence, remat, microbatches)
     compiled = jax.jit(step, donate_argnums=0).lower(state, batch).compile()
     memory = compiled.memory_analysis()
     keys = iter(jax.random.split(jax.random.key(0), 64))
@@ -142,6 +234,7 @@ def steps(name, layers, sequences, sequence, remat):
         state = jax.block_until_ready(compiled(state, batch))
         times.append(time.perf_counter() - begin)
     row = {"model": name, "layers": layers, "sequences": sequences, "sequence": sequence, "remat": remat}
+    row["microbatches"] = microbatches
     parts = ("argument", "output", "alias", "temp")
     row |= {f"{part}_bytes": getattr(memory, f"{part}_size_in_bytes") for part in parts}
     yield row | {"peak_bytes": peak_bytes(), "seconds": min(times[1:]), "all_seconds": times}
@@ -213,52 +306,73 @@ def rows(name, *arguments):
     return [json.loads(row) for row in re.findall(r"^ROW (.*)$", done.stdout, re.MULTILINE)]
 
 
-def cluster_programs(versions, file):
-    """Run the cluster chapter's two programs as one process, and record what they print."""
-    folder, python = ROOT / "book" / "cluster", sys.executable
-    lines = [f"# {versions}", "# JAX_PLATFORMS=cuda python hello.py; python train.py --folder run --steps 4, then 8"]
-    environment = os.environ | {"JAX_PLATFORMS": "cuda"}
-    with tempfile.TemporaryDirectory() as run:
-        train = ["train.py", "--folder", run, "--steps"]
-        for command in (["hello.py"], [*train, "4"], [*train, "8"]):
-            done = subprocess.run([python, *command], cwd=folder, capture_output=True, text=True, env=environment)
+def cells(chapter):
+    """The code of a chapter's cells, as one program."""
+    text = (ROOT / "book" / f"{chapter}.md").read_text()
+    return "\n".join(re.findall(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
+def programs(head, file):
+    """Run the readers' programs as one process each, and record what they print."""
+    cluster, recipes = ROOT / "book" / "cluster", ROOT / "book" / "recipes"
+    environment = os.environ | {"JAX_PLATFORMS": "cuda", "MPLBACKEND": "agg"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    lines, failed = [f"# {head}"], []
+    with tempfile.TemporaryDirectory() as folder:
+        start, run, resumed = Path(folder, "start.py"), Path(folder, "run"), Path(folder, "resumed")
+        start.write_text(cells("start"))
+        for place, *command in (
+            (Path(folder), start),
+            (recipes, "train.py", resumed, 4),
+            (recipes, "train.py", resumed, 8),
+            (cluster, "hello.py"),
+            (cluster, "train.py", "--folder", run, "--steps", 4),
+            (cluster, "train.py", "--folder", run, "--steps", 8),
+        ):
+            words = [str(word) for word in command]
+            done = subprocess.run(
+                [sys.executable, *words], cwd=place, capture_output=True, text=True, env=environment, timeout=120
+            )
+            shown = " ".join(words).replace(f"{folder}/", "")
+            lines += [f"# python {shown}", *re.sub(r" on \S+:", " on host:", done.stdout).splitlines()]
             if done.returncode:
-                raise SystemExit(f"{command[0]} failed:\n{done.stdout}\n{done.stderr[-3000:]}")
-            lines += re.sub(r" on \S+:", " on host:", done.stdout).splitlines()
+                failed.append(shown)
+                print(f"{shown}: {done.stderr[-3000:]}", flush=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n")
     print("\n".join(lines), flush=True)
+    return failed
 
 
 def main():
     """Measure, and write both files; what fails is told at the end, and the rest is kept."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", nargs="+", choices=NAMES, help="these alone, and not the two programs")
+    options.add_argument("--only", nargs="+", choices=NAMES, help="these alone, and not the readers' programs")
     options.add_argument("--out", type=Path, help="write both files here instead of into the checkout")
     options = options.parse_args()
     try:
-        (made,), failed = rows("facts"), []
+        (measured,), failed = rows("facts"), []
     except RuntimeError as error:
         raise SystemExit(str(error).splitlines()[-1]) from None
-    print(json.dumps(made), flush=True)
+    print(json.dumps(measured), flush=True)
+    chip = measured["device"].lower().removeprefix("nvidia ").split()[0]
+    file = (options.out or ROOT / "src" / "shardlab" / "machines" / "measured") / f"{chip}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not options.only:
+        packages = ", ".join(f"{name} {number}" for name, number in measured["packages"].items())
+        head = f"{measured['date']}, {measured['device']}, driver {measured['driver']}, {packages}"
+        failed += programs(head, (options.out or ROOT / "book" / "cluster" / "recordings") / "gpu.txt")
     for name, *arguments in MEASUREMENTS:
         if name not in (options.only or NAMES):
             continue
         try:
             for row in rows(name, *arguments):
-                made.setdefault(name, []).append(row)
+                measured.setdefault(name, []).append(row)
                 print(name, json.dumps(row), flush=True)
         except RuntimeError as error:
             print(error, flush=True)
             failed.append((name, *arguments))
-    chip = made["device"].lower().removeprefix("nvidia ").split()[0]
-    file = (options.out or ROOT / "src" / "shardlab" / "machines" / "measured") / f"{chip}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(made, indent=1) + "\n")
-    if not options.only:
-        packages = ", ".join(f"{name} {number}" for name, number in made["packages"].items())
-        head = f"{made['date']}, {made['device']}, driver {made['driver']}, {packages}"
-        cluster_programs(head, (options.out or ROOT / "book" / "cluster" / "recordings") / "gpu.txt")
+        file.write_text(json.dumps(measured, indent=1) + "\n")
     if failed:
         raise SystemExit(f"failed: {failed}")
 

@@ -73,7 +73,7 @@ def main(folder, steps):
         for step in range(last + 1, steps + 1):
             state, loss = update(state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data"))))
             print(f"step {step}: loss {loss:.6f}", flush=True)
-            manager.save(step, args=ocp.args.StandardSave(state))
+            manager.save(step, args=ocp.args.StandardSave(state), force=step == steps)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,14 @@ def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path, alone, befo
     np.testing.assert_allclose([found[n] for n in found], [alone[n] for n in found], rtol=1e-4)
 
 
+def test_a_run_that_has_ended_goes_on_where_it_ended(tmp_path, alone):
+    assert list(losses(start(tmp_path, 2, 14))) == list(range(1, 15))  # 14 is no multiple of the interval
+    assert list(losses(start(tmp_path, 2, 14))) == []
+    rest = losses(start(tmp_path, 2, 17))
+    assert list(rest) == [15, 16, 17]
+    np.testing.assert_allclose(list(rest.values()), [alone[n] for n in rest], rtol=1e-4)
+
+
 def test_a_size_that_the_devices_do_not_divide_is_named(tmp_path):
     process = start(tmp_path, 3, 1)
     out, _ = process.communicate()

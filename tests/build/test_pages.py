@@ -11,7 +11,7 @@ from docutils import nodes
 
 from bookbinder.page import pages
 from bookbinder.read import address
-from bookbinder.read.book import split_assertions
+from bookbinder.read.book import APPENDICES, in_words, split_assertions
 
 # --- Code ------------------------------------------------------------------------------------------------------
 
@@ -123,9 +123,67 @@ def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete)
             continue
         page = built[site / f"{chapter.name}.html"]
         facts = page.select_one(".facts span").get_text()
-        assert re.fullmatch(r"\d+ minutes to read(, \d+ (emulated devices|processes))?", facts), facts
+        times = rf"{chapter.minutes} minutes to read"
+        times += f", exercises {in_words(chapter.exercise_minutes)}" if chapter.exercise_minutes else ""
+        assert re.fullmatch(rf"{times}(, \d+ (emulated devices|processes))?", facts), facts
         ran = page.select_one(".end").get_text()
         assert re.search(r"a run on \d{4}-\d\d-\d\d, with Python 3\.\d+\.\d+, jax \d", ran), ran
+
+
+def test_a_chapter_says_where_it_stands(site, built, book):
+    for caption, names in book.parts:
+        for place, name in enumerate(names, 1):
+            said, chapter = built[site / f"{name}.html"].select_one(".place"), book.chapter(name)
+            if caption == APPENDICES:
+                assert said is None
+                continue
+            text = " ".join(said.get_text().split())
+            assert text.startswith(f"Part {caption.replace('. ', ', ')}: chapter {place} of {len(names)}")
+            assert chapter.level and f"difficulty {chapter.level} of 3" in str(said)
+            links = [link["href"] for link in said.select("a")]
+            on = [title for title, stops in book.paths.items() if name in stops]
+            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#four-paths"] * len(on)
+            for title in on:
+                assert f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}" in text
+    assert built[site / "index.html"].select_one("#four-paths") and len(book.paths) == 4
+
+
+def test_the_list_of_chapters_marks_the_page(site, built, book):
+    for chapter in book.chapters:
+        marked = built[site / f"{chapter.name}.html"].select('#chapters [aria-current="page"]')
+        assert [link["href"].split("/")[-1] for link in marked] in (["#"], [f"{chapter.name}.html"]), chapter.name
+
+
+def test_a_page_to_look_things_up_has_no_time(site, built):
+    for name in ("glossary", "reference", "references", "status"):
+        assert "to read" not in built[site / f"{name}.html"].select_one(".facts").get_text()
+
+
+COLUMNS = {
+    "a table": "kind   bytes\nall-gather   12",
+    "a table in colour": "\x1b[1mkind   bytes\x1b[0m\nall-gather   12",
+    "rows of an array": "[[0 1]\n [2 3]]",
+    "an array's repr": "array([[0, 1],\n       [2, 3]])",
+}
+RUNNING = {
+    "one row": "kind   bytes",
+    "sentences": "One sentence.  Another.\nA third.",
+    "indented": "  one\n  two",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", [*COLUMNS, *RUNNING])
+def test_columns_are_told_from_running_text(name):
+    assert pages.is_aligned((COLUMNS | RUNNING)[name]) == (name in COLUMNS)
+
+
+def test_outputs_in_columns_are_marked(built):
+    marked = sum(len(page.select(".cell_output > .aligned pre")) for page in built.values())
+    assert marked > 100
+    for file, page in built.items():
+        for output in page.select(".cell_output > div:not(.aligned) > .highlight > pre"):
+            assert not pages.is_aligned(output.get_text()), (file, output.get_text())
 
 
 def test_chapters_of_one_part_have_its_number(built, book):

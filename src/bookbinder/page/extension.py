@@ -117,7 +117,7 @@ def _execute(app, env, added, changed, removed):
         facts = execute.facts(chapters, results)
     env.bookbinder_notebooks = {name for name, fact in facts.items() if fact["outputs"]}
     env.bookbinder_chapters = {
-        name: pages.Chapter(fact["devices"], fact["day"], _versions(), book.chapter(name).minutes)
+        name: pages.Chapter(fact["devices"], fact["day"], _versions(), *_facts(book, name))
         for name, fact in facts.items()
     }
     # Sphinx itself compares times, and a file that was copied or restored may have its old time.
@@ -136,7 +136,18 @@ def _execute(app, env, added, changed, removed):
     if minutes != getattr(env, "bookbinder_minutes", minutes):
         stale.add(app.config.root_doc)  # which says them
     env.bookbinder_minutes = minutes
+    if book.paths != getattr(env, "bookbinder_paths", book.paths):
+        stale |= {prefix + name for name in now}  # each says where it stands on them
+    env.bookbinder_paths = book.paths
     return sorted(stale & env.found_docs - added)
+
+
+def _facts(book, name):
+    """What `pages.Chapter` says of a chapter from its minutes on."""
+    chapter = book.chapter(name)
+    paths = {title: (names.index(name) + 1, len(names)) for title, names in book.paths.items() if name in names}
+    after = {before: book.titles.get(before, before) for before in chapter.after}
+    return chapter.minutes, chapter.exercise_minutes, books.LEVELS.get(chapter.level, ""), after, paths
 
 
 def _used(app):

@@ -8,7 +8,8 @@ import base64
 import hashlib
 import html
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from urllib.parse import quote
 from docutils import nodes
 
 from bookbinder import disk
-from bookbinder.read.book import FOLDER, in_words, split_assertions
+from bookbinder.read.book import APPENDICES, FOLDER, in_words, split_assertions
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
@@ -55,13 +56,21 @@ class Chapter:
       devices: what it runs on, such as "8 emulated devices"; "" if its cells ask for none.
       executed: the day of its last run, such as "2026-11-21"; "" if it has no code.
       versions: of what it ran with.
-      minutes: to read it.
+      minutes: to read it; 0 for a page to look things up in.
+      exercises: minutes for its exercises; 0 if it has none.
+      level: how hard it is, such as "★★☆"; "" if it does not say.
+      after: the chapters to read first: their titles by their names.
+      paths: for the title of each path that it is on, its place there, and how many chapters the path has.
     """
 
     devices: str = ""
     executed: str = ""
     versions: str = ""
     minutes: int = 1
+    exercises: int = 0
+    level: str = ""
+    after: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class fold(nodes.Element):
@@ -81,6 +90,7 @@ def setup(app):
     app.connect("builder-inited", _our_files_only, priority=900)
     app.connect("doctree-resolved", _fold, priority=900)
     app.connect("doctree-resolved", _code, priority=901)
+    app.connect("doctree-resolved", _outputs, priority=901)
     app.connect("doctree-resolved", _tables, priority=902)
     app.connect("doctree-resolved", _plots, priority=903)
     app.connect("html-collect-pages", _not_found)
@@ -156,6 +166,20 @@ def _with_text(block, text):
     copy.rawsource = text
     copy += nodes.Text(text)
     return copy
+
+
+def _outputs(app, doctree, docname):
+    """Mark what a cell has printed in columns: its lines stay lines."""
+    for output in list(doctree.findall(nodes.literal_block)):
+        if _is_inside(output, "cell_output") and is_aligned(output.astext()):
+            output["classes"].append("aligned")
+
+
+def is_aligned(text):
+    """Whether two lines or more are in columns, or are the rows of an array, so that wrapping would tear them."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    rows = [line for line in lines if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[", line)]
+    return len(rows) > 1
 
 
 def _tables(app, doctree, docname):
@@ -258,23 +282,45 @@ def _with_its_height(code):
 
 
 def _head(app, where, name, page):
-    """What stands below a chapter's title: how long it is, what it runs on, and its notebook."""
-    facts = [f"{in_words(page.chapter.minutes)} to read", page.chapter.devices]
+    """What stands below a chapter's title: its notebook, how long it is and what it runs on, and its place in the book."""
+    chapter = page.chapter
+    exercises = f"exercises {in_words(chapter.exercises)}" if chapter.exercises else ""
+    facts = [f"{in_words(chapter.minutes)} to read" if chapter.minutes else "", exercises, chapter.devices]
     links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
     answers = '<button class="answers scripted">Show all answers</button>' if "predict.js" in page.loads else ""
     if name in getattr(app.env, "bookbinder_notebooks", ()):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
         links = f'<a href="{notebook}">Download the notebook</a> {links}'
         links = f'<a class="button" href="{colab}">Open in Colab</a> {links}'
-    return f'<p class="facts">{links} <span>{", ".join(filter(None, facts))}</span>{answers}</p>'
+    told = f"<span>{', '.join(filter(None, facts))}</span>" if any(facts) else ""
+    return f'<p class="facts">{links} {told}{answers}</p>{_place(app, page)}'
+
+
+def _place(app, page):
+    """Where a chapter stands: in its part and on the home page's paths, how hard it is, and what to read first."""
+    chapter, part = page.chapter, page.part
+    if not part or part.title == APPENDICES:
+        return ""
+    numeral, _, subject = part.title.partition(". ")
+    places = [f"Part {numeral}, {subject}: chapter {part.place} of {part.of}"]
+    if chapter.level:
+        places.append(f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of 3">{chapter.level}</span>')
+    if chapter.after:
+        links = [f'<a href="{name}.html">{html.escape(title)}</a>' for name, title in chapter.after.items()]
+        places.append(f"read first: {', '.join(links)}")
+    for title, (place, of) in chapter.paths.items():
+        places.append(f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#four-paths">{title}</a>: {place} of {of}')
+    return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 
 
 def parts(env):
-    """For each page of the table of contents, in order, its part: `number` from 1 and `title`."""
+    """For each page of the table of contents, in order, its part: `number` from 1 and `title`; and its `place` `of` all there."""
     by_page, site_map = {}, getattr(env, "external_site_map", None)
     for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
-        for item in tree.items:
-            by_page[str(item)] = SimpleNamespace(number=number, title=tree.caption or "")
+        for place, item in enumerate(tree.items, 1):
+            by_page[str(item)] = SimpleNamespace(
+                number=number, title=tree.caption or "", place=place, of=len(tree.items)
+            )
     return by_page
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import yaml
 
 FOLDER = "book"  # where the chapters are, below the root
 WORDS_A_MINUTE = 200  # that people read
+LINES_A_MINUTE = 50  # of code
+EXERCISE_MINUTES = {"★": 5, "★★": 10, "★★★": 20}  # by what stands behind an exercise's title
+LEVELS = {1: "★☆☆", 2: "★★☆", 3: "★★★"}  # of a chapter
 APPENDICES = "Appendices"  # the part of _toc.yml that teaches no new subject
 KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
@@ -39,6 +43,7 @@ class Chapter:
 
     root: Path
     name: str  # "arrays" for book/arrays.md
+    is_appendix: bool = False
 
     @property
     def path(self):
@@ -95,12 +100,46 @@ class Chapter:
 
     @cached_property
     def minutes(self):
-        """The minutes that the text takes to read, without code, outputs and solutions; the exercises take longer."""
+        """The minutes that text and code take to read, without outputs and exercises; 0 for a page to look things up."""
+        if not self._has_cells() and self.is_appendix:
+            return 0
         text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", self.text, flags=re.DOTALL | re.MULTILINE)
-        text = re.sub(r"^```\{solution-start\}.*?^```\{solution-end\}$", "", text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(_block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE)
+        lines = 0
+        for cell in re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+            options, code = re.fullmatch(r"((?::[^\n]*\n)*)(.*)", cell, re.DOTALL).groups()
+            if not re.search("hide-cell|hide-input|remove-", options):
+                lines += len([line for line in code.split("\n") if line.strip()])
         code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
         text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
-        return max(1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE))
+        return max(1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE))
+
+    @cached_property
+    def exercise_minutes(self):
+        """The minutes that the exercises take, by their stars; 0 if there are none."""
+        titles = re.findall(r"^```\{exercise-start\}[^\n]*?(★+)\s*$", self.text, re.MULTILINE)
+        return sum(EXERCISE_MINUTES[stars] for stars in titles)
+
+    @cached_property
+    def level(self):
+        """How hard the chapter is, from 1 to 3; None if its front matter does not say."""
+        level = self.front_matter.get("level")
+        if level not in (None, *LEVELS):
+            raise self._error_at("level", f"level: {level!r} is not 1, 2 or 3")
+        return level
+
+    @cached_property
+    def after(self):
+        """The names of the chapters to read first."""
+        after = self.front_matter.get("after", [])
+        if not (isinstance(after, list) and all(isinstance(name, str) for name in after)):
+            raise self._error_at("after", f"after: {after!r} is not a list of chapters; write for example [arrays]")
+        return tuple(after)
+
+    def _error_at(self, key, message):
+        """The error of a line of the front matter."""
+        lines = self.text.split("\n")
+        return BookError(self.path, next((n for n, text in enumerate(lines, 1) if text.startswith(key)), 1), message)
 
     @cached_property
     def notebook(self):
@@ -143,7 +182,7 @@ class Chapter:
                 raise BookError(
                     self.path, 1, f"{key}: must have keys below it; copy the front matter of book/writing.md"
                 )
-        _ = self.jax_floor
+        _ = self.jax_floor, self.level, self.after
         if not self._has_cells():
             return
         if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
@@ -200,6 +239,11 @@ def _config_of(root):
     return parser_config(yaml.safe_load(file.read_text("utf-8")) or {} if file.is_file() else {})
 
 
+def _block(kind):
+    """The pattern of a block from its start to its end, such as an exercise."""
+    return rf"^```\{{{kind}-start\}}.*?^```\{{{kind}-end\}}$"
+
+
 def _blanked(match):
     return "\n" * match[0].count("\n")
 
@@ -226,8 +270,25 @@ class Book:
 
     def check(self):
         """Read all chapters, and raise BookError for every fault that can be found without running them."""
+        titles = {chapter.name for chapter in self.chapters}
         for chapter in self.chapters:
             chapter.check()
+            for name in chapter.after:
+                if name not in titles or name == chapter.name:
+                    near = get_close_matches(name, titles - {chapter.name}, 1)
+                    hint = f"; did you mean {near[0]}?" if near else ""
+                    raise chapter._error_at("after", f"after: there is no other chapter {name}{hint}")
+
+    @cached_property
+    def paths(self):
+        """The paths through the book that its home page offers: {title: the names of their chapters}."""
+        home = self.chapters[0].text.partition(":::{container} paths\n")[2].partition("\n:::\n")[0]
+        paths = re.split(r"^- \*\*(.+?)\*\*$", home, flags=re.MULTILINE)[1:]
+        link = r"^ +\d+\. \{doc\}`(?:[^`]*<(\w+)>|(\w+))`"
+        return {
+            title: tuple(named or name for named, name in re.findall(link, stops, re.MULTILINE))
+            for title, stops in zip(paths[::2], paths[1::2], strict=True)
+        }
 
     def reading_time(self, names):
         """How long chapters take to read, such as "45 minutes" or "2½ hours".
@@ -235,9 +296,9 @@ class Book:
         Args:
           names: of the chapters, "arrays auto"; "all" for those of all parts but the appendices.
 
-        Raises KeyError for a name that is no chapter's.
+        Raises KeyError for a name that is no chapter's, or a page's that is for looking things up.
         """
-        minutes = {chapter.name: chapter.minutes for chapter in self.chapters}
+        minutes = {chapter.name: chapter.minutes for chapter in self.chapters if chapter.minutes}
         taught = [name for caption, names in self.parts if caption != APPENDICES for name in names]
         return in_words(sum(minutes[name] for name in (taught if names == "all" else names.split())))
 
@@ -303,6 +364,8 @@ def load(root):
     def line_of(entry):
         return next((n for n, text in enumerate(lines, 1) if text.split()[-1:] == [entry]), None)
 
+    parts = tuple((part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees)
+    appendices = {name for caption, names in parts if caption == APPENDICES for name in names}
     chapters = []
     for entry, document in toc.items():
         for pattern in document.child_globs():
@@ -311,7 +374,7 @@ def load(root):
             )
         if not entry.startswith(f"{FOLDER}/"):
             raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
-        chapter = Chapter(root, _name(entry))
+        chapter = Chapter(root, _name(entry), _name(entry) in appendices)
         if not (root / chapter.path).is_file():
             raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")
         chapters.append(chapter)
@@ -321,7 +384,6 @@ def load(root):
     if strays:
         message = "is not in _toc.yml, so no reader would find it; list it there or delete it"
         raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
-    parts = tuple((part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees)
     titles = {_name(entry): document.title for entry, document in toc.items() if document.title}
     return Book(root, tuple(chapters), config, parts, titles)
 

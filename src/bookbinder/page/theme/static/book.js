@@ -93,6 +93,18 @@
     list.addEventListener("click", (event) => { if (event.target.closest("a")) list.hidePopover(); });
   }
 
+  // The lists show where one is: from the start beside the page, and on narrow screens when they open.
+  const follow = (list) => {
+    const here = list?.querySelector("[aria-current]");
+    if (!here || !list.clientHeight) return;
+    const { top, bottom } = here.getBoundingClientRect(), box = list.getBoundingClientRect();
+    if (top < box.top || bottom > box.bottom) list.scrollTop += (top + bottom) / 2 - (box.top + box.bottom) / 2;
+  };
+  for (const list of document.querySelectorAll("nav[popover]")) {
+    follow(list);
+    list.addEventListener("toggle", () => follow(list));
+  }
+
   // Which section one is in, which the form for mistakes is told.
   const links = new Map([...document.querySelectorAll("#sections > ul > li > a")].map((a) => [decodeURIComponent(a.hash.slice(1)), a]));
   if (links.size) {
@@ -103,6 +115,7 @@
       for (const [id, link] of links) {
         if (id === here?.id) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
       }
+      follow(document.getElementById("sections"));
       if (report) report.href = form + (here ? encodeURIComponent(`"${links.get(here.id).textContent}"`) : "");
     };
     addEventListener("scroll", () => requestAnimationFrame(show), { passive: true });
