@@ -72,8 +72,9 @@ def test_words_and_lines_of_code_take_time_and_exercises_a_time_of_their_own(tmp
     fence = "`" * 3
     text = "---\nkernelspec: {name: a}\n---\n# A title\n\n" + "word " * 600
     code = f"\n\n{fence}{{code-cell}}\n{'x ' * 900}\n{fence}\n\n{fence}bash\n{'y ' * 900}\n{fence}\n"
-    code += f"\n{fence}{{code-cell}} ipython3\n:tags: [a]\n\n{'x = 1\n' * 2 * book.LINES_A_MINUTE}{fence}\n"
-    code += f"\n{fence}{{code-cell}} ipython3\n:tags: [hide-input]\n\n{'x = 1\n' * 5 * book.LINES_A_MINUTE}{fence}\n"
+    for tag, minutes in (("a", 2), ("hide-input", 5)):
+        lines = "x = 1\n" * minutes * book.LINES_A_MINUTE
+        code += f"\n{fence}{{code-cell}} ipython3\n:tags: [{tag}]\n\n{lines}{fence}\n"
     for stars in ("★", "★★★"):
         code += f"\n{fence}{{exercise-start}} Do it {stars}\n{fence}\n{'w ' * 900}\n{fence}{{exercise-end}}\n{fence}\n"
     solution = f"\n{fence}{{solution-start}} a\n{fence}\n{'z ' * 900}\n{fence}{{solution-end}}\n{fence}\n"

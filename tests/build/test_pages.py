@@ -138,7 +138,7 @@ def test_a_chapter_says_where_it_stands(site, built, book):
                 assert said is None
                 continue
             text = " ".join(said.get_text().split())
-            assert text.startswith(f"Part {caption.replace('. ', ', ')}: chapter {place} of {len(names)}")
+            assert text.startswith(f"Part {caption.partition('.')[0]}, chapter {place} of {len(names)}")
             assert chapter.level and f"difficulty {chapter.level} of 3" in str(said)
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
@@ -169,6 +169,7 @@ RUNNING = {
     "one row": "kind   bytes",
     "sentences": "One sentence.  Another.\nA third.",
     "indented": "  one\n  two",
+    "processes": "[0] died after 0.2 s\n[1] died after 0.4 s, killed by SIGABRT",
     "nothing": "",
 }
 

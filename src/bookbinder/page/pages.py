@@ -178,7 +178,7 @@ def _outputs(app, doctree, docname):
 def is_aligned(text):
     """Whether two lines or more are in columns, or are the rows of an array, so that wrapping would tear them."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    rows = [line for line in lines if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[", line)]
+    rows = [line for line in lines if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[.*\][\])]*,?$", line)]
     return len(rows) > 1
 
 
@@ -282,7 +282,7 @@ def _with_its_height(code):
 
 
 def _head(app, where, name, page):
-    """What stands below a chapter's title: its notebook, how long it is and what it runs on, and its place in the book."""
+    """What stands below a title: the notebook, how long it takes, what it runs on, and its place in the book."""
     chapter = page.chapter
     exercises = f"exercises {in_words(chapter.exercises)}" if chapter.exercises else ""
     facts = [f"{in_words(chapter.minutes)} to read" if chapter.minutes else "", exercises, chapter.devices]
@@ -301,20 +301,23 @@ def _place(app, page):
     chapter, part = page.chapter, page.part
     if not part or part.title == APPENDICES:
         return ""
-    numeral, _, subject = part.title.partition(". ")
-    places = [f"Part {numeral}, {subject}: chapter {part.place} of {part.of}"]
+    places = [f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.of}"]
     if chapter.level:
-        places.append(f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of 3">{chapter.level}</span>')
+        places.append(
+            f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of 3">{chapter.level}</span>'
+        )
     if chapter.after:
         links = [f'<a href="{name}.html">{html.escape(title)}</a>' for name, title in chapter.after.items()]
         places.append(f"read first: {', '.join(links)}")
     for title, (place, of) in chapter.paths.items():
-        places.append(f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#four-paths">{title}</a>: {place} of {of}')
+        places.append(
+            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#four-paths">{title}</a>: {place} of {of}'
+        )
     return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 
 
 def parts(env):
-    """For each page of the table of contents, in order, its part: `number` from 1 and `title`; and its `place` `of` all there."""
+    """For each page of the table of contents its part: `number` from 1 and `title`; and its `place` `of` all there."""
     by_page, site_map = {}, getattr(env, "external_site_map", None)
     for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
         for place, item in enumerate(tree.items, 1):

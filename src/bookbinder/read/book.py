@@ -100,7 +100,7 @@ class Chapter:
 
     @cached_property
     def minutes(self):
-        """The minutes that text and code take to read, without outputs and exercises; 0 for a page to look things up."""
+        """The minutes that text and code take to read, without outputs and exercises; 0 for a page of reference."""
         if not self._has_cells() and self.is_appendix:
             return 0
         text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", self.text, flags=re.DOTALL | re.MULTILINE)

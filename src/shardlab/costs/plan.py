@@ -15,12 +15,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 
 import numpy as np
 
 from shardlab import costs
 from shardlab._arguments import one_of
-from shardlab._tables import aligned
+from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.machines import hardware, models
 
@@ -150,11 +151,32 @@ class Plan:
 
     def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
+        return aligned(self._rows(most), ">")
+
+    def _repr_html_(self):
+        before, _, after = self.report(10).partition(f"{self.table(10)}\n")
+        head, *rows = self._rows(10)
+        paragraphs = [
+            "".join(f"<p>{escape(line)}</p>" for line in text.splitlines() if line.strip()) for text in (before, after)
+        ]
+        return paragraphs[0] + html_table(head, rows) + paragraphs[1]
+
+    def _rows(self, most):
+        """The headings of the table, and its first rows."""
         shown = self.choices[:most]
         axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
         for column, plain in (("microbatches", 1), ("stages", 1), ("gathers", 2)):
             axes += [column] * any(getattr(choice, column) != plain for choice in shown)
-        head = [*axes, "expected ms", "at least", "serial", "exposed", "bound by", "memory GB"]
+        short = {"microbatches": "micro"}
+        head = [
+            *(short.get(axis, axis) for axis in axes),
+            "expected ms",
+            "at least",
+            "serial",
+            "exposed",
+            "bound by",
+            "GB",
+        ]
         offloads = any(choice.host_bytes for choice in shown)
         head += ["host GB"] * offloads + ["MFU"]
         rows = [
@@ -171,7 +193,7 @@ class Plan:
             )
             for choice in shown
         ]
-        return aligned([head, *rows], ">")
+        return [head, *rows]
 
     def report(self, most: int = 10) -> str:
         """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest needs and helps."""
@@ -184,9 +206,11 @@ class Plan:
         )
         if fitting:
             spread = costs.FITTED["tpu" if self.chip.torus else "gpu"].spread
+            micro = "micro: micro-batches. " if "micro" in self._rows(most)[0] else ""
             return (
-                f"{summary}\n\nExpected times are off by a factor of up to {spread:.2f} for nine in ten published runs "
-                f"that were left out of the fit.\nThe first mesh: {self.choices[0].code}{self._other_call()}"
+                f"{summary}\n\n{micro}Expected times are off by a factor of up to {spread:.2f} for nine in\n"
+                f"ten published runs that were left out of the fit.\n"
+                f"The first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
         helps = "".join(

@@ -3,12 +3,14 @@
 Whatever the book, its planner and its calculators say of hardware comes from here.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from shardlab._arguments import Numbers, nearest, one_of, whole
 
 __all__ = [
     "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
-    "shapes",
+    "measured", "shapes",
 ]  # fmt: skip
 
 
@@ -263,6 +265,33 @@ def chip(name: str | Chip) -> Chip:
 _FLAT_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 # Of those with three axes, what is smaller than a cube of 4x4x4; larger ones are made of such cubes. Source: [v5p].
 _PARTS_OF_A_CUBE = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+
+
+def measured(name: str | Chip) -> dict:
+    """What was measured on a chip of this kind: by whoever ran `scripts/record_gpu.py` there, one chip, one day.
+
+    >>> h200 = measured("H200")
+    >>> h200["device"], h200["date"]
+    ('NVIDIA H200', '2026-11-26')
+    >>> big = next(row for row in h200["square"] if (row["size"], row["dtype"]) == (16384, "bfloat16"))
+    >>> print(f"{2 * big['size'] ** 3 / big['seconds'] / 1e12:.0f} TFLOP/s in {big['dtype']}")
+    781 TFLOP/s in bfloat16
+
+    Args:
+      name: a `Chip`, or the name of one.
+
+    Returns:
+      "device", "date", "driver" and "packages" say on what; each other key is a measurement, as a list of rows. All
+      times are seconds, and all sizes bytes.
+
+    Raises:
+      ValueError: the name is not known, or nothing was measured on such a chip.
+    """
+    folder, asked = Path(__file__).parent / "measured", chip(name).name
+    kinds = [kind for kind in CHIPS if (folder / f"{kind.lower()}.json").is_file()]
+    if asked not in kinds:
+        raise ValueError(f"nothing was measured on {asked}; there are measurements of {', '.join(kinds)}")
+    return json.loads((folder / f"{asked.lower()}.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from shardlab.report.findings import Finding
 __all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
 
 MOST = 10  # rows that are printed; the others are added up
-WIDE = 120  # columns
+WIDE = 88  # columns
 
 
 @dataclass(frozen=True)
@@ -155,22 +155,23 @@ class Report:
         return json.dumps({**asdict(self), "bytes": self.bytes, "seconds": self.seconds}, indent=1)
 
     def __repr__(self) -> str:
-        lines = [self._head(), "", self._sum()]
+        lines = [*_wrapped(self._head()), "", *_wrapped(self._sum())]
         if self.moves:
-            table = aligned([_COLUMNS, *(_cells(move) for move in self.moves[:MOST])], "><").splitlines()
-            lines.append(table[0])
-            for row, move in zip(table[1:], self.moves, strict=False):
-                code, about, cause = _details(move)
-                sentence = "; ".join(filter(None, (code and f"`{code[:60]}`", about[:110], cause)))
-                lines += [row, *_wrapped(sentence, "      ")]
+            shown = self.moves[:MOST]
+            under = [_details(move) for move in shown]
+            sentences = [
+                "; ".join(filter(None, (code and f"`{_shortened(code, 60)}`", _shortened(about, 110), cause)))
+                for code, about, cause in under
+            ]
+            lines += _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
             lines += self._rest()
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]
-        lines += aligned([_STORED, *rows[:MOST]], "><").splitlines() if rows else []
+        lines += _table([_STORED, *rows[:MOST]], "><") if rows else []
         lines += [f"and {len(rows) - MOST} kinds of smaller ones"] if len(rows) > MOST else []
         for number, finding in enumerate(self.findings, 1):
             lines += ["", *_wrapped(f"{number}. {finding.title}: {finding.says}")]
-        return "\n".join(line[:WIDE].rstrip() for line in lines)
+        return "\n".join(lines)
 
     def _repr_html_(self):
         paragraph = lambda text: f"<p>{escape(text)}</p>"  # noqa: E731
@@ -224,7 +225,7 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What changed between two programs, `before` and `after`: `Report`s."""
+    """What changed between two programs, `before` and `after`: `Report`s; as text, and as HTML in a notebook."""
 
     before: Report
     after: Report
@@ -240,28 +241,46 @@ class Comparison:
         return _more(self.after, self.before)
 
     def __repr__(self) -> str:
+        lines = aligned([("", "before", "after"), *self._sums()], "<>").splitlines()
+        if moves := self._moves():
+            lines += ["", *_table([("", *_COLUMNS, "array"), *moves], "<><")]
+        changes = self._changes()
+        lines += [""] if changes else []
+        for sign, finding in changes:
+            lines += _wrapped(f"{sign} {finding.title}: {finding.says}")
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        parts = [html_table(("", "before", "after"), self._sums())]
+        if moves := self._moves():
+            parts.append(html_table(("", *_COLUMNS, "array"), moves))
+        items = "".join(
+            f"<li>{sign} <strong>{escape(finding.title)}</strong>: {escape(finding.says)}</li>"
+            for sign, finding in self._changes()
+        )
+        return "".join(parts) + (f"<ul>{items}</ul>" if items else "")
+
+    def _sums(self):
+        """What is sent, and what is stored that differs: rows of a name, before, and after."""
         earlier, other = self.before, self.after
-        rows = [("", "before", "after"), ("sent", bytes_text(earlier.bytes), bytes_text(other.bytes))]
+        rows = [("sent", bytes_text(earlier.bytes), bytes_text(other.bytes))]
         on = earlier.chip if earlier.chip == other.chip else f"{earlier.chip} and {other.chip}"
         rows.append((f"predicted on {on}", _ms(earlier.seconds), _ms(other.seconds)))
         for part in earlier.memory if other.memory else ():
             if earlier.memory[part] != other.memory[part]:
                 rows.append((part, bytes_text(earlier.memory[part]), bytes_text(other.memory[part])))
-        lines = aligned(rows, "<>").splitlines()
+        return rows
+
+    def _moves(self):
+        """The rows of communication that is gone, with "-", and that is new, with "+"."""
         moves = [("-", move) for move in self.gone[:MOST]] + [("+", move) for move in self.new[:MOST]]
-        if moves:
-            rows = [(sign, *_cells(move), move.array) for sign, move in moves]
-            lines += ["", *aligned([("", *_COLUMNS, "array"), *rows], "<><").splitlines()]
-        before, after = (
-            [f"{earlier.title}: {earlier.says}" for earlier in report.findings] for report in (earlier, other)
-        )
-        changes = [("-", entry) for entry in before if entry not in after] + [
-            ("+", s) for s in after if s not in before
-        ]
-        lines += [""] if changes else []
-        for sign, entry in changes:
-            lines += _wrapped(f"{sign} {entry}")
-        return "\n".join(line[:WIDE].rstrip() for line in lines)
+        return [(sign, *_cells(move), move.array) for sign, move in moves]
+
+    def _changes(self):
+        """The findings that only one of the programs has, each with its sign."""
+        before, after = ([(f.title, f.says) for f in report.findings] for report in (self.before, self.after))
+        gone = [("-", finding) for finding in self.before.findings if (finding.title, finding.says) not in after]
+        return gone + [("+", finding) for finding in self.after.findings if (finding.title, finding.says) not in before]
 
 
 def explain(
@@ -545,6 +564,29 @@ def _details(move):
 
 def _wrapped(text, indent=""):
     return wrap(text, WIDE, initial_indent=indent, subsequent_indent=indent + "   ")
+
+
+def _shortened(text, most):
+    """A text, with a mark where it is cut."""
+    return text if len(text) <= most else f"{text[: most - 2]} …"
+
+
+def _under(rows, align, texts):
+    """The lines of a table, each with a text under it; a line that is too long goes on below, with nothing cut."""
+    lines = aligned(rows, align).splitlines()
+    return [
+        part
+        for line, text in zip(lines, texts, strict=True)
+        for part in (*(_wrapped(line) if len(line) > WIDE else [line]), *_wrapped(text, "      "))
+    ]
+
+
+def _table(rows, align):
+    """The lines of a table; if it is too wide, the last column stands under the others."""
+    lines = aligned(rows, align).splitlines()
+    if max(map(len, lines)) <= WIDE:
+        return lines
+    return _under([row[:-1] for row in rows], align, [row[-1] for row in rows])
 
 
 def _ms(seconds):

@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def test_with_offloading_the_table_has_the_memory_of_hosts():
     head, row, *_ = made.table().split("\n")
     assert "host GB" in head and f"{first.host_bytes / 1e9:.1f}" in row.split()
     assert "host GB" not in plan(LLAMA, "v5p", 64, 2**20).table()
+
+
+def test_a_plan_fits_a_terminal_and_is_a_table_in_a_notebook():
+    proposal = plan(LLAMA, "v5p", 256, 2**22)
+    text = proposal.report()
+    assert all(len(line) <= 88 for line in text.splitlines() if "make_mesh" not in line)  # which is to be copied
+    assert "micro: micro-batches" in text and "micro" in proposal.table().splitlines()[0]
+    page = proposal._repr_html_()
+    assert page.count("<tr>") == 11 and "<th>expected ms</th>" in page
+    for line in [*text.splitlines()[:2], *text.splitlines()[-3:]]:
+        assert escape(line) in page
+    assert "micro" not in plan(LLAMA, "v5p", 256, 2**20).report(1)
 
 
 def test_stages_and_gathers_are_taken_as_asked():

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from shardlab import CHIPS, Machine, chip, machine
+from shardlab.costs.inference import decode_cost
+from shardlab.machines.hardware import measured
 from shardlab.machines.placement import place
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -117,3 +119,33 @@ def test_every_axis_has_its_chips_and_no_link_is_used_twice(sizes, name):
         assert axis.near * axis.far == size and (axis.hops == 0) == (axis.near == 1)
     used = sum(float(axis.ways) for axis in found if axis.near > 1)
     assert used <= 2 * len(chip(name).torus)
+
+
+# --- What was measured ------------------------------------------------------------------------------------
+
+
+MEASURED = {"H200": measured("H200")}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_no_measurement_is_faster_than_the_data_sheet(name):
+    made, data = CHIPS[name], MEASURED[name]
+    assert made.name in data["device"] and data["packages"]["jax"] and data["memory_bytes"] <= 1.1 * made.hbm_bytes
+    for row in data["square"]:
+        assert row["dtype"] != "bfloat16" or 2 * row["size"] ** 3 / row["seconds"] < made.flops_per_second["bf16"]
+    for row in data["copy"][-3:]:  # smaller ones may stay in the cache
+        assert 2 * row["bytes"] / row["seconds"] < made.hbm_bytes_per_second
+    for row in data["transfer"]:
+        assert row["bytes"] / row["seconds"] < made.host_bytes_per_second
+    for row in data["decode"]:
+        least = decode_cost(row["model"], name, row["sequences"], row["context"])
+        assert row["seconds"] > least.seconds
+    for row in data["steps"]:
+        assert row["peak_bytes"] < data["memory_bytes"] and row["alias_bytes"] > 0.99 * row["output_bytes"]
+
+
+def test_what_nobody_measured_is_said():
+    with pytest.raises(ValueError, match="nothing was measured on v5p; there are measurements of H200"):
+        measured("v5p")
+    with pytest.raises(ValueError, match="H20"):
+        measured("H2000")

@@ -230,6 +230,8 @@ def test_what_was_repaired_is_gone(trained):
     assert re.fullmatch(r"arguments +446 kB +102 kB", arguments) and len(arguments) == len(lines[0])
     assert any(line.startswith("- replicated: 6 arrays") for line in lines)
     assert not any(line.startswith("+ ") for line in lines)
+    page = explain.compare(trained, better)._repr_html_()
+    assert "<td>arguments</td><td>446 kB</td><td>102 kB</td>" in page and "<li>- <strong>replicated</strong>: 6" in page
     with pytest.raises(TypeError, match="two reports of explain"):
         compare(trained, step)
 
@@ -588,6 +590,21 @@ def test_forty_layers_print_on_one_screen():
     lines = repr(report).splitlines()
     assert len(lines) < 60 and max(map(len, lines)) <= WIDE
     assert sum(array.name.startswith("state") for array in report.arrays) == 160
+
+
+def test_a_table_that_is_too_wide_goes_on_below_and_loses_nothing():
+    deep = {"the_decoder_of_the_model": {"layers_of_attention_and_mlp": {"projection_of_the_queries": struct((D, F))}}}
+
+    def project(weights, x):
+        return x @ weights["the_decoder_of_the_model"]["layers_of_attention_and_mlp"]["projection_of_the_queries"]
+
+    report = explain(project, deep, struct((B, D), None, ("data", "model")))
+    shown = repr(report)
+    assert max(map(len, shown.splitlines())) <= WIDE
+    for array in report.arrays:
+        assert "".join(array.name.split()) in "".join(shown.split()) and array.spec in shown
+    code = next(line.strip() for line in inspect.getsource(project).splitlines() if "return" in line)
+    assert f"`{code[:58]} …`" in " ".join(shown.split())
 
 
 def test_what_is_gone_and_new_stands_in_columns_with_headings():
