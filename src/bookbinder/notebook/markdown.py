@@ -457,8 +457,10 @@ class Markdown:
         return ", ".join(shown) if textual else f"\\[{', '.join(shown)}\\]"
 
     def _substitution(self, name, line):
+        if name.strip() == "install":
+            return f"```sh\n{self.address.install}\n```"
         if name.strip() not in ("repository", "pdf"):
-            raise self.error(line, f"there is no substitution {name.strip()}; there are repository, pdf")
+            raise self.error(line, f"there is no substitution {name.strip()}; there are install, pdf, repository")
         return f"<{getattr(self.address, name.strip())}>"
 
     def _link(self, target, line):

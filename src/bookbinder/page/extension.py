@@ -25,7 +25,7 @@ from bookbinder import disk
 from bookbinder.notebook import notebooks
 from bookbinder.page import pages, questions, reference, search, terms
 from bookbinder.progress import Lines
-from bookbinder.read import address, book as books
+from bookbinder.read import address, book as books, citation
 from bookbinder.run import execute
 from bookbinder.stopping import Stopped
 
@@ -66,14 +66,25 @@ def _leave_out_comments(app, doctree):
 def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
-    Chapters name it as {{ repository }}, the book as one file as {{ pdf }}, and what they are executed with as
-    {{ versions }}.
+    Chapters name it as {{ repository }}, the book as one file as {{ pdf }}, what they are executed with as
+    {{ versions }}, how the package is installed as {{ install }}, the book's version as {{ edition }}, and how it is
+    cited as {{ bibtex }}.
     """
     config.html_math_renderer = "mathml"
     config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
     app.bookbinder_address = where = _address(config)
-    ours = {"repository": f"<{where.repository}>", "pdf": f"<{where.pdf}>", "versions": _versions()}
+    ours = {
+        "repository": f"<{where.repository}>", "pdf": f"<{where.pdf}>", "install": f"```sh\n{where.install}\n```",
+        "versions": _versions(), "edition": citation.edition(_root(app)),
+        "bibtex": f"```bibtex\n{citation.bibtex(_root(app), where)}\n```",
+    }  # fmt: skip
     config.myst_substitutions = {**config.myst_substitutions, **ours}
+
+
+def _root(app):
+    """The folder with `_toc.yml`: that of the sources, or the one above."""
+    source = Path(app.srcdir)
+    return source if (source / "_toc.yml").exists() else source.parent
 
 
 def _versions():
@@ -95,8 +106,7 @@ def _execute(app, env, added, changed, removed):
     told = sys.stdin.read() if execute.CALLED in os.environ else None  # as soon as the chapters have run
     if told == "":
         os._exit(1)  # `make book` was killed; nothing has changed here
-    source = Path(app.srcdir)
-    root = source if (source / "_toc.yml").exists() else source.parent
+    source, root = Path(app.srcdir), _root(app)
     prefix = f"{books.FOLDER}/" if source == root else ""
     book = app.bookbinder_book = books.load(root)
     if env.mystnb_config.execution_mode != "cache":

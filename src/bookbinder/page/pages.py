@@ -18,6 +18,7 @@ from urllib.parse import quote
 from docutils import nodes
 
 from bookbinder import disk
+from bookbinder.read import citation, package
 from bookbinder.read.book import APPENDICES, FOLDER, in_words, split_assertions
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
@@ -244,7 +245,7 @@ def _not_found(app):
 
 def _describe(app, pagename, templatename, context, doctree):
     """Give the templates `page`: what the head says, and what stands around the text."""
-    where = app.bookbinder_address
+    where, root = app.bookbinder_address, app.bookbinder_book.root
     name, body = pagename.removeprefix(f"{FOLDER}/"), context.get("body", "")
     chapter = getattr(app.env, "bookbinder_chapters", {}).get(name) if doctree else None
     title = html.unescape(re.sub("<.*?>", "", context.get("title") or {"genindex": "Index"}.get(name, "Search")))
@@ -254,7 +255,8 @@ def _describe(app, pagename, templatename, context, doctree):
         description=html.escape(first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
         part=parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
-        edit=where.edit(f"{FOLDER}/{name}.md"),
+        edit=where.edit(f"{FOLDER}/{name}.md"), repository=where.repository, edition=citation.edition(root),
+        package=package.of(root).name, tool=_page_of(app, package.of(root).name), about=_page_of(app, "about"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
     sheets = ["book.css"]
@@ -279,6 +281,11 @@ def _with_its_height(code):
     """A browser passes over code that is far from the screen when it is told how high that is: see book.css."""
     lines = code[1].count("\n") + 1
     return f'<pre style="--lines:{lines}">{code[1]}</pre>'
+
+
+def _page_of(app, name):
+    """The page of that name, "book/about"; None if the book has none."""
+    return next((page for page in (f"{FOLDER}/{name}", name) if name and page in app.env.found_docs), None)
 
 
 def _head(app, where, name, page):

@@ -7,8 +7,15 @@ and docstrings are read from its source.
 import ast
 import re
 import textwrap
+from collections import Counter
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from docutils import nodes
+
+from bookbinder.read import package
+from bookbinder.read.book import FOLDER
 
 __all__ = ["page", "setup"]
 
@@ -21,6 +28,7 @@ _WIDTH = 88  # characters, from which a signature takes a line for each argument
 def setup(app):
     """Called by the extension."""
     app.connect("source-read", _replace)
+    app.connect("doctree-resolved", _link_names)
 
 
 def _replace(app, docname, source):
@@ -31,6 +39,46 @@ def _replace(app, docname, source):
         return page(folder)
 
     source[0] = _MARK.sub(public, source[0])
+
+
+def _link_names(app, doctree, docname):
+    """Link the first use of each name that a chapter imports from the package to its place in the reference."""
+    name, book = docname.removeprefix(f"{FOLDER}/"), app.bookbinder_book
+    imported = package.of(book.root)
+    where = next((page for page in app.env.found_docs if page.removeprefix(f"{FOLDER}/") == "reference"), None)
+    if not imported.name or where is None or name not in {chapter.name for chapter in book.chapters}:
+        return
+    code = "\n".join(cell.source for cell in book.chapter(name).cells)
+    known = anchors(book.root / imported.folder)
+    left = {used: known[used] for used in imports(code, imported.name) if used in known}
+    for literal in list(doctree.findall(nodes.literal)):
+        used = re.sub(r"\(.*\)$", "", literal.astext(), flags=re.DOTALL)
+        if used in left and not _within(literal, (nodes.reference, nodes.title)):
+            link = nodes.reference("", "", refuri=f"{app.builder.get_relative_uri(docname, where)}#{left.pop(used)}")
+            link["classes"].append("name")
+            literal.replace_self(link)
+            link += literal
+
+
+def _within(node, kinds):
+    while node := node.parent:
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+def imports(code, package):
+    """The names that some code imports from a package or its modules."""
+    lists = re.findall(rf"^from {package}[\w.]* import (\([^)]*\)|.*)$", code, re.MULTILINE)
+    return {one.split()[0] for names in lists for one in re.split(r"[,\n]", names.strip("()")) if one.strip()}
+
+
+@cache
+def anchors(folder):
+    """The anchor on the page of each public name that one module alone has."""
+    found = re.findall(r"^\((reference-[\w-]+)\)=\n\n### `(\w+)`$", page(folder), re.MULTILINE)
+    names = Counter(name for _, name in found)
+    return {name: anchor for anchor, name in found if names[name] == 1}
 
 
 def page(folder):

@@ -34,6 +34,11 @@ class Address:
         """The book bound into one file, which scripts/pdf.py makes and publishing adds to the site."""
         return f"{self.site}{PDF}"
 
+    @property
+    def install(self):
+        """The command that installs the package of the book, without git."""
+        return f"pip install {self.repository}/archive/{self.branch}.tar.gz"
+
     def page(self, chapter, anchor=""):
         """A chapter's page on the site, or a place on it."""
         return f"{self.site}{chapter}.html" + (f"#{anchor}" if anchor else "")
