@@ -192,3 +192,18 @@ def test_anchors_are_unique_and_belong_to_the_page():
     anchors = re.findall(r"^\((.*)\)=$", PAGE, re.MULTILINE)
     assert len(anchors) == len(set(anchors)) > 80 and all(anchor.startswith("reference-") for anchor in anchors)
     assert "% public names of shardlab\n" in BOOK.chapter("reference").text
+
+
+def test_the_names_that_code_imports_from_the_package_are_known():
+    code = (
+        "from pack import (\n    a,\n    b as c,\n)\nfrom pack.inner import d, e\nfrom packet import f\nimport pack\n"
+    )
+    assert reference.imports(code, "pack") == {"a", "b", "d", "e"}
+
+
+def test_a_name_that_two_modules_have_leads_nowhere():
+    anchors = reference.anchors(ROOT / "src" / "shardlab")
+    names = re.findall(r"^### `(\w+)`$", PAGE, re.MULTILINE)
+    assert anchors["explain"] == "reference-report-explain-explain" and len(anchors) > 150
+    twice = {name for name in names if names.count(name) > 1}
+    assert set(names) - set(anchors) == twice

@@ -2,14 +2,17 @@
 
 import gzip
 import re
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
+import tiny_book
 from bs4 import BeautifulSoup
 from docutils import nodes
+from places import ROOT
 
-from bookbinder.page import pages
+from bookbinder.page import pages, teaching
 from bookbinder.read import address
 from bookbinder.read.book import APPENDICES, in_words, split_assertions
 
@@ -142,10 +145,10 @@ def test_a_chapter_says_where_it_stands(site, built, book):
             assert chapter.level and f"difficulty {chapter.level} of 3" in str(said)
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
-            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#four-paths"] * len(on)
+            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#five-paths"] * len(on)
             for title in on:
                 assert f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}" in text
-    assert built[site / "index.html"].select_one("#four-paths") and len(book.paths) == 4
+    assert built[site / "index.html"].select_one("#five-paths") and len(book.paths) == 5
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):
@@ -181,10 +184,78 @@ def test_columns_are_told_from_running_text(name):
 
 def test_outputs_in_columns_are_marked(built):
     marked = sum(len(page.select(".cell_output > .aligned pre")) for page in built.values())
-    assert marked > 100
+    assert marked
     for file, page in built.items():
         for output in page.select(".cell_output > div:not(.aligned) > .highlight > pre"):
             assert not pages.is_aligned(output.get_text()), (file, output.get_text())
+
+
+def test_each_page_leads_to_the_tool_the_source_the_licence_and_the_citation(site, built, book):
+    for file, page in built.items():
+        if file.stem == "404":
+            continue
+        links = [link["href"] for link in page.select(".top .links a")]
+        assert links[0].split("#")[0] in ("shardlab.html", "#", "") and links[1] == book.config["repository"]["url"]
+        foot = page.select_one("footer.foot")
+        version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+        assert f"Version {version} of 20" in foot.get_text() and "CC BY 4.0" in foot.get_text()
+        assert foot.a["href"].split("#")[0] in ("about.html", "", "#")
+    about = built[site / "about.html"].article.get_text()
+    assert "@misc{" in about and "creativecommons" in str(built[site / "about.html"].article)
+    assert f"{book.config['repository']['url']}/archive/main.tar.gz" in built[site / "shardlab.html"].article.get_text()
+
+
+def test_names_of_the_package_lead_to_its_reference(site, built):
+    places = {tag["id"] for tag in built[site / "reference.html"].select("[id]")}
+    linked = {}
+    for file, page in built.items():
+        for link in page.select("a.name"):
+            where, _, anchor = link["href"].partition("#")
+            assert where == "reference.html" and anchor in places and link.code, (file, link)
+            linked.setdefault(file.stem, []).append(link.get_text())
+    assert len(linked) > 25 and all(len(names) == len(set(names)) for names in linked.values())
+    assert "shardlab.Pod" in linked["shardlab"] and "describe" in linked["arrays"]
+
+
+def test_a_chapter_begins_with_its_key_figure(site, built, book, complete):
+    names = {c.name for c in book.chapters if re.search(rf"tags:.*\b{pages.KEY_FIGURE}\b", c.text)}
+    assert len(names) > 20
+    for chapter in complete:
+        figures = built[site / f"{chapter.name}.html"].select(f"article .{pages.KEY_FIGURE}.cell_output")
+        assert len(figures) == (chapter.name in names), chapter.name
+        for figure in figures:
+            before = [tag.name for tag in figure.find_previous_siblings() if tag.name]
+            assert set(before) <= {"h1", "p"} and figure.svg, chapter.name
+
+
+def test_a_key_figure_without_a_picture_is_refused(tiny):
+    cell = "```{code-cell} ipython3\n:tags: [key-figure]\n\nprint(1)\n```\n"
+    tiny.write("book/one.md", tiny_book.chapter("One", "1") + "\n" + cell)
+    status, said = tiny.build()
+    assert status and "one: the cell with the tag key-figure shows no picture" in said
+
+
+def test_teachers_find_all_exercises_and_the_wrong_choices(site, built, book):
+    page = built[site / "teaching.html"]
+    links = [link["href"] for link in page.select("article table a") if "#" in link["href"]]
+    taught = [c.text for c in book.chapters if not c.is_appendix]
+    labels = [label for text in taught for label in re.findall(r"\{exercise-start\}[^\n]*\n:label: (\S+)", text)]
+    assert [link.partition("#")[2] for link in links] == labels and len(labels) > 100
+    rows = [[cell.get_text() for cell in row.select("td")] for row in page.select("article table tr")]
+    minutes = sum(int(row[3]) for row in rows if len(row) == 4 and row[2].startswith("★"))
+    assert minutes == sum(chapter.exercise_minutes for chapter in book.chapters if not chapter.is_appendix)
+    wrong = [item.get_text() for item in page.select("article li") if "Wrong:" in item.get_text()]
+    assert len(wrong) > 50 and not any("[ ]" in one or "[x]" in one for one in wrong)
+
+
+def test_wrong_choices_are_read_with_their_reasons():
+    text = (
+        "**Predict.** How\nmany?\n\n- [ ] two\n  or three\n\n  They are\n  more.\n- [x] four\n\n  Yes.\n- [ ] five\n\n"
+        "**Predict.** Which?\n\nNo choices.\n"
+    )
+    one = SimpleNamespace(text=text)
+    book = SimpleNamespace(parts=(("I. One", ("one",)),), titles={}, chapter=lambda name: one)
+    assert teaching.misconceptions(book) == "### one\n\n- How many? *Wrong:* two or three. They are more."
 
 
 def test_chapters_of_one_part_have_its_number(built, book):

@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxRole
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
-from bookbinder.page import pages, questions, reference, search, terms
+from bookbinder.page import pages, questions, reference, search, teaching, terms
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation
 from bookbinder.run import execute
@@ -52,6 +52,7 @@ def setup(app):
     questions.setup(app)
     reference.setup(app)
     search.setup(app)
+    teaching.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(disk.folder_digest(Path(disk.__file__).parent, "*.py")[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 from docutils import nodes
+from sphinx.errors import ExtensionError
 
 from bookbinder import disk
 from bookbinder.read import citation, package
@@ -25,6 +26,7 @@ NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
 POLICY = "Content-Security-Policy"
 MOST = 160  # characters of a description
+KEY_FIGURE = "key-figure"  # the tag of a cell
 NARROWEST = 12  # characters of a column that has more; book.css says so too
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try {
@@ -92,6 +94,7 @@ def setup(app):
     app.connect("doctree-resolved", _fold, priority=900)
     app.connect("doctree-resolved", _code, priority=901)
     app.connect("doctree-resolved", _outputs, priority=901)
+    app.connect("doctree-resolved", _key_figure, priority=899)
     app.connect("doctree-resolved", _tables, priority=902)
     app.connect("doctree-resolved", _plots, priority=903)
     app.connect("html-collect-pages", _not_found)
@@ -167,6 +170,39 @@ def _with_text(block, text):
     copy.rawsource = text
     copy += nodes.Text(text)
     return copy
+
+
+def _key_figure(app, doctree, docname):
+    """Show the picture of the cell with the tag `key-figure` at the head of the page too, before anything is read."""
+    for cell in doctree.findall(nodes.container):
+        if f"tag_{KEY_FIGURE}" not in cell.get("classes", ()):
+            continue
+        output = next((node for node in cell.children if "cell_output" in node.get("classes", ())), None)
+        if output is None:  # of a build that has no outputs
+            return
+        shown = list(output.findall(_is_picture))
+        if not shown:
+            raise ExtensionError(f"{docname}: the cell with the tag {KEY_FIGURE} shows no picture")
+        title = next(iter(doctree.findall(nodes.title)))
+        box = nodes.container(
+            "", *(_renamed(node.deepcopy()) for node in shown[:1]), classes=[KEY_FIGURE, "cell_output"]
+        )
+        title.parent.insert(title.parent.index(title) + 1, box)
+        return
+
+
+def _is_picture(node):
+    return isinstance(node, nodes.image) or (isinstance(node, nodes.raw) and "<svg" in node.astext())
+
+
+def _renamed(node):
+    """The copy of a picture, with ids of its own."""
+    if isinstance(node, nodes.raw):
+        html = node.astext()
+        for name in set(re.findall(r'\bid="([^"]+)"', html)):
+            html = re.sub(rf'(\bid="|url\(#|href="#|labelledby="){re.escape(name)}\b', rf"\g<1>key-{name}", html)
+        return nodes.raw("", html, format="html")
+    return node
 
 
 def _outputs(app, doctree, docname):
@@ -318,7 +354,7 @@ def _place(app, page):
         places.append(f"read first: {', '.join(links)}")
     for title, (place, of) in chapter.paths.items():
         places.append(
-            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#four-paths">{title}</a>: {place} of {of}'
+            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#five-paths">{title}</a>: {place} of {of}'
         )
     return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 

@@ -42,7 +42,7 @@ def _replace(app, docname, source):
 
 
 def _link_names(app, doctree, docname):
-    """Link the first use of each name that a chapter imports from the package to its place in the reference."""
+    """Link the first use of each name that a chapter imports, or that stands as `package.name`, to the reference."""
     name, book = docname.removeprefix(f"{FOLDER}/"), app.bookbinder_book
     imported = package.of(book.root)
     where = next((page for page in app.env.found_docs if page.removeprefix(f"{FOLDER}/") == "reference"), None)
@@ -51,6 +51,7 @@ def _link_names(app, doctree, docname):
     code = "\n".join(cell.source for cell in book.chapter(name).cells)
     known = anchors(book.root / imported.folder)
     left = {used: known[used] for used in imports(code, imported.name) if used in known}
+    left |= {f"{imported.name}.{used}": anchor for used, anchor in known.items()}
     for literal in list(doctree.findall(nodes.literal)):
         used = re.sub(r"\(.*\)$", "", literal.astext(), flags=re.DOTALL)
         if used in left and not _within(literal, (nodes.reference, nodes.title)):
@@ -69,7 +70,7 @@ def _within(node, kinds):
 
 def imports(code, package):
     """The names that some code imports from a package or its modules."""
-    lists = re.findall(rf"^from {package}[\w.]* import (\([^)]*\)|.*)$", code, re.MULTILINE)
+    lists = re.findall(rf"^from {package}(?:\.[\w.]+)? import (\([^)]*\)|.*)$", code, re.MULTILINE)
     return {one.split()[0] for names in lists for one in re.split(r"[,\n]", names.strip("()")) if one.strip()}
 
 

@@ -11,8 +11,13 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const CLOSING = 0.4; // and both before "Summary" and other headings that many chapters have
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
+  const WITHIN = 8; // or a part of that, such as "divisible" in "batch size not divisible",
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
+  const FEW = 3; // sections that have all words: with fewer, those that have some of them follow
+  // Words that say nothing of the subject, unless nothing else was typed.
+  const STOP = new Set(("a an and any are at be by can do does for from get have how i if in is it its many me much my not of on or "
+    + "should so that the their there this to use using was we what when where which who why will with you your").split(" "));
   const LETTERS = /[\p{L}\p{N}]+(?:[._'’-]+[\p{L}\p{N}]+)*/gu;
 
   // --- Words. "shard_map", "shardmap" and "shard map" are found by each other, and so are plurals and both spellings of
@@ -62,28 +67,40 @@ globalThis.bookSearch = ({ load, root, slash }) => {
 
     const ofPieces = Object.fromEntries(Object.entries(FIELDS).map(([field, much]) => [field, much * PIECES]));
     const find = (asked) => {
-      const typed = plain(asked);
-      const each = words(asked).map(whole);
+      const telling = words(asked).filter((word) => !STOP.has(word.toLowerCase()));
+      const kept = telling.length ? telling : words(asked);
+      const typed = plain(kept.join(" "));
+      const each = kept.map(whole);
+      const parts = new Set(each.flatMap((_, start) => [1, 2, 3].map((count) => each.slice(start, start + count).join(""))));
       const boostDocument = (id) => {
         const { weight, heads, called } = sections[id];
-        if (heads.includes(typed)) return weight * HEADED;
-        if (called.includes(typed)) return weight * CALLED;
+        if (heads.includes(typed) || heads.includes(plain(asked))) return weight * HEADED;
+        if (called.includes(typed) || called.includes(plain(asked))) return weight * CALLED;
+        if (each.length > 1 && called.some((name) => parts.has(name))) return weight * WITHIN;
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
         return weight * (heads.some((name) => each.includes(name)) ? PARTLY : 1);
       };
-      const queries = words(asked).map((word) => {
-        const parts = pieces(word).map(stem);
-        if (parts.length === 1) return whole(word);
-        return { combineWith: "OR", queries: [whole(word), { combineWith: "AND", queries: parts, boost: ofPieces, prefix: false }] };
+      const queries = kept.map((word) => {
+        const own = pieces(word).map(stem);
+        if (own.length === 1) return whole(word);
+        return { combineWith: "OR", queries: [whole(word), { combineWith: "AND", queries: own, boost: ofPieces, prefix: false }] };
       });
       const prefix = (term) => term.length > 2 || queries.length === 1; // "of" is no beginning of "often"
       const near = { fuzzy: (term) => (term.length > 7 ? 2 : term.length > 4 ? 1 : false) };
       const ways = [["AND", {}, ""], ["AND", near, "similar words"], ["OR", near, "some of these words"]];
+      const search = (combineWith, more) => (queries.length ? engine.search({ combineWith, queries }, { prefix, boostDocument, ...more }) : []);
+      const shown = (found) => found.map((one) => ({ ...sections[one.id], typed, terms: new Set(one.terms) }));
       for (const [combineWith, more, only] of ways) {
-        const found = queries.length ? engine.search({ combineWith, queries }, { prefix, boostDocument, ...more }) : [];
-        if (found.length) return { only, found: found.map((one) => ({ ...sections[one.id], typed, terms: new Set(one.terms) })) };
+        const found = search(combineWith, more);
+        if (!found.length) continue;
+        if (combineWith === "OR" || found.length >= FEW || queries.length === 1) return { only, all: found.length, found: shown(found) };
+        const had = new Set(found.map((one) => one.id));
+        const others = search("OR", {}).filter((one) => !had.has(one.id));
+        // What a part of the query is a name of comes before what has all words by chance.
+        const named = others.filter((one) => sections[one.id].called.some((name) => parts.has(name)));
+        return { only, all: found.length, found: shown([...named, ...found, ...others.filter((one) => !named.includes(one))]) };
       }
-      return { only: "", found: [] };
+      return { only: "", all: 0, found: [] };
     };
 
     // Names that share the most pairs of letters with what was typed.
@@ -100,7 +117,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     };
     return { find, similar };
   };
-  let prepared;
+  let prepared, loaded = false;
   const ready = () => (prepared ??= prepare());
 
   // --- How it is shown.
@@ -171,20 +188,24 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const asked = input.value.trim();
       changed(asked);
       let engine;
+      if (!loaded && asked) status.replaceChildren("Loading the index of the book …");
       try {
         engine = await ready();
+        loaded = true;
       } catch {
         prepared = undefined; // the next letter tries again
         say("The search could not be loaded. Is the network there?");
         return;
       }
       if (asked !== input.value.trim()) return; // typed on meanwhile
-      const { only, found } = engine.find(asked);
+      const { only, all, found } = engine.find(asked);
       list.replaceChildren(...found.slice(0, SHOWN).map(result));
       const count = found.length === 1 ? "1 section" : `${found.length} sections`;
       if (found.length) {
         const few = found.length > SHOWN ? `${count}, of which these are the best ${SHOWN}` : count;
-        say(only ? `No section has “${asked}”. Found with ${only}: ${few}.` : `${few}.`);
+        if (only) say(`No section has “${asked}”. Found with ${only}: ${few}.`);
+        else if (all < found.length) say(`${all === 1 ? "1 section has" : `${all} sections have`} all words; the others have some of them.`);
+        else say(`${few}.`);
       } else if (asked) {
         const others = engine.similar(asked).flatMap((name) => [" ", ask(name)]);
         const index = make("a", { href: new URL("genindex.html", root).href, textContent: "index" });
