@@ -108,6 +108,19 @@ FIRST = {
     "hangs": ["processes#hangs-"],
     "shradingtypeerror": ["explicit#shardingtypeerror-"],
     "tensorboard": ["flax#jax-profiler-"],
+    # Questions, with words that say nothing, and with names within.
+    "batch size not divisible": ["recipes#a-batch-that-does-not-divide"],
+    "compile time": ["diagnose#compiling-again-"],
+    "vmap shard_map": ["recipes#vmap-and-shard-map-together"],
+    "my program is slow": ["diagnose#symptoms-"],
+    "which line sends": ["shardlab#explain-"],
+    "license": ["about#"],
+    "pip install shardlab": ["shardlab#shardlab-"],
+    "how many gpus": ["explorer#memory-"],
+    "torch to jax": ["your_model#names-and-layouts-"],
+    "quantization": ["serving#bytes-of-a-kv-cache-"],
+    "how do I shard a batch": ["recipes#shard-a-batch"],
+    "what is a mesh": ["arrays#meshes-"],
 }
 LINKS = "dialog.search li a"
 
@@ -134,6 +147,24 @@ def first(browser, home):
 def test_the_first_result_is_the_section_that_teaches_it(first, words):
     found = first(words)
     assert any(found.startswith(place) for place in FIRST[words]), found
+
+
+def test_with_few_sections_that_have_all_words_those_with_some_follow(reader):
+    page = reader()
+    page.keyboard.press("/")
+    page.locator("dialog.search input[type=search]").fill("watchdog quantization")
+    expect(page.locator(LINKS)).not_to_have_count(0)
+    expect(page.locator("dialog.search .status")).to_contain_text("some of th")
+    assert page.locator(LINKS).count() > 3 and not page.wrong
+
+
+def test_fsdp_leads_to_both_chapters_that_teach_it(reader):
+    page = reader()
+    page.keyboard.press("/")
+    page.locator("dialog.search input[type=search]").fill("fsdp")
+    expect(page.locator(LINKS)).not_to_have_count(0)
+    places = [link.get_attribute("href") for link in page.locator(LINKS).all()[:6]]
+    assert any("zero.html" in place for place in places) and any("training.html" in place for place in places)
 
 
 def test_every_name_of_a_term_leads_to_a_section_that_defines_it(first, site):

@@ -11,7 +11,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const CLOSING = 0.4; // and both before "Summary" and other headings that many chapters have
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
-  const WITHIN = 8; // or a part of that, such as "divisible" in "batch size not divisible",
+  const WITHIN = 2; // or a part of that, such as "divisible" in "batch size not divisible",
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
   const FEW = 3; // sections that have all words: with fewer, those that have some of them follow
@@ -38,6 +38,10 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   };
   const words = (text) => text.match(LETTERS) ?? [];
   const plain = (text) => words(text).map(whole).join("");
+  const telling = (text) => { // its words without those that say nothing, if there are others
+    const kept = words(text).filter((word) => !STOP.has(word.toLowerCase()));
+    return (kept.length ? kept : words(text)).map(whole);
+  };
 
   // --- What is found, the best first.
 
@@ -56,7 +60,8 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       section.chapter = chapters[section.page];
       section.weight = KINDS[section.kind] * (section.chapter.appendix ? APPENDIX : 1)
         * (times[section.heading] > 3 ? CLOSING : 1);
-      section.heads = section.kind === "section" ? section.heading.split(":")[0].split(/, | and /).map(plain) : [];
+      const heads = section.heading.split(":")[0].split(/, | and /);
+      section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
       section.called = section.kind === "section" ? section.names.map(plain) : [];
     }
     const records = sections.map((section, id) => ({
@@ -67,15 +72,15 @@ globalThis.bookSearch = ({ load, root, slash }) => {
 
     const ofPieces = Object.fromEntries(Object.entries(FIELDS).map(([field, much]) => [field, much * PIECES]));
     const find = (asked) => {
-      const telling = words(asked).filter((word) => !STOP.has(word.toLowerCase()));
-      const kept = telling.length ? telling : words(asked);
-      const typed = plain(kept.join(" "));
-      const each = kept.map(whole);
+      const each = telling(asked);
+      const typed = each.join(""), full = plain(asked);
+      const kept = words(asked).filter((word) => each.includes(whole(word)));
       const parts = new Set(each.flatMap((_, start) => [1, 2, 3].map((count) => each.slice(start, start + count).join(""))));
       const boostDocument = (id) => {
         const { weight, heads, called } = sections[id];
-        if (heads.includes(typed) || heads.includes(plain(asked))) return weight * HEADED;
-        if (called.includes(typed) || called.includes(plain(asked))) return weight * CALLED;
+        if (full !== typed && [...heads, ...called].includes(full)) return 2 * weight * HEADED; // to the letter
+        if (heads.includes(typed)) return weight * HEADED;
+        if (called.includes(typed)) return weight * CALLED;
         if (each.length > 1 && called.some((name) => parts.has(name))) return weight * WITHIN;
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
         return weight * (heads.some((name) => each.includes(name)) ? PARTLY : 1);
@@ -96,8 +101,9 @@ globalThis.bookSearch = ({ load, root, slash }) => {
         if (combineWith === "OR" || found.length >= FEW || queries.length === 1) return { only, all: found.length, found: shown(found) };
         const had = new Set(found.map((one) => one.id));
         const others = search("OR", {}).filter((one) => !had.has(one.id));
-        // What a part of the query is a name of comes before what has all words by chance.
-        const named = others.filter((one) => sections[one.id].called.some((name) => parts.has(name)));
+        // What a part of the query is a name of comes before what has all words by chance, but not before their name.
+        const exact = found.some(({ id }) => [...sections[id].heads, ...sections[id].called].some((name) => name === typed || name === full));
+        const named = exact ? [] : others.filter((one) => sections[one.id].called.some((name) => parts.has(name)));
         return { only, all: found.length, found: shown([...named, ...found, ...others.filter((one) => !named.includes(one))]) };
       }
       return { only: "", all: 0, found: [] };
