@@ -211,7 +211,8 @@ def test_names_of_the_package_lead_to_its_reference(site, built):
     for file, page in built.items():
         for link in page.select("a.name"):
             where, _, anchor = link["href"].partition("#")
-            assert where == ("" if file.stem == "reference" else "reference.html") and anchor in places and link.code, (file, link)
+            assert where == ("" if file.stem == "reference" else "reference.html"), (file, link)
+            assert anchor in places and link.code, (file, link)
             linked.setdefault(file.stem, []).append(link.get_text())
     assert len(linked) > 25 and all(len(names) == len(set(names)) for names in linked.values())
     assert "shardlab.Pod" in linked["shardlab"] and "same_layout" in linked["arrays"]

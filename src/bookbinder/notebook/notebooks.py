@@ -17,7 +17,7 @@ from bookbinder.read.book import BookError, split_assertions
 from bookbinder.run.environments import COLAB
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
-PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}  # have a meaning on the page only
+PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}  # for the page only
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"

@@ -123,9 +123,9 @@ class Chapter:
     @cached_property
     def level(self):
         """How hard the chapter is, from 1 to 3; None if its front matter does not say."""
-        level = self.front_matter.get("level")
+        level = self.front_matter.get("difficulty")
         if level not in (None, *LEVELS):
-            raise self._error_at("level", f"level: {level!r} is not 1, 2 or 3")
+            raise self._error_at("difficulty", f"difficulty: {level!r} is not 1, 2 or 3")
         return level
 
     @cached_property

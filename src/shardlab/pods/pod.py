@@ -1,7 +1,7 @@
 """Compile for TPUs and GPUs without having them: the memory, the FLOPs and the communication of a program.
 
 The compilers for TPUs and NVIDIA GPUs run on ordinary computers: they need the description of a chip, not the chip.
-`pip install "shardlab[pods]"` installs the one for TPUs (200 MB, Linux on x86-64).
+`pip install "jax[tpu]"` installs the one for TPUs (200 MB, Linux on x86-64).
 
     pod = Pod("v5p:8x8x8")                            # 512 chips
     mesh = pod.mesh((64, 8), ("data", "model"))
@@ -613,7 +613,8 @@ def _remedy(is_gpu):
     if _only_recorded():
         return "SHARDLAB_PODS=recorded is set, so nothing is compiled."
     what = "NVIDIA GPUs" if is_gpu else "TPUs"
-    return f'The compiler for {what} is not installed: pip install "shardlab[{"pods-gpu" if is_gpu else "pods"}]".'
+    install = "jax-cuda13-plugin jax-cuda13-pjrt" if is_gpu else '"jax[tpu]"'
+    return f"The compiler for {what} is not installed: pip install {install}."
 
 
 def _only_recorded():

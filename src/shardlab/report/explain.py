@@ -567,12 +567,12 @@ def _wrapped(text, indent=""):
 
 
 def _shortened(text, most):
-    """A text, with a mark where it is cut."""
+    """A text, with a mark where its end is left out."""
     return text if len(text) <= most else f"{text[: most - 2]} …"
 
 
 def _under(rows, align, texts):
-    """The lines of a table, each with a text under it; a line that is too long goes on below, with nothing cut."""
+    """The lines of a table, each with a text under it; a line that is too long goes on below, and nothing is left out."""
     lines = aligned(rows, align).splitlines()
     return [
         part
