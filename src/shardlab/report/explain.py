@@ -572,7 +572,7 @@ def _shortened(text, most):
 
 
 def _under(rows, align, texts):
-    """The lines of a table, each with a text under it; a line that is too long goes on below, and nothing is left out."""
+    """The lines of a table, each with a text under it; what is too long goes on below; nothing is left out."""
     lines = aligned(rows, align).splitlines()
     return [
         part
