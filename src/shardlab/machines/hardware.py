@@ -270,7 +270,7 @@ _PARTS_OF_A_CUBE = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 def measured(name: str | Chip) -> dict:
     """What was measured on a chip of this kind: by whoever ran `scripts/record_gpu.py` there, one chip, one day.
 
-    >>> h200 = measured("H200")
+    >>> h200 = hardware.measured("H200")
     >>> h200["device"], h200["date"]
     ('NVIDIA H200', '2026-11-26')
     >>> big = next(row for row in h200["square"] if (row["size"], row["dtype"]) == (16384, "bfloat16"))
