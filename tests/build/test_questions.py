@@ -139,6 +139,9 @@ def test_a_reader_picks_by_keyboard_and_hears_whether_it_was_right(browser, page
     expect(answer.get_by_text("Of two ones")).to_be_visible()
     expect(answer).to_have_attribute("open", "")
     expect(answer.locator(".cell_output")).to_be_visible()
+    assert box.locator("label.right").count() == box.locator("label.wrong").count() == 1
+    expect(answer.locator("summary").first).to_have_text("Hide the answer")
+    expect(answer.locator(".cell_output")).to_be_in_viewport()
     reader.keyboard.press("ArrowDown")
     expect(box.get_by_role("status")).to_have_text("Right. The output below shows it.")
     assert box.locator("label.right").count() == 1 and not box.locator("label.wrong").count()

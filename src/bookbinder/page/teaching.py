@@ -37,7 +37,7 @@ def exercises(book):
             for title, stars, label in _EXERCISE.findall(book.chapter(name).text):
                 rows.append(f"| {{doc}}`{name}` | [{title}](#{label}) | {stars} | {EXERCISE_MINUTES[stars]} |")
         if rows and caption != APPENDICES:
-            blocks += [f"### {caption}", "\n".join(["| chapter | exercise | | minutes |", "|---|---|---|---|", *rows])]
+            blocks += [f"### {caption}", "\n".join(["| chapter | exercise | stars | minutes |", "|---|---|---|---|", *rows])]
     return "\n\n".join(blocks)
 
 

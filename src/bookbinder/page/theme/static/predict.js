@@ -10,7 +10,7 @@
         const right = target.hasAttribute("data-right");
         for (const label of box.querySelectorAll("label")) {
           const chosen = label.contains(target);
-          label.classList.toggle("right", chosen && right);
+          label.classList.toggle("right", label.querySelector("[data-right]") !== null); // also when another was picked
           label.classList.toggle("wrong", chosen && !right);
           const reason = label.nextElementSibling;
           if (reason.matches(".reason")) reason.hidden = !chosen || right;  // the right one's stands with the answer
@@ -20,7 +20,11 @@
         verdict.textContent = `You predicted “${target.value.trim()}”. The output below shows the answer.`;
       } else return;
       answer.open = true;
+      // What is said to stand below is on the screen.
+      if (answer.getBoundingClientRect().bottom > innerHeight) box.scrollIntoView({ block: "start" });
     });
+    const title = answer.querySelector("summary"), show = title.textContent;
+    answer.addEventListener("toggle", () => { title.textContent = answer.open ? show.replace("Show", "Hide") : show; });
   }
 
   // Who reads a chapter again may have all answers open, on every page.
