@@ -37,7 +37,8 @@ def exercises(book):
             for title, stars, label in _EXERCISE.findall(book.chapter(name).text):
                 rows.append(f"| {{doc}}`{name}` | [{title}](#{label}) | {stars} | {EXERCISE_MINUTES[stars]} |")
         if rows and caption != APPENDICES:
-            blocks += [f"### {caption}", "\n".join(["| chapter | exercise | stars | minutes |", "|---|---|---|---|", *rows])]
+            head = ["| chapter | exercise | stars | minutes |", "|---|---|---|---|"]
+            blocks += [f"### {caption}", "\n".join([*head, *rows])]
     return "\n\n".join(blocks)
 
 
