@@ -127,7 +127,8 @@ def test_the_minutes_of_a_path_are_those_of_its_chapters(page):
 
 def test_buttons_and_proofs_lead_somewhere(page, site):
     buttons = {link.get_text(): link["href"] for link in page.select(".buttons a")}
-    assert buttons == {"Start reading": "start.html", "Try it": "explorer.html", "Open in Colab": WHERE.colab("index")}
+    pages = {"Start reading": "start.html", "Try it": "explorer.html", "The tool": "shardlab.html"}
+    assert buttons == pages | {"Open in Colab": WHERE.colab("index")}
     proofs = page.select(".proofs li")
     assert len(proofs) >= 6
     for proof in proofs:

@@ -222,7 +222,7 @@ def test_a_chapter_begins_with_its_key_figure(site, built, book, complete):
     names = {c.name for c in book.chapters if re.search(rf"tags:.*\b{pages.KEY_FIGURE}\b", c.text)}
     assert len(names) > 20
     for chapter in complete:
-        figures = built[site / f"{chapter.name}.html"].select(f"article .{pages.KEY_FIGURE}.cell_output")
+        figures = built[site / f"{chapter.name}.html"].select(f"article .{pages.KEY_FIGURE}")
         assert len(figures) == (chapter.name in names), chapter.name
         for figure in figures:
             before = [tag.name for tag in figure.find_previous_siblings() if tag.name]

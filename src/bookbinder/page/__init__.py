@@ -5,5 +5,6 @@
 - `bookbinder.page.search`: the sections of all pages, for the search of the site
 - `bookbinder.page.pages`: what stands on a page besides its text; `theme` lays it out, with templates and styles
 - `bookbinder.page.questions`: make predictions questions, whose answer opens when the reader has picked one
+- `bookbinder.page.teaching`: all exercises with their times, and the errors that predictions look for
 - `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
 """

@@ -184,9 +184,7 @@ def _key_figure(app, doctree, docname):
         if not shown:
             raise ExtensionError(f"{docname}: the cell with the tag {KEY_FIGURE} shows no picture")
         title = next(iter(doctree.findall(nodes.title)))
-        box = nodes.container(
-            "", *(_renamed(node.deepcopy()) for node in shown[:1]), classes=[KEY_FIGURE, "cell_output"]
-        )
+        box = nodes.container("", _renamed(shown[0].deepcopy()), classes=[KEY_FIGURE])
         title.parent.insert(title.parent.index(title) + 1, box)
         return
 
@@ -233,7 +231,7 @@ def _plots(app, doctree, docname):
     """Put plots into the page, where they have its colours, light or dark."""
     for number, image in enumerate(list(doctree.findall(nodes.image)), 1):
         file = Path(app.srcdir) / image["uri"]
-        if file.suffix == ".svg" and _is_inside(image, "cell_output"):
+        if file.suffix == ".svg" and (_is_inside(image, "cell_output") or _is_inside(image, KEY_FIGURE)):
             drawn = plot(file.read_text("utf-8"), image.get("alt", ""), f"plot-{number}-")
             image.replace_self(nodes.raw("", drawn, format="html"))
 

@@ -2,5 +2,6 @@
 
 - `bookbinder.read.book`: read the table of contents and the chapters, and reject what is broken
 - `bookbinder.read.address`: the links to the repository, the site and the notebooks
+- `bookbinder.read.citation`: how the book is cited
 - `bookbinder.read.package`: what is special to the package that chapters import
 """

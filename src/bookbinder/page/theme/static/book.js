@@ -67,7 +67,7 @@
   };
   const boxes = new ResizeObserver((seen) => seen.forEach(reach));
   addEventListener("contentvisibilityautostatechange", reach);
-  for (const box of document.querySelectorAll("article :is(pre, .table, div.math, .cell_output > *, .cell_output:has(> .plot))")) boxes.observe(box);
+  for (const box of document.querySelectorAll("article :is(pre, .table, div.math, .cell_output > *, :is(.cell_output, .key-figure):has(> .plot))")) boxes.observe(box);
 
   // Chapters that were read to their end have a tick in the list, in this browser only.
   const read = new Set((keep.get("read") ?? "").split(" ").filter(Boolean));
