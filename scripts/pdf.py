@@ -21,17 +21,8 @@ from bookbinder.read import address, book
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ON_SCREEN = (
-    "script",
-    "input",
-    "button",
-    ".facts",
-    ".place",
-    ".headerlink",
-    ".end",
-    ".verdict",
-    "details.hide > summary .expanded",
-)
+BARS = ".facts", ".place", ".headerlink", ".end"
+ON_SCREEN = "script", "input", "button", *BARS, ".verdict", "details.hide > summary .expanded"
 OF_HOME = ".buttons", ".buttons + .cell", "section section:has(.cards, .paths, .proofs)"  # what leads elsewhere
 LEFT_OUT = ", ".join([*ON_SCREEN, *OF_HOME])
 STYLE = """

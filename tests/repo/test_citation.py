@@ -16,6 +16,7 @@ from bookbinder.read.book import BookError
 from bookbinder.run import environments
 
 pytestmark = pytest.mark.reads(
+    "book",
     "CITATION.cff",
     ".zenodo.json",
     "pyproject.toml",
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.reads(
     "LICENSE",
     "README.md",
     "CHANGELOG.md",
-    "src/bookbinder/read",
+    "src/bookbinder",
     "src/shardlab",
 )
 CITED = citation.of(ROOT)
