@@ -474,7 +474,7 @@ def test_without_a_compiler_the_error_says_what_to_install(no_compiler, monkeypa
     pod = Pod("v5e:2x4")
     assert "no compiler installed" in repr(pod)
     a = arg(pod.mesh((2, 4), ("x", "y")), (64, 128), "x", "y")
-    with pytest.raises(NoCompiler, match=r"(?s)\[pods\].*'nothing' on v5e:2x4.*not among the recorded"):
+    with pytest.raises(NoCompiler, match=r"(?s)jax\[tpu\].*'nothing' on v5e:2x4.*not among the recorded"):
         pod.compile(jnp.sin, a, name="nothing")
     gpus = Pod("h100:1x8")
     with pytest.raises(NoCompiler, match=r"\[pods-gpu\]"):
