@@ -477,7 +477,7 @@ def test_without_a_compiler_the_error_says_what_to_install(no_compiler, monkeypa
     with pytest.raises(NoCompiler, match=r"(?s)jax\[tpu\].*'nothing' on v5e:2x4.*not among the recorded"):
         pod.compile(jnp.sin, a, name="nothing")
     gpus = Pod("h100:1x8")
-    with pytest.raises(NoCompiler, match=r"\[pods-gpu\]"):
+    with pytest.raises(NoCompiler, match=r"jax-cuda13-plugin"):
         gpus.compile(jnp.sin, arg(gpus.mesh((8,), ("x",)), (64,), "x"), name="nothing")
     monkeypatch.setattr("platform.machine", lambda: "arm64")
     with pytest.raises(NoCompiler, match="Linux on x86-64; this is linux on arm64"):
