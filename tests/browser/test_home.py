@@ -134,7 +134,7 @@ def test_buttons_and_proofs_lead_somewhere(page, site):
     for proof in proofs:
         (link,) = proof.select("a")
         file, _, anchor = link["href"].partition("#")
-        if link["href"] != WHERE.colab("arrays"):
+        if link["href"] != WHERE.colab("start"):
             there = (site / file).read_text("utf-8")
             assert not anchor or f'id="{anchor}"' in there
 
