@@ -355,6 +355,21 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     assert load(tiny.root).chapter("one").front_matter == {}
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("difficulty: 4", r"difficulty: 4 is not 1, 2 or 3"),
+        ("after: two", r"after: 'two' is not a list of chapters"),
+        ("after: [twoo]", r"after: there is no other chapter twoo; did you mean two\?"),
+        ("after: [one]", r"after: there is no other chapter one"),
+    ],
+)
+def test_what_a_chapter_says_of_its_place_is_checked(tiny, line, said):
+    tiny.write("book/one.md", chapter("One", "1").replace("---\n", f"---\n{line}\n", 1))
+    with pytest.raises(BookError, match=rf"^book/one\.md:2: {said}"):
+        load(tiny.root).check()
+
+
 def test_a_link_to_a_chapter_shows_its_short_title_on_the_page_and_in_the_notebook(tiny):
     toc = (tiny.root / "_toc.yml").read_text()
     tiny.write("_toc.yml", toc.replace("  - file: book/two", "  - file: book/two\n    title: Short"))

@@ -84,9 +84,7 @@ class Chapter:
         value = self.front_matter["jax"]
         floor = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", value) if isinstance(value, str) else None
         if not floor:
-            line = next((n for n, text in enumerate(self.text.split("\n"), 1) if re.match(r"[\"']?jax\b", text)), 1)
-            message = f'jax: {value!r} is not a minimum version; write for example jax: ">=0.8.2"'
-            raise BookError(self.path, line, message)
+            raise self._error_at("jax", f'jax: {value!r} is not a minimum version; write for example jax: ">=0.8.2"')
         return floor[1]
 
     @property
@@ -138,8 +136,8 @@ class Chapter:
 
     def _error_at(self, key, message):
         """The error of a line of the front matter."""
-        lines = self.text.split("\n")
-        return BookError(self.path, next((n for n, text in enumerate(lines, 1) if text.startswith(key)), 1), message)
+        lines = enumerate(self.text.split("\n"), 1)
+        return BookError(self.path, next((n for n, text in lines if re.match(rf"[\"']?{key}\b", text)), 1), message)
 
     @cached_property
     def notebook(self):
