@@ -360,7 +360,7 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     [
         ("difficulty: 4", r"difficulty: 4 is not 1, 2 or 3"),
         ("after: two", r"after: 'two' is not a list of chapters"),
-        ("after: [twoo]", r"after: there is no other chapter twoo; did you mean two\?"),
+        ("after: [tow]", r"after: there is no other chapter tow; did you mean two\?"),
         ("after: [one]", r"after: there is no other chapter one"),
     ],
 )
