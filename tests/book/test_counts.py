@@ -54,3 +54,93 @@ def test_on_four_devices(tmp_path, name):
     source = source_of(name)
     output = run_on(tmp_path, source, 4)
     assert output.count("Right: ") == source.count("strict=True)")
+
+
+# What a reader may put in place of the first chapter's step: a state of many kinds, donated; BatchNorm, dropout and a
+# stream of random numbers; bfloat16.
+ADAM = """
+import optax
+from typing import Any, NamedTuple
+
+class TrainState(NamedTuple):
+    params: Any
+    moments: Any
+    count: Any
+
+optimizer = optax.adam(1e-3)
+
+def loss_of(params, batch):
+    hidden = jnp.tanh(batch["x"].astype(DTYPE) @ params["w"].astype(DTYPE))
+    scores = (hidden @ params["out"].astype(DTYPE) + params["b"].astype(DTYPE)).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]).mean()
+
+def train_step(state, batch):
+    loss, grads = jax.value_and_grad(loss_of)(state.params, batch)
+    updates, moments = optimizer.update(grads, state.moments, state.params)
+    return TrainState(optax.apply_updates(state.params, updates), moments, state.count + 1), {"loss": loss}
+
+step = jax.jit(train_step, donate_argnums=0)
+noise = np.random.default_rng(0)
+trained = {"w": noise.normal(size=(48, 30)), "out": noise.normal(size=(30, 10)), "b": np.zeros(10)}
+trained = jax.tree.map(np.float32, trained)
+state = TrainState(trained, optimizer.init(trained), 0)
+batch = {"x": noise.normal(size=(120, 48)).astype(np.float32), "label": noise.integers(0, 10, 120)}
+state, batch = jax.device_get((state, batch))
+ours = False
+"""
+BATCH_NORM = """
+import optax
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Linear(48, 64, rngs=rngs)
+        self.norm = nnx.BatchNorm(64, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.last = nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(self.drop(nnx.relu(self.norm(self.first(x)))))
+
+net = Net(nnx.Rngs(0))
+definition, state = nnx.split((net, nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)))
+trained = nnx.state(net, nnx.Param)
+
+def loss_of(net, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(net(batch["x"]), batch["label"]).mean()
+
+@jax.jit
+def step(state, batch):
+    net, optimizer = nnx.merge(definition, state)
+    loss, grads = nnx.value_and_grad(loss_of)(net, batch)
+    optimizer.update(net, grads)
+    return nnx.state((net, optimizer)), loss
+
+noise = np.random.default_rng(0)
+batch = {"x": noise.normal(size=(120, 48)).astype(np.float32), "label": noise.integers(0, 10, 120)}
+state, batch = jax.device_get((state, batch))
+ours = False
+"""
+STEPS = {
+    "adam, donated": (ADAM.replace("DTYPE", "jnp.float32"), "1e-5"),
+    "adam in bfloat16, donated": (ADAM.replace("DTYPE", "jnp.bfloat16"), "1e-2"),
+    "batch norm and dropout": (BATCH_NORM, "1e-5"),
+}
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_first_chapter_runs_with_a_reader_s_own_step(tmp_path, name, count):
+    """Three divides the batch and some of the dimensions; the step stands where the chapter says, and nothing else changes
+    but the tolerance, where the chapter says so too."""
+    own, rtol = STEPS[name]
+    cells = [cell.source for cell in BOOK.chapter("start").cells]
+    at = [k for k, source in enumerate(cells) if "ours = True" in source]
+    assert len(at) == 1
+    cells[at[0]] = own
+    source = "\n\n".join(cells)
+    assert source.count("rtol = 1e-5  #") == 1
+    output = run_on(tmp_path, source.replace("rtol = 1e-5  #", f"rtol = {rtol}  #"), count)
+    assert f"{count} x cpu on cpu" in output and output.count("Right: ") == 2
+    if name.startswith("batch") and count > 1:
+        assert "'all-reduce': 3" in output  # the gradients, and what BatchNorm adds up
