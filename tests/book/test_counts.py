@@ -131,8 +131,7 @@ STEPS = {
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_first_chapter_runs_with_a_reader_s_own_step(tmp_path, name, count):
-    """Three divides the batch and some of the dimensions; the step stands where the chapter says, and nothing else changes
-    but the tolerance, where the chapter says so too."""
+    """Three divides the batch and some of the dimensions. What changes is the cell that the chapter names, and rtol."""
     own, rtol = STEPS[name]
     cells = [cell.source for cell in BOOK.chapter("start").cells]
     at = [k for k, source in enumerate(cells) if "ours = True" in source]

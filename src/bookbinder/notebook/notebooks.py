@@ -214,6 +214,8 @@ book = "git+{repository}@{version}"
 package = [*glob("{package}-*.whl"), book][0]  # a wheel beside this notebook, or the book's repository
 if not find_spec("{package}"):
     %pip install --quiet {{package}}
+if not find_spec("{package}"):
+    raise RuntimeError("{package} could not be installed: the lines above say why")
 """
 _UPGRADE = """
 from importlib.metadata import version

@@ -165,7 +165,7 @@ class Agreement:
     arrays: int
     worst: float
     where: str
-    _on_one: tuple = field(default=(), repr=False, compare=False)  # of the call: args, chosen, steps, and its results
+    _on_one: tuple = field(default=(), repr=False, compare=False)  # of the call: args, how it ran, and its results
 
     def __str__(self) -> str:
         """One sentence."""
@@ -183,6 +183,7 @@ def assert_equal_to_one_device(
     *,
     gradient: bool | int | tuple[int, ...] = False,
     steps: int = 1,
+    state: bool = True,
     reference: Callable | Agreement | None = None,
     mesh: Mesh | None = None,
     rtol: float | None = None,
@@ -204,7 +205,9 @@ def assert_equal_to_one_device(
     2 arrays on 8 devices as on one; largest relative difference ...
 
     A training step is compared over several steps: `assert_equal_to_one_device(step, (state, batch), layouts, steps=5)`
-    passes each new state to the next step, and compares the losses of all steps and the last state.
+    passes each new state to the next step, and compares the losses of all steps and the last state. Adam divides by
+    numbers near zero, so two correct runs may end in different parameters; after Adam, compare the losses alone, with
+    `state=False`.
 
     Args:
       f: a function of arrays and trees of them; it is jitted, if it is not. It may donate its arguments: it gets new
@@ -217,6 +220,8 @@ def assert_equal_to_one_device(
         numbers in both runs.
       steps: how often to call `f`. In each call but the first, the first argument is what the call before returned, or
         the first of several results; the others of each call are compared too.
+      state: whether the first of several results is compared, which for a training step is the new state. If False,
+        only the others are, such as losses.
       reference: the function to run on one device, if that is not `f`; or what an earlier call with the same arguments
         returned, whose results on one device are then used again.
       mesh: the mesh for the layouts that are `PartitionSpec`s.
@@ -230,8 +235,8 @@ def assert_equal_to_one_device(
     Raises:
       AssertionError: something differs; the message names every leaf, and its first wrong index.
       ValueError: the layouts do not fit the arguments, or use one device only; or `f` cannot run on one device; or
-        several steps are asked for, of a function without arguments or with its gradient; or `reference` comes from a
-        call with other arguments.
+        several steps are asked for, of a function without arguments or with its gradient; or `state` is False and `f`
+        returns nothing beside it; or `reference` comes from a call with other arguments.
     """
     __tracebackhide__ = True
     if not isinstance(args, tuple) or not isinstance(layouts, tuple) or len(args) != len(layouts):
@@ -254,11 +259,16 @@ def assert_equal_to_one_device(
             f"steps={steps!r}: give a number from 1 on; to compare more than one step, f needs an argument to begin "
             "with, and gradients are compared in a call of their own"
         )
-    results = _results(f, lambda: _placed(args, layouts, mesh, one=False), chosen, steps)
+    if not state and (chosen or not args):
+        raise ValueError(
+            "state=False: f needs an argument to begin with, and gradients are compared in a call of their own"
+        )
+    how = (chosen, steps, state)
+    results = _results(f, lambda: _placed(args, layouts, mesh, one=False), *how)
     if isinstance(reference, Agreement):
-        expected = _seen(reference, args, chosen, steps)
+        expected = _seen(reference, args, how)
     else:
-        expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), chosen, steps, meshes)
+        expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), how, meshes)
 
     wrong, leaves, differences = [], 0, {}
     for title, want, have in zip(("", "gradient of argument "), expected, results, strict=True):
@@ -277,17 +287,25 @@ def assert_equal_to_one_device(
                 wrong.append((place, problem))
             elif _is_inexact(value):
                 differences[place or "the result"] = _relative(value, other)
-    _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", f"not the same on {count} devices as on one")
+    unlike = f"not the same on {count} devices as on one"
+    of_state = f"['after {steps} steps']" if steps > 1 else "[0]"  # if f returns a state and something else
+    in_state = [place.startswith(of_state) for place, _ in wrong]
+    if wrong and all(in_state) and not all(place.startswith(of_state) for place in differences):
+        unlike += (
+            " (only the new state differs; if that is after Adam, which divides by numbers near zero, compare what the "
+            "step returns beside it, with state=False)"
+        )
+    _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", unlike)
     where = max(differences, key=differences.get, default="")
     worst = differences.get(where, 0.0)
-    return Agreement(count, len(differences), worst, where if worst else "", (args, chosen, steps, expected))
+    return Agreement(count, len(differences), worst, where if worst else "", (args, how, expected))
 
 
-def _seen(earlier, args, chosen, steps):
+def _seen(earlier, args, how):
     """The results on one device of an earlier comparison, if it had the same arguments."""
-    before, *how, expected = earlier._on_one or ((), None)
+    before, how_before, expected = earlier._on_one or ((), None, None)
     leaves = [jax.tree.leaves(tree) for tree in (before, args)]
-    if how != [chosen, steps] or len(leaves[0]) != len(leaves[1]) or any(map(operator.is_not, *leaves)):
+    if how_before != how or len(leaves[0]) != len(leaves[1]) or any(map(operator.is_not, *leaves)):
         raise ValueError(
             "reference= is the result of a comparison with other arguments, gradients or steps; pass the same ones, or "
             "the function to run on one device"
@@ -295,12 +313,12 @@ def _seen(earlier, args, chosen, steps):
     return expected
 
 
-def _alone_results(f, reference, place, chosen, steps, meshes):
+def _alone_results(f, reference, place, how, meshes):
     """What `reference`, or else `f`, returns on one device."""
     alone = jax.set_mesh(_alone(meshes[0])) if meshes and not _no_current_mesh() else nullcontext()
     try:
         with alone:
-            expected = _results(reference or f, place, chosen, steps)
+            expected = _results(reference or f, place, *how)
     except ValueError as error:
         if reference is not None:
             raise
@@ -364,11 +382,11 @@ def _chosen(gradient, args):
     return numbers
 
 
-def _results(f, place, chosen, steps):
+def _results(f, place, chosen, steps, state):
     """What f returns, and its gradients for the chosen arguments; `place` makes new arrays of the arguments."""
     f = f if hasattr(f, "lower") else jax.jit(f)
-    if steps > 1:
-        return _after(f, place(), steps), ()
+    if steps > 1 or not state:
+        return _after(f, place(), steps, state), ()
     value = f(*place())
     if not chosen:
         return value, ()
@@ -384,15 +402,17 @@ def _results(f, place, chosen, steps):
     return value, back(jax.tree.map(_weights, result))
 
 
-def _after(f, args, steps):
-    """What f has returned after several steps: the last state, and what else each step returned."""
+def _after(f, args, steps, with_state):
+    """What f has returned after several steps: what each returned beside the state, and the last state if asked for."""
     state, *others = args
     expected = {}
     for step in range(1, steps + 1):
         result = jax.block_until_ready(f(state, *others))  # a step at a time: emulated devices may deadlock
         state, *rest = result if isinstance(result, tuple) else (result,)
         expected[f"step {step}"] = rest
-    return {f"after {steps} steps": state, **expected}
+    if not with_state and not jax.tree.leaves(expected):
+        raise ValueError(f"state=False: {_name(f)} returns its new state and nothing beside it, so nothing is compared")
+    return {f"after {steps} steps": state, **expected} if with_state else expected
 
 
 def _weights(result):

@@ -126,6 +126,7 @@ class Report:
       memory: bytes of each device: "arguments", "results", "temporaries", "donated" and "peak", the most at once:
         the peak of a TPU's compiler, or else the sum; {} if unknown.
       findings: what to change, as `Finding`s.
+      idle: how many devices of this backend a program for one device leaves idle; 0 for all other programs.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Report:
     arrays: tuple[Array, ...] = ()
     memory: dict[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    idle: int = 0
 
     @property
     def bytes(self) -> int | None:
@@ -195,6 +197,9 @@ class Report:
         return f"{self.name}, for {on}, compiled for {self.compiled_for}"
 
     def _sum(self):
+        if self.idle and not self.moves:
+            of = counted(self.idle + 1, "device")
+            return f"It sends nothing, and leaves {self.idle} of {of} idle: no argument is placed on a mesh of several."
         if not self.moves:
             return "It sends nothing."
         return f"It sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
@@ -340,7 +345,8 @@ def explain(
     if not is_gradient:  # which replaces no argument
         all_findings += findings.of_replacement(arrays, results)
     all_findings += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
-    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(all_findings))
+    idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
+    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(all_findings), idle=idle)
 
 
 def compare(before: Report, after: Report) -> Comparison:

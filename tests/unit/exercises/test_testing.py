@@ -345,6 +345,34 @@ def test_steps_that_cannot_be_are_refused(mesh, given):
     assert f"steps={given['steps']}" in said
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_what_divides_noise_by_noise_is_left_out_by_state_false(mesh, steps):
+    """Adam's first update is g / |g|; where g is a sum that cancels, its sign is a matter of rounding."""
+
+    def adam(w, x):
+        gradient = x.sum(0)
+        return w - 0.1 * gradient / (jnp.abs(gradient) + 1e-12), jnp.mean(x**2)
+
+    x = np.random.default_rng(3).normal(size=(64, 256))
+    x = (x - x.mean(0)).astype(np.float32)  # each sum is its rounding error
+    args, layouts, given = (np.ones(256, np.float32), x), (P(), P("x")), {"mesh": mesh, "steps": steps}
+    said = message(assert_equal_to_one_device, adam, args, layouts, **given)
+    assert "only the new state differs" in said and "state=False" in said
+    found = assert_equal_to_one_device(adam, args, layouts, state=False, **given)
+    assert found.arrays == steps  # the losses
+    said = message(assert_equal_to_one_device, lambda w, x: (w, x.std() * w.sum()), args, layouts, state=False,
+                   reference=lambda w, x: (w, 2 * x.std() * w.sum()), **given)  # fmt: skip
+    assert "not the same on 8 devices" in said and "only the new state" not in said
+
+
+@pytest.mark.parametrize("f", [lambda w, x: w, lambda w, x: (w,), lambda w, x: (w, None)])
+def test_state_false_needs_something_else_to_compare(mesh, f):
+    args, layouts = (W, X), (P(), P("x"))
+    said = message(assert_equal_to_one_device, f, args, layouts, mesh=mesh, state=False, error=ValueError)
+    assert "returns its new state and nothing beside it" in said
+    message(assert_equal_to_one_device, loss, args, layouts, mesh=mesh, state=False, gradient=0, error=ValueError)
+
+
 # --- pytest, as a stranger runs it ------------------------------------------------------------------------------
 
 HEAD = """

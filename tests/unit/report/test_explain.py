@@ -646,6 +646,13 @@ def test_it_is_printed_as_html_and_as_json(trained):
     assert f"test_explain.py:{UP}" in repr(trained) and "It sends nothing." in repr(explain(jnp.tanh, BATCH))
 
 
+def test_a_program_for_one_device_says_that_the_others_are_idle():
+    report = explain(jnp.tanh, jnp.ones(8))
+    assert report.idle == jax.device_count() - 1 > 0
+    assert f"leaves {report.idle} of {jax.device_count()} devices idle" in repr(report)
+    assert explain(jnp.tanh, BATCH).idle == 0
+
+
 def test_what_is_no_program_is_refused():
     with pytest.raises(TypeError, match="takes a function, a Lowered or Compiled program or the text of one, not int"):
         explain(3)
