@@ -159,6 +159,35 @@ def test_the_replica_has_the_versions_of_colab(colab):
     assert {f"{name}-{notebooks.colab_version(name)}" for name in ("jax", "numpy")} <= set(installed)
 
 
+DONATED = """
+from shardlab import emulate
+emulate({n})
+import jax, jax.numpy as jnp, numpy as np
+noise = np.random.default_rng(0)
+start = [noise.normal(size=(512, 512)).astype(np.float32) / 512**0.5 for _ in range(2)]
+x = noise.normal(size=(64, 512)).astype(np.float32)
+def step(w):
+    loss, grads = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2))(w)
+    return jax.tree.map(lambda w, g: w - 0.5 * g, w, grads), loss
+losses = []
+for donated in ((), (0,)):
+    f, w = jax.jit(step, donate_argnums=donated), jax.tree.map(jnp.array, start)
+    for _ in range(20):
+        w, loss = f(w)
+    losses.append(float(loss))
+assert np.isclose(*losses, rtol=1e-5), losses
+"""
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_a_step_that_donates_its_state_trains_like_one_that_does_not(colab, n):
+    """Colab's jaxlib computes with old weights, on CPUs with AVX-512 at least, if emulate does not prevent it."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
+    clean |= {"PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": ""}
+    done = subprocess.run([colab, "-c", DONATED.format(n=n)], env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def layer(python, folder):
     """A Python with the packages of another one, where more can be installed without touching those."""
     status, _, said = environments.uv("venv", "--quiet", "--python", python, str(folder))

@@ -6,6 +6,8 @@ import re
 __all__ = ["configure", "emulate"]
 
 _FLAG = "--xla_force_host_platform_device_count"
+_XNNPACK = "--xla_cpu_use_xnnpack"
+_WRONG_XNNPACK = {"0.7.2", "0.8.0", "0.8.1"}  # jaxlibs whose CPU matmul may use weights that a donation has replaced
 
 
 def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
@@ -31,14 +33,16 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
       ValueError: `n` is not a whole number of at least 1.
       RuntimeError: JAX has started already, with other devices.
 
-    It sets three things, each by environment variable and, where there is one, by JAX's
+    It sets these things, each by environment variable and, where there is one, by JAX's
     configuration option too, so that child processes inherit them:
 
     - the platform: `JAX_PLATFORMS=cpu` (not with `keep_accelerators`);
     - the count: `jax_num_cpu_devices`, and `--xla_force_host_platform_device_count` in
       `XLA_FLAGS`;
     - `NPROC=32`: XLA's CPU client sizes its thread pool by it. With fewer threads than
-      waiting devices, a loop of collectives can hang on a machine of two cores.
+      waiting devices, a loop of collectives can hang on a machine of two cores;
+    - with jaxlib 0.7.2, 0.8.0 and 0.8.1, `--xla_cpu_use_xnnpack=false` in `XLA_FLAGS`: on some CPUs their matrix
+      products use old weights after a step that donates its state, and the losses are wrong without an error.
     """
     import jax
 
@@ -108,8 +112,12 @@ def configure(n: int, *, keep_accelerators: bool = False) -> None:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {n!r}")
 
+    import jaxlib
+
     os.environ["NPROC"] = str(max(32, 2 * n))
     other_flags = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+    if jaxlib.__version__ in _WRONG_XNNPACK and not any(flag.startswith(_XNNPACK) for flag in other_flags):
+        other_flags.append(f"{_XNNPACK}=false")
     os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{_FLAG}={n}"])
     if not keep_accelerators:
         os.environ["JAX_PLATFORMS"] = "cpu"

@@ -53,6 +53,24 @@ def test_other_flags_are_kept_and_an_old_count_is_replaced():
     ]
 
 
+@pytest.mark.parametrize(
+    ("jaxlib", "before", "after"),
+    [
+        ("0.7.1", "", []),
+        ("0.7.2", "", ["--xla_cpu_use_xnnpack=false"]),
+        ("0.8.1", "", ["--xla_cpu_use_xnnpack=false"]),
+        ("0.8.1", "--xla_cpu_use_xnnpack=true", ["--xla_cpu_use_xnnpack=true"]),  # the user's own
+        ("0.8.2", "", []),
+    ],
+)
+def test_matrix_products_that_are_wrong_after_a_donation_are_switched_off(jaxlib, before, after):
+    """Which versions those are: test_colab runs such a step with Colab's."""
+    program = f"import jaxlib\njaxlib.__version__ = {jaxlib!r}\nfrom shardlab.arrays.devices import configure\n"
+    program += f"configure(4)\n{SEEN.replace('jax.device_count()', '4').replace('jax.default_backend()', '0')}"
+    seen = python(program, XLA_FLAGS=before)
+    assert seen["XLA_FLAGS"].split() == [*after, "--xla_force_host_platform_device_count=4"]
+
+
 def test_too_late_is_refused_with_the_remedy_and_changes_nothing():
     program = """
 import jax
