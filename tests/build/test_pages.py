@@ -280,6 +280,28 @@ def test_pictures_have_sizes_and_words(built):
         assert all(image["loading"] == "lazy" for image in images[1:]), file
 
 
+def test_the_glossary_has_its_letters(built):
+    (row,) = [row for page in built.values() for row in page.select(".letters:has(input)")]
+    page = row.find_parent("article")
+    starts = [page.find(id=link["href"].removeprefix("#")).get_text()[0].upper() for link in row.select("a")]
+    assert [link.get_text() for link in row.select("a")] == ["0-9", *starts[1:]] and len(starts) > 15
+    assert starts == sorted(starts) and len(set(starts)) == len(starts)
+    firsts = [
+        entry
+        for entry in page.select("dl.glossary > dt")
+        if (before := entry.find_previous_sibling()) and before.name == "dd"
+    ]
+    assert {entry.get_text()[0].upper() for entry in firsts if entry.get_text()[0].isalpha()} == {*starts[1:]}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("jax.make_mesh", "jax.|make_|mesh"), ("__init__", "__init__"), ("0.12", "0.12"), ("a_1.T", "a_1.|T"), ("x", "x")],
+)
+def test_a_long_name_breaks_after_an_underscore_or_a_dot(name, parts):
+    assert pages._breakable(re.match(".+", name)).replace("<wbr>", "|") == parts
+
+
 def test_every_table_in_markdown_became_one(built):
     """A table whose second line has another number of columns than its first stays a paragraph."""
     texts = [(file.stem, text.get_text()) for file, page in built.items() for text in page.select("article p")]

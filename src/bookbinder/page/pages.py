@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from urllib.parse import quote
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.errors import ExtensionError
 
 from bookbinder import disk
@@ -96,6 +97,7 @@ def setup(app):
     app.connect("doctree-resolved", _outputs, priority=901)
     app.connect("doctree-resolved", _key_figure, priority=899)
     app.connect("doctree-resolved", _tables, priority=902)
+    app.connect("doctree-resolved", _letters, priority=902)
     app.connect("doctree-resolved", _plots, priority=903)
     app.connect("html-collect-pages", _not_found)
     app.connect("html-page-context", _describe, priority=900)
@@ -227,6 +229,20 @@ def _tables(app, doctree, docname):
         box += table
 
 
+def _letters(app, doctree, docname):
+    """Above a glossary, a link to the first term of each letter, and a box in which book.js takes a part of a term."""
+    for glossary in list(doctree.findall(addnodes.glossary)):
+        first = {}
+        for item in glossary.findall(nodes.definition_list_item):
+            term = item.next_node(nodes.term)  # others of this entry are its synonyms
+            initial = term.astext()[0].upper()
+            first.setdefault(initial if initial.isalpha() else "0-9", term["ids"][0])
+        links = [f'<a href="#{place}">{initial}</a>' for initial, place in first.items()]
+        box = '<input type="search" placeholder="Filter the terms" aria-label="Filter the terms">'
+        row = nodes.raw("", f'<p class="letters">{" ".join([*links, box])}</p>', format="html")
+        glossary.parent.insert(glossary.parent.index(glossary), row)
+
+
 def _plots(app, doctree, docname):
     """Put plots into the page, where they have its colours, light or dark."""
     for number, image in enumerate(list(doctree.findall(nodes.image)), 1):
@@ -307,8 +323,14 @@ def _describe(app, pagename, templatename, context, doctree):
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page)}", 1)
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
+    context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
     context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
+
+
+def _breakable(name):
+    """On a narrow screen a long name in the text breaks after `_` or `.`, rather than inside a word."""
+    return re.sub(r"(?<=[A-Za-z0-9][_.])(?=[A-Za-z])", "<wbr>", name[0])
 
 
 def _with_its_height(code):

@@ -69,6 +69,20 @@
   addEventListener("contentvisibilityautostatechange", reach);
   for (const box of document.querySelectorAll("article :is(pre, .table, div.math, .cell_output > *, :is(.cell_output, .key-figure):has(> .plot))")) boxes.observe(box);
 
+  // The glossary shows the entries whose terms have what is typed; an entry has one term or several, and what they mean.
+  document.querySelector(".letters input")?.addEventListener("input", ({ target }) => {
+    const typed = target.value.trim().toLowerCase();
+    let terms = [];
+    for (const item of document.querySelectorAll("dl.glossary > *")) {
+      if (item.tagName === "DT") terms.push(item);
+      else {
+        const hidden = !terms.some((term) => term.textContent.toLowerCase().includes(typed));
+        for (const part of [...terms, item]) part.hidden = hidden;
+        terms = [];
+      }
+    }
+  });
+
   // Chapters that were read to their end have a tick in the list, in this browser only.
   const read = new Set((keep.get("read") ?? "").split(" ").filter(Boolean));
   const name = (address) => new URL(address, location.href).pathname.split("/").pop().replace(".html", "") || "index";
