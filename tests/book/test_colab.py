@@ -259,6 +259,7 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
     cells = f"from shardlab import emulate\n\nemulate(8)\n\nimport jax\nassert jax.__version__ != {older!r}"
     front = FRONT.replace("jupytext:", f'jax: ">={newer}"\njupytext:')
     (tmp_path / "book").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[tool.bookbinder]\nname = "shardlab"\n')
     (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")
     book = Book(tmp_path, (Chapter(tmp_path, "newer"),), {"repository": BOOK.config["repository"]})
     (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])

@@ -50,9 +50,13 @@ def cluster():
     assert not list(Path("/run/netns").glob("node*")) and "node1" not in Path("/etc/hosts").read_text()
 
 
+# What others print, Orbax only if a disk is slow.
+NOT_SAID = r"\[Gloo\]|slurmstepd|^srun:|^\d+: *$|WARNING:absl:Waiting for previous save"
+
+
 def said(output):
-    """What a job printed, ordered by process, without empty lines, those of gloo and Slurm, and the job's number."""
-    lines = [line for line in output.splitlines() if not re.search(r"\[Gloo\]|slurmstepd|^srun:|^\d+: *$", line)]
+    """What a job printed, ordered by process, without empty lines, those of others, and the job's number."""
+    lines = [line for line in output.splitlines() if not re.search(NOT_SAID, line)]
     ranked = sorted(lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1)
     return [re.sub(r"^job \d+", "job N", line) for line in ranked]
 

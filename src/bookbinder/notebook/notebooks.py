@@ -1,5 +1,6 @@
 """Make each chapter a notebook that Colab opens and runs, `_build/notebooks/NAME.ipynb`, with the wheel beside them."""
 
+import base64
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from packaging.version import Version
@@ -21,12 +23,15 @@ PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "rem
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
+CLASS = "class"  # the folder of notebooks without solutions, for courses
+ANSWER = "# Your answer to exercise"  # how the cells begin there in which the reader writes; `shardlab grade` reads it
 
 
 def make(book, chapters=None):
     """Make the notebooks of all chapters that have code, or of some of them.
 
-    The same sources at the same commit give the same bytes.
+    A chapter with exercises has a second one, `class/NAME.ipynb`, in which solutions are left out and what checks the
+    answers cannot be read. The same sources at the same commit give the same bytes.
 
     Args:
       book: the `bookbinder.read.book.Book`.
@@ -47,15 +52,17 @@ def make(book, chapters=None):
         if chapter.runs:
             text = markdown.Markdown(book, chapter, targets, address, commit or address.branch, parser)
             files[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
+            if "{exercise-start}" in chapter.text:
+                files[f"{CLASS}/{chapter.name}.ipynb"] = _Notebook(text, commit, for_class=True).text()
     return files
 
 
 class _Notebook:
     """The notebook of one chapter, while it is made."""
 
-    def __init__(self, text, commit):
-        self.markdown, self.chapter, self.commit = text, text.chapter, commit
-        self.cells, self.buffer, self.solution, self.gate = [], [], None, None
+    def __init__(self, text, commit, for_class=False):
+        self.markdown, self.chapter, self.commit, self.for_class = text, text.chapter, commit, for_class
+        self.cells, self.buffer, self.solution, self.gate, self.label = [], [], None, None, None
         self.asked, self.answer, self.answered = False, "", False  # a prediction, until text follows its cells
 
     def text(self):
@@ -126,9 +133,10 @@ class _Notebook:
         if self.cells:
             raise BookError(self.chapter.path, line, "a chapter has one title; write ## for a section")
         address, name = self.markdown.address, self.chapter.name
+        own = f"{CLASS}/{name}" if self.for_class else name
         self._text(
             f"{self.markdown.block(group, self.chapter.text.split(chr(10)), 1)}\n\n"
-            f"[![Open in Colab]({BADGE})]({address.colab(name)})\n\n"
+            f"[![Open in Colab]({BADGE})]({address.colab(own)})\n\n"
             f"A chapter of [{self.markdown.book.config.get('title', 'the book')}]({address.site}). "
             f"[Its page]({address.page(name)}) shows all outputs; here you make them yourself."
         )
@@ -149,6 +157,7 @@ class _Notebook:
         if side == "start":
             number, title = self.markdown.exercise(directive, line)
             self.solution = number if kind == "solution" else None
+            self.label = directive.options.get("label") if kind == "exercise" else None
             text = self.markdown.text(directive.body, directive.line)
             self.buffer += [part for part in (title if kind == "exercise" else "", text) if part]
 
@@ -156,7 +165,7 @@ class _Notebook:
         """End a text cell."""
         text, self.buffer = "\n\n".join(self.buffer), []
         if text and self.solution:
-            text = markdown.box(f"Solution of exercise {self.solution}", text, True)
+            text = "" if self.for_class else markdown.box(f"Solution of exercise {self.solution}", text, True)
         if text:
             self._text(text)
 
@@ -169,7 +178,7 @@ class _Notebook:
         if unknown := tags - FOLD_TAGS - PAGE_TAGS:
             known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS))
             raise BookError(self.chapter.path, line, f"notebooks do not know the tag {min(unknown)}; there are {known}")
-        if not cell.source.strip():
+        if not cell.source.strip() or (self.solution and self.for_class):
             return
         title = None
         if self.solution:
@@ -179,6 +188,11 @@ class _Notebook:
         elif tags & FOLD_TAGS and not self.gate:
             title = "Folded code"
         source, checks = cell.source, ""
+        if self.for_class and self.gate and not self.solution:
+            if self._is_for_the_reader(line):
+                source = f"{ANSWER} {self.label}: leave this line as it is.\n{source}"
+            elif not source.startswith("%%"):
+                source = _unreadable(source)
         if self.asked and not title:
             before, checks, after = split_assertions(source)
             source = "\n".join(filter(None, [before, after]))
@@ -198,10 +212,20 @@ class _Notebook:
         metadata = {"tags": list(tags)} if tags else {}
         if title:  # a magic stays the first line
             first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
-            source = "\n".join(part for part in (first, f"#@title {title}: double-click to read it", rest) if part)
+            hint = "" if rest.startswith(_UNREADABLE) else ": double-click to read it"
+            source = "\n".join(part for part in (first, f"#@title {title}{hint}", rest) if part)
             metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
         cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None, "outputs": []}
         self.cells.append(cell)
+
+
+_UNREADABLE = "import base64, zlib\n\nexec(zlib.decompress(base64.b85decode"
+
+
+def _unreadable(source):
+    """Code that runs as before and shows nothing of what it checks."""
+    packed = base64.b85encode(zlib.compress(source.encode(), 9)).decode()
+    return f"{_UNREADABLE}({packed!r})))"
 
 
 GATES = ("exercise-start", "exercise-end", "solution-start", "solution-end")
@@ -231,7 +255,9 @@ if Version(version("jax")) < Version("{floor}"):
 def set_up(chapter, address, commit):
     """The first cell of a notebook: it installs the package, and what the chapter imports but Colab lacks."""
     imported = package.of(chapter.root)
-    code = _INSTALL.format(package=imported.name, repository=address.repository, version=commit or address.branch)
+    code, version = "", commit or address.branch
+    if imported.name:
+        code = _INSTALL.format(package=imported.name, repository=address.repository, version=version)
     for other in imported.not_in_colab:
         imports = rf"^import {other.partition('==')[0]}\b"
         if any(re.search(imports, cell.source, re.MULTILINE) for cell in chapter.cells):
