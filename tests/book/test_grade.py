@@ -116,4 +116,4 @@ def test_a_class_is_graded_as_it_should_be(handed_out, tmp_path):
     assert graded["failing.ipynb"][labels[0]]["why"] == "ZeroDivisionError: division by zero"
     assert all(graded["wrong.ipynb"][label]["why"] for label in every)
     text = grade.table(graded)
-    assert f"right.ipynb    {'   +' * len(every)}   {len(every)} of {len(every)}" in text and grade.LEGEND in text
+    assert f"right.ipynb  {'   +' * len(every)}   {len(every)} of {len(every)}" in text and grade.LEGEND in text

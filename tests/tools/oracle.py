@@ -47,7 +47,7 @@ def theirs(text):
         elif made := re.fullmatch(r"  (ROOT )?(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)((?:, .*)?)", line):
             root, name, types, kind, inside, attributes = made.groups(default="")
             operands = () if kind in ("parameter", "constant") else tuple(filter(None, inside.split(", ")))
-            calls = re.findall(r", (?:body|condition|to_apply|calls)=(\S+?)(?=,|$)", attributes)
+            calls = re.findall(r", (?:body|condition|to_apply|calls|\w+_computation)=(\S+?)(?=,|$)", attributes)
             several = re.search(r", (?:branch_computations|called_computations)=\{(.*?)\}", attributes)
             calls += several[1].split(", ") if several else []
             types = tuple(re.findall(r"\w+\[.*?\]", types))

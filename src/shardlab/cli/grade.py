@@ -92,7 +92,7 @@ def with_answers(original, returned, name):
             raise Wrong(f"{name}: the original has no exercise {label!r}{nearest(label, places)}")
         places[label].source = cell.source
     for label in places.keys() - given.keys():  # a cell that was deleted is not solved
-        places[label].source = ""
+        places[label].source = f"# Your answer to exercise {label}"
     return merged
 
 

@@ -1,18 +1,21 @@
 """Where an instruction of a compiled program comes from: its source line, its pass, and the argument that it moves.
 
 JAX writes into each instruction the operation and the source line that made it, and XLA keeps that in the program's
-text. What XLA's partitioner inserts carries the line of the operation that needed it or, since 2026, the name of the
-argument that it moves; then the line is that of the operation that uses it.
+text. What XLA's partitioner inserts carries the line of the operation that needed it, the line of what made its operand
+or, since 2026, the name of the argument that it moves. In the last two cases the line is that of the first operation
+that needs the array whole, or of the constraint that asks for it, which only the program before partitioning shows.
 """
 
+import math
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardlab.costs.kinds import KINDS
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, metadata
+from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, metadata
+from shardlab.programs.uses import Uses
 
 __all__ = ["Origin", "Origins", "where"]
 
@@ -37,7 +40,11 @@ class Origin:
       results: the results of the program that depend on it, such as `("result[0]['w']",)`, where these are at most
         three for each of its operands, and not all; () else, and for an argument.
       stack: JAX's whole name of the operation, such as "jit(step)/transpose(jvp())/dot_general".
-      use: JAX's operation that uses the result first, such as "scatter"; "" if the program does not say.
+      use: JAX's operation that uses the result first, such as "scatter"; "" if the program does not say, and "result"
+        if nothing uses it.
+      is_loop: whether that operation takes the array apart in a loop, as a scan and `jax.lax.map` do.
+      is_grouped: whether that operation is a convolution in groups.
+      made: the (file, line) of what made the array, if it is another line; else ("", 0).
     """
 
     operation: str = ""
@@ -48,6 +55,9 @@ class Origin:
     results: tuple[str, ...] = ()
     stack: str = ""
     use: str = ""
+    is_loop: bool = False
+    is_grouped: bool = False
+    made: tuple[str, int] = ("", 0)
 
 
 class Origins:
@@ -57,60 +67,172 @@ class Origins:
       program: a `shardlab.Program`.
       text: the text that it was read from.
       results: the names of the program's results, in order; without them they are numbered.
+      before: the `Origins` of the program before it was partitioned, if known.
 
     Attributes:
+      is_differentiated: whether the program has a backward pass.
       is_gradient: whether the program computes nothing after its backward pass: its results are gradients.
     """
 
-    def __init__(self, program: Program, text: str, results: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, program: Program, text: str, results: Sequence[str] | None = None, before: "Origins | None" = None
+    ) -> None:
         """Read the tables of files and stack frames, where the text has them."""
-        self._program, self._results, self._users, self._parts = program, results, {}, {}
+        self._program, self._results, self._parts, self._before = program, results, {}, before
+        self._uses = Uses(program)
+        self._mesh = (re.search(r"xla\.sdy\.meshes=\{[^\n]*", text) or [""])[0]
         files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FileNames"), re.M))
-        places = re.findall(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)", _table(text, "FileLocations"), re.M)
-        self._places = {number: (files.get(file, ""), int(line)) for number, file, line in places}
+        functions = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FunctionNames"), re.M))
+        locations = r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)"
+        places = re.findall(locations, _table(text, "FileLocations"), re.M)
+        self._places = {number: (files.get(file, ""), int(line)) for number, file, _, line in places}
+        self._functions = {number: functions.get(function, "") for number, _, function, _ in places}
         frames = re.findall(
             r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", _table(text, "StackFrames"), re.M
         )
         self._frames = {int(number): (place, int(parent or 1) - 1) for number, place, parent in frames}
         self._root = program.entry[program.entry.root]
-        self._differentiated = re.search(r'op_name="[^"]*transpose\(', text) is not None
+        self.is_differentiated = re.search(r'op_name="[^"]*transpose\(', text) is not None
         outside = set(re.findall(r'op_name="\w+\([^"]*\)/(\w+)"', re.sub(r'op_name="[^"]*jvp\([^"]*"', "", text)))
-        self.is_gradient = self._differentiated and outside <= {*_ON_THE_WAY, "copy", "transpose"}
+        self.is_gradient = self.is_differentiated and outside <= {*_ON_THE_WAY, "copy", "transpose"}
         self._callers = {}
         for here in program:
             for name, line in here.lines.items():
                 for called in re.findall(r"\b(?:calls|to_apply|body)=%?([\w.\-]+)", line):
                     self._callers.setdefault(called, (here, name))
 
-    def of(self, instruction: Instruction) -> Origin:
-        """The `Origin` of an instruction."""
+    def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
+        """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
         argument = self._argument(instruction)
         end = instruction.name.replace("-start", "-done")
         if "-start" in instruction.name and end in instruction.home.lines:  # between them other work is done
             instruction = instruction.home[end]
         stack, place = self._metadata(self._own_line(instruction))
-        used, where = self._use(instruction)
-        if used and (
-            "(" not in stack or _operation(stack) in _ON_THE_WAY
-        ):  # an argument's name, or on its way to its use
-            stack, place = used, where
+        made = self._made(instruction)
+        if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
+            stack, place = foreign
+        used, where, is_loop, is_grouped = self._use(instruction)
+        inserted = (stack, place) == made and not _adds(instruction) and _operation(stack) not in OPERATIONS
+        if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
+            asked = self._asked(stack, place, made, argument, axes)
+            stack, place = asked or ((used, where) if used else (stack, place))
+        if "(" not in stack and not used and not argument and made[1][1]:
+            stack, place = made
+            used = "result"
         if "(" not in stack:
             stack, place = "", ("", 0)
+        made = made[1] if made[1][1] and made[1] != place and not argument else ("", 0)
         phase = "backward" if "transpose(" in stack else "forward" if "jvp(" in stack or stack else ""
-        if phase == "forward" and self._differentiated and "jvp(" not in stack:
+        if phase == "forward" and self.is_differentiated and "jvp(" not in stack:
             phase = "update"
         if _adds(instruction) and phase == "backward":  # a part of a gradient, even where it equals an argument
             argument = ""
         results = () if argument else self._reached(instruction, phase)
-        return Origin(_operation(stack), phase, *place, argument, results, stack, _operation(used))
+        of_use = _operation(used), is_loop, is_grouped
+        return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made)
+
+    def in_loop(self, instruction: Instruction) -> str:
+        """As `shardlab.programs.uses.Uses.in_loop`."""
+        return self._uses.in_loop(instruction)
 
     def _use(self, instruction):
-        """The name of the first operation that uses a result, other than those on the way, and its place."""
-        for user in self._followed(instruction):
-            used, where = self._metadata(user)
-            if "(" in used and where[0] and _operation(used) not in _ON_THE_WAY:
-                return used, where
+        """The first operation that needs a result whole: its name, its place, whether it slices in a loop, and groups."""
+        gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        first = "", ("", 0), False, False
+        for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
+            used, where = self._metadata(user.line)
+            if "(" in used and where[1]:
+                is_loop = "while/body" in used and user.kind == "dynamic-slice"
+                if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
+                    return used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes))
+                first = first if first[0] else (used, where, False, False)
+        return first
+
+    def _made(self, instruction):
+        """The name and the place of what made a collective's operand."""
+        here, name = instruction.home, instruction.names[0] if instruction.names else ""
+        for _ in range(20):
+            if name not in here.lines:
+                break
+            maker = here[name]
+            stack, place = self._metadata(maker.line)
+            if maker.kind not in (*_PASS_ON, "parameter") and "(" in stack or maker.kind == "parameter":
+                return stack, place
+            name = maker.names[0] if maker.names else ""
         return "", ("", 0)
+
+    def _foreign(self, instruction):
+        """The name and the place of the callback whose result a collective sends from one device to the others."""
+        here, names = instruction.home, list(instruction.names)
+        for _ in range(20):
+            if not names:
+                break
+            maker = here[names.pop()]
+            if maker.kind == "conditional":
+                calls = (call for callee, *_ in maker.calls() for call in callee.matching(r" custom-call\("))
+                return next((self._metadata(call.line) for call in calls), None)
+            names += maker.names if maker.kind in (*_PASS_ON, "fusion", "get-tuple-element") else ()
+        return None
+
+    def _asked(self, stack, place, made, argument, axes):
+        """The name and the place of the sharding constraint that asks for a collective; None if there is none."""
+        if self._before is None or not axes:
+            return None
+        before = self._before
+        starts = before._arguments_named(argument) if argument else []
+        for here, name in starts:
+            if split := before._split(here, name, axes):
+                return split
+        for key in {(_operation(stack), place), (_operation(made[0]), made[1])} if not argument else ():
+            starts += before._operations().get(key, ())
+        for here, name in starts[:20]:
+            for user, _ in before._uses.first(here, name, elementwise=True):
+                spec = user.attribute("frontend_attributes")
+                if user.attribute("custom_call_target") == "Sharding" and "?" not in spec:
+                    names = set(re.findall(r'\\"([^"\\]+)\\"', spec.partition("sdy.sharding")[2]))
+                    used, where = before._metadata(user.line)
+                    if where[1] and not names & set(axes):
+                        return f"jit()/{used}" if "(" not in used else used, where
+        return None
+
+    def _split(self, here, name, axes):
+        """The name and the place of the reshape of an argument after which its shards are not contiguous, or None."""
+        argument = here[name]
+        dimensions = re.findall(r"\{(.*?)\}", argument.attribute("frontend_attributes").partition("[")[2])
+        sizes = dict(re.findall(r'"([^"\\]+)\\?"=(\d+)', self._mesh))
+        for dimension, inside in enumerate(dimensions):
+            names = re.findall(r'\\"([^"\\]+)\\"', inside)
+            if not set(names) & set(axes):
+                continue
+            shards = math.prod(int(sizes.get(axis, 1)) for axis in names)
+            for user in self._uses.users(here).get(name, ()):
+                reshape = here[user]
+                before, after = (array_types(kind)[0] for kind in (argument.result, reshape.result))
+                before, after = ([int(n) for n in re.findall(r"\d+", kind.partition("[")[2])] for kind in (before, after))
+                kept = before[:dimension] == after[:dimension] and after[dimension:] and after[dimension] % shards == 0
+                used, where = self._metadata(reshape.line)
+                if reshape.kind == "reshape" and not kept and where[1]:
+                    return used if "(" in used else f"jit()/{used}", where
+        return None
+
+    def _operations(self):
+        """Where instructions are, by JAX's operation and place: lists of (computation, name)."""
+        if not self._parts.get("operations"):
+            places = self._parts["operations"] = {}
+            for here in self._program:
+                for name, line in here.lines.items():
+                    stack, place = self._metadata(line)
+                    if place[1]:
+                        places.setdefault((_operation(stack), place), []).append((here, name))
+        return self._parts["operations"]
+
+    def _arguments_named(self, argument):
+        entry = self._program.entry
+        return [
+            (entry, name)
+            for name, line in entry.lines.items()
+            if " parameter(" in line and metadata(line).get("op_name") == argument
+        ]
 
     def place(self, line: str) -> tuple[str, int]:
         """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
@@ -130,20 +252,50 @@ class Origins:
         if "source_file" in origin and "source_line" in origin:
             place = origin["source_file"], int(origin["source_line"])
         elif "stack_frame_id" in origin:
-            place = self._place(int(origin["stack_frame_id"]))
+            place = self._place(int(origin["stack_frame_id"]), origin.get("op_name", ""))
         return origin.get("op_name", ""), place
 
-    def _place(self, frame):
+    def _place(self, frame, stack=""):
         """The innermost place that is not in an installed package, or else the innermost."""
-        first = None
+        chain = []  # of places and functions, the innermost first
         while frame in self._frames:
             number, parent = self._frames[frame]
-            place = self._places.get(number, ("", 0))
-            first = first or place
-            if place[0] and not _INSTALLED.search(place[0]):
-                return place
+            chain.append((self._places.get(number, ("", 0)), self._functions.get(number, "")))
             frame = parent if parent < frame else 0
-        return first or ("", 0)
+        own = [place for place, _ in chain if place[0] and not _INSTALLED.search(place[0])]
+        if own and (call := self._called_now(stack, chain)):
+            return call
+        return own[0] if own else chain[0][0] if chain else ("", 0)
+
+    def _called_now(self, stack, chain):
+        """The place of a call whose function has its lines from another program, in which JAX traced it first.
+
+        The frames of a call follow those of the function. In the first program they begin with the same place again.
+        """
+        places = [place for place, _ in chain]
+        parts = stack.split("/") if self._before is not None else []
+        for n, part in enumerate(parts[1:], 1):
+            if not (jitted := re.fullmatch(r"jit\((.*)\)", part)):
+                continue
+            calls = self._before._jitted_calls()
+            now = calls.get("/".join(parts[: n + 1])) or calls.get(part) or ()
+            call = next((place for place in places if place in now), None)
+            if call and places.count(call) == 1 == places.index(call):
+                if chain[0][1].rpartition(".")[2] != jitted[1]:
+                    return call
+        return None
+
+    def _jitted_calls(self):
+        """The places of the calls of jitted functions, by their names."""
+        if not self._parts.get("calls"):
+            calls = self._parts["calls"] = {}
+            for here in self._program:
+                for line in here.lines.values():
+                    if " call(" in line:
+                        stack, place = self._metadata(line)
+                        if place[1]:
+                            calls.setdefault(stack, set()).add(place)
+        return self._parts["calls"]
 
     def _argument(self, instruction):
         """The name of the program's argument that an instruction has as its first operand, or ""."""
@@ -187,20 +339,12 @@ class Origins:
             return None
         return loop.home, loop.home[loop.names[0]]
 
-    def _users_in(self, here):
-        if here.name not in self._users:
-            users = self._users[here.name] = {}
-            for name, line in here.lines.items():
-                for used in re.findall(r"%([\w.\-]+)", line.partition(" = ")[2].partition(", metadata=")[0]):
-                    users.setdefault(used, []).append(name)
-        return self._users[here.name]
-
     def _followed(self, instruction, ends=None):
         """The lines that depend on an instruction, nearest first; `ends` collects the numbers of results."""
         seen, waiting = set(), [(instruction.home, instruction.name)]
         while waiting and len(seen) < _MOST:
             here, name = waiting.pop(0)
-            for user in self._users_in(here).get(name, ()):
+            for user in self._uses.users(here).get(name, ()):
                 line = here.lines[user]
                 if user == here.root and re.search(r" tuple\(", line):
                     places = self._places_in(here, name)
@@ -210,7 +354,7 @@ class Origins:
                         outer, loop = self._callers[here.name]
                         waiting += [
                             (outer, taken)
-                            for taken in self._users_in(outer).get(loop, ())
+                            for taken in self._uses.users(outer).get(loop, ())
                             if (index := re.search(r"\bindex=(\d+)", outer.lines[taken])) and int(index[1]) in places
                         ]
                     continue
@@ -278,7 +422,7 @@ class Origins:
             here, name, outer = waiting.pop()
             if name == here.root and outer:
                 waiting.append((*outer, None))
-            for user in self._users_in(here).get(name, ()):
+            for user in self._uses.users(here).get(name, ()):
                 user_instruction = here[user]
                 if user_instruction.kind == "dynamic-slice" and user_instruction.names[0] == name:
                     sliced = True

@@ -34,6 +34,7 @@ from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Program, metadata
 from shardlab.programs.origins import Origins, where
 from shardlab.programs.timeline import predicted_seconds
+from shardlab.programs.varying import mismatches
 from shardlab.report import findings
 from shardlab.report.findings import Finding
 
@@ -121,7 +122,7 @@ class Report:
       mesh: sizes by axis; {} if unknown.
       compiled_for: the backend, such as "cpu" or "v5e:2x4".
       chip: the chip of the predicted times.
-      moves: its communication as `Move`s, the most bytes first.
+      moves: its communication as `Move`s, the longest predicted time first.
       arrays: its arguments as `Array`s, the largest first; () for a text.
       memory: bytes of each device: "arguments", "results", "temporaries", "donated" and "peak", the most at once:
         the peak of a TPU's compiler, or else the sum; {} if unknown.
@@ -205,8 +206,9 @@ class Report:
         return f"It sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
 
     def _rest(self):
-        rest = [move.total for move in self.moves[MOST:]]
-        return [f"and {len(rest)} smaller ones: {bytes_text(None if None in rest else sum(rest))}"] if rest else []
+        rest = Report(self.name, self.devices, self.mesh, self.compiled_for, self.chip, self.moves[MOST:])
+        count = len(rest.moves)
+        return [f"and {count} shorter ones: {bytes_text(rest.bytes)}, {_ms(rest.seconds)}"] if count else []
 
     def _memory(self):
         if not self.memory:
@@ -342,11 +344,14 @@ def explain(
     report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages)
     sizes = _memory(compiled, backend)
     all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
+    if (jaxpr := _traced(f, args, kwargs)) is not None:
+        all_findings += findings.of_varying(mismatches(jaxpr))
     if not is_gradient:  # which replaces no argument
         all_findings += findings.of_replacement(arrays, results)
     all_findings += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
     idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
-    return replace(report, arrays=tuple(arrays), memory=sizes, findings=tuple(all_findings), idle=idle)
+    all_findings = tuple(findings.by_harm(all_findings))
+    return replace(report, arrays=tuple(arrays), memory=sizes, findings=all_findings, idle=idle)
 
 
 def compare(before: Report, after: Report) -> Comparison:
@@ -375,6 +380,16 @@ explain.compare = compare
 
 
 # --- Compile ------------------------------------------------------------------------------------------------------
+
+
+def _traced(f, args, kwargs):
+    """The jaxpr of a function; None if it is none, or a wrapper that cannot be traced."""
+    if not callable(f) or isinstance(f, jax.stages.Wrapped) and not hasattr(f, "trace"):
+        return None
+    try:
+        return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
+    except Exception:  # noqa: BLE001 - it has been compiled, so what fails is only this second look
+        return None
 
 
 def _name(f):
@@ -407,9 +422,12 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     program = Program(text)
     named = collectives.meshes_named_in(text, program.devices)
     meshes = named if meshes is None else [*meshes, *named]
-    origins, flops, rows = Origins(program, text, results), MatmulFlops(), {}
+    whole = lowered.as_text(dialect="hlo", debug_info=True) if lowered is not None and program.devices > 1 else None
+    before = Program(whole) if whole else None
+    old = Origins(before, whole) if whole else None
+    origins, flops, rows = Origins(program, text, results, old), MatmulFlops(), {}
     lists = _lists((*_parameter_names(text), *(results or ())))
-    located = [(move, start, origins.of(start)) for move, start in collectives.find(program, meshes)]
+    located = [(move, start, origins.of(start, move.axes or move.within)) for move, start in collectives.find(program, meshes)]
     causes = [(origin, findings.cause(move, origin)) for move, _, origin in located]
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None
@@ -432,13 +450,11 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
         Move(kind, axes, within, group, types, times, sent, seconds, *place)
         for (kind, axes, within, group, types, sent, *place), (times, seconds) in rows.items()
     ]
-    moves.sort(key=lambda move: (move.total is not None, -(move.total or 0)))
+    moves.sort(key=lambda move: (move.seconds is not None, -(move.seconds or 0), -(move.total or 0)))
     mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
     judged = [*findings.of_sums(located), *findings.of_repeated_operations(causes)]
-    if lowered is not None and program.devices > 1:
-        whole = lowered.as_text(dialect="hlo", debug_info=True)
-        before = Program(whole)
-        old = Origins(before, whole)
+    judged += [*findings.of_loops(located, origins), *findings.of_many(moves)]
+    if whole:
         judged += findings.of_repeated_products(
             whole_flops(lambda instruction: old.place(instruction.line), before, whole),
             flops.by(lambda instruction: origins.place(instruction.line), program.entry),

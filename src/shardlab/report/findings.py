@@ -12,18 +12,24 @@ from dataclasses import dataclass
 from linecache import getline
 from typing import Any
 
+import jax
+
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
+from shardlab.programs.varying import Mismatch
 
 __all__ = [
-    "Finding", "cause", "of_arrays", "of_constants", "of_donation", "of_partitioner", "of_repeated_operations",
-    "of_repeated_products", "of_replacement", "of_sums", "of_widening",
+    "Finding", "by_harm", "cause", "of_arrays", "of_constants", "of_donation", "of_loops", "of_many", "of_partitioner",
+    "of_repeated_operations", "of_repeated_products", "of_replacement", "of_sums", "of_unsummed", "of_varying",
+    "of_widening",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
+_SMALL = 2**14  # bytes of a collective whose time is mostly latency
+_MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
 
@@ -56,6 +62,19 @@ class Finding:
     says: str
 
 
+# The titles of findings, what costs most or is wrong first.
+_HARM = (
+    "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation", "repeated work",
+    "summed in a loop", "many small collectives", "result on one device", "other sharding", "replicated",
+    "replicated result", "closed-over constant", "not donated", "donation not used", "bf16 widened",
+)  # fmt: skip
+
+
+def by_harm(found: Iterable[Finding]) -> list[Finding]:
+    """Findings in the order in which to look at them: wrong results, repeated work, communication, memory."""
+    return sorted(found, key=lambda finding: _HARM.index(finding.title))
+
+
 def cause(move: Collective, origin: Origin) -> str:
     """What usually causes a collective.
 
@@ -74,6 +93,12 @@ def cause(move: Collective, origin: Origin) -> str:
         return "the backward pass of a collective in a shard_map"
     if origin.operation in _RESHARDS:
         return "asked for: a sharding constraint or a reshard"
+    if {*operations} & _CALLBACKS:
+        return "a callback runs on one device: it gets the whole array, and its result goes to all devices"
+    if "ffi_call" in operations:
+        return f"XLA does not split a call into foreign code: {_SAME}"
+    if not jax.config.jax_threefry_partitionable and re.search(_RANDOM, origin.stack.partition("/")[2]):
+        return "random numbers, which JAX does not draw in shards while jax_threefry_partitionable is False"
     if move.kind == "all-gather":
         return _cause_of_a_gather(origin, operations)
     if KINDS[move.kind].adds:
@@ -89,8 +114,25 @@ def cause(move: Collective, origin: Origin) -> str:
             return "a concatenation along a sharded dimension: its rows belong to other devices than before"
         return "the shards go from one dimension of the array to another"
     if move.kind == "collective-permute":
-        return "shards go to other devices: a shift, a slice, a concatenation, or another order of the mesh"
+        for operation in operations:
+            if operation in _SHIFTS:
+                return f"{_SHIFTS[operation]} along a dimension that is sharded: rows go to other devices"
+        return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+_RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
+_CALLBACKS = {"debug_callback", "io_callback", "pure_callback"}
+_SHIFTS = {
+    "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution", "pad": "padding",
+    "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
+}  # fmt: skip
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+_OF_TWO = ("add", "atan2", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "pow", "rem", "select_n", "sub")
+
+
+def _not_known(origin):
+    return f"cause not known; used by {origin.use}" if origin.use else "cause not known"
 
 
 def _cause_of_a_gather(origin, operations):
@@ -111,11 +153,31 @@ def _cause_of_a_gather(origin, operations):
         return f"{along[1]} goes along the whole dimension, which is sharded"
     if origin.operation in ("argmax", "argmin", "reduce"):
         return "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+    if origin.is_loop:
+        return (
+            "a loop (scan, map) goes along the dimension that is sharded, so every device needs all of it: shard another "
+            "dimension, or use vmap"
+        )
+    if "slice" in origin.operation:
+        return "a slice along a dimension that is sharded: any device may have its rows"
+    if origin.use == "result":
+        return "a result that is stored whole: by out_shardings, or because the devices do not divide it"
     if origin.argument and origin.phase == "update":
         return "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+    if origin.operation == "conv_general_dilated" and origin.is_grouped:
+        return f"a convolution in groups, for which XLA gathers this operand: {_SAME}"
+    if origin.operation in _PRODUCTS:
+        if origin.argument:
+            return (
+                "an argument that is sharded along a dimension that this product needs whole (FSDP gathers parameters "
+                "so on purpose)"
+            )
+        return "a product needs this operand whole along a dimension that is sharded"
     if origin.argument:
-        return "an argument that is sharded along a dimension that this line needs whole (FSDP does so on purpose)"
-    return "two arrays with specs that clash: one of them is gathered"
+        return f"an argument that is sharded along a dimension that this line needs whole; {_not_known(origin)}"
+    if origin.operation in _OF_TWO:
+        return "two arrays with specs that clash: one of them is gathered"
+    return _not_known(origin)
 
 
 def of_arrays(
@@ -324,6 +386,7 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
     """
     if not whole or not each:
         return
+    whole, each = _matched(whole, each)
     again = {
         place: (devices * each[place], flops) for place, flops in whole.items() if devices * each[place] >= 1.5 * flops
     }
@@ -338,6 +401,17 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
             f"{flops_done / flops:.3g} times the FLOPs that one would; an array in them is replicated along an axis "
             "along which no dimension of the product is sharded",
         )
+
+
+def _matched(whole, each):
+    """FLOPs by place, where what only one of the two programs names is one place, that of most FLOPs."""
+    only = {place: flops for place, flops in whole.items() if place not in each}
+    rest = sum(flops for place, flops in each.items() if place not in whole)
+    if not only or not rest:
+        return whole, each
+    most = max(only, key=only.get)
+    whole = {place: flops for place, flops in whole.items() if place in each} | {most: sum(only.values())}
+    return whole, Counter({place: flops for place, flops in each.items() if place in whole} | {most: rest})
 
 
 def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Finding]:
@@ -358,6 +432,89 @@ def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Fin
                 "times too large, unless it is a mean; leave out one of the two (JAX adds the gradient of what "
                 "devices share by itself)",
             )
+
+
+def of_loops(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> Iterator[Finding]:
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves` as above."""
+    sums = {}
+    for move, start, origin in moves:
+        if not _adds(start) or (move.times or 0) < 2 or not move.bytes:
+            continue
+        how = origins.in_loop(start)
+        if how == "added" or (how == "stacked" and move.bytes < _SMALL):
+            times, size = sums.get((how, origin.file, origin.line), (0, 0))
+            sums[how, origin.file, origin.line] = times + move.times, size + move.times * move.bytes
+    for (how, file, line), (times, size) in sums.items():
+        place = f"{where(file, line)}: " if line else ""
+        if how == "added":
+            yield Finding(
+                "summed in a loop",
+                f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, send {bytes_text(size)}, although "
+                "the loop only adds their results up: let each device add up its own part, and sum over devices once after "
+                "the loop",
+            )
+        else:
+            yield Finding(
+                "summed in a loop",
+                f"{place}{counted(times, 'all-reduce')} of {bytes_text(size // times)} each, at least one in every "
+                "iteration, for results that are only used after the loop: keep each device's part, and sum all of them "
+                "at once after the loop",
+            )
+
+
+def of_varying(found: Iterable[Mismatch]) -> Iterator[Finding]:
+    """Results of a shard_map that are declared replicated but differ, and noise that is the same for other data.
+
+    Args:
+      found: `shardlab.programs.varying.Mismatch`es.
+    """
+    for one in found:
+        along, place = " and ".join(one.axes), where(one.file, one.line)
+        if one.kind == "result":
+            yield Finding(
+                "replicated but different",
+                f"{place}: result {one.number} of the shard_map of `{one.function}` is declared replicated along {along}, "
+                "but each device computes its own value: a psum or pmean is missing, or an axis in out_specs; "
+                "check_vma=True makes it an error",
+            )
+        else:
+            yield Finding(
+                "same noise",
+                f"{place}: devices along {along} have different data in the shard_map of `{one.function}`, but the same "
+                "random numbers, because their key is the same: fold in jax.lax.axis_index, if each should draw its own",
+            )
+
+
+def of_unsummed(moves: Sequence[Any], origins: Origins, is_pmap: bool) -> Iterator[Finding]:
+    """A step of `jax.pmap` that adds up no gradient; `moves` as above."""
+    if is_pmap and not moves and origins.is_differentiated:
+        yield Finding(
+            "gradients not summed",
+            "this pmap has a backward pass and sends nothing, so each device has the gradient of its own data alone: if it "
+            "updates parameters, they differ from device to device after the first step; a psum or pmean is missing",
+        )
+
+
+def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
+    """Many small collectives, whose time is latency.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    known = [move for move in moves if move.seconds is not None and move.times]
+    small = [move for move in known if move.bytes < _SMALL]
+    times, seconds, total = sum(move.times for move in small), *(sum(m.seconds for m in of) for of in (small, known))
+    if times >= _MANY and seconds > total / 2:
+        most = max(move.bytes for move in small)
+        first = max(small, key=lambda move: move.seconds)
+        yield Finding(
+            "many small collectives",
+            f"{times:,} collectives that send at most {bytes_text(most)} each take {seconds / total:.0%} of the predicted "
+            f"time, almost all of it latency; most of them are for {where(first.file, first.line)}: send several at once, "
+            "or less often",
+        )
 
 
 def _adds(instruction):

@@ -1,0 +1,211 @@
+"""What uses a value of a program first: followed through copies, tuples, fusions, calls, loops and branches.
+
+A collective that XLA's partitioner inserts often carries the source line of what *made* its operand. The line to change
+is that of the first operation that needs the value as the collective leaves it.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterator
+
+from shardlab.programs.hlo import COLLECTIVES, Computation, Instruction, Program, array_types, metadata, type_bytes
+
+__all__ = ["Uses"]
+
+_MOST = 3_000  # instructions that are looked at
+# The same values, in the same order or in another.
+_SAME = {
+    "bitcast", "bitcast-convert", "broadcast", "convert", "copy", "copy-done", "copy-start", "dynamic-update-slice",
+    "opt-barrier", "reduce-precision", "reshape", "transpose",
+    *(f"{kind}{end}" for kind in COLLECTIVES for end in ("", "-start", "-done")),
+}  # fmt: skip
+_ELEMENTWISE = {
+    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "erf", "exponential",
+    "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply",
+    "negate", "not", "or", "power", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "sign",
+    "sine", "sqrt", "subtract", "tan", "tanh", "xor",
+}  # fmt: skip
+_CONSTANT = {"broadcast", "constant", "iota", "partition-id"}
+
+
+class Uses:
+    """The uses of the values of a program, compiled or only lowered.
+
+    >>> from shardlab.programs.uses import Uses
+    >>> program = Program(jax.jit(lambda a: jnp.sin(a) @ a).lower(jnp.ones((8, 8))).as_text(dialect="hlo"))
+    >>> [(user.kind, needs) for user, needs in Uses(program).first(program.entry, "a.1")][-1]
+    ('dot', True)
+
+    Args:
+      program: a `shardlab.Program`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        """Begin with no computation looked at."""
+        self._program, self._users = program, {}
+
+    def users(self, here: Computation) -> dict[str, list[str]]:
+        """For each name in a computation the names of the instructions that have it as an operand."""
+        if here.name not in self._users:
+            users = self._users[here.name] = {}
+            for name, line in here.lines.items():
+                text = line.partition(" = ")[2].partition(", metadata=")[0]
+                marked = r"%([\w.\-]+)" if "%" in line else r"(?<![\w.\-=@\"])([\w.\-]+)(?![\w.\-(=\[])"
+                for used in re.findall(marked, text):
+                    if used in here.lines and name not in users.setdefault(used, []):
+                        users[used].append(name)
+        return self._users[here.name]
+
+    def first(
+        self, here: Computation, name: str, dimension: int | None = None, elementwise: bool = False
+    ) -> Iterator[tuple[Instruction, bool]]:
+        """The first operations that use a value, nearest first, each with whether it needs it as a whole.
+
+        An elementwise operation of one array needs no other element; what uses its result is looked at in its place.
+
+        Args:
+          here, name: the computation, and the name of the value in it.
+          dimension: the dimension of the value that was gathered, so that a slice of another one does not count.
+          elementwise: whether no elementwise operation counts, whatever its other operands are.
+        """
+        whole = array_types(here[name].result)[:1]
+        waiting, seen = deque([(here, name, (), ())]), set()
+        while waiting and len(seen) < _MOST:
+            here, name, path, callers = waiting.popleft()
+            if name == here.root and callers:
+                waiting.append((*callers[-1], path, callers[:-1]))
+            for user_name in self.users(here).get(name, ()):
+                if (here.name, user_name, path) in seen:
+                    continue
+                seen.add((here.name, user_name, path))
+                user = here[user_name]
+                for place, operand in enumerate(user.names):
+                    if operand != name:
+                        continue
+                    inside = _entered(user, place)
+                    if user.kind == "tuple":
+                        waiting.append((here, user_name, (place, *path), callers))
+                    elif user.kind == "get-tuple-element":
+                        if path and int(user.attribute("index")) == path[0]:
+                            waiting.append((here, user_name, path[1:], callers))
+                    elif inside:
+                        waiting += [(*one, path, (*callers, (here, user_name))) for one in inside]
+                    elif path:  # in a tuple that is passed on as it is
+                        waiting.append((here, user_name, path, callers))
+                    else:
+                        along = dimension if array_types(user.operands[place])[:1] == whole else None
+                        needs = _needs(user, place, along, elementwise)
+                        if needs or user.kind in _ELEMENTWISE:
+                            yield user, needs
+                        if not needs:
+                            waiting.append((here, user_name, (), callers))
+
+    def in_loop(self, instruction: Instruction) -> str:
+        """How the loop that an instruction is part of uses its result.
+
+        Args:
+          instruction: one whose home is the body of a loop.
+
+        Returns:
+          "added" if iterations only add it to what the loop carries, "stacked" if they only keep it for after the loop,
+          scaled or not; "" if an iteration computes anything else with it, or if it is in no loop.
+        """
+        body, how = instruction.home, ""
+        if not any(line.find(f"body=%{body.name},") > 0 for here in self._program for line in here.lines.values()):
+            return ""
+        waiting, seen = deque([(body, instruction.name, ())]), set()
+        while waiting:
+            here, name, callers = waiting.popleft()
+            if name == here.root and callers:
+                waiting.append((*callers[-1], callers[:-1]))
+            for user_name in self.users(here).get(name, ()):
+                user = here[user_name]
+                if (here.name, user_name) in seen or (here is body and user_name == here.root and user.kind == "tuple"):
+                    continue
+                seen.add((here.name, user_name))
+                for place in (n for n, operand in enumerate(user.names) if operand == name):
+                    others = [operand for operand in user.names if operand != name]
+                    inside = _entered(user, place) if user.kind in ("fusion", "call") else []
+                    if inside:
+                        waiting += [(*one, (*callers, (here, user_name))) for one in inside]
+                        continue
+                    if user.kind == "add" and others and _is_carried(here, others[0], callers):
+                        how = "added"
+                    elif user.kind == "dynamic-update-slice" and place == 1:
+                        how = how or "stacked"
+                    elif user.kind not in _LINEAR or (user.kind == "divide" and place):
+                        return ""
+                    waiting.append((here, user_name, callers))
+        return how
+
+
+_LINEAR = {*_SAME, "divide", "get-tuple-element", "multiply", "negate"} - {"dynamic-update-slice"}
+
+
+def _is_carried(here, name, callers):
+    """Whether a value is one that the loop carries from one iteration to the next."""
+    for _ in range(20):
+        value = here[name]
+        if value.kind == "parameter" and callers:
+            (here, caller), callers = callers[-1], callers[:-1]
+            name = here[caller].names[int(value.inside)]
+        elif value.kind == "get-tuple-element":
+            return here[value.names[0]].kind == "parameter"
+        elif value.kind in _SAME and value.names:
+            name = value.names[0]
+        else:
+            return False
+    return False
+
+
+def _entered(user, place):
+    """Where an operand is in the computations that an instruction runs: pairs of computation and name."""
+    if user.kind in ("fusion", "call"):
+        number, bodies = place, [user.called("calls" if user.kind == "fusion" else "to_apply")]
+    elif user.kind == "while":
+        number, bodies = 0, [user.called("body")]
+    elif user.kind == "conditional" and place:
+        branches = [callee for callee, *_ in user.calls()]
+        number, bodies = 0, branches[place - 1 : place]
+    else:
+        return []
+    return [
+        (body, name)
+        for body in bodies
+        for name, line in body.lines.items()
+        if re.search(rf" parameter\({number}\)", line)
+    ]
+
+
+def _needs(user, place, dimension, elementwise):
+    """Whether an instruction needs its operand whole along a dimension; along any, if the dimension is not known."""
+    if user.kind in ("reshape", "bitcast") and metadata(user.line).get("op_name", "").endswith("/reshape"):
+        before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
+        return dimension is not None and before[: dimension + 1] != after[: dimension + 1]
+    if user.kind in _SAME:
+        return False
+    if user.kind in _ELEMENTWISE:
+        others = (n for n in range(len(user.names)) if n != place and user.names[n] != user.names[place])
+        size = _bytes(user.operands[place])
+        return not elementwise and any(
+            _bytes(user.operands[n]) >= size and user.home[user.names[n]].kind not in _CONSTANT for n in others
+        )
+    if user.kind in ("dynamic-slice", "slice"):
+        before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
+        return dimension is None and not is_in_loop(user) or dimension is not None and (
+            before[dimension] != after[dimension]
+        )  # fmt: skip
+    return True
+
+
+def is_in_loop(instruction: Instruction) -> bool:
+    """Whether JAX wrote an operation as part of the loop of a scan, a map or a fori_loop."""
+    return "while/body" in metadata(instruction.line).get("op_name", "")
+
+
+def _sizes(kind):
+    return re.findall(r"\d+", (re.search(r"\[([\d,]*)\]", kind) or ["", ""])[1])
+
+
+def _bytes(kind):
+    return sum(map(type_bytes, array_types(kind)))

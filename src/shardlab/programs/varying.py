@@ -1,0 +1,194 @@
+"""Which values of a `jax.shard_map` differ between devices, followed through its jaxpr.
+
+JAX checks this itself, but not with `check_vma=False`. Then a result that is declared replicated may hold another value
+on each device, and nothing says so.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+__all__ = ["Mismatch", "mismatches"]
+
+_ADD_UP = {"all_gather", "all_gather_invariant", "all_gather_reduced", "pmax", "pmin", "psum", "psum2", "psum_invariant"}
+_SPREAD = {"all_to_all", "axis_index", "ppermute", "psum_scatter", "ragged_all_to_all", "reduce_scatter"}
+_COMBINE = {"add", "mul", "select_n", "sub"}
+_NONE = frozenset()
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A value of a shard_map that does not differ between devices as its author must mean.
+
+    Attributes:
+      kind: "result" if it is declared replicated and differs, "noise" if random numbers are the same on devices whose
+        data differ.
+      axes: the mesh axes along which that is so.
+      number: which result of the shard_map, from 0; 0 for noise.
+      function: the name of the function that is mapped.
+      file, line: of the source: of the operation, or else of the function; "" and 0 if unknown.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    number: int
+    function: str
+    file: str
+    line: int
+
+
+def mismatches(jaxpr: Any) -> Iterator[Mismatch]:
+    """The mismatches in all `jax.shard_map`s of a program.
+
+    >>> from shardlab.programs.varying import mismatches
+    >>> own = lambda x: jax.shard_map(jnp.sum, in_specs=P("y"), out_specs=P(), mesh=mesh, check_vma=False)(x)
+    >>> [(one.kind, one.axes) for one in mismatches(jax.make_jaxpr(own)(jnp.ones(8)).jaxpr)]
+    [('result', ('y',))]
+
+    Args:
+      jaxpr: as `jax.make_jaxpr(f)(...).jaxpr` is.
+    """
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map":
+            yield from _of_a_map(equation)
+        else:
+            for inner in _inner(equation):
+                yield from mismatches(inner)
+
+
+def _of_a_map(equation):
+    """The mismatches of one shard_map."""
+    body, specs = _opened(equation.params["jaxpr"]), equation.params.get("out_specs")
+    sizes = equation.params["mesh"].shape
+    if specs is None or len(specs) != len(body.outvars):
+        return  # written in a way that we do not read
+    noisy = []
+    inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
+    results = _Body(sizes, noisy).run(body, inputs)
+    function, file, line = _function(body)
+    if not equation.params.get("check_vma", True):
+        for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
+            if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
+                yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
+    for axes, place in noisy[:1]:
+        yield Mismatch("noise", tuple(sorted(axes)), 0, function, *(place if place[1] else (file, line)))
+
+
+class _Body:
+    """The values in the body of a shard_map: each a pair of the axes along which it differs, and whether it is noise."""
+
+    def __init__(self, sizes, noisy):
+        self.sizes, self.noisy = sizes, noisy
+
+    def run(self, jaxpr, inputs):
+        """The results of a jaxpr for the values of its inputs."""
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        read = lambda atom: (_NONE, False) if hasattr(atom, "val") else known.get(atom, (_NONE, False))  # noqa: E731
+        for equation in jaxpr.eqns:
+            values = [read(atom) for atom in equation.invars]
+            known |= dict(zip(equation.outvars, self._results(equation, values), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, equation, values):
+        name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
+        together = frozenset().union(*(axes for axes, _ in values))
+        if name in _ADD_UP | _SPREAD:
+            along = params.get("axes", params.get("axis_name", params.get("axis", ())))
+            along = {axis for axis in (along if isinstance(along, tuple | list) else (along,)) if isinstance(axis, str)}
+            if name in _SPREAD:
+                return [(together | along, False)] * count
+            grouped = params.get("axis_index_groups") is not None
+            each = [axes for axes, _ in values] if len(values) == count else [together] * count
+            return [(axes if grouped else axes - along, False) for axes in each]
+        if name == "scan":
+            return self._scan(equation, values)
+        if name == "while":
+            return self._while(params, values)
+        if name == "cond":
+            branches = [self.run(_opened(branch), values[1:]) for branch in params["branches"]]
+            return [
+                (values[0][0].union(*(axes for axes, _ in of)), all(noise for _, noise in of))
+                for of in zip(*branches, strict=True)
+            ]
+        inner = [one for one in _inner(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
+        if inner and name != "shard_map":
+            return self.run(inner[0], values)
+        return [(together, self._is_noise(equation, values))] * count
+
+    def _scan(self, equation, values):
+        body = _opened(equation.params["jaxpr"])
+        rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
+        carried = sum(rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True))
+        stacked = sum(rank(of) > rank(one) for of, one in zip(equation.invars, body.invars, strict=True))
+        consts = len(values) - carried - stacked
+        carry = values[consts : consts + carried]
+        for _ in range(len(self.sizes) + 1):
+            results = self.run(body, [*values[:consts], *carry, *values[consts + carried :]])
+            carry = list(map(_either, carry, results))
+        return [*carry, *results[carried:]]
+
+    def _while(self, params, values):
+        tests, consts = params["cond_nconsts"], params["body_nconsts"]
+        carry = values[tests + consts :]
+        for _ in range(len(self.sizes) + 1):
+            (ends,) = self.run(_opened(params["cond_jaxpr"]), [*values[:tests], *carry])
+            results = self.run(_opened(params["body_jaxpr"]), [*values[tests : tests + consts], *carry])
+            carry = [_either(_either(old, new), (ends[0], old[1])) for old, new in zip(carry, results, strict=True)]
+        return carry
+
+    def _is_noise(self, equation, values):
+        """Whether a result is random bits, or computed from these alone; notes where noise meets data that differ."""
+        name = equation.primitive.name
+        own = frozenset().union(*(axes for axes, noise in values if noise))
+        data = frozenset().union(*(axes for axes, noise in values if not noise))
+        if not any(noise for _, noise in values):
+            return name == "random_bits"
+        differing = {axis for axis in data - own if self.sizes[axis] > 1}
+        if name in _COMBINE and differing:
+            self.noisy.append((differing, _place(equation)))
+        # A vector that is repeated for each row is a bias, not noise.
+        ranks = [getattr(one.aval, "ndim", 0) for one in (*equation.invars, *equation.outvars)]
+        return not data and name != "dot_general" and ranks[-1] <= max(ranks[:-1])
+
+
+def _either(one, other):
+    return one[0] | other[0], one[1] and other[1]
+
+
+def _opened(jaxpr):
+    """A jaxpr without its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _inner(equation):
+    """The jaxprs in the parameters of an equation."""
+    for value in equation.params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            inner = _opened(one)
+            if hasattr(inner, "eqns") and hasattr(inner, "invars"):
+                yield inner
+
+
+def _named(spec):
+    """The axes that a `PartitionSpec` names."""
+    parts = spec if isinstance(spec, jax.sharding.PartitionSpec) else ()
+    return frozenset(axis for part in parts if part for axis in ((part,) if isinstance(part, str) else part))
+
+
+def _place(equation):
+    """The innermost frame of an equation's source that is not in an installed package."""
+    frames = getattr(equation.source_info.traceback, "frames", None) or ()
+    for frame in frames:
+        if not re.search(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/|^<", frame.file_name):
+            return frame.file_name, frame.line_num
+    return "", 0
+
+
+def _function(body):
+    """The name, file and line of the function that is mapped."""
+    words = getattr(getattr(body, "debug_info", None), "func_src_info", None) or ""
+    match = re.fullmatch(r"(\S+) at (.*):(\d+)", words)
+    return (match[1], match[2], int(match[3])) if match else (words or "the function", "", 0)
