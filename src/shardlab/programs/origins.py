@@ -113,8 +113,9 @@ class Origins:
             stack, place = foreign
         used, where, is_loop, is_grouped = self._use(instruction)
         inserted = (stack, place) == made and not _adds(instruction) and _operation(stack) not in OPERATIONS
+        inserted = inserted or self._is_kept(stack, place, axes)
         if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
-            asked = self._asked(stack, place, made, argument, axes)
+            asked = self._asked(instruction, (stack, place), made, argument, axes)
             stack, place = asked or ((used, where) if used else (stack, place))
         if "(" not in stack and not used and not argument and made[1][1]:
             stack, place = made
@@ -135,8 +136,22 @@ class Origins:
         """As `shardlab.programs.uses.Uses.in_loop`."""
         return self._uses.in_loop(instruction)
 
+    def sources(self, instruction: Instruction) -> set[str]:
+        """The arguments of the program from which an instruction's operands are computed, outside of loops."""
+        entry, names, seen, found = self._program.entry, list(instruction.names), set(), set()
+        while names and instruction.home is entry and len(seen) < _MOST:
+            name = names.pop()
+            if name in seen or name not in entry.lines:
+                continue
+            seen.add(name)
+            maker = entry[name]
+            if maker.kind == "parameter":
+                found.add(metadata(maker.line).get("op_name") or f"argument {maker.inside}")
+            names += maker.names
+        return found
+
     def _use(self, instruction):
-        """The first operation that needs a result whole: its name, its place, whether it slices in a loop, and groups."""
+        """The first operation that needs a result whole: name, place, whether it slices in a loop, and in groups."""
         gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
         first = "", ("", 0), False, False
         for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
@@ -156,7 +171,7 @@ class Origins:
                 break
             maker = here[name]
             stack, place = self._metadata(maker.line)
-            if maker.kind not in (*_PASS_ON, "parameter") and "(" in stack or maker.kind == "parameter":
+            if (maker.kind not in (*_PASS_ON, "parameter") and "(" in stack) or maker.kind == "parameter":
                 return stack, place
             name = maker.names[0] if maker.names else ""
         return "", ("", 0)
@@ -174,7 +189,7 @@ class Origins:
             names += maker.names if maker.kind in (*_PASS_ON, "fusion", "get-tuple-element") else ()
         return None
 
-    def _asked(self, stack, place, made, argument, axes):
+    def _asked(self, instruction, own, made, argument, axes):
         """The name and the place of the sharding constraint that asks for a collective; None if there is none."""
         if self._before is None or not axes:
             return None
@@ -183,7 +198,8 @@ class Origins:
         for here, name in starts:
             if split := before._split(here, name, axes):
                 return split
-        for key in {(_operation(stack), place), (_operation(made[0]), made[1])} if not argument else ():
+        gathers = instruction.kind.startswith("all-gather")
+        for key in {(_operation(stack), place) for stack, place in (own, made)} if not argument else ():
             starts += before._operations().get(key, ())
         for here, name in starts[:20]:
             for user, _ in before._uses.first(here, name, elementwise=True):
@@ -191,9 +207,17 @@ class Origins:
                 if user.attribute("custom_call_target") == "Sharding" and "?" not in spec:
                     names = set(re.findall(r'\\"([^"\\]+)\\"', spec.partition("sdy.sharding")[2]))
                     used, where = before._metadata(user.line)
-                    if where[1] and not names & set(axes):
+                    if where[1] and not (gathers and names & set(axes)):
                         return f"jit()/{used}" if "(" not in used else used, where
         return None
+
+    def _is_kept(self, stack, place, axes):
+        """Whether a collective has the line of a constraint that keeps its axes: then something after it needs them."""
+        if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
+            return False
+        asked = self._before._operations().get(("sharding_constraint", place), ())
+        specs = [here[name].attribute("frontend_attributes").partition("sdy.sharding")[2] for here, name in asked]
+        return bool(specs) and all(set(axes) <= set(re.findall(r'\\"([^"\\]+)\\"', spec)) for spec in specs)
 
     def _split(self, here, name, axes):
         """The name and the place of the reshape of an argument after which its shards are not contiguous, or None."""
@@ -208,7 +232,9 @@ class Origins:
             for user in self._uses.users(here).get(name, ()):
                 reshape = here[user]
                 before, after = (array_types(kind)[0] for kind in (argument.result, reshape.result))
-                before, after = ([int(n) for n in re.findall(r"\d+", kind.partition("[")[2])] for kind in (before, after))
+                before, after = (
+                    [int(n) for n in re.findall(r"\d+", kind.partition("[")[2])] for kind in (before, after)
+                )
                 kept = before[:dimension] == after[:dimension] and after[dimension:] and after[dimension] % shards == 0
                 used, where = self._metadata(reshape.line)
                 if reshape.kind == "reshape" and not kept and where[1]:
@@ -280,9 +306,9 @@ class Origins:
             calls = self._before._jitted_calls()
             now = calls.get("/".join(parts[: n + 1])) or calls.get(part) or ()
             call = next((place for place in places if place in now), None)
-            if call and places.count(call) == 1 == places.index(call):
-                if chain[0][1].rpartition(".")[2] != jitted[1]:
-                    return call
+            is_old = call and places.count(call) == 1 == places.index(call)
+            if is_old and chain[0][1].rpartition(".")[2] != jitted[1]:
+                return call
         return None
 
     def _jitted_calls(self):

@@ -113,7 +113,7 @@ class Uses:
         body, how = instruction.home, ""
         if not any(line.find(f"body=%{body.name},") > 0 for here in self._program for line in here.lines.values()):
             return ""
-        waiting, seen = deque([(body, instruction.name, ())]), set()
+        waiting, seen, factors = deque([(body, instruction.name, ())]), {(body.name, instruction.name)}, set()
         while waiting:
             here, name, callers = waiting.popleft()
             if name == here.root and callers:
@@ -128,6 +128,7 @@ class Uses:
                     inside = _entered(user, place) if user.kind in ("fusion", "call") else []
                     if inside:
                         waiting += [(*one, (*callers, (here, user_name))) for one in inside]
+                        seen |= {(callee.name, parameter) for callee, parameter in inside}
                         continue
                     if user.kind == "add" and others and _is_carried(here, others[0], callers):
                         how = "added"
@@ -135,8 +136,10 @@ class Uses:
                         how = how or "stacked"
                     elif user.kind not in _LINEAR or (user.kind == "divide" and place):
                         return ""
+                    elif user.kind in ("divide", "multiply"):
+                        factors |= {(here.name, other) for other in others or [name]}
                     waiting.append((here, user_name, callers))
-        return how
+        return "" if factors & seen else how  # a product of the result with itself
 
 
 _LINEAR = {*_SAME, "divide", "get-tuple-element", "multiply", "negate"} - {"dynamic-update-slice"}
@@ -192,9 +195,9 @@ def _needs(user, place, dimension, elementwise):
         )
     if user.kind in ("dynamic-slice", "slice"):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
-        return dimension is None and not is_in_loop(user) or dimension is not None and (
+        return (dimension is None and not is_in_loop(user)) or (dimension is not None and (
             before[dimension] != after[dimension]
-        )  # fmt: skip
+        ))  # fmt: skip
     return True
 
 

@@ -11,9 +11,18 @@ from typing import Any
 
 import jax
 
-__all__ = ["Mismatch", "mismatches"]
+__all__ = ["Mismatch", "are_checked", "mismatches"]
 
-_ADD_UP = {"all_gather", "all_gather_invariant", "all_gather_reduced", "pmax", "pmin", "psum", "psum2", "psum_invariant"}
+_ADD_UP = {
+    "all_gather",
+    "all_gather_invariant",
+    "all_gather_reduced",
+    "pmax",
+    "pmin",
+    "psum",
+    "psum2",
+    "psum_invariant",
+}
 _SPREAD = {"all_to_all", "axis_index", "ppermute", "psum_scatter", "ragged_all_to_all", "reduce_scatter"}
 _COMBINE = {"add", "mul", "select_n", "sub"}
 _NONE = frozenset()
@@ -59,6 +68,21 @@ def mismatches(jaxpr: Any) -> Iterator[Mismatch]:
                 yield from mismatches(inner)
 
 
+def are_checked(jaxpr: Any) -> bool:
+    """Whether JAX checks all shard_maps of a program: none has `check_vma=False`.
+
+    >>> from shardlab.programs.varying import are_checked
+    >>> are_checked(jax.make_jaxpr(jnp.sin)(1.0).jaxpr)
+    True
+    """
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "shard_map" and not equation.params.get("check_vma", True):
+            return False
+        if not all(map(are_checked, _inner(equation))):
+            return False
+    return True
+
+
 def _of_a_map(equation):
     """The mismatches of one shard_map."""
     body, specs = _opened(equation.params["jaxpr"]), equation.params.get("out_specs")
@@ -78,7 +102,7 @@ def _of_a_map(equation):
 
 
 class _Body:
-    """The values in the body of a shard_map: each a pair of the axes along which it differs, and whether it is noise."""
+    """The values in the body of a shard_map: each a pair, the axes along which it differs, and whether it is noise."""
 
     def __init__(self, sizes, noisy):
         self.sizes, self.noisy = sizes, noisy
@@ -97,7 +121,8 @@ class _Body:
         together = frozenset().union(*(axes for axes, _ in values))
         if name in _ADD_UP | _SPREAD:
             along = params.get("axes", params.get("axis_name", params.get("axis", ())))
-            along = {axis for axis in (along if isinstance(along, tuple | list) else (along,)) if isinstance(axis, str)}
+            along = along if isinstance(along, tuple | list) else (along,)
+            along = {axis for axis in along if isinstance(axis, str)}
             if name in _SPREAD:
                 return [(together | along, False)] * count
             grouped = params.get("axis_index_groups") is not None

@@ -8,6 +8,7 @@ prints, for the shardings of the arguments, the communication by source line, th
 a replicated optimiser state. Nothing runs: the program is compiled, and its text read.
 """
 
+import inspect
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from linecache import getline
@@ -27,6 +28,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text, counted, itemsize, short_dtype, spec_text
+from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
 from shardlab.programs import collectives
@@ -34,13 +36,15 @@ from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Program, metadata
 from shardlab.programs.origins import Origins, where
 from shardlab.programs.timeline import predicted_seconds
-from shardlab.programs.varying import mismatches
+from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import findings
+from shardlab.report.causes import cause
 from shardlab.report.findings import Finding
 
 __all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
 
 MOST = 10  # rows that are printed; the others are added up
+MOST_SOURCES = 3  # arguments from which something was computed
 WIDE = 88  # columns
 
 
@@ -63,6 +67,7 @@ class Move:
       operation: JAX's operation there, such as "dot_general".
       array: the argument that they move, or the result for which they add, with * for the numbers of layers; else "".
       cause: what usually causes such a collective.
+      made: where the array was made, such as "step.py:9", if that is another line of the source; else "".
     """
 
     kind: str
@@ -80,6 +85,7 @@ class Move:
     operation: str
     array: str
     cause: str
+    made: str = ""
 
     @property
     def total(self) -> int | None:
@@ -124,8 +130,8 @@ class Report:
       chip: the chip of the predicted times.
       moves: its communication as `Move`s, the longest predicted time first.
       arrays: its arguments as `Array`s, the largest first; () for a text.
-      memory: bytes of each device: "arguments", "results", "temporaries", "donated" and "peak", the most at once:
-        the peak of a TPU's compiler, or else the sum; {} if unknown.
+      memory: bytes of each device: "arguments", "results", "temporaries", "donated", where the program has large ones
+        "constants", and "peak", the most at once: the peak of a TPU's compiler, or else the sum; {} if unknown.
       findings: what to change, as `Finding`s.
       idle: how many devices of this backend a program for one device leaves idle; 0 for all other programs.
     """
@@ -213,7 +219,8 @@ class Report:
     def _memory(self):
         if not self.memory:
             return "Its memory is unknown: this is only the text of a program."
-        parts = ", ".join(f"{bytes_text(self.memory[part])} {part}" for part in ("arguments", "results", "temporaries"))
+        kinds = [kind for kind in ("arguments", "results", "temporaries", "constants") if kind in self.memory]
+        parts = ", ".join(f"{bytes_text(self.memory[kind])} {kind}" for kind in kinds)
         what = "all of it" if self.memory["peak"] == _all_of(self.memory) else "the compiler's peak"
         peak = f"at most {bytes_text(self.memory['peak'])} at once, {what}"
         return f"Each device stores {parts} ({bytes_text(self.memory['donated'])} shared by donation); {peak}."
@@ -329,26 +336,42 @@ def explain(
             f"explain() takes a function, a Lowered or Compiled program or the text of one, not {type(f).__name__}; "
             "for example explain(step, state, batch)"
         )
-    backend = jax.default_backend()
-    if isinstance(mesh, Pod):
+    backend, pod = jax.default_backend(), mesh
+    if isinstance(pod, Pod):
         backend, args = mesh.name, mesh.like(*args)
         mesh = next(s.mesh for leaf in jax.tree.leaves(args) if isinstance(s := leaf.sharding, NamedSharding))
         if not isinstance(mesh, Mesh):
             raise ValueError(f"no compiler for {backend} is installed here; TPUs need libtpu, GPUs JAX's CUDA plug-in")
-    with _words_of_the_compiler() as messages:
-        lowered, compiled = collectives.stages(f, args, kwargs)
+    on_a_pod = isinstance(pod, Pod) and not jax.sharding.get_abstract_mesh().empty
+    with _words_of_the_compiler() as messages, jax.set_mesh(mesh) if on_a_pod else nullcontext():
+        try:
+            lowered, compiled = collectives.stages(f, args, kwargs)
+        except ValueError as error:
+            if isinstance(pod, Pod) and "incompatible devices" in str(error):
+                raise ValueError(
+                    f"{_name(f)} names a mesh of its own, of {jax.default_backend()} devices, so it cannot be compiled "
+                    f"for {backend}: write PartitionSpecs in its constraints, leave out the mesh= of its shard_maps, "
+                    "and call explain under jax.set_mesh(mesh): it takes the pod's mesh with the same axes instead"
+                ) from error
+            raise
     meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
     arrays, results = _arguments(compiled, text, args, kwargs), _results(compiled)
+    wrapper = _wrapper(arrays)
+    if wrapper:
+        arrays, text = _with_own_names(arrays, text, compiled, f, args, kwargs)
     names = [array.name for array in results]
-    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages)
-    sizes = _memory(compiled, backend)
+    jaxpr = _traced(f, args, kwargs)
+    how = {"is_pmap": wrapper == "pmap", "is_checked": jaxpr is None or are_checked(jaxpr)}
+    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages, **how)
+    sizes = _memory(compiled, backend, text)
     all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
-    if (jaxpr := _traced(f, args, kwargs)) is not None:
+    if jaxpr is not None:
         all_findings += findings.of_varying(mismatches(jaxpr))
     if not is_gradient:  # which replaces no argument
         all_findings += findings.of_replacement(arrays, results)
-    all_findings += [*findings.of_donation(arrays, [] if is_gradient else results, sizes["donated"]), *report.findings]
+    results = [] if is_gradient else results
+    all_findings += [*findings.of_donation(arrays, results, sizes["donated"], wrapper), *report.findings]
     idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
     all_findings = tuple(findings.by_harm(all_findings))
     return replace(report, arrays=tuple(arrays), memory=sizes, findings=all_findings, idle=idle)
@@ -384,11 +407,11 @@ explain.compare = compare
 
 def _traced(f, args, kwargs):
     """The jaxpr of a function; None if it is none, or a wrapper that cannot be traced."""
-    if not callable(f) or isinstance(f, jax.stages.Wrapped) and not hasattr(f, "trace"):
+    if not callable(f) or (isinstance(f, jax.stages.Wrapped) and not hasattr(f, "trace")):
         return None
     try:
         return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
-    except Exception:  # noqa: BLE001 - it has been compiled, so what fails is only this second look
+    except Exception:
         return None
 
 
@@ -418,7 +441,10 @@ def _words_of_the_compiler():
 # --- What it sends ------------------------------------------------------------------------------------------------
 
 
-def _of_text(text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=()):
+def _of_text(
+    text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=(), is_pmap=False,
+    is_checked=True,
+):  # fmt: skip
     program = Program(text)
     named = collectives.meshes_named_in(text, program.devices)
     meshes = named if meshes is None else [*meshes, *named]
@@ -427,8 +453,10 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     old = Origins(before, whole) if whole else None
     origins, flops, rows = Origins(program, text, results, old), MatmulFlops(), {}
     lists = _lists((*_parameter_names(text), *(results or ())))
-    located = [(move, start, origins.of(start, move.axes or move.within)) for move, start in collectives.find(program, meshes)]
-    causes = [(origin, findings.cause(move, origin)) for move, _, origin in located]
+    located = [
+        (move, start, origins.of(start, move.axes or move.within)) for move, start in collectives.find(program, meshes)
+    ]
+    causes = [(origin, cause(move, origin, is_checked)) for move, _, origin in located]
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None
         overlap = "waits" if not move.asynchronous else "hidden" if hidden else "exposed"
@@ -436,9 +464,13 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
         group = max(map(len, move.groups), default=1)
         operands = tuple(f"{count} × {kind}" if count > 1 else kind for kind, count in Counter(move.operands).items())
         array = min(named, default="")
+        if not array and why and not KINDS[move.kind].adds and origin.operation not in OPERATIONS:
+            sources = sorted({_pattern(name, lists) for name in origins.sources(start)})
+            why += f"; computed from {' and '.join(sources)}" if 1 <= len(sources) <= MOST_SOURCES else ""
         key = (
             move.kind, move.axes, move.within, group, operands, move.bytes, overlap,
             origin.phase, origin.file, origin.line, origin.operation, array, why,
+            where(*origin.made) if origin.made[1] and not array else "",
         )  # fmt: skip
         times, seconds = rows.get(key, (0, 0))
         once = predicted_seconds(move, chip)
@@ -454,6 +486,7 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
     mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
     judged = [*findings.of_sums(located), *findings.of_repeated_operations(causes)]
     judged += [*findings.of_loops(located, origins), *findings.of_many(moves)]
+    judged += findings.of_unsummed(moves, origins, is_pmap)
     if whole:
         judged += findings.of_repeated_products(
             whole_flops(lambda instruction: old.place(instruction.line), before, whole),
@@ -468,10 +501,10 @@ def _of_text(text, meshes, chip, name, backend="an unknown backend", results=Non
 
 def _pattern(name, lists=()):
     """A name with * for numbers of layers: a["b"][0] and a["b"][1] are alike; a[0] and a[1] only if a is in `lists`."""
-    head, *rest = re.split(r"(?=\[)", name)
-    return head + "".join(
-        "[*]" if re.fullmatch(r"\[\d+\]", part) and (n or head in lists) else part for n, part in enumerate(rest)
-    )
+    head, rest = re.match(r"(\w*)(.*)", name, re.DOTALL).groups()
+    first = "" if head in lists else (re.match(r"\[\d+\]", rest) or [""])[0]
+    rest = re.sub(r"\[\d+\]", "[*]", rest.removeprefix(first))
+    return head + first + re.sub(r"(?<=[A-Za-z]_)\d+\b", "*", rest)
 
 
 def _lists(names):
@@ -520,7 +553,45 @@ def _arguments(compiled, text, args, kwargs):
     return sorted(arguments, key=lambda array: -array.bytes)
 
 
-def _memory(compiled, backend):
+def _wrapper(arrays):
+    """What has given the arguments names of its own: "equinox", "pmap" or ""."""
+    for wrapper, pattern in (("equinox", r"dynamic_(no)?donate\b"), ("pmap", r"flat_args\[")):
+        if arrays and all(re.match(pattern, array.name) for array in arrays):
+            return wrapper
+    return ""
+
+
+def _with_own_names(arrays, text, compiled, f, args, kwargs):
+    """The arrays and the program with the names of the function's parameters, where these can be told."""
+    try:
+        bound = inspect.signature(inspect.unwrap(f)).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return arrays, text
+    leaves = [
+        (f"{name}{_path(path)}", _type(leaf.shape, leaf.dtype))
+        for name, value in bound.items()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+    ]
+    info, tree = jax.tree_util.tree_flatten(compiled.args_info)
+    kinds = [_type(aval.shape, aval.dtype) for aval in (getattr(one, "_aval", None) or one for one in info)]
+    if kinds != [kind for _, kind in leaves]:
+        return arrays, text  # some were left out, or come in another order
+    used = [sharding is not None for sharding in tree.flatten_up_to(compiled.input_shardings)]
+    told = (name for (name, _), is_used in zip(leaves, used, strict=True) if is_used)
+    own = dict(zip(_parameter_names(text), told, strict=False))
+    if not own.keys() >= {array.name for array in arrays}:
+        return arrays, text
+    for name, new in own.items():
+        text = text.replace(f'op_name="{_quoted(name)}"', f'op_name="{_quoted(new)}"')
+    return [replace(array, name=own[array.name]) for array in arrays], text
+
+
+def _quoted(name):
+    return name.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
+
+
+def _memory(compiled, backend, text):
     """Bytes of each device, by what stores them; the peak is a bound."""
     analysis = compiled.memory_analysis()
     sizes = {
@@ -529,13 +600,16 @@ def _memory(compiled, backend):
         "temporaries": analysis.temp_size_in_bytes,
         "donated": analysis.alias_size_in_bytes,
     }
+    if constants := sum(findings.constant_sizes(text)):
+        sizes["constants"] = int(constants)
     # The temporaries of CPUs and GPUs are one block of memory, which newer compilers leave out of their peak.
     peak = getattr(analysis, "peak_memory_in_bytes", 0) if re.match(r"tpu|v\d", backend) else 0
     return {**sizes, "peak": peak or _all_of(sizes)}
 
 
 def _all_of(memory):
-    return memory["arguments"] + memory["results"] + memory["temporaries"] - memory["donated"]
+    stored = memory["arguments"] + memory["results"] + memory["temporaries"] + memory.get("constants", 0)
+    return stored - memory["donated"]
 
 
 def _array(name, shape, dtype, sharding, donated):
@@ -581,7 +655,8 @@ def _cells(move):
 def _details(move):
     """The code of a line, the array with the types, and the usual cause."""
     code = " ".join(getline(move.file, move.line).split()) if move.line else ""
-    return code, ", ".join(filter(None, (move.array, " ".join(move.types)))), move.cause
+    made = move.made and f"made in {move.made}"
+    return code, ", ".join(filter(None, (move.array, " ".join(move.types), made))), move.cause
 
 
 def _wrapped(text, indent=""):

@@ -1,4 +1,4 @@
-"""Judge a compiled program: what usually causes a collective, and what to change.
+"""Judge a compiled program: what to change, and what is wrong although it runs.
 
 Each function that begins with `of_` yields a `Finding` for each fault that it finds; `shardlab.report.explain` calls
 them all.
@@ -9,20 +9,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from linecache import getline
 from typing import Any
 
-import jax
-
 from shardlab.arrays.layout import bytes_text, counted
-from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.varying import Mismatch
+from shardlab.report.causes import SAME
 
 __all__ = [
-    "Finding", "by_harm", "cause", "of_arrays", "of_constants", "of_donation", "of_loops", "of_many", "of_partitioner",
+    "Finding", "by_harm", "constant_sizes", "of_arrays", "of_constants", "of_donation", "of_loops", "of_many",
+    "of_partitioner",
     "of_repeated_operations", "of_repeated_products", "of_replacement", "of_sums", "of_unsummed", "of_varying",
     "of_widening",
 ]  # fmt: skip
@@ -31,15 +29,6 @@ _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth 
 _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
-_RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
-
-# A function of jnp.linalg in the name of an operation, or else what it calls.
-_FACTORISATIONS = (
-    r"\bjit\((cholesky|det|eigh?|eigvalsh?|eigvals|inv|lstsq|lu|pinv|qr|slogdet|solve|svd)\)"
-    r"|\b(cholesky|eigh?|geqrf|householder_product|lu|svd|triangular_solve)\b"
-)
-
-_SAME = "every device computes the same"
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -64,120 +53,15 @@ class Finding:
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation", "repeated work",
-    "summed in a loop", "many small collectives", "result on one device", "other sharding", "replicated",
-    "replicated result", "closed-over constant", "not donated", "donation not used", "bf16 widened",
+    "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation",
+    "repeated work", "summed in a loop", "many small collectives", "result on one device", "other sharding",
+    "replicated", "replicated result", "closed-over constant", "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
 
 def by_harm(found: Iterable[Finding]) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication, memory."""
     return sorted(found, key=lambda finding: _HARM.index(finding.title))
-
-
-def cause(move: Collective, origin: Origin) -> str:
-    """What usually causes a collective.
-
-    Args:
-      move: its `shardlab.Collective`.
-      origin: its `shardlab.programs.origins.Origin`.
-    """
-    operations, backward = (origin.operation, origin.use), origin.phase == "backward"
-    if origin.operation in OPERATIONS:  # by hand
-        if not backward:
-            return "written in a shard_map"
-        if move.kind == "all-reduce":
-            return (
-                "added by the backward pass of a shard_map: each device has a part of the gradient of what they share"
-            )
-        return "the backward pass of a collective in a shard_map"
-    if origin.operation in _RESHARDS:
-        return "asked for: a sharding constraint or a reshard"
-    if {*operations} & _CALLBACKS:
-        return "a callback runs on one device: it gets the whole array, and its result goes to all devices"
-    if "ffi_call" in operations:
-        return f"XLA does not split a call into foreign code: {_SAME}"
-    if not jax.config.jax_threefry_partitionable and re.search(_RANDOM, origin.stack.partition("/")[2]):
-        return "random numbers, which JAX does not draw in shards while jax_threefry_partitionable is False"
-    if move.kind == "all-gather":
-        return _cause_of_a_gather(origin, operations)
-    if KINDS[move.kind].adds:
-        if backward and origin.results:
-            return "a gradient: devices with other data add theirs (data parallelism)"
-        if origin.operation == "dot_general":
-            return "the contracting dimension is sharded: partial sums are added"
-        if "gather" in operations:
-            return "a computed index into a sharded dimension: each device looks up what it has, and they add"
-        return "a sum, mean or maximum over a sharded dimension"
-    if move.kind == "all-to-all":
-        if origin.operation == "concatenate":
-            return "a concatenation along a sharded dimension: its rows belong to other devices than before"
-        return "the shards go from one dimension of the array to another"
-    if move.kind == "collective-permute":
-        for operation in operations:
-            if operation in _SHIFTS:
-                return f"{_SHIFTS[operation]} along a dimension that is sharded: rows go to other devices"
-        return f"shards go to other devices; {_not_known(origin)}"
-    return ""
-
-
-_RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
-_CALLBACKS = {"debug_callback", "io_callback", "pure_callback"}
-_SHIFTS = {
-    "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution", "pad": "padding",
-    "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
-}  # fmt: skip
-_PRODUCTS = ("dot_general", "conv_general_dilated")
-_OF_TWO = ("add", "atan2", "div", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne", "pow", "rem", "select_n", "sub")
-
-
-def _not_known(origin):
-    return f"cause not known; used by {origin.use}" if origin.use else "cause not known"
-
-
-def _cause_of_a_gather(origin, operations):
-    inside = origin.stack.partition("/")[2]  # without the function's own name
-    if factored := re.search(_FACTORISATIONS, inside):
-        return f"XLA has no distributed {factored[1] or factored[2]}: {_SAME}"
-    if re.search(r"\bfft\b", inside):
-        return f"a Fourier transform needs the whole dimension: {_SAME}"
-    if any(operation.startswith("scatter") for operation in operations):
-        return (
-            "an update at computed indices (.at[].set): any device may have to write; vmap over the sharded dimension"
-        )
-    if "gather" in operations:
-        return "a computed index into a sharded dimension: any device may need any of it"
-    if "reshape" in operations or "vdot(" in getline(origin.file, origin.line):  # newer programs do not name the former
-        return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
-    if along := re.search(r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b", inside):
-        return f"{along[1]} goes along the whole dimension, which is sharded"
-    if origin.operation in ("argmax", "argmin", "reduce"):
-        return "a maximum and its index over a sharded dimension: the devices' candidates are compared"
-    if origin.is_loop:
-        return (
-            "a loop (scan, map) goes along the dimension that is sharded, so every device needs all of it: shard another "
-            "dimension, or use vmap"
-        )
-    if "slice" in origin.operation:
-        return "a slice along a dimension that is sharded: any device may have its rows"
-    if origin.use == "result":
-        return "a result that is stored whole: by out_shardings, or because the devices do not divide it"
-    if origin.argument and origin.phase == "update":
-        return "the update needs whole what is stored in shards: optimiser and parameters have other specs"
-    if origin.operation == "conv_general_dilated" and origin.is_grouped:
-        return f"a convolution in groups, for which XLA gathers this operand: {_SAME}"
-    if origin.operation in _PRODUCTS:
-        if origin.argument:
-            return (
-                "an argument that is sharded along a dimension that this product needs whole (FSDP gathers parameters "
-                "so on purpose)"
-            )
-        return "a product needs this operand whole along a dimension that is sharded"
-    if origin.argument:
-        return f"an argument that is sharded along a dimension that this line needs whole; {_not_known(origin)}"
-    if origin.operation in _OF_TWO:
-        return "two arrays with specs that clash: one of them is gathered"
-    return _not_known(origin)
 
 
 def of_arrays(
@@ -289,10 +173,16 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
         )
 
 
-def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int) -> Iterator[Finding]:
-    """Donations that cannot be used, and results that could take an argument's memory."""
+def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = "") -> Iterator[Finding]:
+    """Donations that cannot be used, and results that could take an argument's memory.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      shared: bytes of the arguments whose memory results take.
+      wrapper: "equinox" or "pmap", if one of them compiles the program instead of `jax.jit`.
+    """
     donated = sum(array.bytes for array in arguments if array.donated)
-    if donated > shared:
+    if donated - shared > _LEAST * donated:
         yield Finding(
             "donation not used",
             f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} of it: a result takes the "
@@ -308,10 +198,11 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int) -
             could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         root = could.most_common(1)[0][0]
-        equinox = root.startswith("dynamic_")  # its names for what filter_jit has split
+        equinox = wrapper == "equinox"
         numbered = re.fullmatch(r"args\[(\d+)\]", root)  # of a function that takes *args
         which = f"donate_argnums={numbered[1]}" if numbered else f'donate_argnames="{root}"'
         how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
+        how = "donate_argnums of jax.pmap" if wrapper == "pmap" else how
         where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
         yield Finding(
             "not donated",
@@ -370,7 +261,7 @@ def of_repeated_operations(causes: Iterable[tuple[Origin, str]]) -> Iterator[Fin
     """Operations that every device computes whole; `causes` are pairs of an `Origin` and what `cause` says."""
     seen = {}
     for origin, why in causes:
-        if why.endswith(_SAME):
+        if why.endswith(SAME):
             seen.setdefault(where(origin.file, origin.line), why)
     for place, why in list(seen.items())[:3]:
         yield Finding("repeated work", f"{place}: {why}; call it for a batch of arrays, or program it in a shard_map")
@@ -434,9 +325,7 @@ def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Fin
             )
 
 
-def of_loops(
-    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
-) -> Iterator[Finding]:
+def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> Iterator[Finding]:
     """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves` as above."""
     sums = {}
     for move, start, origin in moves:
@@ -451,16 +340,16 @@ def of_loops(
         if how == "added":
             yield Finding(
                 "summed in a loop",
-                f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, send {bytes_text(size)}, although "
-                "the loop only adds their results up: let each device add up its own part, and sum over devices once after "
-                "the loop",
+                f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, send {bytes_text(size)}, "
+                "although the loop only adds their results up: let each device add up its own part, and sum over "
+                "devices once after the loop",
             )
         else:
             yield Finding(
                 "summed in a loop",
                 f"{place}{counted(times, 'all-reduce')} of {bytes_text(size // times)} each, at least one in every "
-                "iteration, for results that are only used after the loop: keep each device's part, and sum all of them "
-                "at once after the loop",
+                "iteration, for results that are only used after the loop: keep each device's part, and sum all of "
+                "them at once after the loop",
             )
 
 
@@ -475,15 +364,16 @@ def of_varying(found: Iterable[Mismatch]) -> Iterator[Finding]:
         if one.kind == "result":
             yield Finding(
                 "replicated but different",
-                f"{place}: result {one.number} of the shard_map of `{one.function}` is declared replicated along {along}, "
-                "but each device computes its own value: a psum or pmean is missing, or an axis in out_specs; "
-                "check_vma=True makes it an error",
+                f"{place}: result {one.number} of the shard_map of `{one.function}` is declared replicated along "
+                f"{along}, but each device computes its own value: a psum or pmean is missing, or an axis in "
+                "out_specs; check_vma=True makes it an error",
             )
         else:
             yield Finding(
                 "same noise",
-                f"{place}: devices along {along} have different data in the shard_map of `{one.function}`, but the same "
-                "random numbers, because their key is the same: fold in jax.lax.axis_index, if each should draw its own",
+                f"{place}: devices along {along} have different data in the shard_map of `{one.function}`, but the "
+                "same random numbers, because their key is the same: fold in jax.lax.axis_index, if each should draw "
+                "its own",
             )
 
 
@@ -492,8 +382,8 @@ def of_unsummed(moves: Sequence[Any], origins: Origins, is_pmap: bool) -> Iterat
     if is_pmap and not moves and origins.is_differentiated:
         yield Finding(
             "gradients not summed",
-            "this pmap has a backward pass and sends nothing, so each device has the gradient of its own data alone: if it "
-            "updates parameters, they differ from device to device after the first step; a psum or pmean is missing",
+            "this pmap has a backward pass and sends nothing, so each device has the gradient of its own data alone. "
+            "Parameters that it updates differ from device to device after the first step: a psum or pmean is missing",
         )
 
 
@@ -511,9 +401,9 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
         first = max(small, key=lambda move: move.seconds)
         yield Finding(
             "many small collectives",
-            f"{times:,} collectives that send at most {bytes_text(most)} each take {seconds / total:.0%} of the predicted "
-            f"time, almost all of it latency; most of them are for {where(first.file, first.line)}: send several at once, "
-            "or less often",
+            f"{times:,} collectives that send at most {bytes_text(most)} each take {seconds / total:.0%} of the "
+            f"predicted time, almost all of it latency; those of {where(first.file, first.line)} take longest: send "
+            "several at once, or less often",
         )
 
 
@@ -548,11 +438,15 @@ def _is_constant(instruction):
     return instruction.kind == "constant"
 
 
+def constant_sizes(text: str) -> list[float]:
+    """Bytes of each large array that is part of the program."""
+    sizes = [type_bytes(kind) for kind in re.findall(r" = (\w+\[[\d,]+\])\S* constant\(", text)]
+    return [size for size in sizes if size >= _CONSTANT]
+
+
 def of_constants(text: str) -> Iterator[Finding]:
     """Arrays that are part of the program."""
-    sizes = [type_bytes(kind) for kind in re.findall(r" = (\w+\[[\d,]+\])\S* constant\(", text)]
-    large = [size for size in sizes if size >= _CONSTANT]
-    if large:
+    if large := constant_sizes(text):
         yield Finding(
             "closed-over constant",
             f"{counted(len(large), 'constant')} of {bytes_text(int(sum(large)))}, whole on every device and part of "

@@ -9,7 +9,9 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from shardlab import explain
+from shardlab import Pod, explain
+
+pytestmark = pytest.mark.reads("src/shardlab")
 
 MESH = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 
@@ -70,3 +72,226 @@ def test_the_line_that_needs_an_array_whole_is_named(operation, word, tmp_path):
     assert moves and {move.line for move in moves} == {3}
     assert any(word in move.cause for move in moves), [move.cause for move in moves]
     assert not any("clash" in move.cause or "on purpose" in move.cause for move in moves)
+
+
+def titles(report):
+    return [finding.title for finding in report.findings]
+
+
+def test_what_made_the_array_is_named_too(tmp_path):
+    (move,) = explain(program("jnp.cumsum(h, 0)", tmp_path), *ARGUMENTS).moves
+    assert move.made == "program.py:2" and "made in program.py:2" in repr(
+        explain(program("jnp.cumsum(h, 0)", tmp_path), *ARGUMENTS)
+    )
+
+
+def test_a_constraint_that_keeps_the_shards_is_not_blamed(tmp_path):
+    kept = "jnp.cumsum(lax.with_sharding_constraint(h, NamedSharding(MESH, P('d'))), 0)"
+    (move,) = explain(program(kept, tmp_path), *ARGUMENTS).moves
+    assert move.cause.startswith("cumsum")
+
+
+@jax.jit
+def layer(h):
+    return jnp.cumsum(jnp.tanh(h))
+
+
+def test_a_second_report_is_about_the_second_program():
+    """JAX keeps what it has traced, with the lines of the program that it traced first."""
+
+    def before(x):
+        return jnp.nonzero(x > 0, size=128)[0]
+
+    def after(x):
+        y = x * 2
+        z = jnp.nonzero(y > 1, size=128)[0]
+        return z + 1
+
+    first = after.__code__.co_firstlineno
+    explain(before, struct((4096,), "d"))
+    assert {move.line for move in explain(after, struct((4096,), "d")).moves} == {first + 2}
+    inner = layer.__wrapped__.__code__.co_firstlineno + 2
+    for f in (lambda x: layer(x * 2), lambda x: layer(x + 1)):
+        assert {move.line for move in explain(f, struct((4096,), "d")).moves} == {inner}
+
+
+# --- Loops -------------------------------------------------------------------------------------------------------
+
+
+def accumulated(w, xs):
+    def body(g, x):
+        return g + jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), None
+
+    return lax.scan(body, jnp.zeros_like(w), xs)[0]
+
+
+def with_statistics(w, x):
+    def body(h, _):
+        return jnp.tanh(h @ w), jnp.mean(h)
+
+    return lax.scan(body, x, length=12)
+
+
+def test_sums_in_a_loop_that_could_come_after_it_are_told():
+    micro = struct((4, 64, 128), None, "d")
+    (added,) = (f for f in explain(accumulated, struct((128, 128)), micro).findings if f.title == "summed in a loop")
+    assert "4 all-reduces" in added.says and "once after the loop" in added.says
+    (kept,) = (f for f in explain(with_statistics, struct((64, 64)), struct((64, 64), "d")).findings
+               if f.title == "summed in a loop")  # fmt: skip
+    assert "12 all-reduces of 7 bytes" in kept.says
+
+
+def test_a_sum_that_an_iteration_needs_is_not():
+    def normalised(w, x):
+        def body(h, _):
+            return jnp.tanh(h @ w) / jnp.sum(h), None
+
+        return lax.scan(body, x, length=12)[0]
+
+    def squared(x):
+        return lax.fori_loop(0, 4, lambda i, total: total + jnp.sum(x * i) ** 2, 0.0)
+
+    for f, args in ((normalised, (struct((64, 64)), struct((64, 64), "d"))), (squared, (struct((64,), "d"),))):
+        report = explain(f, *args)
+        assert report.moves and "summed in a loop" not in titles(report)
+
+
+def test_a_map_over_shards_is_repeated_work():
+    def energies(w, xs):
+        return lax.map(lambda x: jnp.sum(jnp.tanh(x @ w) ** 2), xs)
+
+    report = explain(energies, struct((64, 256)), struct((512, 64), "d"))
+    (move,) = (move for move in report.moves if move.array == "xs")
+    assert move.cause.startswith("a loop")
+    assert "8 times the FLOPs" in next(f.says for f in report.findings if f.title == "repeated work")
+
+
+def test_rows_come_by_time_and_many_small_collectives_are_told():
+    def loss(ps, ws, x):
+        h = lax.scan(lambda h, w: (h * lax.rsqrt(jnp.mean(h * h) + 1e-6) * w, None), x, ws)[0]
+        for p in ps:
+            h = jnp.tanh(h @ p)
+        return jnp.mean(h**2)
+
+    sizes = range(64, 152, 8)
+    ps = [struct((a, a + 8), "d") for a in sizes]
+    report = explain(loss, ps, struct((200, 64)), struct((64, 64), "d"))
+    assert report.moves[0].times == 200 and report.moves[0].kind == "all-reduce"
+    assert [move.seconds for move in report.moves] == sorted((move.seconds for move in report.moves), reverse=True)
+    (many,) = (finding for finding in report.findings if finding.title == "many small collectives")
+    assert "% of the predicted time" in many.says and f"and {len(report.moves) - 10} shorter ones" in repr(report)
+    assert "many small collectives" not in titles(
+        explain(accumulated, struct((128, 128)), struct((4, 64, 128), None, "d"))
+    )
+
+
+# --- Programs that send nothing and are wrong -----------------------------------------------------------------------
+
+
+def own_gradient(w, x):
+    return w - 0.1 * jax.grad(lambda w, x: jnp.mean((x @ w) ** 2))(w, x)
+
+
+def mean_gradient(w, x):
+    return w - 0.1 * lax.pmean(jax.grad(lambda w, x: jnp.mean((x @ w) ** 2))(w, x), "d")
+
+
+def looped(w, x):
+    return lax.scan(lambda c, r: (c + r.sum(), None), 0.0, x)[0] + w.sum()
+
+
+def one_of_two(w, x):
+    return lax.cond(x.sum() > 0, lambda: w, lambda: -w)
+
+
+def gathered(w, x):
+    return lax.all_gather(x, "d", tiled=True) @ w
+
+
+@pytest.mark.parametrize(
+    ("f", "differs"),
+    [(own_gradient, True), (mean_gradient, False), (looped, True), (one_of_two, True), (gathered, False)],
+)
+def test_a_result_that_is_declared_replicated_and_differs_is_told(f, differs):
+    mapped = jax.shard_map(f, mesh=MESH, in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
+    report = explain(lambda w, x: mapped(w, x), struct((32, 32)), struct((128, 32), "d"))
+    assert (titles(report)[:1] == ["replicated but different"]) == differs
+    if differs:
+        assert f"shard_map of `{f.__name__}`" in report.findings[0].says and "psum" in report.findings[0].says
+
+
+def dropped(key, x):
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0)
+
+
+def dropped_by_device(key, x):
+    return dropped(jax.random.fold_in(key, lax.axis_index("d")), x)
+
+
+def layer_with_bias(key, x):
+    return x @ jax.random.normal(key, (32, 8)) + jax.random.normal(key, (8,))
+
+
+@pytest.mark.parametrize(("f", "same"), [(dropped, True), (dropped_by_device, False), (layer_with_bias, False)])
+def test_the_same_noise_for_other_data_is_told(f, same):
+    mapped = jax.shard_map(f, mesh=MESH, in_specs=(P(), P("d")), out_specs=P("d"))
+    report = explain(mapped, jax.random.key(0), struct((128, 32), "d"))
+    assert ("same noise" in titles(report)) == same
+
+
+@pytest.mark.parametrize(("f", "told"), [(own_gradient, True), (lambda w, x: mean_gradient(w, x), False)])
+def test_a_pmap_that_adds_up_no_gradient_is_told_and_has_the_names_of_its_function(f, told):
+    mapped = jax.pmap(f, axis_name="d")
+    report = explain(mapped, jnp.ones((8, 32, 32)), jnp.ones((8, 16, 32)))
+    assert ("gradients not summed" in titles(report)) == told
+    assert {array.name for array in report.arrays} == {"w", "x"}
+    assert not any("jax.jit" in finding.says for finding in report.findings)
+
+
+# --- Names, memory, errors ------------------------------------------------------------------------------------------
+
+
+def test_equinox_arguments_have_their_names_and_its_advice_is_not_held_against_it():
+    eqx = pytest.importorskip("equinox")
+
+    def step(net, tokens, key):
+        one_hot = jax.nn.one_hot(tokens, 64)
+        grads = eqx.filter_grad(lambda net: jnp.mean(jax.vmap(jax.vmap(net))(one_hot) ** 2))(net)
+        return eqx.apply_updates(net, jax.tree.map(lambda g: -0.1 * g, grads))
+
+    everywhere = NamedSharding(MESH, P())
+    net = eqx.filter_shard(eqx.nn.MLP(64, 64, 256, 2, key=jax.random.key(0)), everywhere)
+    tokens = jax.device_put(jnp.zeros((64, 32), jnp.int32), NamedSharding(MESH, P("d")))
+    kept, donated = (
+        explain(eqx.filter_jit(step, donate=donate), net, tokens, jax.random.key(0)) for donate in ("none", "all")
+    )
+    assert any('donate="all"' in finding.says for finding in kept.findings)
+    assert "donation not used" not in titles(donated)
+    assert {"net.layers[1].weight", "tokens"} <= {array.name for array in kept.arrays}
+
+
+def test_constants_are_part_of_the_memory():
+    table = np.random.default_rng(0).normal(size=(512, 512)).astype("float32")
+    report = explain(jax.jit(lambda: {"w": table}, out_shardings=NamedSharding(MESH, P("d"))))
+    assert report.memory["constants"] == table.nbytes and "1.05 MB constants" in " ".join(repr(report).split())
+    assert report.memory["peak"] >= table.nbytes
+
+
+def test_a_program_that_names_its_mesh_is_told_what_to_write_for_a_pod():
+    grid = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    args = [
+        jax.ShapeDtypeStruct((256, 256), "float32", sharding=NamedSharding(grid, P(spec))) for spec in (None, "data")
+    ]
+
+    def own(w, x):
+        return lax.with_sharding_constraint(x @ w, NamedSharding(grid, P("data", "model")))
+
+    def current(w, x):
+        h = lax.with_sharding_constraint(x @ w, P("data", "model"))
+        return jax.shard_map(lambda h: lax.psum(h, "model"), in_specs=P("data", "model"), out_specs=P("data"))(h)
+
+    pod = Pod("v5e:4x2")
+    with pytest.raises(ValueError, match=r"names a mesh of its own.*set_mesh"):
+        explain(own, *args, mesh=pod)
+    with jax.set_mesh(grid):
+        assert explain(current, *args, mesh=pod).compiled_for == "v5e:4x2"
