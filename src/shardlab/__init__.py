@@ -16,6 +16,8 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.programs.hlo`: read the text of a compiled program: its instructions, their types, and how often they run
 - `shardlab.programs.collectives`: list the collectives of a compiled program, and their bytes
 - `shardlab.programs.origins`: find an instruction's source line, its pass, and the argument that it moves
+- `shardlab.programs.uses`: find the first operations that need a value whole, and how a loop uses a sum
+- `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared replicated
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used, held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device
@@ -29,7 +31,8 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that one device agrees
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map` with its gradients, memory, time and links
-- `shardlab.report.findings`: judge a compiled program: what usually causes a collective, and what to change
+- `shardlab.report.causes`: say what causes a collective, or that it is not known
+- `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although it runs
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory is, what to change
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was predicted
 

@@ -486,11 +486,15 @@ def short_dtype(dtype):
 
 
 def spec_text(spec):
-    """A `PartitionSpec`, or its tuple, as Python: `P("data", None)`."""
+    """A `PartitionSpec`, or its tuple, as Python: `P("data", None)`, or `P(None, unreduced={'data'})`."""
 
     def entry(axes):
         if axes is None:
             return "None"
         return f'"{axes}"' if isinstance(axes, str) else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
 
-    return f"P({', '.join(map(entry, spec))})"
+    entries = list(map(entry, getattr(spec, "partitions", spec)))
+    for kind in ("unreduced", "reduced"):
+        if axes := sorted(getattr(spec, kind, None) or ()):
+            entries.append(f"{kind}={{{', '.join(repr(axis) for axis in axes)}}}")
+    return f"P({', '.join(entries)})"

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from shardlab._arguments import nearest
+from shardlab.cli import compare
 from shardlab.cli.arguments import Wrong, mesh_of
 
 ABOUT = "say what a program sends and stores, and why"
@@ -16,11 +17,16 @@ examples:
   shardlab explain train:example --devices 8
   shardlab explain step.hlo.txt --mesh data=4,model=2 --chip v6e
   shardlab explain train:example --devices 8 --pod v5e:2x4 --json
+  shardlab explain --compare origin/main HEAD train:example --devices 8
 
 A function is called without arguments, and returns what to explain, (step, args) or (step, args, kwargs):
 
   def example():
       return step, (params, batch)
+
+With --compare, the function is explained in two revisions of a git repository ("." means the files as they are). One
+line is printed for each line of the source for which a device sends more in the second, or for what it holds, and then
+the exit status is 1: a check for pull requests.
 
 A file holds the text of a compiled program, as `jax.jit(step).lower(*args).compile().as_text()` returns it.
 """
@@ -32,6 +38,12 @@ def add_arguments(command):
     command.add_argument("--mesh", help="the mesh whose axes name the groups, such as data=4,model=2")
     command.add_argument("--chip", default="v5p", help="the chip for which times are predicted (v5p)")
     command.add_argument("--pod", metavar="NAME", help="compile for these chips, such as v5e:4x4 (not with --mesh)")
+    command.add_argument(
+        "--compare", nargs=2, metavar=("BASE", "HEAD"), help="compare two revisions, as git names them"
+    )
+    command.add_argument(
+        "--limit", type=int, default=0, metavar="BYTES", help="with --compare, growth that is allowed (0)"
+    )
     command.add_argument("--devices", type=int, metavar="N", help="emulate N CPU devices before the module is imported")
 
 
@@ -46,6 +58,8 @@ def run(options):
     if options.mesh and options.pod:
         raise Wrong("--mesh and --pod exclude each other; a pod's mesh has the axes of the arguments")
     mesh = mesh_of(options.mesh) if options.mesh else None
+    if options.compare:
+        return compare.run(options)
     if options.devices is not None:
         from shardlab.arrays.devices import emulate
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab.arrays.layout import spec_text
 from shardlab.costs.kinds import OPERATIONS
@@ -18,7 +18,10 @@ from shardlab.pictures.svg import PALETTE, Picture, escape, figure, rect, row, t
 __all__ = ["draw_backward"]
 
 # What is drawn of JAX's operations inside shard_map: collectives and casts, as their users write them.
-_DRAWN = {**OPERATIONS, "pvary": "cast to varying", "pcast": "cast to varying"}
+_DRAWN = {
+    **OPERATIONS, "pvary": "cast to varying", "pcast": "cast to varying", "reduced_vary_cast": "cast to varying",
+    "preduced": "cast to reduced", "vary_unreduced_cast": "cast to unreduced",
+}  # fmt: skip
 # Operations that change neither which devices a value comes from nor where it goes: we look through them.
 _THROUGH = ("add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "mul", "neg", "reshape", "squeeze",
             "transpose")  # fmt: skip
@@ -56,8 +59,15 @@ def draw_backward(
 
     Raises:
       TypeError: an argument has no floating-point type, so it has no cotangent; or as `jax.shard_map` does.
+      ValueError: the body has an operation across devices that is not known here.
     """
-    args = [jax.ShapeDtypeStruct(jnp.shape(arg), arg.dtype) for arg in args]
+    on = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    explicit = jax.sharding.AxisType.Explicit in getattr(on, "axis_types", ())  # there a type has its sharding
+    placed = [NamedSharding(on, spec) if explicit else None for spec in _each(in_specs, len(args))]
+    args = [
+        jax.ShapeDtypeStruct(jnp.shape(arg), arg.dtype, sharding=sharding)
+        for arg, sharding in zip(args, placed, strict=False)
+    ]
     for arg in args:
         if not jnp.issubdtype(arg.dtype, jnp.floating):
             raise TypeError(f"draw_backward() needs floating-point arguments: one of type {arg.dtype} has no cotangent")
@@ -110,9 +120,22 @@ def _pass(program, ends, starts):
     for equation in program.eqns:
         if equation.primitive.name == "shard_map" and ends[-1] in equation.outvars:
             inner = equation.params["jaxpr"]
+            _refuse_unknown(inner)
             outs = [inner.outvars[equation.outvars.index(end)] if end in equation.outvars else None for end in ends]
             return inner, (outs, [equation.invars.index(start) for start in starts])
     raise TypeError("draw_backward() found no shard_map in the program of both passes")
+
+
+def _refuse_unknown(jaxpr):
+    """Raise an error at an operation across devices that the picture would leave out."""
+    for equation in jaxpr.eqns:
+        axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+        across = any(isinstance(axis, str) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,)))
+        if across and equation.primitive.name not in {*_DRAWN, "axis_index", "axis_size"}:
+            raise ValueError(
+                f"draw_backward() does not know JAX's operation {equation.primitive.name}, which works along "
+                f"{axes}, and would leave it out of the picture"
+            )
 
 
 def _type(variable):

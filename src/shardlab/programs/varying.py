@@ -11,19 +11,12 @@ from typing import Any
 
 import jax
 
+from shardlab.costs.kinds import KINDS, OPERATIONS
+
 __all__ = ["Mismatch", "are_checked", "mismatches"]
 
-_ADD_UP = {
-    "all_gather",
-    "all_gather_invariant",
-    "all_gather_reduced",
-    "pmax",
-    "pmin",
-    "psum",
-    "psum2",
-    "psum_invariant",
-}
-_SPREAD = {"all_to_all", "axis_index", "ppermute", "psum_scatter", "ragged_all_to_all", "reduce_scatter"}
+_EQUAL = [operation for kind in ("all-gather", "all-reduce", "collective-broadcast") for operation in KINDS[kind].calls]
+_SPREAD = [*(OPERATIONS.keys() - {*_EQUAL}), "axis_index"]
 _COMBINE = {"add", "mul", "select_n", "sub"}
 _NONE = frozenset()
 
@@ -119,7 +112,7 @@ class _Body:
     def _results(self, equation, values):
         name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
         together = frozenset().union(*(axes for axes, _ in values))
-        if name in _ADD_UP | _SPREAD:
+        if name in (*_EQUAL, *_SPREAD):
             along = params.get("axes", params.get("axis_name", params.get("axis", ())))
             along = along if isinstance(along, tuple | list) else (along,)
             along = {axis for axis in along if isinstance(axis, str)}
@@ -199,8 +192,11 @@ def _inner(equation):
 
 def _named(spec):
     """The axes that a `PartitionSpec` names."""
-    parts = spec if isinstance(spec, jax.sharding.PartitionSpec) else ()
-    return frozenset(axis for part in parts if part for axis in ((part,) if isinstance(part, str) else part))
+    parts = getattr(spec, "partitions", spec) if isinstance(spec, jax.sharding.PartitionSpec) else ()
+    unreduced = frozenset(getattr(spec, "unreduced", None) or ())
+    return unreduced | frozenset(
+        axis for part in parts if part for axis in ((part,) if isinstance(part, str) else part)
+    )
 
 
 def _place(equation):

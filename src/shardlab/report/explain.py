@@ -618,7 +618,9 @@ def _array(name, shape, dtype, sharding, donated):
     spec, replicated = "", ()
     if isinstance(sharding, NamedSharding):
         spec = spec_text(sharding.spec)
-        used = {axis for axes in sharding.spec if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+        parts = getattr(sharding.spec, "partitions", sharding.spec)
+        used = {axis for axes in parts if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+        used |= {*(getattr(sharding.spec, "unreduced", None) or ())}  # partial sums differ from device to device
         replicated = tuple(axis for axis, n in sharding.mesh.shape.items() if n > 1 and axis not in used)
     stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (local_shape, shape))
     return Array(name, _type(shape, dtype), _type(local_shape, dtype), spec, stored, whole, replicated, donated)

@@ -325,19 +325,20 @@ if __name__ == "__main__":
 
 def test_help_has_examples_that_work(run, explained):
     status, out, err = run("--help")
-    assert status == 0 and not err and all(name in out for name in ("layout", "plan", "explain"))
+    counts = {"layout": 3, "plan": 3, "explain": 4, "grade": 2}
+    assert status == 0 and not err and all(name in out for name in counts)
     assert run() == (0, out, "")
-    for command in ("layout", "plan", "explain"):
+    for command, count in counts.items():
         status, out, err = run(command, "--help")
         examples = re.findall(r"^  shardlab (.*)$", out, re.MULTILINE)
-        assert status == 0 and len(examples) == 3 and "--json" in out
-        for example in examples if command != "explain" else ():
+        assert status == 0 and len(examples) == count and "--json" in out
+        for example in examples if command in ("layout", "plan") else ():  # the others need files
             words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', example)]
             assert run(*words)[0] == 0, example
 
 
 def test_an_unknown_command_is_refused(refused):
-    assert "no command is called 'lay'; use layout, plan, explain; did you mean 'layout'?" in refused("lay")
+    assert "no command is called 'lay'; use layout, plan, explain, grade; did you mean 'layout'?" in refused("lay")
 
 
 def test_it_is_a_program_and_a_module():
@@ -357,3 +358,70 @@ def test_the_script_that_measures_a_gpu_says_so_where_there_is_none():
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and "device is a cpu, no GPU" in done.stderr and "Traceback" not in done.stderr
+
+
+# --- Two revisions -----------------------------------------------------------------------------------------------
+
+STEP = """\
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+
+def loss(w, x):
+    h = jnp.tanh(x @ w)
+    return jnp.mean(h**2)
+
+
+def example():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    shapes = ((256, 256), P()), ((512, 256), P("d"))
+    return jax.grad(loss), tuple(
+        jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, spec)) for shape, spec in shapes)
+"""
+
+
+@pytest.fixture(scope="module")
+def revisions(tmp_path_factory):
+    """A repository in whose second commit a line that needs all rows has come in, and all lines have moved."""
+    root = tmp_path_factory.mktemp("repository")
+    (root / "steps").mkdir()
+    worse = STEP.replace("import jax\n", "# A comment.\n\nimport jax\n", 1)
+    worse = worse.replace("    return jnp.mean", "    h = jnp.cumsum(h, 0)\n    return jnp.mean")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], cwd=root, check=True)
+    for text in (STEP, worse):
+        (root / "steps" / "train.py").write_text(text)
+        subprocess.run([*git, "add", "--all"], cwd=root, check=True)
+        subprocess.run([*git, "commit", "--quiet", "--message", "a step"], cwd=root, check=True)
+    return root
+
+
+def compared(root, *arguments):
+    command = [sys.executable, "-m", "shardlab", "explain", "--compare", *arguments, "train:example", "--devices", "8"]
+    return subprocess.run(command, cwd=root / "steps", capture_output=True, text=True)
+
+
+def test_a_line_that_sends_more_than_in_another_revision_is_named_and_the_status_is_1(revisions):
+    done = compared(revisions, "HEAD~1", "HEAD")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("steps/train.py:10: sends all-gather") and first.endswith("h = jnp.cumsum(h, 0)")
+    assert "before nothing" in first and second.startswith("train:example: holds at once") and done.returncode == 1
+    rows = json.loads(compared(revisions, "HEAD~1", "HEAD", "--json").stdout)
+    assert [row["kind"] for row in rows] == ["all-gather", "peak"] and rows[0]["before"] == 0 < rows[0]["after"]
+
+
+def test_what_only_moved_or_became_less_or_stays_below_the_limit_is_no_growth(revisions):
+    back, allowed = compared(revisions, "HEAD", "HEAD~1"), compared(revisions, "HEAD~1", ".", "--limit", "10000000")
+    assert (back.returncode, allowed.returncode) == (0, 0) and "no line sends more than in HEAD," in back.stdout
+    left = subprocess.run(["git", "worktree", "list"], cwd=revisions, capture_output=True, text=True).stdout
+    assert len(left.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(("nope", "HEAD"), "no revision 'nope'"), (("HEAD", ".", "--limit", "-1"), "--limit is -1")],
+)
+def test_a_comparison_that_cannot_be_made_is_refused(revisions, arguments, words):
+    done = compared(revisions, *arguments)
+    assert done.returncode == 2 and words in done.stderr
