@@ -125,7 +125,7 @@ def test_outputs_are_on_the_pages(pages, complete):
         assert not chapter.runs or "Traceback (most recent call last)" not in text
         shown = [cell for cell in chapter.cells if "remove-input" not in tags(chapter, cell)]
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(shown)
-        pictures = r"^(draw|draw_\w+|\w+\.draw|show|bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
+        pictures = r"^(draw|draw_\w+|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another
