@@ -908,6 +908,8 @@ def test_the_script_redraws_what_stood_there_and_moves_nothing(reader, name, scr
     with_it, without = (choosing(reader, name, java_script_enabled=on, **SCREENS[screen])[1] for on in (True, False))
     expect(with_it).to_have_attribute("data-ready", "")
     expect(without.locator(".choices, [role=status]")).to_have_count(0)
+    expect(without.locator("[data-still]")).to_be_visible()
+    expect(with_it.locator("[data-still]")).to_be_hidden()
     words = "e => [...e.querySelectorAll('title, desc, text, figcaption')].map(one => one.textContent)"
     figures = [box.locator("figure").evaluate(words) for box in (with_it, without)]
     assert figures[0] == figures[1] and len(figures[0]) > 6

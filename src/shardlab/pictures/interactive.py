@@ -1,7 +1,8 @@
 """Bars that a reader of a page can change: one picture for each combination of some inputs, all computed beforehand.
 
 The picture shows one combination, and carries the numbers of all as data. On a page of the book a script
-(choose.js in the theme) adds a slider or a list for each input and redraws the bars; a notebook shows the picture.
+(choose.js in the theme) adds a slider or a list for each input and redraws the bars; a notebook shows the picture, and
+the argument `start` chooses another combination there.
 """
 
 import json
@@ -119,7 +120,9 @@ def interactive_bars(
         ],
     }  # fmt: skip
     data = escape(json.dumps(data, separators=(",", ":"), ensure_ascii=False))
-    html = row(html, f'class="shardlab" data-choices="{data}"', "flex-start")
+    still = f"One of {len(cases):,} combinations; start= chooses another."  # a page with a script hides it
+    html += f'<p data-still="" style="flex:0 0 100%;margin:0;font-size:.85em">{still}</p>'
+    html = row(html, f'class="shardlab" data-choices="{data}"', "flex-start", 1)
     html = html.replace(' style="', f' style="--choices:{len(values)};', 1)  # so many controls need room above it
     return Picture(html, _table(values, drawn, cases))
 

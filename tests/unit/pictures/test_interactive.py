@@ -86,7 +86,7 @@ def test_the_picture_shows_where_it_starts(start):
     assert f"parameters {parts[2]:g} = {total} ({mark} 50 GB); " in svg.find("desc").text
     caption = list(box.find("figure/figcaption").itertext())
     assert caption[:2] == [chosen, f"share: {words['share']}"]
-    assert "--choices:3;" in box.get("style")
+    assert "--choices:3;" in box.get("style") and box.find("p").text.startswith("One of 32 combinations; start=")
 
 
 def test_a_limit_is_a_dashed_line_and_longer_bars_are_cut_off_at_twice_it():
