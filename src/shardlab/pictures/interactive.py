@@ -67,8 +67,8 @@ def interactive_bars(
         `{"throughput": "427 tokens/s"}`, which stand below the bars. Names are the same for all combinations.
       unit: what is printed after each value, such as "GB", or a dict from rows to units. Rows with the same unit have
         one scale, for all combinations.
-      limit: for some rows the most that there is room for, such as the memory of a chip. A dashed line marks it. A bar
-        may be cut off beyond twice the limit.
+      limit: for some rows the most that there is room for, such as the memory of a chip. A dashed line marks it. The
+        scale may end at twice the limit; a longer bar then has a gap at its end.
       start: which combination is shown first; of an input that is not in it, the first value.
       **inputs: for each input its values: numbers or texts. Numbers in ascending order make a slider, others a list.
 
@@ -122,7 +122,7 @@ def interactive_bars(
     data = escape(json.dumps(data, separators=(",", ":"), ensure_ascii=False))
     still = f"One of {len(cases):,} combinations; start= chooses another."  # a page with a script hides it
     html += f'<p data-still="" style="flex:0 0 100%;margin:0;font-size:.85em">{still}</p>'
-    html = row(html, f'class="shardlab" data-choices="{data}"', "flex-start", 1)
+    html = row(html, f'class="shardlab" data-choices="{data}"', "flex-start")
     html = html.replace(' style="', f' style="--choices:{len(values)};', 1)  # so many controls need room above it
     return Picture(html, _table(values, drawn, cases))
 
