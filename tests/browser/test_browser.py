@@ -846,6 +846,79 @@ def test_an_all_reduce_on_the_number_of_devices_that_one_chooses(reader):
     expect(still.locator("[data-counter]")).to_contain_text("Each of 4 devices sends 6 blocks of 1,024 bytes")
 
 
+# --- Bars that depend on inputs -----------------------------------------------------------------------------
+
+CHOOSING = {"zero": 2, "pipeline": 2, "serving": 3}  # chapters, and how many controls each has
+BARS = """e => [...e.querySelectorAll("[data-row]")].map(
+  row => [...row.querySelectorAll("[data-part]")].map(part => part.getBoundingClientRect().width))"""
+TOTALS = "e => [...e.querySelectorAll('[data-total]')].map(total => total.textContent)"
+
+
+def choosing(reader, name, **options):
+    page = reader(name, **options)
+    box = page.locator("[data-choices]")
+    unfold(box)
+    box.scroll_into_view_if_needed()
+    return page, box, json.loads(box.get_attribute("data-choices"))
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_slider_moved_by_keyboard_changes_bars_numbers_and_what_is_said(reader, name):
+    page, box, data = choosing(reader, name)
+    spoken, svg, caption = box.get_by_role("status"), box.locator("svg"), box.locator("figcaption")
+    sliders = box.get_by_role("slider")
+    expect(sliders).to_have_count(CHOOSING[name])
+    expect(spoken).to_have_text("")
+    at, place = list(data["start"]), page.evaluate("scrollY")
+    seen = {tuple(box.evaluate(TOTALS))}
+    for number, (label, values, _) in enumerate(data["inputs"]):
+        slider = box.get_by_role("slider", name=label, exact=True)
+        slider.focus()
+        for key, to in (("End", len(values) - 1), ("ArrowLeft", len(values) - 2), ("Home", 0), ("ArrowRight", 1)):
+            page.keyboard.press(key)
+            at[number] = to
+            expect(slider).to_have_attribute("aria-valuetext", values[to])
+            case = 0
+            for where, (_, each, _) in zip(at, data["inputs"], strict=True):
+                case = case * len(each) + where
+            totals, widths = box.evaluate(TOTALS), box.evaluate(BARS)
+            for total, bars, row, numbers in zip(totals, widths, data["rows"], data["cases"][case], strict=True):
+                amount, *parts = numbers.lstrip("!").split(" ")
+                assert total.startswith(f"{amount}{row[1]}") and ("(over" in total) == numbers.startswith("!")
+                expected = [float(part.replace(",", "")) * row[2] for part in parts or [amount]]
+                scale = svg.bounding_box()["width"] / 316
+                if sum(expected) <= 314:
+                    assert bars == pytest.approx([width * scale for width in expected], abs=1.5)
+                else:
+                    assert sum(bars) == pytest.approx(314 * scale, abs=4)
+                expect(spoken).to_contain_text(total)
+            chosen = ", ".join(
+                f"{name} {each[where]}" for (name, each, _), where in zip(data["inputs"], at, strict=True)
+            )
+            expect(caption).to_contain_text(chosen)
+            expect(svg).to_have_accessible_name(re.compile(f"^{re.escape(chosen)}: "))
+            seen.add(tuple(totals))
+    assert len(seen) > 4 and page.evaluate("scrollY") == place
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize("screen", SCREENS)
+def test_the_script_redraws_what_stood_there_and_moves_nothing(reader, name, screen):
+    """With a script and without one the first picture is the same, to the pixel of its words and bars."""
+    with_it, without = (choosing(reader, name, java_script_enabled=on, **SCREENS[screen])[1] for on in (True, False))
+    expect(with_it).to_have_attribute("data-ready", "")
+    expect(without.locator(".choices, [role=status]")).to_have_count(0)
+    expect(without.locator("[data-still]")).to_be_visible()
+    expect(with_it.locator("[data-still]")).to_be_hidden()
+    words = "e => [...e.querySelectorAll('title, desc, text, figcaption')].map(one => one.textContent)"
+    figures = [box.locator("figure").evaluate(words) for box in (with_it, without)]
+    assert figures[0] == figures[1] and len(figures[0]) > 6
+    for one, other in zip(*(box.evaluate(BARS) for box in (with_it, without)), strict=True):
+        assert one == pytest.approx(other, abs=0.5)
+    controls = with_it.locator(".choices").bounding_box()["height"]
+    assert controls == CHOOSING[name] * 36 == with_it.locator(".choices label").count() * 36
+
+
 # --- Pictures of arrays -------------------------------------------------------------------------------------
 
 

@@ -100,7 +100,7 @@ def test_scripts_wait_and_only_the_choice_of_light_or_dark_stands_in_the_page(bu
 
 def test_nothing_of_the_stock_theme_is_published(site, built):
     names = {file.name for file in (site / "_static").rglob("*") if file.is_file()}
-    assert {"book.css", "book.js", "steps.js", "icon.svg", "card.png"} <= names
+    assert {"book.css", "book.js", "choose.js", "steps.js", "icon.svg", "card.png"} <= names
     of_others = re.compile(r"bootstrap|fontawesome|pydata|sphinx|jquery|doctools|copybutton|clipboard|thebe|toggle")
     assert not [name for name in names if of_others.search(name)]
     assert not [file for file, page in built.items() if page.select('[class*="bd-"], [id^="pst-"]')]

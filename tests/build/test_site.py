@@ -2,6 +2,8 @@
 
 import ast
 import copy
+import json
+import math
 import os
 import re
 import socket
@@ -125,7 +127,7 @@ def test_outputs_are_on_the_pages(pages, complete):
         assert not chapter.runs or "Traceback (most recent call last)" not in text
         shown = [cell for cell in chapter.cells if "remove-input" not in tags(chapter, cell)]
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(shown)
-        pictures = r"^(draw|draw_\w+|\w+\.draw|show|bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
+        pictures = r"^(draw|draw_\w+|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another
@@ -214,6 +216,18 @@ def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
         assert all(tag.has_attr("defer") and (site / urlsplit(tag["src"]).path).is_file() for tag in scripts)
         played += len(boxes)
     assert played
+
+
+def test_bars_that_depend_on_inputs_have_their_data_and_the_script_that_redraws_them(pages, complete):
+    for chapter in complete:
+        page = pages[chapter.name]
+        boxes = article(page).select("[data-choices]")
+        assert len(boxes) == sum(len(re.findall(r"\binteractive_bars\(", cell.source)) for cell in chapter.cells)
+        assert sum("choose.js" in tag["src"] for tag in page.select("script[src]")) == bool(boxes)
+        for box in boxes:
+            data = json.loads(box["data-choices"])
+            assert len(data["cases"]) == math.prod(len(values) for _, values, _ in data["inputs"]) > 1
+            assert box.select_one("svg[role=img] > title") and not box.select("script, input, select")
 
 
 def test_pages_are_well_formed(pages):

@@ -28,6 +28,7 @@ from shardlab import (
     draw,
     emulate,
     explain,
+    interactive_bars,
     machine,
     model,
     plan,
@@ -50,6 +51,7 @@ def layouts(x: jax.Array) -> None:
     assert_type(same_layout(x, x), bool)
     assert_type(draw(x, dims="MJ"), Picture)
     assert_type(bars({"FSDP": {"parameters": 4e6}}), Picture)
+    assert_type(interactive_bars(lambda devices: {"state": 4e6 / devices}, devices=(1, 8)), Picture)
 
 
 def programs(compiled: jax.stages.Compiled) -> None:

@@ -23,6 +23,7 @@ from shardlab.pictures.arrays import array_of, array_panel, mesh_panel, options_
 from shardlab.pictures.backward import draw_backward
 from shardlab.pictures.charts import bars, timeline
 from shardlab.pictures.flows import draw_all_reduce, flow_panel
+from shardlab.pictures.interactive import interactive_bars
 from shardlab.pictures.mapped import draw_shard_map
 from shardlab.pictures.products import draw_matmul
 from shardlab.pictures.svg import PALETTE, Picture, row
@@ -39,6 +40,7 @@ __all__ = [
     "draw_matmul",
     "draw_shard_map",
     "draw_torus",
+    "interactive_bars",
     "timeline",
 ]
 
