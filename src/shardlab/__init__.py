@@ -18,6 +18,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.programs.origins`: find an instruction's source line, its pass, and the argument that it moves
 - `shardlab.programs.uses`: find the first operations that need a value whole, and how a loop uses a sum
 - `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared replicated
+- `shardlab.programs.kernels`: find kernels that communicate by themselves
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used, held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device

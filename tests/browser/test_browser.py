@@ -817,6 +817,21 @@ def test_the_lines_of_code_of_a_step_are_lit(reader):
         assert page.evaluate(lit) == []
 
 
+@pytest.mark.parametrize("how", ["pointer", "keyboard"])
+def test_the_rows_of_a_finding_are_lit(reader, how):
+    page = reader("diagnose")
+    findings = page.locator("li[data-place]")
+    assert findings.count() > 0 and page.locator("tr.lit").count() == 0
+    finding = findings.first
+    finding.hover() if how == "pointer" else finding.focus()
+    lit = page.locator("tr.lit")
+    expect(lit).not_to_have_count(0)
+    place = finding.get_attribute("data-place")
+    assert place in [row.locator("td").last.text_content() for row in lit.all()]
+    page.locator("h1").hover() if how == "pointer" else finding.blur()
+    expect(lit).to_have_count(0)
+
+
 def test_an_all_reduce_on_the_number_of_devices_that_one_chooses(reader):
     page = reader("collectives")
     box = page.locator("[data-bytes]")

@@ -41,7 +41,9 @@ COLOURS = {
     "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
 }  # fmt: skip
 # What a page loads for pictures of shardlab.
-PICTURES = {"data-steps=": "steps.js", "data-says=": "tiles.js", "data-choices=": "choose.js"}
+PICTURES = {
+    "data-steps=": "steps.js", "data-says=": "tiles.js", "data-choices=": "choose.js", "data-place=": "places.js",
+}  # fmt: skip
 # What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
 # what stands on them, and roles that do not fit.
 CLEARER = [

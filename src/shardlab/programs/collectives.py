@@ -24,6 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from shardlab._tables import aligned, html_table
 from shardlab.costs.kinds import KINDS
 from shardlab.programs.hlo import CALLS, COLLECTIVES, Instruction, Program, UnreadableProgram, array_types, type_bytes
+from shardlab.programs.kernels import communicates
 
 __all__ = [
     "Collective", "Collectives", "collectives", "compile_for", "find", "meshes_named_in", "meshes_of", "read_program",
@@ -411,7 +412,9 @@ def _read(program, mesh):
 
 
 def find(
-    program: Program, mesh: Mesh | AbstractMesh | Sequence[Mesh | AbstractMesh] | None = None
+    program: Program,
+    mesh: Mesh | AbstractMesh | Sequence[Mesh | AbstractMesh] | None = None,
+    kernels: list[Instruction] | None = None,
 ) -> Iterator[tuple[Collective, Instruction]]:
     """Every collective of a program, with the instruction that starts it: a fusion, where it is part of one.
 
@@ -424,6 +427,7 @@ def find(
     Args:
       program: a `shardlab.Program`.
       mesh: the mesh whose axes name the groups; or several, of which the first that fits is taken; or None.
+      kernels: a list for the calls of kernels that communicate; without it they are an error.
 
     Yields:
       Each `Collective` and a `shardlab.programs.hlo.Instruction`, in the order of the program's text; but none whose
@@ -446,6 +450,9 @@ def find(
                 move = move if fusion is None else _in_a_fusion(move, instruction, fusion, started)
                 if move:
                     yield move, outer or instruction
+                continue
+            if kernels is not None and communicates(instruction):
+                kernels.append(instruction)
                 continue
             _refuse_other_communication(instruction)
             calls, number = instruction.calls(), next(numbers)
@@ -519,7 +526,7 @@ def _refuse_other_communication(instruction):
     to_host = kind in ("send", "recv") and instruction.attribute("is_host_transfer") == "true"
     to_host = to_host and "megascale" not in text  # a callback
     unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
-    if (unknown and not to_host) or (kind == "custom-call" and re.search(r'"has_communication":\s*true', text)):
+    if (unknown and not to_host) or communicates(instruction):
         raise UnreadableProgram(
             "this program communicates in a way that we cannot read, such as between TPU slices or inside a kernel: "
             f"{instruction.line.strip()[:300]}"

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.programs.kernels import inner_jaxprs
 
 __all__ = ["Mismatch", "are_checked", "mismatches"]
 
@@ -57,7 +58,7 @@ def mismatches(jaxpr: Any) -> Iterator[Mismatch]:
         if equation.primitive.name == "shard_map":
             yield from _of_a_map(equation)
         else:
-            for inner in _inner(equation):
+            for inner in inner_jaxprs(equation):
                 yield from mismatches(inner)
 
 
@@ -71,7 +72,7 @@ def are_checked(jaxpr: Any) -> bool:
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map" and not equation.params.get("check_vma", True):
             return False
-        if not all(map(are_checked, _inner(equation))):
+        if not all(map(are_checked, inner_jaxprs(equation))):
             return False
     return True
 
@@ -131,7 +132,7 @@ class _Body:
                 (values[0][0].union(*(axes for axes, _ in of)), all(noise for _, noise in of))
                 for of in zip(*branches, strict=True)
             ]
-        inner = [one for one in _inner(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
+        inner = [one for one in inner_jaxprs(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
         if inner and name != "shard_map":
             return self.run(inner[0], values)
         return [(together, self._is_noise(equation, values))] * count
@@ -179,15 +180,6 @@ def _either(one, other):
 def _opened(jaxpr):
     """A jaxpr without its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def _inner(equation):
-    """The jaxprs in the parameters of an equation."""
-    for value in equation.params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            inner = _opened(one)
-            if hasattr(inner, "eqns") and hasattr(inner, "invars"):
-                yield inner
 
 
 def _named(spec):

@@ -31,7 +31,7 @@ from shardlab.arrays.layout import bytes_text, counted, itemsize, short_dtype, s
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
-from shardlab.programs import collectives
+from shardlab.programs import collectives, kernels
 from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Program, metadata
 from shardlab.programs.origins import Origins, where
@@ -134,6 +134,8 @@ class Report:
         "constants", and "peak", the most at once: the peak of a TPU's compiler, or else the sum; {} if unknown.
       findings: what to change, as `Finding`s.
       idle: how many devices of this backend a program for one device leaves idle; 0 for all other programs.
+      kernels: kernels that communicate by themselves, by name, each with the bytes that it declares, or None: what they
+        send is not in the program, and not in `bytes`.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Report:
     memory: dict[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     idle: int = 0
+    kernels: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int | None:
@@ -193,9 +196,12 @@ class Report:
         parts.append(paragraph(self._memory()))
         parts += [html_table(_STORED, rows[:MOST])] if rows else []
         parts += [paragraph(f"and {len(rows) - MOST} kinds of smaller ones")] if len(rows) > MOST else []
-        items = "".join(
-            f"<li><strong>{escape(finding.title)}</strong>: {escape(finding.says)}</li>" for finding in self.findings
-        )
+        places = {where(move.file, move.line) for move in self.moves[:MOST] if move.line}
+        items = ""
+        for finding in self.findings:  # a page of the book lights the rows of its line, when one points at it
+            place = next((place for place in sorted(places) if re.search(rf"\b{re.escape(place)}\b", finding.says)), "")
+            own = f' data-place="{escape(place)}" tabindex="0"' if place else ""
+            items += f"<li{own}><strong>{escape(finding.title)}</strong>: {escape(finding.says)}</li>"
         return "".join(parts) + (f"<ol>{items}</ol>" if items else "")
 
     def _head(self):
@@ -207,9 +213,16 @@ class Report:
         if self.idle and not self.moves:
             of = counted(self.idle + 1, "device")
             return f"It sends nothing, and leaves {self.idle} of {of} idle: no argument is placed on a mesh of several."
+        beside = f"Beside {'its kernel' if len(self.kernels) == 1 else 'its kernels'} it" if self.kernels else "It"
+        told = "".join(
+            f" Kernel `{name}` communicates; "
+            + (f"it declares {bytes_text(size)}." if size else "its bytes are not in the program.")
+            for name, size in self.kernels.items()
+        ).lstrip()
         if not self.moves:
-            return "It sends nothing."
-        return f"It sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
+            return f"{told} {beside} sends nothing.".lstrip()
+        sent = f"{beside} sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
+        return f"{told} {sent}".lstrip()
 
     def _rest(self):
         rest = Report(self.name, self.devices, self.mesh, self.compiled_for, self.chip, self.moves[MOST:])
@@ -356,16 +369,19 @@ def explain(
             raise
     meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
-    arrays, results = _arguments(compiled, text, args, kwargs), _results(compiled)
+    own = _own_names(compiled, f, args, kwargs)
+    arrays, results = _arguments(compiled, text, args, kwargs, own), _results(compiled)
     wrapper = _wrapper(arrays)
     if wrapper:
-        arrays, text = _with_own_names(arrays, text, compiled, f, args, kwargs)
+        arrays, text = _with_own_names(arrays, text, own)
     names = [array.name for array in results]
     jaxpr = _traced(f, args, kwargs)
     how = {"is_pmap": wrapper == "pmap", "is_checked": jaxpr is None or are_checked(jaxpr)}
     report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages, **how)
     sizes = _memory(compiled, backend, text)
     all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
+    told = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
+    told |= {name: size for name, size in report.kernels.items() if size or name not in told}
     if jaxpr is not None:
         all_findings += findings.of_varying(mismatches(jaxpr))
     if not is_gradient:  # which replaces no argument
@@ -374,7 +390,7 @@ def explain(
     all_findings += [*findings.of_donation(arrays, results, sizes["donated"], wrapper), *report.findings]
     idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
     all_findings = tuple(findings.by_harm(all_findings))
-    return replace(report, arrays=tuple(arrays), memory=sizes, findings=all_findings, idle=idle)
+    return replace(report, arrays=tuple(arrays), memory=sizes, findings=all_findings, idle=idle, kernels=told)
 
 
 def compare(before: Report, after: Report) -> Comparison:
@@ -451,10 +467,11 @@ def _of_text(
     whole = lowered.as_text(dialect="hlo", debug_info=True) if lowered is not None and program.devices > 1 else None
     before = Program(whole) if whole else None
     old = Origins(before, whole) if whole else None
-    origins, flops, rows = Origins(program, text, results, old), MatmulFlops(), {}
+    origins, flops, rows, called = Origins(program, text, results, old), MatmulFlops(), {}, []
     lists = _lists((*_parameter_names(text), *(results or ())))
     located = [
-        (move, start, origins.of(start, move.axes or move.within)) for move, start in collectives.find(program, meshes)
+        (move, start, origins.of(start, move.axes or move.within))
+        for move, start in collectives.find(program, meshes, called)
     ]
     causes = [(origin, cause(move, origin, is_checked)) for move, _, origin in located]
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
@@ -495,7 +512,8 @@ def _of_text(
         )
     judged += findings.of_partitioner(located, origins, said)
     judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
-    report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged))
+    told = {kernels.name(call): kernels.declared_bytes(call) for call in called}
+    report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged), kernels=told)
     return report, origins.is_gradient
 
 
@@ -533,7 +551,7 @@ def _results(compiled):
     ]
 
 
-def _arguments(compiled, text, args, kwargs):
+def _arguments(compiled, text, args, kwargs, own):
     """The arguments as `Array`s, the largest first."""
     info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
     values = jax.tree.leaves((args, kwargs))
@@ -548,7 +566,7 @@ def _arguments(compiled, text, args, kwargs):
         # The compiler decides where an array goes that is on no mesh.
         both = placed[number], getattr(values[number], "sharding", None)
         sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
-        name = names[number] if len(names) == len(info) else _path(path)
+        name = names[number] if len(names) == len(info) else own[number] if own else _path(path)
         arguments.append(_array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated))
     return sorted(arguments, key=lambda array: -array.bytes)
 
@@ -561,25 +579,29 @@ def _wrapper(arrays):
     return ""
 
 
-def _with_own_names(arrays, text, compiled, f, args, kwargs):
-    """The arrays and the program with the names of the function's parameters, where these can be told."""
+def _own_names(compiled, f, args, kwargs):
+    """The names of the arguments that the program takes, by the function's parameters; [] where they cannot be told."""
     try:
         bound = inspect.signature(inspect.unwrap(f)).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
-        return arrays, text
+        return []
     leaves = [
         (f"{name}{_path(path)}", _type(leaf.shape, leaf.dtype))
         for name, value in bound.items()
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
     ]
-    info, tree = jax.tree_util.tree_flatten(compiled.args_info)
+    info, tree = jax.tree_util.tree_flatten(getattr(compiled, "args_info", None))
     kinds = [_type(aval.shape, aval.dtype) for aval in (getattr(one, "_aval", None) or one for one in info)]
-    if kinds != [kind for _, kind in leaves]:
-        return arrays, text  # some were left out, or come in another order
+    if not info or kinds != [kind for _, kind in leaves]:
+        return []  # some were left out, or come in another order
     used = [sharding is not None for sharding in tree.flatten_up_to(compiled.input_shardings)]
-    told = (name for (name, _), is_used in zip(leaves, used, strict=True) if is_used)
-    own = dict(zip(_parameter_names(text), told, strict=False))
+    return [name for (name, _), is_used in zip(leaves, used, strict=True) if is_used]
+
+
+def _with_own_names(arrays, text, own):
+    """The arrays and the program with other names of the arguments."""
+    own = dict(zip(_parameter_names(text), own, strict=False))
     if not own.keys() >= {array.name for array in arrays}:
         return arrays, text
     for name, new in own.items():

@@ -197,10 +197,11 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
             results_by_layout[_layout(array)] -= 1
             could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
-        root = could.most_common(1)[0][0]
+        root = could.most_common(1)[0][0] or "them"
         equinox = wrapper == "equinox"
         numbered = re.fullmatch(r"args\[(\d+)\]", root)  # of a function that takes *args
         which = f"donate_argnums={numbered[1]}" if numbered else f'donate_argnames="{root}"'
+        which = "donate_argnums" if root == "them" else which  # without a name
         how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
         how = "donate_argnums of jax.pmap" if wrapper == "pmap" else how
         where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"

@@ -694,6 +694,10 @@ def test_it_is_printed_as_html_and_as_json(trained):
     page = trained._repr_html_()
     assert page.count("<tr>") > len(trained.moves) and "<strong>replicated</strong>" in page
     assert "<code>h = jnp.tanh(x @ layer[&quot;up&quot;])</code>" in page and "f32[16,128]" in page
+    repeated = explain(lambda a: jnp.fft.fftn(a), ROWS)._repr_html_()  # a finding that names a line of the table
+    assert re.search(
+        r'<li data-place="(test_explain\.py:\d+)" tabindex="0"><strong>repeated work</strong>: \1', repeated
+    )
     assert f"test_explain.py:{UP}" in repr(trained) and "It sends nothing." in repr(explain(jnp.tanh, BATCH))
 
 

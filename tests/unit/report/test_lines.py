@@ -295,3 +295,45 @@ def test_a_program_that_names_its_mesh_is_told_what_to_write_for_a_pod():
         explain(own, *args, mesh=pod)
     with jax.set_mesh(grid):
         assert explain(current, *args, mesh=pod).compiled_for == "v5e:4x2"
+
+
+# --- Kernels ------------------------------------------------------------------------------------------------------
+
+
+def ringed(x, mesh, interpret, estimate=None):
+    """Each device sends its shard to the next one, in a kernel; or with `mesh` None, to no other."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def kernel(x_ref, o_ref, sent, received):
+        here = lax.axis_index("data")
+        if mesh is None:
+            copy = pltpu.make_async_copy(x_ref, o_ref, sent)
+        else:
+            copy = pltpu.make_async_remote_copy(x_ref, o_ref, sent, received, device_id={"data": lax.rem(here + 1, 4)})
+        copy.start()
+        copy.wait()
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    call = pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((16, 128), x.dtype), name="my_ring", in_specs=[anywhere],
+        out_specs=anywhere, scratch_shapes=[pltpu.SemaphoreType.DMA] * 2, interpret=interpret, cost_estimate=estimate,
+    )  # fmt: skip
+    return jax.shard_map(call, in_specs=P("data"), out_specs=P("data"), check_vma=False)(x)
+
+
+def test_a_kernel_that_communicates_is_named_and_the_rest_is_kept():
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    x = jax.ShapeDtypeStruct((64, 128), "float32", sharding=NamedSharding(mesh, P("data")))
+    declared = pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=0, remote_bytes_transferred=8192)
+    with jax.set_mesh(mesh):
+        here = explain(lambda x: ringed(x, mesh, pltpu.InterpretParams()), x)
+        alone = explain(lambda x: ringed(x, None, pltpu.InterpretParams()), x)
+        there = explain(lambda x: ringed(2 * x, mesh, False, declared), x, mesh=Pod("v5e:4x2"))
+    assert here.kernels == {"my_ring": None} and alone.kernels == {} and there.kernels == {"my_ring": 8192}
+    assert "Kernel `my_ring` communicates; its bytes are not in the program." in " ".join(repr(here).split())
+    assert "it declares 8,192 bytes" in " ".join(repr(there).split()) and "It sends nothing." in repr(alone)
+    assert there.memory["arguments"] > 0 and here.arrays[0].name == "x"
