@@ -25,6 +25,7 @@ from tiny_book import chapter
 from bookbinder.notebook.notebooks import colab_version
 
 FILES = sorted((ROOT / ".github" / "workflows").iterdir())
+FOR_READERS = ROOT / "book" / "recipes" / "pull_request.yml"
 DEPENDABOT = ROOT / ".github" / "dependabot.yml"
 TOOLS = Path(sys.executable).parent
 spec = importlib.util.spec_from_file_location("upstream_report", ROOT / "scripts" / "upstream_report.py")
@@ -46,12 +47,15 @@ JOBS = {f"{name}: {job}": body for name, workflow in WORKFLOWS.items() for job, 
 
 def test_zizmor_finds_nothing():
     command = [TOOLS / "zizmor", "--offline", "--persona", "pedantic", "--strict-collection", "--no-ignores", ".github"]
+    command.append(FOR_READERS)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "No findings" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("schema", "files"), [("github-workflows", FILES), ("dependabot", [DEPENDABOT])], ids=["workflows", "dependabot"]
+    ("schema", "files"),
+    [("github-workflows", [*FILES, FOR_READERS]), ("dependabot", [DEPENDABOT])],
+    ids=["workflows", "dependabot"],
 )
 def test_they_follow_their_schema(schema, files):
     command = [TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files]
@@ -59,7 +63,7 @@ def test_they_follow_their_schema(schema, files):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [*FILES, FOR_READERS], ids=lambda file: file.stem)
 def test_actions_are_pinned_with_their_version(file):
     used = re.findall(r"\buses: (.*)", file.read_text())
     pinned = [use for use in used if re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
@@ -67,7 +71,7 @@ def test_actions_are_pinned_with_their_version(file):
 
 
 def test_an_action_has_one_version_in_all_of_them():
-    used = {use for file in FILES for use in re.findall(r"\buses: (actions/.*)", file.read_text())}
+    used = {use for file in (*FILES, FOR_READERS) for use in re.findall(r"\buses: (actions/.*)", file.read_text())}
     assert len(used) == len({use.partition("@")[0] for use in used})
 
 

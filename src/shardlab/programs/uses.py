@@ -1,4 +1,4 @@
-"""What uses a value of a program first: followed through copies, tuples, fusions, calls, loops and branches.
+"""What uses a value of a program first: followed through tuples, fusions, calls, loops and branches.
 
 A collective that XLA's partitioner inserts often carries the source line of what *made* its operand. The line to change
 is that of the first operation that needs the value as the collective leaves it.
