@@ -165,7 +165,7 @@ class Instruction:
 
 
 class Computation:
-    """The instructions of a computation, by name; parsed when asked for, because few matter.
+    """The instructions of a computation, by name; parsed when first asked for, because few matter.
 
     Attributes:
       name: its name, without "%".
@@ -176,9 +176,14 @@ class Computation:
 
     def __init__(self, name: str, program: "Program") -> None:
         """Start empty; `Program` adds the lines."""
-        self.name, self.program, self.lines, self.root = name, program, {}, None
+        self.name, self.program, self.lines, self.root, self._parsed = name, program, {}, None, {}
 
     def __getitem__(self, name: str) -> Instruction:
+        if name not in self._parsed:
+            self._parsed[name] = self._parse(name)
+        return self._parsed[name]
+
+    def _parse(self, name):
         tuple_, element, place = name.partition("#")
         if element:  # dumped files write %loop#1 for an element of a tuple
             typed, attributes = self._typed(name)[0], f", index={place}"

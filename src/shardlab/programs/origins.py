@@ -253,12 +253,12 @@ class Origins:
         return self._parts["operations"]
 
     def _arguments_named(self, argument):
-        entry = self._program.entry
-        return [
-            (entry, name)
-            for name, line in entry.lines.items()
-            if " parameter(" in line and metadata(line).get("op_name") == argument
-        ]
+        if "arguments" not in self._parts:
+            places, entry = self._parts.setdefault("arguments", {}), self._program.entry
+            for name, line in entry.lines.items():
+                if " parameter(" in line:
+                    places.setdefault(metadata(line).get("op_name"), []).append((entry, name))
+        return list(self._parts["arguments"].get(argument, ()))
 
     def place(self, line: str) -> tuple[str, int]:
         """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
