@@ -112,12 +112,12 @@ def test_pages_say_what_they_are(built, book):
         assert len(page.select("h1")) == 1, file
         assert page.html["lang"] == "en" and len(page.select("meta[name=viewport]")) == 1
         text = page.select_one("meta[name=description]")["content"]
-        assert 20 < len(text) <= pages.MOST, (file, text)
+        assert 40 < len(text) <= pages.MOST and text[-1] in ".?!", (file, text)  # whole sentences, and not the title
+        assert page.select_one('meta[property="og:description"]')["content"] == text
         described.setdefault(text, []).append(file.stem)
         assert page.select_one("link[rel=canonical]")["href"].startswith("https://")
         assert page.title.get_text().split(" · ")[-1] == book.config["title"]
-    chapters = {chapter.name for chapter in book.chapters}
-    assert all(len(chapters & set(names)) <= 1 for names in described.values()), described
+    assert all(len(names) == 1 for names in described.values()), described
 
 
 def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete):
@@ -329,10 +329,37 @@ def test_an_address_that_is_none_has_a_page(site):
     assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address
 
 
-def test_a_description_is_the_beginning_of_the_text():
-    paragraph = nodes.paragraph("", "", nodes.Text("word " * 50))
-    words = pages.first_words(nodes.section("", paragraph))
-    assert len(words) <= pages.MOST and words.endswith("word …") and pages.first_words(None) == ""
+def paragraphs(*texts):
+    return nodes.section("", *(nodes.paragraph("", "", *one) for one in texts))
+
+
+PROMISED = [nodes.strong("", "What we do here."), nodes.Text(" We shard\nan array. Afterwards you can")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([[nodes.Text("A need. Its number.")], PROMISED], "We shard an array."),
+        ([[nodes.Text("Since JAX 0.9, a type has\nit. More.")]], "Since JAX 0.9, a type has it."),
+        ([[nodes.Text("No end")]], "No end"),
+        ([[nodes.Text("word " * 50 + "end.")]], f"{'word ' * 31}…"),
+        ([], ""),
+    ],
+)
+def test_a_description_is_what_a_page_promises_or_its_first_sentence(texts, said):
+    assert pages.description(paragraphs(*([node.deepcopy() for node in one] for one in texts))) == said
+    assert len(said) <= pages.MOST
+
+
+def test_a_page_may_describe_itself(tiny):
+    tiny.write("book/two.md", "---\ndescription: Two of everything & more.\n---\n# Two\n\nSome words.\n")
+    assert not tiny.build()[0]
+    page = BeautifulSoup(tiny.page("two"), "html.parser")
+    assert page.select_one("meta[name=description]")["content"] == "Two of everything & more."
+    assert "everything" not in page.body.get_text()
+    tiny.write("book/two.md", f"---\ndescription: {'long ' * 40}\n---\n# Two\n")
+    status, _, said = tiny.build()
+    assert status and "book/two.md:2: description: it has 199 characters; search engines show 160" in said
 
 
 PLOT = """<?xml version="1.0"?>

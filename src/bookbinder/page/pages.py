@@ -21,12 +21,19 @@ from sphinx.errors import ExtensionError
 
 from bookbinder import disk
 from bookbinder.read import citation, package
-from bookbinder.read.book import APPENDICES, FOLDER, in_words, split_assertions
+from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
 POLICY = "Content-Security-Policy"
-MOST = 160  # characters of a description
+MOST = LONGEST_DESCRIPTION  # characters of a description
+PROMISE = "What we do here."  # how the paragraph begins that says what a chapter does
+# What pages say of themselves that are no chapters.
+OTHERS = {
+    "genindex": "Every term of the book and every function that it uses, with links to the sections that explain them.",
+    "search": "Search the book for a section by its heading, by a function or an option that it uses, or by its words.",
+    "404": "This address leads to no page of the book. The home page lists all chapters.",
+}
 KEY_FIGURE = "key-figure"  # the tag of a cell
 NARROWEST = 12  # characters of a column that has more; book.css says so too
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
@@ -302,7 +309,7 @@ def _describe(app, pagename, templatename, context, doctree):
     address = where.site + ("" if pagename == app.config.root_doc else f"{pagename}.html")
     page = SimpleNamespace(
         title=html.escape(title),
-        description=html.escape(first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
+        description=html.escape(_own(app, name) or description(doctree) or title),
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
         part=parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
         edit=where.edit(f"{FOLDER}/{name}.md"), repository=where.repository, edition=citation.edition(root),
@@ -390,10 +397,19 @@ def parts(env):
     return by_page
 
 
-def first_words(doctree):
-    """The beginning of a page's first paragraph."""
-    first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
-    text = " ".join(first.astext().split()) if first else ""
+def _own(app, name):
+    """What a page's front matter says of it, or what we say of one that is no chapter; None if neither does."""
+    chapters = {chapter.name: chapter for chapter in app.bookbinder_book.chapters}
+    return chapters[name].description if name in chapters else OTHERS.get(name)
+
+
+def description(doctree):
+    """A sentence about a page: what it promises to do, else the first one of its text; cut if it is too long."""
+    texts = list(doctree.findall(nodes.paragraph)) if doctree else []
+    promises = (text for text in texts if text.astext().startswith(PROMISE))
+    first = next(promises, texts[0] if texts else None)
+    text = " ".join(first.astext().split()).removeprefix(PROMISE).strip() if first else ""
+    text = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]
     return text if len(text) <= MOST else text[: MOST - 2].rsplit(" ", 1)[0] + " …"
 
 
