@@ -321,12 +321,59 @@ def test_the_map_for_search_engines_has_every_chapter(site, book):
     assert place == f"{address.of(book.config).site}sitemap.xml"
 
 
-def test_an_address_that_is_none_has_a_page(site):
+def test_an_address_that_is_none_has_a_page(site, book):
     page = BeautifulSoup((site / "404.html").read_text(), "html.parser")
     assert "no such page" in page.h1.get_text()
     assert page.select_one("head > style") and not page.select("script[src], link[rel=stylesheet], img")
     addresses = [tag["href"] for tag in page.select("[href]") if not tag["href"].startswith("#")]
     assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address
+
+
+def test_a_missing_page_offers_the_search_and_every_chapter_by_its_part(site, book):
+    page, where = BeautifulSoup((site / "404.html").read_text(), "html.parser"), address.of(book.config)
+    assert page.form["action"] == where.page("search") and page.form.input["name"] == "q"
+    lists = page.select(".all-chapters section")
+    assert [one.h2.get_text() for one in lists] == [caption for caption, _ in book.parts]
+    for number, (one, (_, names)) in enumerate(zip(lists, book.parts, strict=True), 1):
+        assert one["class"] == [f"part-{number}"]
+        shown = {link["href"]: link.get_text() for link in one.select("a")}
+        assert shown == {where.page(name): book.titles[name] for name in names}
+
+
+# --- Colours and sizes -----------------------------------------------------------------------------------------
+
+SHEET = (pages.THEME / "static" / "book.css").read_text("utf-8")
+
+
+def luminance(colour):
+    """WCAG's relative luminance of a colour such as #0072b2 or #fff."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def in_modes(name):
+    """A colour of the style sheet, in the light and in the dark."""
+    value = re.search(rf"--{name}: (#\w+|light-dark\(.*?\)|var\(--.*?\));", SHEET)[1]
+    if value.startswith("var("):
+        return in_modes(value[6:-1])
+    return tuple(re.findall(r"#\w+", value)) * (2 if value.startswith("#") else 1)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_the_accent_of_a_part_stands_out_from_the_page(number):
+    """A line that carries meaning needs a contrast of 3 (WCAG 1.4.11); device 6's yellow has 1.3 on white."""
+    for accent, ground in zip(in_modes(f"part-{number}"), in_modes("ground"), strict=True):
+        lighter, darker = sorted((luminance(accent), luminance(ground)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, (accent, ground)
+    assert not re.search(r"--part: var\(--device|var\(--part, var\(--device-", SHEET)
+
+
+def test_headings_become_smaller_level_by_level_and_stay_larger_than_text():
+    sizes = [float(re.search(rf"^{what} {{[^}}]*?([\d.]+)rem", SHEET, re.MULTILINE)[1]) for what in ("h2", "h3", "h4")]
+    text = float(re.search(r"^body {.*?font: ([\d.]+)rem", SHEET, re.MULTILINE)[1])
+    assert sizes == sorted(sizes, reverse=True) and len({*sizes, text}) == 4 and sizes[-1] > text
 
 
 def paragraphs(*texts):

@@ -290,12 +290,26 @@ def plot(svg, alt, prefix):
 
 
 def _not_found(app):
-    """The page that hosts show for an address that does not exist."""
-    home = app.bookbinder_address.page(app.config.root_doc)
+    """The page that hosts show for an address that does not exist: a search, and all chapters to choose from."""
+    where, titles = app.bookbinder_address, app.bookbinder_book.titles
+    links = {}
+    for name, part in sorted(parts(app.env).items(), key=lambda item: (item[1].number, item[1].place)):
+        chapter = name.removeprefix(f"{FOLDER}/")
+        title = titles.get(chapter) or app.env.titles[name].astext()
+        links.setdefault((part.number, part.title), []).append(
+            f'<li><a href="{where.page(chapter)}">{html.escape(title)}</a></li>'
+        )
+    lists = "".join(
+        f'<section class="part-{number}"><h2>{html.escape(title or "Chapters")}</h2><ul>{"".join(items)}</ul></section>'
+        for (number, title), items in links.items()
+    )
     words = (
         "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        f'<a href="{home}">The home page</a> lists all chapters, and the search covers the '
-        "whole book.</p></section>"
+        f'Search the book, start from its <a href="{where.page(app.config.root_doc)}">home page</a>, or look for the '
+        "chapter in the list below.</p>"
+        f'<form action="{where.page("search")}" role="search"><input type="search" name="q" required '
+        'aria-label="Search the book" placeholder="Search the book"> <button class="button">Search</button></form>'
+        f'<div class="all-chapters">{lists}</div></section>'
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
 
