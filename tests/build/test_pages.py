@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import struct
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -227,6 +228,27 @@ def test_a_chapter_begins_with_its_key_figure(site, built, book, complete):
         for figure in figures:
             before = [tag.name for tag in figure.find_previous_siblings() if tag.name]
             assert set(before) <= {"h1", "p"} and figure.svg, chapter.name
+
+
+def test_a_preview_of_a_link_shows_the_key_figure(site, built, book, complete):
+    """Social sites take PNG, JPEG and the like, and no SVG."""
+    pictures = {}
+    for file, page in built.items():
+        where = page.select_one('meta[property="og:image"]')["content"]
+        picture = site / where.removeprefix(address.of(book.config).site)
+        assert png_size(picture) == (1200, 630) and picture.stat().st_size < 300_000, where
+        assert page.select_one("meta[name='twitter:card']")["content"] == "summary_large_image"
+        assert 5 < len(page.select_one('meta[property="og:image:alt"]')["content"]) <= 300
+        pictures[file.stem] = picture.relative_to(site)
+    drawn = {c.name for c in complete if built[site / f"{c.name}.html"].select(f"article .{pages.KEY_FIGURE}")}
+    assert {name for name, picture in pictures.items() if picture.parts[0] == pages.CARDS} == drawn
+    assert {file.name for file in (site / pages.CARDS).iterdir()} == {pictures[name].name for name in drawn}
+
+
+def png_size(file):
+    data = file.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
 
 
 def test_a_key_figure_without_a_picture_is_refused(tiny):

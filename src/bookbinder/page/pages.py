@@ -20,6 +20,7 @@ from sphinx import addnodes
 from sphinx.errors import ExtensionError
 
 from bookbinder import disk
+from bookbinder.page import cards
 from bookbinder.read import citation, package
 from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
 
@@ -35,6 +36,7 @@ OTHERS = {
     "404": "This address leads to no page of the book. The home page lists all chapters.",
 }
 KEY_FIGURE = "key-figure"  # the tag of a cell
+CARDS = "cards"  # the folder of pictures for previews of links
 NARROWEST = 12  # characters of a column that has more; book.css says so too
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try {
@@ -330,6 +332,7 @@ def _describe(app, pagename, templatename, context, doctree):
         package=package.of(root).name, tool=_page_of(app, package.of(root).name), about=_page_of(app, "about"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
+    page.image, page.shows = _image(app, name, page, doctree)
     sheets = ["book.css"]
     if not page.alone:
         scripts = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
@@ -347,6 +350,35 @@ def _describe(app, pagename, templatename, context, doctree):
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
     context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
+
+
+def _image(app, name, page, doctree):
+    """The picture in previews of links to a page, and what it shows in words: its key figure, else the book's card."""
+    boxes = (
+        doctree.findall(lambda node: KEY_FIGURE in getattr(node, "attributes", {}).get("classes", ()))
+        if doctree
+        else ()
+    )
+    drawn = "".join(node.astext() for box in boxes for node in box.findall(nodes.raw))
+    figure = drawn if "<svg" in drawn else ""
+    book, part = app.config.html_title or app.config.project, page.part and page.part.number
+    title = html.unescape(page.title)
+    file = cards.write(Path(app.outdir) / CARDS, _card_of(name), figure, title, book, _colours(), part)
+    if file:
+        return f"{CARDS}/{file}", html.escape(cards.words_for(figure))
+    return "_static/card.png", html.escape(book)
+
+
+def _card_of(name):
+    return name.replace("/", ".")
+
+
+@cache
+def _colours():
+    """The colours of the style sheet as they are in the light, by their names: {"device-0": "#0072b2"}."""
+    sheet = (THEME / "static" / "book.css").read_text("utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (?:light-dark\()?(#\w+|var\(--[\w-]+\))", sheet))
+    return {name: colours.get(value[6:-1], value) for name, value in colours.items()}
 
 
 def _breakable(name):
@@ -473,6 +505,10 @@ def _forget(app, exception):
     for page in folder.rglob("*.html"):
         if page.relative_to(folder).with_suffix("").as_posix() not in chapters:
             page.unlink()
+    names = {_card_of(name.removeprefix(f"{FOLDER}/")) for name in chapters}
+    for card in (folder / CARDS).glob("*.png"):
+        if card.stem.rpartition("-")[0] not in names:
+            card.unlink()
     shown = {name for documents, name in app.env.images.values()}
     for picture in (folder / "_images").glob("*"):
         if picture.name not in shown:
