@@ -381,7 +381,7 @@ KEPT_OUTPUTS = {
         nbformat.v4.new_output("display_data", {**SVG, "text/plain": "<Figure>"}),
         {"image/svg+xml": ["<svg/>"]},
     ),
-    "Markdown": (rich(text_markdown="*a*", text_plain="<M>"), {"text/markdown": ["*a*"], "text/plain": ["<M>"]}),
+    "Markdown": (rich(text_markdown="*a*", text_plain="<M>"), {"text/markdown": ["*a*"]}),
     "no name of an object": (rich(text_html="<script/>", text_plain="<HTML object>"), None),
     "nothing that is too long": (nbformat.v4.new_output("stream", text="1" * notebooks.OUTPUT_MOST), None),
 }

@@ -248,17 +248,16 @@ def _for_previews(output):
         return {name: output[name] for name in ("output_type", "ename", "evalue", "traceback")}
     data = output.data
     html, plain = data.get("text/html", ""), data.get("text/plain", "")
+    in_text = {} if re.fullmatch(r"<.*>|", plain, re.DOTALL) else {"text/plain": plain}  # not only an object's name
     if "image/svg+xml" in data:
         kept = {"image/svg+xml": data["image/svg+xml"]}
     elif html and not NOT_IN_PREVIEWS.search(html):
-        kept = {"text/html": html, "text/plain": plain}
+        kept = {"text/html": html, **in_text}
     elif "text/markdown" in data:
-        kept = {"text/markdown": data["text/markdown"], "text/plain": plain}
-    elif plain and not re.fullmatch(r"<.*>", plain, re.DOTALL):  # pictures of arrays are drawn in text too
-        kept = {"text/plain": plain}
+        kept = {"text/markdown": data["text/markdown"], **in_text}
     else:
-        return None
-    return {"output_type": "display_data", "data": kept, "metadata": {}}
+        kept = in_text  # pictures of arrays are drawn in text too
+    return {"output_type": "display_data", "data": kept, "metadata": {}} if kept else None
 
 
 _UNREADABLE = "import base64, zlib\n\nexec(zlib.decompress(base64.b85decode"
