@@ -744,6 +744,8 @@ def tiny(tmp_path):
         requires-python = ">=3.11"
         [tool.hatch.build.targets.wheel]
         packages = ["src/shardlab"]
+        [tool.bookbinder]
+        name = "shardlab"
         """))  # fmt: skip
     tiny.write(".gitignore", "_build\n__pycache__\n")
     tiny.bare = tmp_path / "bare.git"
