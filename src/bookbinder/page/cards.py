@@ -1,7 +1,7 @@
 """Pictures for previews of links: a page's title and its key figure, as a PNG of 1200 by 630 pixels.
 
 Social sites and messengers show no SVG, so Matplotlib draws the shapes of the figure once more: it needs no browser,
-and the same figure gives the same bytes everywhere. This reads as much SVG as pictures of shardlab and plots of
+and the same figure gives the same bytes on every machine. This reads as much SVG as pictures of shardlab and plots of
 Matplotlib have.
 """
 

@@ -450,7 +450,7 @@ def _own(app, name):
 
 
 def description(doctree):
-    """A sentence about a page: what it promises to do, else the first one of its text; cut if it is too long."""
+    """A sentence about a page: what it promises to do, else the first one of its text; shortened if it is too long."""
     texts = list(doctree.findall(nodes.paragraph)) if doctree else []
     promises = (text for text in texts if text.astext().startswith(PROMISE))
     first = next(promises, texts[0] if texts else None)
