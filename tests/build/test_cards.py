@@ -71,6 +71,15 @@ def test_letters_are_drawn_where_their_anchor_says(tmp_path):
     assert abs((right.min() + right.max()) / 2 + 2 - 120) < 4 and 40 < np.ptp(right) < 90
 
 
+def test_the_pieces_of_a_formula_have_places_and_sizes_of_their_own(tmp_path):
+    tall = '<tspan x="10 20" y="40" style="font: 30px sans">H</tspan>'
+    small = '<tspan x="70" y="20" style="font-size: 9px">H</tspan>'
+    text = f'<text style="font: 12px sans; text-anchor: start" fill="#ffffff">{tall}{small}</text>'
+    found = (drawn(tmp_path, FRAMED + text)[2:118, 2:230] == 255).all(-1)
+    heights = [np.ptp(np.argwhere(found[:, sides].any(1))) for sides in (slice(0, 120), slice(150, 228))]
+    assert abs(heights[0] - 2.4 * 30 * 0.73) < 4 and abs(heights[1] - 2.4 * 9 * 0.73) < 3
+
+
 def test_a_dark_line_is_as_dark_as_text_and_half_transparent_is_lighter(tmp_path):
     found = drawn(tmp_path, FRAMED + '<path d="M0 25h100" stroke="currentColor" stroke-width="9"/>')
     assert colour(found[60, 100]) == "#1b1f26"

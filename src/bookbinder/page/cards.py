@@ -155,17 +155,16 @@ class _Card:
             self._shape(_outline(element), place, style, clip)
 
     def _text(self, element, place, style):
+        """A line of text, or the pieces of which it is made: a formula's have places and sizes of their own."""
         from matplotlib.transforms import Affine2D
 
-        size = float(re.search(r"([\d.]+)px", style.get("font", "") + f" {style['font-size'].removesuffix('px')}px")[1])
-        bold = style.get("font-weight") in ("700", "bold")
-        spans = [span for span in element if _tag(span) == "tspan"] or [element]
-        for span in spans:
-            words = span.text or ""
+        for span in [span for span in element if _tag(span) == "tspan"] or [element]:
+            words, look = span.text or "", style | _styles(span)
+            size = _size(look)
+            bold = look.get("font-weight") in ("700", "bold")
             x, y = (float((span.get(name) or element.get(name) or "0").split()[0]) for name in "xy")
-            x -= _width(words, size, bold) * {"start": 0, "middle": 0.5, "end": 1}[style["text-anchor"]]
-            outline = _letters(words, size, bold)
-            self._shape(outline, Affine2D().scale(1, -1).translate(x, y) + place, style)
+            x -= _width(words, size, bold) * {"start": 0, "middle": 0.5, "end": 1}[look["text-anchor"]]
+            self._shape(_letters(words, size, bold), Affine2D().scale(1, -1).translate(x, y) + place, look)
 
     def _letters(self, words, x, y, size, *, bold=False, fill="currentColor"):
         from matplotlib.transforms import Affine2D
@@ -274,7 +273,14 @@ def _styles(element):
     for name, value in re.findall(r"([\w-]+):\s*([^;]+)", element.get("style", "")):
         if name in _STYLED:
             found[name] = value.strip()
+    if "font-size" in found:
+        found.setdefault("font", "")  # this is nearer than a font of what is around it
     return found
+
+
+def _size(look):
+    """The size of letters in px, of `font: 10px sans` or `font-size`."""
+    return float(next(re.finditer(r"([\d.]+)px", look.get("font", "")), [0, look["font-size"].removesuffix("px")])[1])
 
 
 def _transform(text):
