@@ -393,6 +393,54 @@ def test_no_column_of_text_is_narrower_than_twelve_characters(reader, name):
     none(page.evaluate(NARROW_COLUMNS))
 
 
+# Cells of reports that take more than one line, except those that stand below a row, over all columns.
+WRAPPED = """() => [
+    ...document.querySelectorAll(".cell_output .dataframe :is(th, td):not([colspan])")
+].filter((cell) => {
+    const all = document.createRange();
+    all.selectNodeContents(cell);
+    return new Set([...all.getClientRects()].map((box) => Math.round(box.bottom / 6))).size > 1;
+}).map((cell) => cell.innerText)"""
+
+
+@pytest.mark.parametrize("name", ["diagnose", "shardlab"])
+def test_rows_of_a_report_are_lines_on_a_wide_screen(reader, name):
+    page = reader(name, viewport={"width": 1440, "height": 900})
+    assert page.locator(".cell_output td[colspan]").count() > 3 and page.locator(".dataframe td").count() > 30
+    none(page.evaluate(WRAPPED))
+    none(page.evaluate(TOO_WIDE))
+
+
+# Tables that go on to the side, and have no shaded edge there.
+UNMARKED = """() => [...document.querySelectorAll("article table")].filter((table) => {
+    let box = table;
+    while (box && getComputedStyle(box).overflowX !== "auto") box = box.parentElement;
+    const marked = box && getComputedStyle(box).backgroundImage.includes("gradient");
+    return !box || (box.scrollWidth > box.clientWidth + 1 && !marked);
+}).map((table) => table.innerText.slice(0, 80))"""
+SCROLLING = """() => [...document.querySelectorAll("article :has(> table)")].filter((box) =>
+    box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX === "auto").length"""
+
+
+@pytest.mark.parametrize("name", ["diagnose", "from_old_jax", "status", "training", "costs"])
+def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(reader, name):
+    page = reader(name, viewport={"width": 390, "height": 800})
+    assert page.evaluate(SCROLLING) or name in ("training", "costs")
+    none(page.evaluate(UNMARKED))
+
+
+def test_a_finger_finds_what_a_pointer_must_hover_over(reader):
+    page = reader("arrays", has_touch=True, is_mobile=True, viewport={"width": 390, "height": 844})
+    for kind in (".highlight .copy", "article h2 > .headerlink"):
+        one = page.locator(kind).first
+        one.scroll_into_view_if_needed()
+        assert one.evaluate("e => getComputedStyle(e).opacity") == "1", kind
+        assert one.bounding_box()["width"] >= 24 and one.bounding_box()["height"] >= 24, kind
+    one.tap()
+    assert page.url.endswith(page.locator("article h2 > .headerlink").first.get_attribute("href"))
+    none(page.evaluate(TOO_WIDE))
+
+
 @pytest.mark.parametrize("width", [390, 1440])
 def test_remarks_stand_beside_the_text_where_there_is_room(reader, width):
     page = reader("auto", viewport={"width": width, "height": 900})
@@ -485,6 +533,8 @@ def test_a_missing_page_leads_back_to_the_book(reader, home):
     expect(page.locator("h1")).to_be_visible()
     assert page.locator("main").bounding_box()["width"] > 600  # not the column of the chapters' list, which is not here
     assert page.locator("article").get_by_role("link").first.get_attribute("href") == WHERE.page("index")
+    expect(page.get_by_role("searchbox", name="Search the book")).to_be_visible()
+    none(page.evaluate(TOO_WIDE))
     leads_to = page.locator("a[href]").evaluate_all("links => links.map(link => link.getAttribute('href'))")
     relative = [where for where in leads_to if not where.startswith(("https://", "#"))]
     assert not relative, "on this page, which is shown anywhere, relative links lead nowhere"

@@ -388,6 +388,17 @@ def test_a_link_to_a_chapter_shows_its_short_title_on_the_page_and_in_the_notebo
     assert tiny.build()[0] == 0 and links() == ["Two: a long title", "these words", "Home"]
 
 
+def test_a_table_of_runs_names_chapters_by_their_titles_in_the_order_of_the_book(tiny):
+    toc = "- file: book/two\n    title: The second\n  - file: book/one"
+    tiny.write("_toc.yml", f"format: jb-book\nroot: book/index\nchapters:\n  {toc}\n")
+    tiny.write("book/index.md", "# Home\n\n```{nb-exec-table}\n```\n")
+    assert tiny.build()[0] == 0
+    table = tiny.page("index").partition("<table")[2].partition("</table>")[0]
+    shown = re.findall(r'href="(\w+)\.html"[^>]*><span[^>]*>(.*?)</span>', table)
+    assert shown == [("two", "The second"), ("one", "One")]
+    assert "Chapter</p>" in table and "Document" not in table
+
+
 def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
     skipped = "```{code-cell}\n:tags: [skip-execution]\n\n1 / 0\n```\n\n"
     text = FRONT + "# One\n\n" + skipped + "```{code-cell}\n\n\nx = 1\nx / 0\n```\n"

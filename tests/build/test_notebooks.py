@@ -340,6 +340,73 @@ def test_a_notebook_does_not_tell_what_it_asks(write):
     assert [cell["metadata"].get("cellView") for cell in cells] == [None, None, "form", None, None, None]
 
 
+PLAIN = nbformat.v4.new_output("execute_result", {"text/plain": "1"}, execution_count=3)
+SHOWN = {"output_type": "display_data", "data": {"text/plain": ["1"]}, "metadata": {}}
+TELLING = {
+    "a cell": ("```{code-cell}\n1\n```\n", [[SHOWN]]),
+    "a folded cell": ("```{code-cell}\n:tags: [hide-input]\n\n1\n```\n", [[]]),
+    "a hidden output": ("```{code-cell}\n:tags: [hide-output]\n\n1\n```\n", [[]]),
+    "the answers to a prediction, and what follows": (ASKED, [[], [], [], [SHOWN]]),
+    "an exercise and its solution": (EXERCISE + "\n```{code-cell}\n1\n```\n", [[], [], [SHOWN]]),
+}
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_outputs_are_kept_where_they_tell_no_answer(write, tmp_path, name):
+    body, shown = TELLING[name]
+    write(body)
+    book = Book(tmp_path, tuple(Chapter(tmp_path, one) for one in ("other", "one")), CONFIG)
+    made = notebooks.make(book, outputs={"one": [[PLAIN]] * 9})
+    cells = [cell for cell in json.loads(made["one.ipynb"])["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells[1:]] == shown and cells[0]["outputs"] == []
+    assert {cell["execution_count"] for cell in cells} == {None}
+    if "class/one.ipynb" in made:
+        assert made["class/one.ipynb"] == notebooks.make(book)["class/one.ipynb"]
+
+
+def rich(**data):
+    return nbformat.v4.new_output("display_data", {kind.replace("_", "/"): text for kind, text in data.items()})
+
+
+SVG = {"image/svg+xml": "<svg/>"}
+KEPT_OUTPUTS = {
+    "what is printed": (nbformat.v4.new_output("stream", text="1\n"), {"name": "stdout", "text": ["1\n"]}),
+    "an error": (
+        nbformat.v4.new_output("error", ename="E", evalue="no", traceback=["x"]),
+        {"ename": "E", "evalue": "no", "traceback": ["x"]},
+    ),
+    "a table": (rich(text_html="<table/>", text_plain="a b"), {"text/html": ["<table/>"], "text/plain": ["a b"]}),
+    "a picture of arrays, as text": (rich(text_html="<div><svg/></div>", text_plain="┌─┐"), {"text/plain": ["┌─┐"]}),
+    "a plot": (
+        nbformat.v4.new_output("display_data", {**SVG, "text/plain": "<Figure>"}),
+        {"image/svg+xml": ["<svg/>"]},
+    ),
+    "Markdown": (rich(text_markdown="*a*", text_plain="<M>"), {"text/markdown": ["*a*"]}),
+    "no name of an object": (rich(text_html="<script/>", text_plain="<HTML object>"), None),
+    "nothing that is too long": (nbformat.v4.new_output("stream", text="1" * notebooks.OUTPUT_MOST), None),
+}
+
+
+@pytest.mark.parametrize("name", KEPT_OUTPUTS)
+def test_an_output_is_kept_as_previews_show_it(write, tmp_path, name):
+    output, kept = KEPT_OUTPUTS[name]
+    write(CODE * 3)
+    book = Book(tmp_path, tuple(Chapter(tmp_path, one) for one in ("other", "one")), CONFIG)
+    cells = json.loads(notebooks.make(book, outputs={"one": [[output], [output]]})["one.ipynb"])["cells"]
+    *_, first, second, third = ([one.get("data", one) for one in cell.get("outputs", ())] for cell in cells)
+    assert first == second and third == []
+    assert [{k: v for k, v in one.items() if k != "output_type"} for one in first] == ([kept] if kept else [])
+
+
+def test_outputs_of_a_notebook_have_a_limit_together(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "OUTPUTS_MOST", 200)
+    write(CODE * 5)
+    book = Book(tmp_path, tuple(Chapter(tmp_path, one) for one in ("other", "one")), CONFIG)
+    output = nbformat.v4.new_output("stream", text="1" * 40)
+    cells = json.loads(notebooks.make(book, outputs={"one": [[output]] * 5})["one.ipynb"])["cells"]
+    assert [len(cell["outputs"]) for cell in cells if cell["cell_type"] == "code"] == [0, 1, 1, 0, 0, 0]
+
+
 def test_folded_cells_keep_their_magic_first(write):
     cells = write(
         "```{code-cell}\n:tags: [hide-input]\n\nplot()\n```\n\n"
@@ -578,15 +645,23 @@ def test_code_is_that_of_the_chapter(published):
             assert not list(written)
 
 
-def test_notebooks_are_bare_and_folded_where_the_page_is(published):
-    for notebook in published.values():
+def test_notebooks_are_folded_where_the_page_is_and_show_outputs_elsewhere(published, site, complete):
+    names, shown = {chapter.name for chapter in complete}, 0
+    for name, notebook in published.items():
         for number, cell in enumerate(notebook.cells):
-            assert cell.id.endswith(f"-{number}") and not cell.get("outputs") and not cell.get("execution_count")
+            assert cell.id.endswith(f"-{number}") and not cell.get("execution_count")
             assert ("cellView" in cell.metadata) == (
                 (cell.source.splitlines()[0].startswith("#@title") and number != 1)
                 or (cell.source.startswith("%%") and "\n#@title" in cell.source)
             )
+            assert not (cell.get("outputs") and "cellView" in cell.metadata)
         assert "widgets" not in notebook.metadata
+        size = (site.parent / "notebooks" / f"{name}.ipynb").stat().st_size
+        assert size < 1_000_000, (name, size)  # GitHub shows no larger ones
+        shown += name in names and any(cell.get("outputs") for cell in notebook.cells)
+    assert shown > 0.9 * len(names & set(published))
+    for file in (site.parent / "notebooks" / notebooks.CLASS).glob("*.ipynb"):
+        assert not any(cell.get("outputs") for cell in nbformat.read(file, as_version=4).cells), file
 
 
 RENDER = """
@@ -669,6 +744,8 @@ def tiny(tmp_path):
         requires-python = ">=3.11"
         [tool.hatch.build.targets.wheel]
         packages = ["src/shardlab"]
+        [tool.bookbinder]
+        name = "shardlab"
         """))  # fmt: skip
     tiny.write(".gitignore", "_build\n__pycache__\n")
     tiny.bare = tmp_path / "bare.git"

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import struct
 from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -112,12 +113,12 @@ def test_pages_say_what_they_are(built, book):
         assert len(page.select("h1")) == 1, file
         assert page.html["lang"] == "en" and len(page.select("meta[name=viewport]")) == 1
         text = page.select_one("meta[name=description]")["content"]
-        assert 20 < len(text) <= pages.MOST, (file, text)
+        assert 40 < len(text) <= pages.MOST and text[-1] in ".?!", (file, text)  # whole sentences, and not the title
+        assert page.select_one('meta[property="og:description"]')["content"] == text
         described.setdefault(text, []).append(file.stem)
         assert page.select_one("link[rel=canonical]")["href"].startswith("https://")
         assert page.title.get_text().split(" · ")[-1] == book.config["title"]
-    chapters = {chapter.name for chapter in book.chapters}
-    assert all(len(chapters & set(names)) <= 1 for names in described.values()), described
+    assert all(len(names) == 1 for names in described.values()), described
 
 
 def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete):
@@ -229,6 +230,27 @@ def test_a_chapter_begins_with_its_key_figure(site, built, book, complete):
             assert set(before) <= {"h1", "p"} and figure.svg, chapter.name
 
 
+def test_a_preview_of_a_link_shows_the_key_figure(site, built, book, complete):
+    """Social sites take PNG, JPEG and the like, and no SVG."""
+    pictures = {}
+    for file, page in built.items():
+        where = page.select_one('meta[property="og:image"]')["content"]
+        picture = site / where.removeprefix(address.of(book.config).site)
+        assert png_size(picture) == (1200, 630) and picture.stat().st_size < 300_000, where
+        assert page.select_one("meta[name='twitter:card']")["content"] == "summary_large_image"
+        assert 5 < len(page.select_one('meta[property="og:image:alt"]')["content"]) <= 300
+        pictures[file.stem] = picture.relative_to(site)
+    drawn = {c.name for c in complete if built[site / f"{c.name}.html"].select(f"article .{pages.KEY_FIGURE}")}
+    assert {name for name, picture in pictures.items() if picture.parts[0] == pages.CARDS} == drawn
+    assert {file.name for file in (site / pages.CARDS).iterdir()} == {pictures[name].name for name in drawn}
+
+
+def png_size(file):
+    data = file.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
+
+
 def test_a_key_figure_without_a_picture_is_refused(tiny):
     cell = "```{code-cell} ipython3\n:tags: [key-figure]\n\nprint(1)\n```\n"
     tiny.write("book/one.md", tiny_book.chapter("One", "1") + "\n" + cell)
@@ -321,7 +343,7 @@ def test_the_map_for_search_engines_has_every_chapter(site, book):
     assert place == f"{address.of(book.config).site}sitemap.xml"
 
 
-def test_an_address_that_is_none_has_a_page(site):
+def test_an_address_that_is_none_has_a_page(site, book):
     page = BeautifulSoup((site / "404.html").read_text(), "html.parser")
     assert "no such page" in page.h1.get_text()
     assert page.select_one("head > style") and not page.select("script[src], link[rel=stylesheet], img")
@@ -329,10 +351,84 @@ def test_an_address_that_is_none_has_a_page(site):
     assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address
 
 
-def test_a_description_is_the_beginning_of_the_text():
-    paragraph = nodes.paragraph("", "", nodes.Text("word " * 50))
-    words = pages.first_words(nodes.section("", paragraph))
-    assert len(words) <= pages.MOST and words.endswith("word …") and pages.first_words(None) == ""
+def test_a_missing_page_offers_the_search_and_every_chapter_by_its_part(site, book):
+    page, where = BeautifulSoup((site / "404.html").read_text(), "html.parser"), address.of(book.config)
+    assert page.form["action"] == where.page("search") and page.form.input["name"] == "q"
+    lists = page.select(".all-chapters section")
+    assert [one.h2.get_text() for one in lists] == [caption for caption, _ in book.parts]
+    for number, (one, (_, names)) in enumerate(zip(lists, book.parts, strict=True), 1):
+        assert one["class"] == [f"part-{number}"]
+        shown = {link["href"]: link.get_text() for link in one.select("a")}
+        assert shown == {where.page(name): book.titles[name] for name in names}
+
+
+# --- Colours and sizes -----------------------------------------------------------------------------------------
+
+SHEET = (pages.THEME / "static" / "book.css").read_text("utf-8")
+
+
+def luminance(colour):
+    """WCAG's relative luminance of a colour such as #0072b2 or #fff."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    channels = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def in_modes(name):
+    """A colour of the style sheet, in the light and in the dark."""
+    value = re.search(rf"--{name}: (#\w+|light-dark\(.*?\)|var\(--.*?\));", SHEET)[1]
+    if value.startswith("var("):
+        return in_modes(value[6:-1])
+    return tuple(re.findall(r"#\w+", value)) * (2 if value.startswith("#") else 1)
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_the_accent_of_a_part_stands_out_from_the_page(number):
+    """A line that carries meaning needs a contrast of 3 (WCAG 1.4.11); device 6's yellow has 1.3 on white."""
+    for accent, ground in zip(in_modes(f"part-{number}"), in_modes("ground"), strict=True):
+        lighter, darker = sorted((luminance(accent), luminance(ground)), reverse=True)
+        assert (lighter + 0.05) / (darker + 0.05) >= 3, (accent, ground)
+    assert not re.search(r"--part: var\(--device|var\(--part, var\(--device-", SHEET)
+
+
+def test_headings_become_smaller_level_by_level_and_stay_larger_than_text():
+    sizes = [float(re.search(rf"^{what} {{[^}}]*?([\d.]+)rem", SHEET, re.MULTILINE)[1]) for what in ("h2", "h3", "h4")]
+    text = float(re.search(r"^body {.*?font: ([\d.]+)rem", SHEET, re.MULTILINE)[1])
+    assert sizes == sorted(sizes, reverse=True) and len({*sizes, text}) == 4 and sizes[-1] > text
+
+
+def paragraphs(*texts):
+    return nodes.section("", *(nodes.paragraph("", "", *one) for one in texts))
+
+
+PROMISED = [nodes.strong("", "What we do here."), nodes.Text(" We shard\nan array. Afterwards you can")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([[nodes.Text("A need. Its number.")], PROMISED], "We shard an array."),
+        ([[nodes.Text("Since JAX 0.9, a type has\nit. More.")]], "Since JAX 0.9, a type has it."),
+        ([[nodes.Text("No end")]], "No end"),
+        ([[nodes.Text("word " * 50 + "end.")]], f"{'word ' * 31}…"),
+        ([], ""),
+    ],
+)
+def test_a_description_is_what_a_page_promises_or_its_first_sentence(texts, said):
+    assert pages.description(paragraphs(*([node.deepcopy() for node in one] for one in texts))) == said
+    assert len(said) <= pages.MOST
+
+
+def test_a_page_may_describe_itself(tiny):
+    tiny.write("book/two.md", "---\ndescription: Two of everything & more.\n---\n# Two\n\nSome words.\n")
+    assert not tiny.build()[0]
+    page = BeautifulSoup(tiny.page("two"), "html.parser")
+    assert page.select_one("meta[name=description]")["content"] == "Two of everything & more."
+    assert "everything" not in page.body.get_text()
+    tiny.write("book/two.md", f"---\ndescription: {'long ' * 40}\n---\n# Two\n")
+    status, _, said = tiny.build()
+    assert status and "book/two.md:2: description: it has 199 characters; search engines show 160" in said
 
 
 PLOT = """<?xml version="1.0"?>

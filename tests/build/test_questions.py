@@ -115,6 +115,13 @@ def asking(tiny, text):
     return tiny
 
 
+def test_a_chapter_that_is_left_out_asks_nothing_yet(tiny):
+    asking(tiny, PICK)
+    status, _, err = tiny.build("build", "--without", "one")
+    assert status == 0 and "Predict." in tiny.page("one") and 'class="predict"' not in tiny.page("one"), err
+    assert tiny.build()[0] == 0 and 'class="predict"' in tiny.page("one")
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The page of a small chapter that asks two questions, one with choices."""

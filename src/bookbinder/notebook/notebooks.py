@@ -24,10 +24,12 @@ PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
 CLASS = "class"  # the folder of notebooks without solutions, for courses
+OUTPUT_MOST, OUTPUTS_MOST = 40_000, 400_000  # characters of one output, and of all in a notebook; others are left out
+NOT_IN_PREVIEWS = re.compile(r"<(svg|script|style|input|button|canvas)\b")  # what GitHub takes out of HTML
 ANSWER = "# Your answer to exercise"  # how the cells begin there in which the reader writes; `shardlab grade` reads it
 
 
-def make(book, chapters=None):
+def make(book, chapters=None, outputs=None):
     """Make the notebooks of all chapters that have code, or of some of them.
 
     A chapter with exercises has a second one, `class/NAME.ipynb`, in which solutions are left out and what checks the
@@ -36,6 +38,9 @@ def make(book, chapters=None):
     Args:
       book: the `bookbinder.read.book.Book`.
       chapters: those to make; all by default.
+      outputs: for chapters, by their names, the outputs of each code cell, as `bookbinder.run.execute.outputs` finds
+        them. Then the notebook shows those that a reader may see before running it: none of folded cells, of
+        exercises, and of cells that answer a prediction. Notebooks for courses show none.
 
     Returns:
       A dict from the names of the files to their content, as text.
@@ -51,7 +56,8 @@ def make(book, chapters=None):
     for chapter in chapters or book.chapters:
         if chapter.runs:
             text = markdown.Markdown(book, chapter, targets, address, commit or address.branch, parser)
-            files[f"{chapter.name}.ipynb"] = _Notebook(text, commit).text()
+            shown = (outputs or {}).get(chapter.name, ())
+            files[f"{chapter.name}.ipynb"] = _Notebook(text, commit, outputs=shown).text()
             if "{exercise-start}" in chapter.text:
                 files[f"{CLASS}/{chapter.name}.ipynb"] = _Notebook(text, commit, for_class=True).text()
     return files
@@ -60,8 +66,9 @@ def make(book, chapters=None):
 class _Notebook:
     """The notebook of one chapter, while it is made."""
 
-    def __init__(self, text, commit, for_class=False):
+    def __init__(self, text, commit, for_class=False, outputs=()):
         self.markdown, self.chapter, self.commit, self.for_class = text, text.chapter, commit, for_class
+        self.outputs, self.room = iter(outputs), OUTPUTS_MOST
         self.cells, self.buffer, self.solution, self.gate, self.label = [], [], None, None, None
         self.asked, self.answer, self.answered = False, "", False  # a prediction, until text follows its cells
 
@@ -96,7 +103,7 @@ class _Notebook:
                     raise BookError(
                         self.chapter.path, line, "this is not read as a code cell; check the blocks above it"
                     )
-                self._code(cell, line)
+                self._code(cell, line, next(self.outputs, ()))
                 self.answered = self.asked
                 continue
             self._show_answer()
@@ -138,7 +145,7 @@ class _Notebook:
             f"{self.markdown.block(group, self.chapter.text.split(chr(10)), 1)}\n\n"
             f"[![Open in Colab]({BADGE})]({address.colab(own)})\n\n"
             f"A chapter of [{self.markdown.book.config.get('title', 'the book')}]({address.site}). "
-            f"[Its page]({address.page(name)}) shows all outputs; here you make them yourself."
+            f"[Its page]({address.page(name)}) shows all outputs; run the cells to make your own."
         )
         self._add_code("#@title Set-up: run this first\n" + set_up(self.chapter, address, self.commit))
 
@@ -172,7 +179,7 @@ class _Notebook:
     def _text(self, text):
         self.cells.append({"cell_type": "markdown", "metadata": {}, "source": text})
 
-    def _code(self, cell, line):
+    def _code(self, cell, line, outputs):
         """A code cell, folded if it is folded on the page, except where the reader is to write."""
         tags = set(cell.metadata.get("tags", ()))
         if unknown := tags - FOLD_TAGS - PAGE_TAGS:
@@ -196,16 +203,30 @@ class _Notebook:
         if self.asked and not title:
             before, checks, after = split_assertions(source)
             source = "\n".join(filter(None, [before, after]))
-        self._add_code(source, title)
+        told = title or self.asked or self.gate or tags & {"hide-output", "remove-output"}
+        self._add_code(source, title, outputs=() if told else self._shown(outputs, tags))
         if checks:
             self._add_code(checks, "Checked", [CHECKS])
+
+    def _shown(self, outputs, tags):
+        """Those of a cell's outputs that a notebook shows: not too long, and such as GitHub's preview can show."""
+        shown = []
+        for output in outputs:
+            if output.output_type == "stream" and f"remove-{output.name}" in tags:
+                continue
+            small = _for_previews(output)
+            size = len(json.dumps(small))
+            if small and size <= min(OUTPUT_MOST, self.room):
+                self.room -= size
+                shown.append(small)
+        return shown
 
     def _is_for_the_reader(self, line):
         """Whether the code cell that begins in this line is its exercise's last, in which the reader writes."""
         below = "\n".join(self.chapter.text.split("\n")[line:])
         return re.search(r"^`{3,}\{(code-cell|exercise-end)\}", below, re.MULTILINE)[1] == "exercise-end"
 
-    def _add_code(self, source, title=None, tags=()):
+    def _add_code(self, source, title=None, tags=(), outputs=()):
         """A cell, folded under a title if it has one."""
         if source.startswith("%%") and source[2:].split()[0] not in PYTHON_MAGICS:
             title = None  # a cell in another language is not changed
@@ -215,8 +236,28 @@ class _Notebook:
             hint = "" if rest.startswith(_UNREADABLE) else ": double-click to read it"
             source = "\n".join(part for part in (first, f"#@title {title}{hint}", rest) if part)
             metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
-        cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None, "outputs": []}
-        self.cells.append(cell)
+        cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None}
+        self.cells.append({**cell, "outputs": list(outputs)})
+
+
+def _for_previews(output):
+    """An output in the form in which a notebook keeps it; None if it would only show how an object is called."""
+    if output.output_type == "stream":
+        return {"output_type": "stream", "name": output.name, "text": output.text}
+    if output.output_type == "error":
+        return {name: output[name] for name in ("output_type", "ename", "evalue", "traceback")}
+    data = output.data
+    html, plain = data.get("text/html", ""), data.get("text/plain", "")
+    in_text = {} if re.fullmatch(r"<.*>|", plain, re.DOTALL) else {"text/plain": plain}  # not only an object's name
+    if "image/svg+xml" in data:
+        kept = {"image/svg+xml": data["image/svg+xml"]}
+    elif html and not NOT_IN_PREVIEWS.search(html):
+        kept = {"text/html": html, **in_text}
+    elif "text/markdown" in data:
+        kept = {"text/markdown": data["text/markdown"], **in_text}
+    else:
+        kept = in_text  # pictures of arrays are drawn in text too
+    return {"output_type": "display_data", "data": kept, "metadata": {}} if kept else None
 
 
 _UNREADABLE = "import base64, zlib\n\nexec(zlib.decompress(base64.b85decode"

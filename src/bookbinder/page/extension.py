@@ -19,6 +19,7 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx import addnodes
 from sphinx.errors import ExtensionError
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxRole
 
 from bookbinder import disk
@@ -37,6 +38,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.add_role("colab", _Colab())
     app.add_role("minutes", _Minutes())
+    app.add_post_transform(_RunsByTitle)
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
     app.connect("env-updated", _note_used)
@@ -194,6 +196,30 @@ def _note_shown(app, exception):
     """Remember what pages show of each other, for the next build."""
     if exception is None and app.builder.format == "html":
         (Path(app.outdir).parent / SHOWN).write_text(app.bookbinder_shown)
+
+
+class _RunsByTitle(SphinxPostTransform):
+    """The table of runs, {nb-exec-table}, names chapters by their titles and in the order of the book."""
+
+    default_priority = 9  # MyST-NB has made the table, and Sphinx has not yet resolved its links
+
+    def run(self, **options):
+        """Called by Sphinx for each page that it writes."""
+        book = self.app.bookbinder_book
+        order = {chapter.name: place for place, chapter in enumerate(book.chapters)}
+        for table in self.document.findall(nodes.table):
+            head, body = table.next_node(nodes.thead), table.next_node(nodes.tbody)
+            if head is None or head.next_node(nodes.entry).astext() != "Document":
+                continue
+            head.next_node(nodes.entry)[:] = [nodes.paragraph(text="Chapter")]
+            places = {}
+            for row in body.children:
+                link = row.next_node(addnodes.pending_xref)
+                document = link.astext()
+                name = document.removeprefix(f"{books.FOLDER}/")
+                link[:] = [nodes.inline(text=book.titles.get(name) or self.env.titles[document].astext())]
+                places[row] = order.get(name, len(order))
+            body[:] = sorted(body.children, key=places.get)
 
 
 class _Minutes(SphinxRole):

@@ -20,14 +20,23 @@ from sphinx import addnodes
 from sphinx.errors import ExtensionError
 
 from bookbinder import disk
+from bookbinder.page import cards
 from bookbinder.read import citation, package
-from bookbinder.read.book import APPENDICES, FOLDER, in_words, split_assertions
+from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
 POLICY = "Content-Security-Policy"
-MOST = 160  # characters of a description
+MOST = LONGEST_DESCRIPTION  # characters of a description
+PROMISE = "What we do here."  # how the paragraph begins that says what a chapter does
+# What pages say of themselves that are no chapters.
+OTHERS = {
+    "genindex": "Every term of the book and every function that it uses, with links to the sections that explain them.",
+    "search": "Search the book for a section by its heading, by a function or an option that it uses, or by its words.",
+    "404": "This address leads to no page of the book. The home page lists all chapters.",
+}
 KEY_FIGURE = "key-figure"  # the tag of a cell
+CARDS = "cards"  # the folder of pictures for previews of links
 NARROWEST = 12  # characters of a column that has more; book.css says so too
 # Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
 MODE = """try {
@@ -285,12 +294,26 @@ def plot(svg, alt, prefix):
 
 
 def _not_found(app):
-    """The page that hosts show for an address that does not exist."""
-    home = app.bookbinder_address.page(app.config.root_doc)
+    """The page that hosts show for an address that does not exist: a search, and all chapters to choose from."""
+    where, titles = app.bookbinder_address, app.bookbinder_book.titles
+    links = {}
+    for name, part in sorted(parts(app.env).items(), key=lambda item: (item[1].number, item[1].place)):
+        chapter = name.removeprefix(f"{FOLDER}/")
+        title = titles.get(chapter) or app.env.titles[name].astext()
+        links.setdefault((part.number, part.title), []).append(
+            f'<li><a href="{where.page(chapter)}">{html.escape(title)}</a></li>'
+        )
+    lists = "".join(
+        f'<section class="part-{number}"><h2>{html.escape(title or "Chapters")}</h2><ul>{"".join(items)}</ul></section>'
+        for (number, title), items in links.items()
+    )
     words = (
         "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        f'<a href="{home}">The home page</a> lists all chapters, and the search covers the '
-        "whole book.</p></section>"
+        f'Search the book, start from its <a href="{where.page(app.config.root_doc)}">home page</a>, or look for the '
+        "chapter in the list below.</p>"
+        f'<form action="{where.page("search")}" role="search"><input type="search" name="q" required '
+        'aria-label="Search the book" placeholder="Search the book"> <button class="button">Search</button></form>'
+        f'<div class="all-chapters">{lists}</div></section>'
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
 
@@ -304,13 +327,14 @@ def _describe(app, pagename, templatename, context, doctree):
     address = where.site + ("" if pagename == app.config.root_doc else f"{pagename}.html")
     page = SimpleNamespace(
         title=html.escape(title),
-        description=html.escape(first_words(doctree) or f"{title}: {app.config.html_title or app.config.project}"),
+        description=html.escape(_own(app, name) or description(doctree) or title),
         address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
         part=parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
         edit=where.edit(f"{FOLDER}/{name}.md"), repository=where.repository, edition=citation.edition(root),
         package=package.of(root).name, tool=_page_of(app, package.of(root).name), about=_page_of(app, "about"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
     )  # fmt: skip
+    page.image, page.shows = _image(app, name, page, doctree)
     sheets = ["book.css"]
     if not page.alone:
         scripts = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
@@ -328,6 +352,35 @@ def _describe(app, pagename, templatename, context, doctree):
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
     context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
+
+
+def _image(app, name, page, doctree):
+    """The picture in previews of links to a page, and what it shows in words: its key figure, else the book's card."""
+    boxes = (
+        doctree.findall(lambda node: KEY_FIGURE in getattr(node, "attributes", {}).get("classes", ()))
+        if doctree
+        else ()
+    )
+    drawn = "".join(node.astext() for box in boxes for node in box.findall(nodes.raw))
+    figure = drawn if "<svg" in drawn else ""
+    book, part = app.config.html_title or app.config.project, page.part and page.part.number
+    title = html.unescape(page.title)
+    file = cards.write(Path(app.outdir) / CARDS, _card_of(name), figure, title, book, _colours(), part)
+    if file:
+        return f"{CARDS}/{file}", html.escape(cards.words_for(figure))
+    return "_static/card.png", html.escape(book)
+
+
+def _card_of(name):
+    return name.replace("/", ".")
+
+
+@cache
+def _colours():
+    """The colours of the style sheet as they are in the light, by their names: {"device-0": "#0072b2"}."""
+    sheet = (THEME / "static" / "book.css").read_text("utf-8")
+    colours = dict(re.findall(r"--([\w-]+): (?:light-dark\()?(#\w+|var\(--[\w-]+\))", sheet))
+    return {name: colours.get(value[6:-1], value) for name, value in colours.items()}
 
 
 def _breakable(name):
@@ -392,10 +445,19 @@ def parts(env):
     return by_page
 
 
-def first_words(doctree):
-    """The beginning of a page's first paragraph."""
-    first = next(iter(doctree.findall(nodes.paragraph)), None) if doctree else None
-    text = " ".join(first.astext().split()) if first else ""
+def _own(app, name):
+    """What a page's front matter says of it, or what we say of one that is no chapter; None if neither does."""
+    chapters = {chapter.name: chapter for chapter in app.bookbinder_book.chapters}
+    return chapters[name].description if name in chapters else OTHERS.get(name)
+
+
+def description(doctree):
+    """A sentence about a page: what it promises to do, else the first one of its text; shortened if it is too long."""
+    texts = list(doctree.findall(nodes.paragraph)) if doctree else []
+    promises = (text for text in texts if text.astext().startswith(PROMISE))
+    first = next(promises, texts[0] if texts else None)
+    text = " ".join(first.astext().split()).removeprefix(PROMISE).strip() if first else ""
+    text = re.split(r"(?<=[.?!])\s", text, maxsplit=1)[0]
     return text if len(text) <= MOST else text[: MOST - 2].rsplit(" ", 1)[0] + " …"
 
 
@@ -445,6 +507,10 @@ def _forget(app, exception):
     for page in folder.rglob("*.html"):
         if page.relative_to(folder).with_suffix("").as_posix() not in chapters:
             page.unlink()
+    names = {_card_of(name.removeprefix(f"{FOLDER}/")) for name in chapters}
+    for card in (folder / CARDS).glob("*.png"):
+        if card.stem.rpartition("-")[0] not in names:
+            card.unlink()
     shown = {name for documents, name in app.env.images.values()}
     for picture in (folder / "_images").glob("*"):
         if picture.name not in shown:

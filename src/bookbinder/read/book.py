@@ -15,6 +15,7 @@ LINES_A_MINUTE = 50  # of code
 EXERCISE_MINUTES = {"★": 5, "★★": 10, "★★★": 20}  # by what stands behind an exercise's title
 LEVELS = {1: "★☆☆", 2: "★★☆", 3: "★★★"}  # of a chapter
 APPENDICES = "Appendices"  # the part of _toc.yml that teaches no new subject
+LONGEST_DESCRIPTION = 160  # characters that search engines show of it
 KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
@@ -134,6 +135,17 @@ class Chapter:
             raise self._error_at("after", f"after: {after!r} is not a list of chapters; write for example [arrays]")
         return tuple(after)
 
+    @cached_property
+    def description(self):
+        """A sentence about the chapter for search engines and previews of links; None if its front matter has none."""
+        text = self.front_matter.get("description")
+        if text is not None and not isinstance(text, str):
+            raise self._error_at("description", f"description: {text!r} is not a sentence")
+        if text and len(text) > LONGEST_DESCRIPTION:
+            message = f"it has {len(text)} characters; search engines show {LONGEST_DESCRIPTION}"
+            raise self._error_at("description", f"description: {message}")
+        return text
+
     def _error_at(self, key, message):
         """The error of a line of the front matter."""
         lines = enumerate(self.text.split("\n"), 1)
@@ -180,7 +192,7 @@ class Chapter:
                 raise BookError(
                     self.path, 1, f"{key}: must have keys below it; copy the front matter of book/writing.md"
                 )
-        _ = self.jax_floor, self.level, self.after
+        _ = self.jax_floor, self.level, self.after, self.description
         if not self._has_cells():
             return
         if (jupytext.get("text_representation") or {}).get("format_name") != "myst":

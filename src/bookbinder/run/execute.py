@@ -182,6 +182,19 @@ def _fill(folder, executed):
         fill()
 
 
+def outputs(book):
+    """The outputs of all chapters whose last run is valid, as their pages show them.
+
+    Returns:
+      For each such chapter, by its name, a list for each code cell, with its outputs as nbformat has them.
+    """
+    found = {}
+    for chapter in book.chapters:
+        if chapter.runs and (report := runs.known(runs.of_chapter(book, chapter))):
+            found[chapter.name] = [_as_a_terminal_shows(cell.outputs) for cell in runs.outputs(report).cells]
+    return found
+
+
 def facts(chapters, results):
     """What pages must know of chapters that have run, by name, ready for JSON."""
     return {

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
 from traceback import format_exception
 
@@ -61,19 +61,19 @@ def build(book, *, without=(), jobs=None, progress=None):
         new = folder / "notebooks.new"
         if current:  # except for the commit, which notebooks name
             results, dependencies = _reused(state), state["dependencies"]
-            notebooks.write(book, notebooks.make(book), new)
+            notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
         else:
             with _JupyterBook(book, folder / "staging", lock, stop) as jupyter_book:
                 book.check()
-                files = cache(lambda: notebooks.make(book))  # it can fail, so rather before chapters run for minutes
+                before = partial(notebooks.make, book)  # it can fail, so rather before chapters run for minutes
                 options = {"without": without, "jobs": jobs, "progress": progress}
-                results = execute.run(book, folder / CACHE, **options, stop=stop, before=files)
+                results = execute.run(book, folder / CACHE, **options, stop=stop, before=before)
                 if any(result.failure for result in results):
                     return results
                 progress.say("making the pages")
                 jupyter_book.go_on(results)
                 try:
-                    notebooks.write(book, files(), new)
+                    notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
                 finally:  # ended now, it would have to begin afresh
                     pages_folder = jupyter_book.finish()
             shutil.copytree(pages_folder, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
