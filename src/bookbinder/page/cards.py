@@ -155,7 +155,7 @@ class _Card:
             self._shape(_outline(element), place, style, clip)
 
     def _text(self, element, place, style):
-        """A line of text, or the pieces of which it is made: a formula's have places and sizes of their own."""
+        """A line of text, or the parts of which it is made: a formula's have places and sizes of their own."""
         from matplotlib.transforms import Affine2D
 
         for span in [span for span in element if _tag(span) == "tspan"] or [element]:

@@ -217,8 +217,8 @@ class Computation:
         return _take_type(self.lines[name].partition(" = ")[2])
 
     def matching(self, pattern: str) -> Iterator[Instruction]:
-        """The instructions in whose lines a regular expression is found, in order."""
-        return (self[name] for name, line in self.lines.items() if re.search(pattern, line))
+        """The instructions in whose lines a regular expression is found, in order: new objects with each call."""
+        return (self._parse(name) for name, line in self.lines.items() if re.search(pattern, line))
 
 
 class Program:
