@@ -108,15 +108,16 @@ class Origins:
         if "-start" in instruction.name and end in instruction.home.lines:  # between them other work is done
             instruction = instruction.home[end]
         stack, place = self._metadata(self._own_line(instruction))
-        made = self._made(instruction)
+        makers = self._made(instruction)
+        made = makers[0]
         if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
             stack, place = foreign
         used, where, is_loop, is_grouped = self._use(instruction)
-        inserted = (stack, place) == made and not _adds(instruction) and _operation(stack) not in OPERATIONS
+        inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
         inserted = inserted or self._is_kept(stack, place, axes)
         if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
-            asked = self._asked(instruction, (stack, place), made, argument, axes)
-            stack, place = asked or ((used, where) if used else (stack, place))
+            asked = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
+            stack, place = asked or ((used, where) if where[1] else (stack, place))
         if "(" not in stack and not used and not argument and made[1][1]:
             stack, place = made
             used = "result"
@@ -129,7 +130,7 @@ class Origins:
         if _adds(instruction) and phase == "backward":  # a part of a gradient, even where it equals an argument
             argument = ""
         results = () if argument else self._reached(instruction, phase)
-        of_use = _operation(used), is_loop, is_grouped
+        of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
         return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made)
 
     def in_loop(self, instruction: Instruction) -> str:
@@ -153,28 +154,42 @@ class Origins:
     def _use(self, instruction):
         """The first operation that needs a result whole: name, place, whether it slices in a loop, and in groups."""
         gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
-        first = "", ("", 0), False, False
+        first, is_needed = ("", ("", 0), False, False), False
         for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
             used, where = self._metadata(user.line)
+            is_needed = is_needed or (needs and user.kind != "slice")  # which may only take off padding
             if "(" in used and where[1]:
                 is_loop = "while/body" in used and user.kind == "dynamic-slice"
                 if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
                     return used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes))
                 first = first if first[0] else (used, where, False, False)
-        return first
+        if is_needed and not first[0] and self._before is not None:  # by what has no name in the compiled program
+            for here, name in self._before._made_by(self._made(instruction)):
+                for user, needs in self._before._uses.first(here, name):
+                    used, where = self._before._metadata(user.line)
+                    if needs and where[1]:
+                        return used if "(" in used else f"jit()/{used}", where, False, False
+        return first if first[0] or not is_needed else ("unknown", ("", 0), False, False)
 
     def _made(self, instruction):
-        """The name and the place of what made a collective's operand."""
+        """The names and places of what made a collective's operand, the last operation first; at least one pair."""
         here, name = instruction.home, instruction.names[0] if instruction.names else ""
+        passed = []
         for _ in range(20):
             if name not in here.lines:
                 break
             maker = here[name]
-            stack, place = self._metadata(maker.line)
-            if (maker.kind not in (*_PASS_ON, "parameter") and "(" in stack) or maker.kind == "parameter":
-                return stack, place
-            name = maker.names[0] if maker.names else ""
-        return "", ("", 0)
+            if maker.kind == "get-tuple-element" and here[maker.names[0]].kind == "fusion":
+                maker = here[maker.names[0]]
+            if maker.kind not in _PASS_ON:
+                inside = maker.called().lines.values() if maker.kind == "fusion" else ()
+                makers = [self._metadata(maker.line), *passed, *reversed([self._metadata(line) for line in inside])]
+                known = [one for one in makers if "(" in one[0] and one[1][1]]
+                if known or maker.kind != "fusion":  # else one that only converts or copies
+                    return known or makers[:1]
+            passed.append(self._metadata(maker.line))
+            name = max(maker.names, key=lambda name: _elements(here, name), default="")
+        return [("", ("", 0))]
 
     def _foreign(self, instruction):
         """The name and the place of the callback whose result a collective sends from one device to the others."""
@@ -183,13 +198,15 @@ class Origins:
             if not names:
                 break
             maker = here[names.pop()]
+            if maker.kind == "recv-done":  # from the host, in programs for TPUs
+                return self._metadata(maker.line)
             if maker.kind == "conditional":
                 calls = (call for callee, *_ in maker.calls() for call in callee.matching(r" custom-call\("))
                 return next((self._metadata(call.line) for call in calls), None)
             names += maker.names if maker.kind in (*_PASS_ON, "fusion", "get-tuple-element") else ()
         return None
 
-    def _asked(self, instruction, own, made, argument, axes):
+    def _asked(self, instruction, makers, argument, axes):
         """The name and the place of the sharding constraint that asks for a collective; None if there is none."""
         if self._before is None or not axes:
             return None
@@ -199,8 +216,7 @@ class Origins:
             if split := before._split(here, name, axes):
                 return split
         gathers = instruction.kind.startswith("all-gather")
-        for key in {(_operation(stack), place) for stack, place in (own, made)} if not argument else ():
-            starts += before._operations().get(key, ())
+        starts += before._made_by(makers) if not argument else []
         for here, name in starts[:20]:
             for user, _ in before._uses.first(here, name, elementwise=True):
                 spec = user.attribute("frontend_attributes")
@@ -241,6 +257,11 @@ class Origins:
                     return used if "(" in used else f"jit()/{used}", where
         return None
 
+    def _made_by(self, makers):
+        """Where operations of these names and places are: pairs of computation and name."""
+        keys = dict.fromkeys((_operation(stack), place) for stack, place in makers)
+        return [found for key in keys for found in self._operations().get(key, ())]
+
     def _operations(self):
         """Where instructions are, by JAX's operation and place: lists of (computation, name)."""
         if not self._parts.get("operations"):
@@ -279,7 +300,7 @@ class Origins:
             place = origin["source_file"], int(origin["source_line"])
         elif "stack_frame_id" in origin:
             place = self._place(int(origin["stack_frame_id"]), origin.get("op_name", ""))
-        return origin.get("op_name", ""), place
+        return origin.get("op_name", "").partition(";")[0], place  # several, where operations were merged
 
     def _place(self, frame, stack=""):
         """The innermost place that is not in an installed package, or else the innermost."""
@@ -486,6 +507,12 @@ def _adds(instruction):
     """Whether it may add up what devices have."""
     kind = KINDS.get(instruction.kind.removesuffix("-start"))
     return kind is not None and kind.adds
+
+
+def _elements(here, name):
+    """How many elements the first array of a result has; 0 for what is not in the computation."""
+    kinds = array_types(here[name].result)[:1] if name in here.lines else ()
+    return math.prod(int(size) for kind in kinds for size in re.findall(r"\d+(?=[,\]])", kind)) if kinds else 0
 
 
 def _operation(stack):
