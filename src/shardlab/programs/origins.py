@@ -185,7 +185,7 @@ class Origins:
                 inside = maker.called().lines.values() if maker.kind == "fusion" else ()
                 makers = [self._metadata(maker.line), *passed, *reversed([self._metadata(line) for line in inside])]
                 known = [one for one in makers if "(" in one[0] and one[1][1]]
-                if known or maker.kind != "fusion":  # else one that only converts or copies
+                if known or maker.kind != "fusion":  # else one that only converts
                     return known or makers[:1]
             passed.append(self._metadata(maker.line))
             name = max(maker.names, key=lambda name: _elements(here, name), default="")
