@@ -873,6 +873,7 @@ def test_the_rows_of_a_finding_are_lit(reader, how):
     findings = page.locator("li[data-place]")
     assert findings.count() > 0 and page.locator("tr.lit").count() == 0
     finding = findings.first
+    unfold(finding)
     finding.hover() if how == "pointer" else finding.focus()
     lit = page.locator("tr.lit")
     expect(lit).not_to_have_count(0)
