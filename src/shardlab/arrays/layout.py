@@ -485,6 +485,13 @@ def short_dtype(dtype):
     return dtype
 
 
+def axes_named(spec):
+    """The mesh axes that a `PartitionSpec` shards over or has yet to add up along: `P("x", None)` names x."""
+    entries = getattr(spec, "partitions", spec)
+    axes = {axis for axes in entries if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+    return axes | {*(getattr(spec, "unreduced", None) or ())}
+
+
 def spec_text(spec):
     """A `PartitionSpec`, or its tuple, as Python: `P("data", None)`, or `P(None, unreduced={'data'})`."""
 

@@ -18,8 +18,8 @@ The notebooks are those of the book's folder `class`, filled in. Each runs in a 
 give them only to a machine on which strangers' code may run. With --original, only the answers are taken from what was
 returned, and everything else, above all what checks them, from the notebook that you handed out.
 """
-# How a cell begins in which a participant writes; the notebooks are made so.
-ANSWER = re.compile(r"^# Your answer to exercise ([\w-]+)", re.MULTILINE)
+BEGINNING = "# Your answer to exercise"  # of a cell in which a participant writes; the notebooks are made so
+ANSWER = re.compile(rf"^{BEGINNING} ([\w-]+)", re.MULTILINE)
 RIGHT, OPEN, WRONG, ERROR = "right", "open", "wrong", "error"
 MARKS = {RIGHT: "+", OPEN: ".", WRONG: "-", ERROR: "!"}
 LEGEND = "+ right   - wrong   . not solved yet   ! raises another error"
@@ -92,7 +92,7 @@ def with_answers(original, returned, name):
             raise Wrong(f"{name}: the original has no exercise {label!r}{nearest(label, places)}")
         places[label].source = cell.source
     for label in places.keys() - given.keys():  # a cell that was deleted is not solved
-        places[label].source = f"# Your answer to exercise {label}"
+        places[label].source = f"{BEGINNING} {label}"
     return merged
 
 

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any
 
 from shardlab._arguments import nearest
+from shardlab._tables import aligned
 from shardlab.pictures.svg import (
     PALETTE,
     WIDTH,
@@ -333,8 +334,7 @@ def _table(values: Mapping[str, Sequence], drawn, cases):
         sums = (one.sum(number, names=False) for one in drawn)
         lines.append([*map(_shown, case), *sums, *cases[number][2].values()])
     shown = lines[: _LINES + 1]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    table = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]
+    table = aligned(shown).splitlines()
     if len(lines) > len(shown):
         table.append(f"and {len(lines) - len(shown):,} more combinations")
     return "\n".join(table)

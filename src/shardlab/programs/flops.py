@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.programs.hlo import CALLS, Computation, Instruction, Program
+from shardlab.programs.hlo import CALLS, Computation, Instruction, Program, dimensions
 
 __all__ = ["MatmulFlops", "whole_flops"]
 
@@ -127,14 +127,10 @@ def _repeated(flops, times):
     return 0 if flops == 0 else None if None in (flops, times) else flops * times
 
 
-def _dims(type_text):
-    return [int(size) for size in re.search(r"\[([\d,]*)\]", type_text)[1].split(",") if size]
-
-
 def _dot_flops(dot):
     """2 · elements of the result · elements of the contracting dimensions."""
-    left = _dims(dot.operands[0])
-    return 2 * math.prod(_dims(dot.result)) * math.prod(left[d] for d in dot.numbers("lhs_contracting_dims"))
+    left = dimensions(dot.operands[0])
+    return 2 * math.prod(dimensions(dot.result)) * math.prod(left[d] for d in dot.numbers("lhs_contracting_dims"))
 
 
 def _convolution_flops(convolution):
@@ -143,8 +139,8 @@ def _convolution_flops(convolution):
     Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
     nor the gaps of dilation: that is how XLA writes a batch of products.
     """
-    left, right = (_dims(operand) for operand in convolution.operands[:2])
-    result = _dims(convolution.result)
+    left, right = (dimensions(operand) for operand in convolution.operands[:2])
+    result = dimensions(convolution.result)
     labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", convolution.attribute("dim_labels"))
     space = sorted(set(labels[1]) - {"b", "f"})
     window = dict(re.findall(r"(\w+)=([\w\-]+)", convolution.attribute("window")))

@@ -21,6 +21,7 @@ __all__ = [
     "Program",
     "UnreadableProgram",
     "array_types",
+    "dimensions",
     "metadata",
     "type_bytes",
 ]
@@ -71,12 +72,23 @@ def type_bytes(array_type: str) -> float:
     >>> type_bytes("bf16[8,4]")
     64.0
     """
-    kind, dims = re.fullmatch(r"(\w+)\[([\d,<=]*)\]", array_type).groups()
+    kind = re.fullmatch(r"(\w+)\[[\d,<=]*\]", array_type)[1]
     size = _BYTES.get(kind)
     if size is None:
         bits = re.search(r"\d+", kind)
         size = int(bits[0]) / 8 if bits else 0
-    return math.prod(int(dim.lstrip("<=")) for dim in dims.split(",") if dim) * size
+    return math.prod(dimensions(array_type)) * size
+
+
+def dimensions(array_type: str) -> list[int]:
+    """The sizes of an array's type, also where a layout follows it.
+
+    >>> from shardlab.programs.hlo import dimensions
+    >>> dimensions("bf16[8,4]{1,0}")
+    [8, 4]
+    """
+    sizes = re.search(r"\[([\d,<=]*)\]", array_type)[1].split(",")
+    return [int(size.lstrip("<=")) for size in sizes if size]
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, metadata
-from shardlab.programs.uses import Uses
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata
+from shardlab.programs.uses import Uses, is_in_loop
 
 __all__ = ["Origin", "Origins", "where"]
 
@@ -79,7 +80,7 @@ class Origins:
     ) -> None:
         """Read the tables of files and stack frames, where the text has them."""
         self._program, self._results, self._parts, self._before = program, results, {}, before
-        self._uses = Uses(program)
+        self._uses = Uses()
         self._mesh = (re.search(r"xla\.sdy\.meshes=\{[^\n]*", text) or [""])[0]
         files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FileNames"), re.M))
         functions = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FunctionNames"), re.M))
@@ -112,7 +113,7 @@ class Origins:
         made = makers[0]
         if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
             stack, place = foreign
-        used, where, is_loop, is_grouped = self._use(instruction)
+        used, where, is_loop, is_grouped = self._use(instruction, makers)
         inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
         inserted = inserted or self._is_kept(stack, place, axes)
         if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
@@ -134,8 +135,9 @@ class Origins:
         return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made)
 
     def in_loop(self, instruction: Instruction) -> str:
-        """As `shardlab.programs.uses.Uses.in_loop`."""
-        return self._uses.in_loop(instruction)
+        """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
+        here, name = self._callers.get(instruction.home.name, (None, ""))
+        return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
 
     def sources(self, instruction: Instruction) -> set[str]:
         """The arguments of the program from which an instruction's operands are computed, outside of loops."""
@@ -151,7 +153,7 @@ class Origins:
             names += maker.names
         return found
 
-    def _use(self, instruction):
+    def _use(self, instruction, makers):
         """The first operation that needs a result whole: name, place, whether it slices in a loop, and in groups."""
         gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
         first, is_needed = ("", ("", 0), False, False), False
@@ -159,16 +161,16 @@ class Origins:
             used, where = self._metadata(user.line)
             is_needed = is_needed or (needs and user.kind != "slice")  # which may only take off padding
             if "(" in used and where[1]:
-                is_loop = "while/body" in used and user.kind == "dynamic-slice"
+                is_loop = user.kind == "dynamic-slice" and is_in_loop(user)
                 if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
                     return used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes))
                 first = first if first[0] else (used, where, False, False)
         if is_needed and not first[0] and self._before is not None:  # by what has no name in the compiled program
-            for here, name in self._before._made_by(self._made(instruction)):
+            for here, name in self._before._made_by(makers):
                 for user, needs in self._before._uses.first(here, name):
                     used, where = self._before._metadata(user.line)
                     if needs and where[1]:
-                        return used if "(" in used else f"jit()/{used}", where, False, False
+                        return _whole(used), where, False, False
         return first if first[0] or not is_needed else ("unknown", ("", 0), False, False)
 
     def _made(self, instruction):
@@ -211,75 +213,72 @@ class Origins:
         if self._before is None or not axes:
             return None
         before = self._before
-        starts = before._arguments_named(argument) if argument else []
-        for here, name in starts:
+        starts = before._arguments.get(argument, []) if argument else before._made_by(makers)
+        for here, name in starts if argument else ():
             if split := before._split(here, name, axes):
                 return split
         gathers = instruction.kind.startswith("all-gather")
-        starts += before._made_by(makers) if not argument else []
         for here, name in starts[:20]:
             for user, _ in before._uses.first(here, name, elementwise=True):
                 spec = user.attribute("frontend_attributes")
                 if user.attribute("custom_call_target") == "Sharding" and "?" not in spec:
-                    names = set(re.findall(r'\\"([^"\\]+)\\"', spec.partition("sdy.sharding")[2]))
+                    names = _axes_named(spec)
                     used, where = before._metadata(user.line)
                     if where[1] and not (gathers and names & set(axes)):
-                        return f"jit()/{used}" if "(" not in used else used, where
+                        return _whole(used), where
         return None
 
     def _is_kept(self, stack, place, axes):
         """Whether a collective has the line of a constraint that keeps its axes: then something after it needs them."""
         if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
             return False
-        asked = self._before._operations().get(("sharding_constraint", place), ())
-        specs = [here[name].attribute("frontend_attributes").partition("sdy.sharding")[2] for here, name in asked]
-        return bool(specs) and all(set(axes) <= set(re.findall(r'\\"([^"\\]+)\\"', spec)) for spec in specs)
+        asked = self._before._operations.get(("sharding_constraint", place), ())
+        specs = [here[name].attribute("frontend_attributes") for here, name in asked]
+        return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
     def _split(self, here, name, axes):
         """The name and the place of the reshape of an argument after which its shards are not contiguous, or None."""
         argument = here[name]
-        dimensions = re.findall(r"\{(.*?)\}", argument.attribute("frontend_attributes").partition("[")[2])
+        entries = re.findall(r"\{(.*?)\}", argument.attribute("frontend_attributes").partition("[")[2])
         sizes = dict(re.findall(r'"([^"\\]+)\\?"=(\d+)', self._mesh))
-        for dimension, inside in enumerate(dimensions):
+        for dimension, inside in enumerate(entries):
             names = re.findall(r'\\"([^"\\]+)\\"', inside)
             if not set(names) & set(axes):
                 continue
             shards = math.prod(int(sizes.get(axis, 1)) for axis in names)
             for user in self._uses.users(here).get(name, ()):
                 reshape = here[user]
-                before, after = (array_types(kind)[0] for kind in (argument.result, reshape.result))
-                before, after = (
-                    [int(n) for n in re.findall(r"\d+", kind.partition("[")[2])] for kind in (before, after)
-                )
+                before, after = (dimensions(array_types(kind)[0]) for kind in (argument.result, reshape.result))
                 kept = before[:dimension] == after[:dimension] and after[dimension:] and after[dimension] % shards == 0
                 used, where = self._metadata(reshape.line)
                 if reshape.kind == "reshape" and not kept and where[1]:
-                    return used if "(" in used else f"jit()/{used}", where
+                    return _whole(used), where
         return None
 
     def _made_by(self, makers):
         """Where operations of these names and places are: pairs of computation and name."""
         keys = dict.fromkeys((_operation(stack), place) for stack, place in makers)
-        return [found for key in keys for found in self._operations().get(key, ())]
+        return [found for key in keys for found in self._operations.get(key, ())]
 
+    @cached_property
     def _operations(self):
         """Where instructions are, by JAX's operation and place: lists of (computation, name)."""
-        if not self._parts.get("operations"):
-            places = self._parts["operations"] = {}
-            for here in self._program:
-                for name, line in here.lines.items():
-                    stack, place = self._metadata(line)
-                    if place[1]:
-                        places.setdefault((_operation(stack), place), []).append((here, name))
-        return self._parts["operations"]
+        places = {}
+        for here in self._program:
+            for name, line in here.lines.items():
+                stack, place = self._metadata(line)
+                if place[1]:
+                    places.setdefault((_operation(stack), place), []).append((here, name))
+        return places
 
-    def _arguments_named(self, argument):
-        if "arguments" not in self._parts:
-            places, entry = self._parts.setdefault("arguments", {}), self._program.entry
-            for name, line in entry.lines.items():
-                if " parameter(" in line:
-                    places.setdefault(metadata(line).get("op_name"), []).append((entry, name))
-        return list(self._parts["arguments"].get(argument, ()))
+    @cached_property
+    def _arguments(self):
+        """Where the arguments of the program are, by their names: lists of (computation, name)."""
+        places, entry = {}, self._program.entry
+        for name, line in entry.lines.items():
+            if " parameter(" in line:
+                places.setdefault(metadata(line).get("op_name"), []).append((entry, name))
+        return places
 
     def place(self, line: str) -> tuple[str, int]:
         """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
@@ -324,7 +323,7 @@ class Origins:
         for n, part in enumerate(parts[1:], 1):
             if not (jitted := re.fullmatch(r"jit\((.*)\)", part)):
                 continue
-            calls = self._before._jitted_calls()
+            calls = self._before._jitted_calls
             now = calls.get("/".join(parts[: n + 1])) or calls.get(part) or ()
             call = next((place for place in places if place in now), None)
             is_old = call and places.count(call) == 1 == places.index(call)
@@ -332,17 +331,17 @@ class Origins:
                 return call
         return None
 
+    @cached_property
     def _jitted_calls(self):
         """The places of the calls of jitted functions, by their names."""
-        if not self._parts.get("calls"):
-            calls = self._parts["calls"] = {}
-            for here in self._program:
-                for line in here.lines.values():
-                    if " call(" in line:
-                        stack, place = self._metadata(line)
-                        if place[1]:
-                            calls.setdefault(stack, set()).add(place)
-        return self._parts["calls"]
+        calls = {}
+        for here in self._program:
+            for line in here.lines.values():
+                if " call(" in line:
+                    stack, place = self._metadata(line)
+                    if place[1]:
+                        calls.setdefault(stack, set()).add(place)
+        return calls
 
     def _argument(self, instruction):
         """The name of the program's argument that an instruction has as its first operand, or ""."""
@@ -512,7 +511,17 @@ def _adds(instruction):
 def _elements(here, name):
     """How many elements the first array of a result has; 0 for what is not in the computation."""
     kinds = array_types(here[name].result)[:1] if name in here.lines else ()
-    return math.prod(int(size) for kind in kinds for size in re.findall(r"\d+(?=[,\]])", kind)) if kinds else 0
+    return sum(math.prod(dimensions(kind)) for kind in kinds)
+
+
+def _axes_named(attributes):
+    """The mesh axes that the sharding of an instruction names, before the program is partitioned."""
+    return set(re.findall(r'\\"([^"\\]+)\\"', attributes.partition("sdy.sharding")[2]))
+
+
+def _whole(operation):
+    """The name of an operation in a function that is called by its own name alone, as one in the program has it."""
+    return operation if "(" in operation else f"jit()/{operation}"
 
 
 def _operation(stack):

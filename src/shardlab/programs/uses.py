@@ -8,7 +8,15 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from shardlab.programs.hlo import COLLECTIVES, Computation, Instruction, Program, array_types, metadata, type_bytes
+from shardlab.programs.hlo import (
+    COLLECTIVES,
+    Computation,
+    Instruction,
+    array_types,
+    dimensions,
+    metadata,
+    type_bytes,
+)
 
 __all__ = ["Uses"]
 
@@ -29,20 +37,17 @@ _CONSTANT = {"broadcast", "constant", "iota", "partition-id"}
 
 
 class Uses:
-    """The uses of the values of a program, compiled or only lowered.
+    """The uses of the values of one program, compiled or only lowered.
 
     >>> from shardlab.programs.uses import Uses
     >>> program = Program(jax.jit(lambda a: jnp.sin(a) @ a).lower(jnp.ones((8, 8))).as_text(dialect="hlo"))
-    >>> [(user.kind, needs) for user, needs in Uses(program).first(program.entry, "a.1")][-1]
+    >>> [(user.kind, needs) for user, needs in Uses().first(program.entry, "a.1")][-1]
     ('dot', True)
-
-    Args:
-      program: a `shardlab.Program`.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self) -> None:
         """Begin with no computation looked at."""
-        self._program, self._users = program, {}
+        self._users = {}
 
     def users(self, here: Computation) -> dict[str, list[str]]:
         """For each name in a computation the names of the instructions that have it as an operand."""
@@ -108,11 +113,9 @@ class Uses:
 
         Returns:
           "added" if iterations only add it to what the loop carries, "stacked" if they only keep it for after the loop,
-          scaled or not; "" if an iteration computes anything else with it, or if it is in no loop.
+          scaled or not; "" if an iteration computes anything else with it.
         """
         body, how = instruction.home, ""
-        if not any(line.find(f"body=%{body.name},") > 0 for here in self._program for line in here.lines.values()):
-            return ""
         waiting, seen, factors = deque([(body, instruction.name, ())]), {(body.name, instruction.name)}, set()
         while waiting:
             here, name, callers = waiting.popleft()
@@ -207,7 +210,7 @@ def is_in_loop(instruction: Instruction) -> bool:
 
 
 def _sizes(kind):
-    return re.findall(r"\d+", (re.search(r"\[([\d,]*)\]", kind) or ["", ""])[1])
+    return next(map(dimensions, array_types(kind)), [])
 
 
 def _bytes(kind):

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from shardlab.arrays.layout import axes_named
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
 
@@ -183,12 +184,8 @@ def _opened(jaxpr):
 
 
 def _named(spec):
-    """The axes that a `PartitionSpec` names."""
-    parts = getattr(spec, "partitions", spec) if isinstance(spec, jax.sharding.PartitionSpec) else ()
-    unreduced = frozenset(getattr(spec, "unreduced", None) or ())
-    return unreduced | frozenset(
-        axis for part in parts if part for axis in ((part,) if isinstance(part, str) else part)
-    )
+    """The axes that a `PartitionSpec` names; none for what is no spec."""
+    return frozenset(axes_named(spec) if isinstance(spec, jax.sharding.PartitionSpec) else ())
 
 
 def _place(equation):

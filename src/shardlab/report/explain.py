@@ -27,7 +27,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
-from shardlab.arrays.layout import bytes_text, counted, itemsize, short_dtype, spec_text
+from shardlab.arrays.layout import axes_named, bytes_text, counted, itemsize, short_dtype, spec_text
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
@@ -640,9 +640,7 @@ def _array(name, shape, dtype, sharding, donated):
     spec, replicated = "", ()
     if isinstance(sharding, NamedSharding):
         spec = spec_text(sharding.spec)
-        parts = getattr(sharding.spec, "partitions", sharding.spec)
-        used = {axis for axes in parts if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
-        used |= {*(getattr(sharding.spec, "unreduced", None) or ())}  # partial sums differ from device to device
+        used = axes_named(sharding.spec)  # partial sums differ from device to device too
         replicated = tuple(axis for axis, n in sharding.mesh.shape.items() if n > 1 and axis not in used)
     stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (local_shape, shape))
     return Array(name, _type(shape, dtype), _type(local_shape, dtype), spec, stored, whole, replicated, donated)
