@@ -24,6 +24,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.programs.flows`: follow chunks of data through the program of a device
 - `shardlab.programs.timeline`: list what a device does when in a step: compute, hidden and exposed communication
 - `shardlab.pods.pod`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
+- `shardlab.pods.transfer`: give a program that names a mesh inside the mesh of other devices
 - `shardlab.networks.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
 - `shardlab.networks.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
 - `shardlab.networks.gradients`: gradients of a Flax NNX model that keep its other state; needs Flax
@@ -34,6 +35,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map` with its gradients, memory, time and links
 - `shardlab.report.causes`: say what causes a collective, or that it is not known
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although it runs
+- `shardlab.report.names`: names of arguments and results, as the user of a program knows them
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory is, what to change
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was predicted
 

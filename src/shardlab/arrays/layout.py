@@ -82,6 +82,8 @@ class Layout:
         None if the sharding names no mesh.
       shards: one `Shard` for each device, in the order of the mesh.
       unreduced: the mesh axes along which the devices store partial sums: an element is the sum of theirs.
+      unreduced_kind: "sum", or "max" or "min" where an element is the maximum or the minimum of theirs.
+      reduced: the mesh axes along which its gradient is unreduced.
       memory: the kind of memory that stores it, such as "pinned_host"; None for the devices' own memory.
     """
 
@@ -92,6 +94,8 @@ class Layout:
     shards: tuple[Shard, ...]
     unreduced: tuple[str, ...] = ()
     memory: str | None = None
+    unreduced_kind: str = "sum"
+    reduced: tuple[str, ...] = ()
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -150,18 +154,25 @@ class Layout:
     def type(self) -> str:
         """The array's type with its layout: `f32[16, 32@x]` has 32 columns, sharded over mesh axis x.
 
-        `f32[16, 32]{U:x}` is unreduced over x, as JAX writes it.
+        `f32[16, 32]{U:x}` is unreduced over x, and `{R:x}` reduced, as JAX writes it.
         """
         spec = self.spec or ((),) * len(self.shape)
         dims = (f"{size}@{axes_text(axes)}" if axes else f"{size}" for size, axes in zip(self.shape, spec, strict=True))
-        unreduced = f"{{U:{','.join(self.unreduced)}}}" if self.unreduced else ""
-        return f"{short_dtype(self.dtype)}[{', '.join(dims)}]{unreduced}"
+        marks = ", ".join(
+            f"{mark}:{','.join(axes)}" for mark, axes in (("U", self.unreduced), ("R", self.reduced)) if axes
+        )
+        return f"{short_dtype(self.dtype)}[{', '.join(dims)}]" + (f"{{{marks}}}" if marks else "")
+
+    @property
+    def partials(self) -> str:
+        """What devices store of an unreduced array, in words: "partial sums", "partial maxima" or "partial minima"."""
+        return f"partial { {'max': 'maxima', 'min': 'minima'}.get(self.unreduced_kind, 'sums') }"
 
     def __str__(self) -> str:
         """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"."""
         sizes = self.bytes_per_device.values()
         each = "" if len(self.shards) == 1 else " each" if len(set(sizes)) == 1 else " at most"
-        replicas = f" × {self.partial_sums:,} partial sums" if self.unreduced else ""
+        replicas = f" × {self.partial_sums:,} {self.partials}" if self.unreduced else ""
         replicas += f" × {self.replicas:,} replicas" if self.replicas > 1 else ""
         return (
             f"{self.type}: local shape {self.shard_shape}, {counted(self.distinct_shards, 'shard')}{replicas} "
@@ -272,7 +283,7 @@ def _stored(layout):
     if isinstance(layout, MeshLayout):
         raise TypeError(f"same_layout() compares arrays and shardings, not a mesh of shape {layout.shape}")
     where = {shard.device: shard.index for shard in layout.shards}
-    return layout.shape, where, set(layout.unreduced), layout.memory
+    return layout.shape, where, set(layout.unreduced), layout.unreduced_kind, layout.memory
 
 
 def _sharding_of(thing):
@@ -386,8 +397,12 @@ def _named(sharding, shape, dtype, uneven):
         position = tuple(_row_major(place, axes) for axes in over)
         index = tuple(slices[at] for slices, at in zip(intervals, position, strict=True))
         shards.append(Shard(device, index, _row_major(place, spare), position))
-    unreduced = tuple(name for name in names if name in (getattr(sharding.spec, "unreduced", None) or ()))
-    return Layout(shape, dtype, mesh, spec, tuple(shards), unreduced, _memory(sharding))
+    unreduced, reduced = (
+        tuple(name for name in names if name in (getattr(sharding.spec, kind, None) or ()))
+        for kind in ("unreduced", "reduced")
+    )
+    kind = getattr(getattr(sharding.spec, "unreduced_kind", None), "name", "sum")
+    return Layout(shape, dtype, mesh, spec, tuple(shards), unreduced, _memory(sharding), kind, reduced)
 
 
 def _memory(sharding):
@@ -504,4 +519,6 @@ def spec_text(spec):
     for kind in ("unreduced", "reduced"):
         if axes := sorted(getattr(spec, kind, None) or ()):
             entries.append(f"{kind}={{{', '.join(repr(axis) for axis in axes)}}}")
+    if (unreduced := getattr(getattr(spec, "unreduced_kind", None), "name", "sum")) != "sum":
+        entries.append(f"unreduced_kind={unreduced}")
     return f"P({', '.join(entries)})"

@@ -51,14 +51,14 @@ class DrawnArray:
         replicas = self.layout.replicas // self.terms
         shards, rest = words.split(" × ", 1)
         copies = f" × {replicas:,} replicas" if replicas > 1 else ""
-        return f"{shards} × {self.terms:,} partial sums{copies} on {rest.split(' on ', 1)[1]}"
+        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {rest.split(' on ', 1)[1]}"
 
     @property
     def short(self):
         """The local shape alone, and what the devices hold if not each its own shard."""
         replicas = self.layout.replicas // self.terms
         words = f"local shape {self.layout.shard_shape}"
-        words += f", {self.terms:,} partial sums" if self.partial else ""
+        words += f", {self.terms:,} {self.layout.partials}" if self.partial else ""
         return words + (f", {replicas:,} replicas" if replicas > 1 else "")
 
     def labels(self):
@@ -241,7 +241,7 @@ def _heading(array, replicas, slabs):
     if replicas > 1:
         replicating = tuple(axis for axis in spare if axis not in array.partial)
         arrow = "↓" if slabs > 1 else "→"
-        for what, axes in (("partial sums", array.partial), ("replicas", replicating)):
+        for what, axes in ((array.layout.partials, array.partial), ("replicas", replicating)):
             if axes or (what == "replicas" and not spare):
                 words.append(f"{what} over {axes_text(axes)} {arrow}" if axes else f"{what} {arrow}")
     return ", ".join(words)
@@ -387,8 +387,9 @@ def describe_shards(array):
     layout = array.layout
     if not layout.shape:
         return f"A single number, on each of {len(layout.shards):,} devices."
-    copy = "partial sum" if array.terms == layout.replicas else "replica"
-    prefix = "partial sums of " if array.partial else ""
+    one = {"max": "partial maximum", "min": "partial minimum"}.get(layout.unreduced_kind, "partial sum")
+    copy = one if array.terms == layout.replicas else "replica"
+    prefix = f"{layout.partials} of " if array.partial else ""
     return listed(
         f"device {shard.device} holds {prefix}{index_text(shard.index)}"
         + (f" ({copy} {shard.replica + 1})" if layout.replicas > 1 else "")
@@ -413,7 +414,7 @@ def _shard_text(array, number):
         )
         spec = (axes if len(axes) > 1 else axes[0] if axes else None for axes in layout.spec)
         words += f" ({spec_text(spec)}: {blocks or 'not sharded'})"
-    copies = "partial sums" if array.terms == layout.replicas else "replicas"
+    copies = layout.partials if array.terms == layout.replicas else "replicas"
     return words + (f", one of {layout.replicas} {copies}" if layout.replicas > 1 else "")
 
 
@@ -429,7 +430,7 @@ def _place_text(mesh, number):
 
 
 def text_slabs(array):
-    """Each tile once, with all devices that hold it; + between the devices of partial sums."""
+    """Each tile once, with all devices that hold it; + between the devices of partial sums, | of maxima."""
     layout = array.layout
     owners = {}
     for shard in layout.shards:
@@ -443,7 +444,7 @@ def text_slabs(array):
         if index:
             lines.append(index_text(index))
         holders = [[owners[at[block.device]] if block else None for block in line] for line in grids[0]]
-        lines += text_grid(holders, "+" if array.partial else " ")
+        lines += text_grid(holders, ("+" if layout.unreduced_kind == "sum" else "|") if array.partial else " ")
     return lines
 
 

@@ -19,6 +19,7 @@ from itertools import combinations, count, pairwise, product
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
@@ -307,6 +308,8 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
 
     Raises:
       TypeError: as `collectives` does.
+      ValueError: an argument is on an `AbstractMesh` with more devices than there are.
+      NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged all-to-all.
     """
     # Equinox and Flax wrap what JAX returns.
     stage_parts = (getattr(f, name, None) for name in ("compiled", "lowered"))
@@ -328,9 +331,42 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
     if not hasattr(f, "lower") and hasattr(getattr(f, "func", None), "lower"):
         # A jitted method is a partial: its object is the first argument.
         f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
+    args, kwargs = _on_devices(args, kwargs)
     lowered = (f if hasattr(f, "lower") else jax.jit(f)).lower(*args, **kwargs)
     lowered = getattr(lowered, "lowered", lowered)
-    return lowered, lowered.compile()
+    try:
+        return lowered, lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if unknown := re.search(r"HLO opcode `([\w-]+)` is not supported by XLA:CPU", str(error)):
+            raise NotImplementedError(
+                f"XLA's compiler for CPUs has no {unknown[1]}; ask that of another chip, as in explain(f, *args, "
+                'mesh=Pod("v5e:2x4"))'
+            ) from error
+        raise
+
+
+def _on_devices(args, kwargs):
+    """The arguments, where structs on an `AbstractMesh` are on a mesh of this process's devices instead."""
+    if not jax.sharding.get_abstract_mesh().empty:
+        return args, kwargs
+
+    def placed(leaf):
+        sharding = getattr(leaf, "sharding", None)
+        if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+            return leaf
+        mesh = sharding.mesh
+        if mesh.size > jax.device_count():
+            raise ValueError(
+                f"an argument is on an AbstractMesh of {mesh.size:,} devices, and {jax.device_count():,} are here: "
+                f"begin with emulate({mesh.size}), or compile for a Pod"
+            )
+        types = {} if mesh.axis_types is None else {"axis_types": mesh.axis_types}
+        devices = np.array(jax.devices()[: mesh.size]).reshape(mesh.axis_sizes)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(Mesh(devices, mesh.axis_names, **types), sharding.spec)
+        )
+
+    return jax.tree.map(placed, (args, kwargs))
 
 
 _STAGES = (jax.stages.Lowered, jax.stages.Compiled)

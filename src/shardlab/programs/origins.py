@@ -6,6 +6,7 @@ or, since 2026, the name of the argument that it moves. In the last two cases th
 that needs the array whole, or of the constraint that asks for it, which only the program before partitioning shows.
 """
 
+import itertools
 import math
 import re
 import sys
@@ -25,6 +26,7 @@ _PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-sl
             "transpose")  # fmt: skip
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim")
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
+_EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
 _MOST = 3_000  # instructions that are followed from one to the results of the program
 
 
@@ -46,6 +48,8 @@ class Origin:
       is_loop: whether that operation takes the array apart in a loop, as a scan and `jax.lax.map` do.
       is_grouped: whether that operation is a convolution in groups.
       made: the (file, line) of what made the array, if it is another line; else ("", 0).
+      callers: the calls that lead to this line, each as the (file, line) of its frames, the innermost first; several
+        where the program does not say which of them it is.
     """
 
     operation: str = ""
@@ -59,6 +63,7 @@ class Origin:
     is_loop: bool = False
     is_grouped: bool = False
     made: tuple[str, int] = ("", 0)
+    callers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
 
 class Origins:
@@ -80,6 +85,7 @@ class Origins:
     ) -> None:
         """Read the tables of files and stack frames, where the text has them."""
         self._program, self._results, self._parts, self._before = program, results, {}, before
+        self._text = text
         self._uses = Uses()
         self._mesh = (re.search(r"xla\.sdy\.meshes=\{[^\n]*", text) or [""])[0]
         files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FileNames"), re.M))
@@ -132,12 +138,32 @@ class Origins:
             argument = ""
         results = () if argument else self._reached(instruction, phase)
         of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
-        return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made)
+        callers = self._callers_of(instruction, stack, place)
+        return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made, callers)
 
     def in_loop(self, instruction: Instruction) -> str:
         """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
         here, name = self._callers.get(instruction.home.name, (None, ""))
         return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
+
+    def sliced_in_loop(self, instruction: Instruction) -> int:
+        """In how many iterations of loops a gathered array is used, one part in each, and nowhere else; else 0."""
+        end = instruction.home.lines.get(instruction.name.replace("-start", "-done"))
+        along = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        if not end or not along:
+            return 0
+        return self._uses.sliced_in_loop(instruction.home, instruction.name.replace("-start", "-done"), along[0])
+
+    def is_kept_for_backward(self, instruction: Instruction) -> bool:
+        """Whether the backward pass uses a result of the forward pass as it is."""
+        if "transpose(" in self._metadata(self._own_line(instruction))[0]:
+            return False
+        callers, caller = [], self._callers.get(instruction.home.name)
+        while caller is not None:  # the result may be kept by the loop that it is part of
+            callers.insert(0, caller)
+            caller = self._callers.get(caller[0].name)
+        ends = self._uses.ends(instruction.home, instruction.name, tuple(callers))
+        return any("transpose(" in self._metadata(user.line)[0] for user in ends)
 
     def sources(self, instruction: Instruction) -> set[str]:
         """The arguments of the program from which an instruction's operands are computed, outside of loops."""
@@ -303,15 +329,41 @@ class Origins:
 
     def _place(self, frame, stack=""):
         """The innermost place that is not in an installed package, or else the innermost."""
-        chain = []  # of places and functions, the innermost first
+        chain = self._chain(frame)
+        own = _own(chain)
+        if own and (call := self._called_now(stack, chain)):
+            return call
+        return own[0] if own else chain[0][0] if chain else ("", 0)
+
+    def _chain(self, frame):
+        """The places and functions of a frame and of those that called it, the innermost first."""
+        chain = []
         while frame in self._frames:
             number, parent = self._frames[frame]
             chain.append((self._places.get(number, ("", 0)), self._functions.get(number, "")))
             frame = parent if parent < frame else 0
-        own = [place for place, _ in chain if place[0] and not _INSTALLED.search(place[0])]
-        if own and (call := self._called_now(stack, chain)):
-            return call
-        return own[0] if own else chain[0][0] if chain else ("", 0)
+        return chain
+
+    @cached_property
+    def _calls(self):
+        """The calls that lead to each place, by JAX's whole name of an operation and the place."""
+        calls = {}
+        frames = re.findall(r'op_name="([^";]*)[^\n]*stack_frame_id=(\d+)', self._text)
+        for stack, frame in dict.fromkeys(frames):
+            place, *callers = _own(self._chain(int(frame))) or [("", 0)]
+            chains = calls.setdefault((stack, place), [])
+            if callers and tuple(callers) not in chains:
+                chains.append(tuple(callers))
+        return calls
+
+    def _callers_of(self, instruction, stack, place):
+        """The calls that lead to a place: those of the instruction, where it is its own place."""
+        own = metadata(self._own_line(instruction))
+        if own.get("op_name", "").partition(";")[0] == stack and "stack_frame_id" in own:
+            first, *callers = _own(self._chain(int(own["stack_frame_id"]))) or [("", 0)]
+            if first == place:
+                return (tuple(callers),) if callers else ()
+        return tuple(self._calls.get((stack, place), ()))
 
     def _called_now(self, stack, chain):
         """The place of a call whose function has its lines from another program, in which JAX traced it first.
@@ -485,6 +537,12 @@ class Origins:
                 else:
                     return False
         return sliced
+
+
+def _own(chain):
+    """The places of a chain that are in no installed package, up to the call of `explain`."""
+    inside = itertools.takewhile(lambda place: not _EXPLAIN.search(place[0][0]), chain)
+    return [place for place, _ in inside if place[0] and not _INSTALLED.search(place[0])]
 
 
 def where(file: str, line: int) -> str:

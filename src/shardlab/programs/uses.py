@@ -74,7 +74,47 @@ class Uses:
           elementwise: whether no elementwise operation counts, whatever its other operands are.
         """
         whole = array_types(here[name].result)[:1]
-        waiting, seen = deque([(here, name, (), ())]), set()
+
+        def needs(user, place):
+            along = dimension if array_types(user.operands[place])[:1] == whole else None
+            return _needs(user, place, along, elementwise)
+
+        for user, is_needed in self._reached(here, name, needs):
+            if is_needed or user.kind in _ELEMENTWISE:
+                yield user, is_needed
+
+    def ends(
+        self, here: Computation, name: str, callers: tuple[tuple[Computation, str], ...] = ()
+    ) -> Iterator[Instruction]:
+        """What uses a value, nearest first, and does not only pass it on.
+
+        Args:
+          here, name: the computation, and the name of the value in it.
+          callers: the instructions that call the computation, as pairs of computation and name, the outermost first;
+            without them no use after a loop counts.
+        """
+        reached = self._reached(here, name, lambda user, place: user.kind not in _SAME, callers)
+        return (user for user, is_end in reached if is_end)
+
+    def sliced_in_loop(self, here: Computation, name: str, dimension: int) -> int:
+        """How many parts of a value the iterations of loops take, one each, where nothing else uses it; else 0.
+
+        Args:
+          here, name: the computation, and the name of the value in it.
+          dimension: one along which the parts must be whole.
+        """
+        whole, parts = next(map(dimensions, array_types(here[name].result)), []), set()
+        for user in self.ends(here, name):
+            part = _sizes(user.result) if user.kind == "dynamic-slice" and is_in_loop(user) else []
+            along = [n for n, (size, of) in enumerate(zip(part, whole, strict=False)) if size != of]
+            if len(part) != len(whole) or len(along) != 1 or along[0] == dimension or part[along[0]] != 1:
+                return 0
+            parts.add(whole[along[0]])
+        return max(parts, default=0)
+
+    def _reached(self, here, name, stops, callers=()):
+        """What uses a value, nearest first, each with what `stops` says; if that is False, its result is followed."""
+        waiting, seen = deque([(here, name, (), callers)]), set()
         while waiting and len(seen) < _MOST:
             here, name, path, callers = waiting.popleft()
             if name == here.root and callers:
@@ -98,11 +138,9 @@ class Uses:
                     elif path:  # in a tuple that is passed on as it is
                         waiting.append((here, user_name, path, callers))
                     else:
-                        along = dimension if array_types(user.operands[place])[:1] == whole else None
-                        needs = _needs(user, place, along, elementwise)
-                        if needs or user.kind in _ELEMENTWISE:
-                            yield user, needs
-                        if not needs:
+                        is_end = stops(user, place)
+                        yield user, is_end
+                        if not is_end:
                             waiting.append((here, user_name, (), callers))
 
     def in_loop(self, instruction: Instruction) -> str:

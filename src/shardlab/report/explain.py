@@ -8,7 +8,6 @@ prints, for the shardings of the arguments, the communication by source line, th
 a replicated optimiser state. Nothing runs: the program is compiled, and its text read.
 """
 
-import inspect
 import json
 import math
 import os
@@ -27,23 +26,35 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
-from shardlab.arrays.layout import axes_named, bytes_text, counted, itemsize, short_dtype, spec_text
+from shardlab.arrays.layout import axes_named, bytes_text, counted, itemsize, spec_text
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
+from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.flops import MatmulFlops, whole_flops
-from shardlab.programs.hlo import Program, metadata
+from shardlab.programs.hlo import Program
 from shardlab.programs.origins import Origins, where
 from shardlab.programs.timeline import predicted_seconds
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import findings
 from shardlab.report.causes import cause
 from shardlab.report.findings import Finding
+from shardlab.report.names import (
+    own_names,
+    parameter_names,
+    path_text,
+    pattern,
+    renamed,
+    stacked,
+    type_text,
+    wrapper_of,
+)
 
 __all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
 
 MOST = 10  # rows that are printed; the others are added up
+MOST_CALLERS = 3  # frames that lead to a line, or lines that call it
 MOST_SOURCES = 3  # arguments from which something was computed
 WIDE = 88  # columns
 
@@ -68,6 +79,8 @@ class Move:
       array: the argument that they move, or the result for which they add, with * for the numbers of layers; else "".
       cause: what usually causes such a collective.
       made: where the array was made, such as "step.py:9", if that is another line of the source; else "".
+      callers: the calls that lead to the line, if there are several in the program: one with at most three frames,
+        such as `("block.py:9 from step.py:4",)`, or the lines in which several differ first.
     """
 
     kind: str
@@ -86,6 +99,7 @@ class Move:
     array: str
     cause: str
     made: str = ""
+    callers: tuple[str, ...] = ()
 
     @property
     def total(self) -> int | None:
@@ -131,7 +145,9 @@ class Report:
       moves: its communication as `Move`s, the longest predicted time first.
       arrays: its arguments as `Array`s, the largest first; () for a text.
       memory: bytes of each device: "arguments", "results", "temporaries", "donated", where the program has large ones
-        "constants", and "peak", the most at once: the peak of a TPU's compiler, or else the sum; {} if unknown.
+        "constants", and "peak", the most at once: the peak of a TPU's compiler, or else the sum; "gathered" are
+        arguments among the temporaries that are gathered in the forward pass and kept for the backward pass; {} if
+        unknown.
       findings: what to change, as `Finding`s.
       idle: how many devices of this backend a program for one device leaves idle; 0 for all other programs.
       kernels: kernels that communicate by themselves, by name, each with the bytes that it declares, or None: what they
@@ -233,15 +249,18 @@ class Report:
         if not self.memory:
             return "Its memory is unknown: this is only the text of a program."
         kinds = [kind for kind in ("arguments", "results", "temporaries", "constants") if kind in self.memory]
-        parts = ", ".join(f"{bytes_text(self.memory[kind])} {kind}" for kind in kinds)
+        gathered = self.memory.get("gathered")
+        words = {"temporaries": f"temporaries, of which {bytes_text(gathered)} are gathered arguments kept for the "
+                                "backward pass"} if gathered else {}  # fmt: skip
+        parts = ", ".join(f"{bytes_text(self.memory[kind])} {words.get(kind, kind)}" for kind in kinds)
         what = "all of it" if self.memory["peak"] == _all_of(self.memory) else "the compiler's peak"
         peak = f"at most {bytes_text(self.memory['peak'])} at once, {what}"
         return f"Each device stores {parts} ({bytes_text(self.memory['donated'])} shared by donation); {peak}."
 
     def _stored(self):
-        together, lists = {}, _lists(array.name for array in self.arrays)
+        together, lists = {}, stacked(array.name for array in self.arrays)
         for array in self.arrays:
-            key = _pattern(array.name, lists), array.type, array.spec
+            key = pattern(array.name, lists), array.type, array.spec
             count, total = together.get(key, (0, 0))
             together[key] = count + 1, total + array.bytes
         return [
@@ -293,9 +312,10 @@ class Comparison:
         rows = [("sent", bytes_text(earlier.bytes), bytes_text(other.bytes))]
         on = earlier.chip if earlier.chip == other.chip else f"{earlier.chip} and {other.chip}"
         rows.append((f"predicted on {on}", _ms(earlier.seconds), _ms(other.seconds)))
-        for part in earlier.memory if other.memory else ():
-            if earlier.memory[part] != other.memory[part]:
-                rows.append((part, bytes_text(earlier.memory[part]), bytes_text(other.memory[part])))
+        for part in dict.fromkeys((*earlier.memory, *other.memory)) if earlier.memory and other.memory else ():
+            sizes = earlier.memory.get(part, 0), other.memory.get(part, 0)
+            if sizes[0] != sizes[1]:
+                rows.append((part, *map(bytes_text, sizes)))
         return rows
 
     def _moves(self):
@@ -331,7 +351,8 @@ def explain(
       f: a function, jitted or not; a `Lowered` or `Compiled` program, or the text of one (then without arguments).
       *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
       mesh: the mesh whose axes name the groups, by default that of the arguments; or a `shardlab.Pod`: then the
-        program is compiled by the compiler of those chips, for a mesh with the axes of the arguments.
+        program is compiled by the compiler of those chips, for a mesh with the axes of the arguments, which also takes
+        the place of a mesh that the function names inside.
       chip: the chip of the predicted times, a name or a `shardlab.hardware.Chip`; with a `Pod` always that of the pod.
 
     Returns:
@@ -351,7 +372,7 @@ def explain(
         )
     backend, pod = jax.default_backend(), mesh
     if isinstance(pod, Pod):
-        backend, args = mesh.name, mesh.like(*args)
+        given, (backend, args) = args, (mesh.name, mesh.like(*args))
         mesh = next(s.mesh for leaf in jax.tree.leaves(args) if isinstance(s := leaf.sharding, NamedSharding))
         if not isinstance(mesh, Mesh):
             raise ValueError(f"no compiler for {backend} is installed here; TPUs need libtpu, GPUs JAX's CUDA plug-in")
@@ -360,33 +381,34 @@ def explain(
         try:
             lowered, compiled = collectives.stages(f, args, kwargs)
         except ValueError as error:
-            if isinstance(pod, Pod) and "incompatible devices" in str(error):
-                raise ValueError(
-                    f"{_name(f)} names a mesh of its own, of {jax.default_backend()} devices, so it cannot be compiled "
-                    f"for {backend}: write PartitionSpecs in its constraints, leave out the mesh= of its shard_maps, "
-                    "and call explain under jax.set_mesh(mesh): it takes the pod's mesh with the same axes instead"
-                ) from error
-            raise
+            if not isinstance(pod, Pod) or "incompatible devices" not in str(error):
+                raise
+            f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
+            lowered, compiled = collectives.stages(f, args, kwargs)
     meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
-    own = _own_names(compiled, f, args, kwargs)
+    own, own_by_path = own_names(compiled, f, args, kwargs)
     arrays, results = _arguments(compiled, text, args, kwargs, own), _results(compiled)
-    wrapper = _wrapper(arrays)
-    if wrapper:
-        arrays, text = _with_own_names(arrays, text, own)
-    names = [array.name for array in results]
+    wrapper = wrapper_of([array.name for array in arrays])
+    if wrapper and own:
+        text, new_names = renamed(text, own)
+        arrays = [replace(array, name=new_names.get(array.name, array.name)) for array in arrays]
+    if wrapper == "nnx":  # whose functions return the changed arguments first
+        results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
+    names = {array.name: array.whole for array in results}
     jaxpr = _traced(f, args, kwargs)
     how = {"is_pmap": wrapper == "pmap", "is_checked": jaxpr is None or are_checked(jaxpr)}
-    report, is_gradient = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages, **how)
-    sizes = _memory(compiled, backend, text)
+    report, known = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages, **how)
+    sizes = _memory(compiled, backend, text) | ({"gathered": known.kept} if known.kept else {})
     all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
     told = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     told |= {name: size for name, size in report.kernels.items() if size or name not in told}
     if jaxpr is not None:
         all_findings += findings.of_varying(mismatches(jaxpr))
-    if not is_gradient:  # which replaces no argument
+    all_findings += findings.of_batch(arrays, results, report.moves, report.mesh, known.repeats)
+    if not known.is_gradient:  # which replaces no argument
         all_findings += findings.of_replacement(arrays, results)
-    results = [] if is_gradient else results
+    results = [] if known.is_gradient else results
     all_findings += [*findings.of_donation(arrays, results, sizes["donated"], wrapper), *report.findings]
     idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
     all_findings = tuple(findings.by_harm(all_findings))
@@ -457,6 +479,21 @@ def _words_of_the_compiler():
 # --- What it sends ------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What a program's text says beside the report.
+
+    Attributes:
+      is_gradient: whether its results are gradients.
+      kept: bytes of gathered arguments that are kept for the backward pass.
+      repeats: how many times the FLOPs of the unpartitioned program's products all devices compute together.
+    """
+
+    is_gradient: bool
+    kept: int
+    repeats: float
+
+
 def _of_text(
     text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=(), is_pmap=False,
     is_checked=True,
@@ -467,8 +504,9 @@ def _of_text(
     whole = lowered.as_text(dialect="hlo", debug_info=True) if lowered is not None and program.devices > 1 else None
     before = Program(whole) if whole else None
     old = Origins(before, whole) if whole else None
-    origins, flops, rows, called = Origins(program, text, results, old), MatmulFlops(), {}, []
-    lists = _lists((*_parameter_names(text), *(results or ())))
+    origins, flops, rows, called = Origins(program, text, list(results or ()), old), MatmulFlops(), {}, []
+    calls = {}  # by place, and by row: those that lead to it
+    lists = stacked((*parameter_names(text), *(results or ())))
     located = [
         (move, start, origins.of(start, move.axes or move.within))
         for move, start in collectives.find(program, meshes, called)
@@ -477,66 +515,70 @@ def _of_text(
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None
         overlap = "waits" if not move.asynchronous else "hidden" if hidden else "exposed"
-        named = {_pattern(name, lists) for name in ([origin.argument] if origin.argument else origin.results)}
+        named = Counter()  # bytes of arguments or results
+        for each in [origin.argument] if origin.argument else origin.results:
+            named[pattern(each, lists)] += (results or {}).get(each, 0)
         group = max(map(len, move.groups), default=1)
         operands = tuple(f"{count} × {kind}" if count > 1 else kind for kind, count in Counter(move.operands).items())
-        array = min(named, default="")
+        array = max(sorted(named), key=named.get, default="")
         if not array and why and not KINDS[move.kind].adds and origin.operation not in OPERATIONS:
-            sources = sorted({_pattern(name, lists) for name in origins.sources(start)})
+            sources = sorted({pattern(name, lists) for name in origins.sources(start)})
             why += f"; computed from {' and '.join(sources)}" if 1 <= len(sources) <= MOST_SOURCES else ""
         key = (
             move.kind, move.axes, move.within, group, operands, move.bytes, overlap,
             origin.phase, origin.file, origin.line, origin.operation, array, why,
             where(*origin.made) if origin.made[1] and not array else "",
         )  # fmt: skip
+        calls.setdefault((origin.file, origin.line), {}).setdefault(key, {}).update(dict.fromkeys(origin.callers))
         times, seconds = rows.get(key, (0, 0))
         once = predicted_seconds(move, chip)
         rows[key] = (
             None if None in (times, move.times) else times + move.times,
             None if None in (seconds, once, move.times) else seconds + once * move.times,
         )
+    callers = _callers(calls)
     moves = [
-        Move(kind, axes, within, group, types, times, sent, seconds, *place)
-        for (kind, axes, within, group, types, sent, *place), (times, seconds) in rows.items()
+        Move(kind, axes, within, group, types, times, sent, seconds, *place, callers.get(key, ()))
+        for key, (times, seconds) in rows.items()
+        for kind, axes, within, group, types, sent, *place in [key]
     ]
     moves.sort(key=lambda move: (move.seconds is not None, -(move.seconds or 0), -(move.total or 0)))
     mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
     judged = [*findings.of_sums(located), *findings.of_repeated_operations(causes)]
-    judged += [*findings.of_loops(located, origins), *findings.of_many(moves)]
+    judged += [*findings.of_loops(located, origins), *findings.of_stacks(located, origins), *findings.of_many(moves)]
     judged += findings.of_unsummed(moves, origins, is_pmap)
+    repeats = 1.0
     if whole:
-        judged += findings.of_repeated_products(
-            whole_flops(lambda instruction: old.place(instruction.line), before, whole),
-            flops.by(lambda instruction: origins.place(instruction.line), program.entry),
-            program.devices,
-        )
+        at_once = whole_flops(lambda instruction: old.place(instruction.line), before, whole)
+        each = flops.by(lambda instruction: origins.place(instruction.line), program.entry)
+        judged += findings.of_repeated_products(at_once, each, program.devices)
+        repeats = program.devices * sum(each.values()) / sum(at_once.values()) if at_once and each else 1.0
     judged += findings.of_partitioner(located, origins, said)
     judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
     told = {kernels.name(call): kernels.declared_bytes(call) for call in called}
     report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged), kernels=told)
-    return report, origins.is_gradient
+    return report, _Known(origins.is_gradient, findings.kept_for_backward(located, origins), repeats)
 
 
-def _pattern(name, lists=()):
-    """A name with * for numbers of layers: a["b"][0] and a["b"][1] are alike; a[0] and a[1] only if a is in `lists`."""
-    head, rest = re.match(r"(\w*)(.*)", name, re.DOTALL).groups()
-    first = "" if head in lists else (re.match(r"\[\d+\]", rest) or [""])[0]
-    rest = re.sub(r"\[\d+\]", "[*]", rest.removeprefix(first))
-    return head + first + re.sub(r"(?<=[A-Za-z]_)\d+\b", "*", rest)
-
-
-def _lists(names):
-    """The names with so many numbered parts that these are layers, and not, for example, parameters and moments."""
-    numbers = {re.match(r"(\w+)(\[\d+\])?", name).groups() for name in names if re.match(r"\w", name)}
-    counts = Counter(head for head, number in numbers if number and head != "args")
-    return {head for head, count in counts.items() if count > 3}
+def _callers(calls):
+    """For each row of a line to which several calls lead: these, as texts."""
+    texts = {}
+    for by_row in calls.values():
+        every = {chain for chains in by_row.values() for chain in chains}
+        if len({chain[:MOST_CALLERS] for chain in every}) < 2:
+            continue
+        for key, chains in by_row.items():
+            if len(chains) == 1:
+                texts[key] = (" from ".join(where(*place) for place in next(iter(chains))[:MOST_CALLERS]),)
+                continue
+            same = max(level for level in range(MOST_CALLERS) if len({chain[:level] for chain in chains}) <= 1)
+            lines = list(dict.fromkeys(where(*chain[min(same, len(chain) - 1)]) for chain in chains))
+            more = len(lines) - MOST_CALLERS
+            texts[key] = (*lines[:MOST_CALLERS], *([counted(more, "other line")] if more > 0 else []))
+    return texts
 
 
 # --- Arguments and results ----------------------------------------------------------------------------------------
-
-
-def _path(path):
-    return jax.tree_util.keystr(path)
 
 
 def _results(compiled):
@@ -546,9 +588,15 @@ def _results(compiled):
     if len(placed) != len(results):
         return []
     return [
-        _array(f"result{_path(path)}", tuple(result.shape), result.dtype, sharding, None)
+        _array(f"result{path_text(path)}", tuple(result.shape), result.dtype, sharding, None)
         for (path, result), sharding in zip(results, placed, strict=True)
     ]
+
+
+def _of_changed(name, own_by_path):
+    """The name of a result of a Flax NNX function: that of the argument which it replaces, where it does."""
+    own = own_by_path.get(name.removeprefix("result"))
+    return f"result {own}" if own else name
 
 
 def _arguments(compiled, text, args, kwargs, own):
@@ -559,58 +607,16 @@ def _arguments(compiled, text, args, kwargs, own):
     placed = tree.flatten_up_to(compiled.input_shardings) if info else []
     used = [n for n, sharding in enumerate(placed) if sharding is not None]  # the program takes only what it uses
     info, values, placed = ([them[n] for n in used] for them in (info, values, placed))
-    names = _parameter_names(text)
+    names = parameter_names(text)
     arguments = []
     for number, (path, argument) in enumerate(info):
         aval = getattr(argument, "_aval", None) or argument
         # The compiler decides where an array goes that is on no mesh.
         both = placed[number], getattr(values[number], "sharding", None)
         sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
-        name = names[number] if len(names) == len(info) else own[number] if own else _path(path)
+        name = names[number] if len(names) == len(info) else own[number] if own else path_text(path)
         arguments.append(_array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated))
     return sorted(arguments, key=lambda array: -array.bytes)
-
-
-def _wrapper(arrays):
-    """What has given the arguments names of its own: "equinox", "pmap" or ""."""
-    for wrapper, pattern in (("equinox", r"dynamic_(no)?donate\b"), ("pmap", r"flat_args\[")):
-        if arrays and all(re.match(pattern, array.name) for array in arrays):
-            return wrapper
-    return ""
-
-
-def _own_names(compiled, f, args, kwargs):
-    """The names of the arguments that the program takes, by the function's parameters; [] where they cannot be told."""
-    try:
-        bound = inspect.signature(inspect.unwrap(f)).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return []
-    leaves = [
-        (f"{name}{_path(path)}", _type(leaf.shape, leaf.dtype))
-        for name, value in bound.items()
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    ]
-    info, tree = jax.tree_util.tree_flatten(getattr(compiled, "args_info", None))
-    kinds = [_type(aval.shape, aval.dtype) for aval in (getattr(one, "_aval", None) or one for one in info)]
-    if not info or kinds != [kind for _, kind in leaves]:
-        return []  # some were left out, or come in another order
-    used = [sharding is not None for sharding in tree.flatten_up_to(compiled.input_shardings)]
-    return [name for (name, _), is_used in zip(leaves, used, strict=True) if is_used]
-
-
-def _with_own_names(arrays, text, own):
-    """The arrays and the program with other names of the arguments."""
-    own = dict(zip(_parameter_names(text), own, strict=False))
-    if not own.keys() >= {array.name for array in arrays}:
-        return arrays, text
-    for name, new in own.items():
-        text = text.replace(f'op_name="{_quoted(name)}"', f'op_name="{_quoted(new)}"')
-    return [replace(array, name=own[array.name]) for array in arrays], text
-
-
-def _quoted(name):
-    return name.replace("\\", "\\\\").replace("'", "\\'").replace('"', '\\"')
 
 
 def _memory(compiled, backend, text):
@@ -643,19 +649,7 @@ def _array(name, shape, dtype, sharding, donated):
         used = axes_named(sharding.spec)  # partial sums differ from device to device too
         replicated = tuple(axis for axis, n in sharding.mesh.shape.items() if n > 1 and axis not in used)
     stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (local_shape, shape))
-    return Array(name, _type(shape, dtype), _type(local_shape, dtype), spec, stored, whole, replicated, donated)
-
-
-def _type(shape, dtype):
-    return f"{short_dtype(str(dtype))}[{','.join(map(str, shape))}]"
-
-
-def _parameter_names(text):
-    """JAX's names of the entry's parameters, in order."""
-    entry = text.partition("\nENTRY ")[2]
-    lines = (line for line in entry.splitlines() if "op_name=" in line)
-    names = {int(n[1]): metadata(line)["op_name"] for line in lines if (n := re.search(r"\bparameter\((\d+)\)", line))}
-    return [names[number] for number in sorted(names)]
+    return Array(name, type_text(shape, dtype), type_text(local_shape, dtype), spec, stored, whole, replicated, donated)
 
 
 # --- Print --------------------------------------------------------------------------------------------------------
@@ -678,7 +672,8 @@ def _details(move):
     """The code of a line, the array with the types, and the usual cause."""
     code = " ".join(getline(move.file, move.line).split()) if move.line else ""
     made = move.made and f"made in {move.made}"
-    return code, ", ".join(filter(None, (move.array, " ".join(move.types), made))), move.cause
+    called = move.callers and f"called in {', '.join(move.callers)}"
+    return code, ", ".join(filter(None, (move.array, " ".join(move.types), made, called))), move.cause
 
 
 def _wrapped(text, indent=""):

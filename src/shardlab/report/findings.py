@@ -17,12 +17,12 @@ from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.varying import Mismatch
 from shardlab.report.causes import SAME
+from shardlab.report.names import pattern, stacked
 
 __all__ = [
-    "Finding", "by_harm", "constant_sizes", "of_arrays", "of_constants", "of_donation", "of_loops", "of_many",
-    "of_partitioner",
-    "of_repeated_operations", "of_repeated_products", "of_replacement", "of_sums", "of_unsummed", "of_varying",
-    "of_widening",
+    "Finding", "by_harm", "constant_sizes", "kept_for_backward", "of_arrays", "of_batch", "of_constants", "of_donation",
+    "of_loops", "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products", "of_replacement",
+    "of_stacks", "of_sums", "of_unsummed", "of_varying", "of_widening",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -54,8 +54,9 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation",
-    "repeated work", "summed in a loop", "many small collectives", "result on one device", "other sharding",
-    "replicated", "replicated result", "closed-over constant", "not donated", "donation not used", "bf16 widened",
+    "data without an axis", "repeated work", "summed in a loop", "many small collectives", "result on one device",
+    "other sharding", "gathered before a loop", "replicated", "replicated result", "closed-over constant",
+    "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
 
@@ -97,26 +98,29 @@ def _layout(array):
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
-def _root(array):
-    """The argument that an array is part of, such as "state[0]" for "state[0]['layers'][0]['up']"."""
-    return re.match(r"\w*(\[\d+\])?", array.name)[0]
+def _roots(arrays):
+    """The argument that each array is part of, by its name, such as "state[0]" for "state[0]['layers'][0]['up']"."""
+    stacks = stacked(array.name for array in arrays)
+    return {array.name: pattern(re.match(r"\w*(\[\d+\])?", array.name)[0], stacks) for array in arrays}
 
 
 def _replicated(title, arrays, total, whose, mesh):
-    groups, least = {}, {}
+    groups, least, roots = {}, {}, _roots(arrays)
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
     for array in arrays:
         if array.bytes < array.whole and array.bytes == least[array.type]:
             continue  # in shards, and no array of its type in smaller ones
         if free := _divided(array, mesh):
-            groups.setdefault((_root(array), tuple(free)), []).append((array, free))
-    for (root, free), group in groups.items():
-        total_bytes = sum(array.bytes for array, _ in group)
-        axis = max(free, key=lambda axis: mesh[axis])
+            groups.setdefault((roots[array.name], tuple(free)), []).append((array, free))
+    rows = [
+        (sum(array.bytes for array, _ in group), max(free, key=lambda axis: mesh[axis]), root, free, group)
+        for (root, free), group in groups.items()
+    ]
+    saved = lambda row: row[0] * (1 - 1 / mesh[row[1]])  # noqa: E731
+    rows = sorted((row for row in rows if row[0] >= _LEAST * total and saved(row) >= 1024), key=saved, reverse=True)
+    for total_bytes, axis, root, free, group in rows:
         ways = mesh[axis]
-        if total_bytes < _LEAST * total or total_bytes * (1 - 1 / ways) < 1024:
-            continue
         names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
         yield Finding(
@@ -163,8 +167,10 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
         result, array = pairs[0]
         what = f"{result.name} has the type of {array.name}"
         if len(pairs) > 1:
-            roots = " and ".join(sorted({_root(array) for _, array in pairs}))
-            what = f"{len(pairs)} results, first {result.name}, have the types of {roots}"
+            roots = _roots([array for _, array in pairs])
+            what = (
+                f"{len(pairs)} results, first {result.name}, have the types of {_listed(sorted(set(roots.values())))}"
+            )
         yield Finding(
             "other sharding",
             f"{what}, but the sharding {result.spec} instead of {array.spec}: if it replaces the argument in the next "
@@ -173,13 +179,55 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
         )
 
 
+def _listed(names):
+    return " and ".join(names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"])
+
+
+def of_batch(
+    arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], mesh: Mapping[str, int], repeats: float
+) -> Iterator[Finding]:
+    """Data that are in shards, but not along an axis along which parameters are.
+
+    Devices along this axis then compute the same, or exchange what they compute.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      moves: the `shardlab.report.explain.Move`s.
+      mesh: sizes by axis.
+      repeats: how many times the FLOPs of the program's products all devices compute together.
+    """
+    known, total = Counter(map(_layout, results)), sum(array.bytes for array in arguments)
+    for array in sorted(arguments, key=lambda array: -array.bytes):
+        is_data = array.bytes < array.whole and not array.donated and not known[_layout(array)]
+        if not is_data or array.bytes < max(_LEAST * total, 1024):
+            continue
+        for axis in _divided(array, mesh):
+            ways, stored = mesh[axis], [one for one in arguments if one is not array and axis not in one.replicated]
+            gathered = 3 * (ways - 1) * sum(one.bytes for one in stored)  # in both passes, and their gradients
+            sent = sum(move.total or 0 for move in moves if move.axes and axis in move.axes and not move.array)
+            is_repeated = repeats > 0.9 * ways and not sent
+            if not stored or not (is_repeated or sent > 4 * gathered):
+                continue
+            yield Finding(
+                "data without an axis",
+                f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each device would be "
+                f"{bytes_text(array.bytes // ways)}; "
+                + (
+                    f"devices along {axis} compute the same"
+                    if is_repeated
+                    else f"what is computed from it sends {bytes_text(sent)} along {axis}; gathering the arguments in "
+                    f"shards along it, for both passes, and adding their gradients would send {bytes_text(gathered)}"
+                ),
+            )
+
+
 def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = "") -> Iterator[Finding]:
     """Donations that cannot be used, and results that could take an argument's memory.
 
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
       shared: bytes of the arguments whose memory results take.
-      wrapper: "equinox" or "pmap", if one of them compiles the program instead of `jax.jit`.
+      wrapper: "equinox", "nnx" or "pmap", if one of them compiles the program instead of `jax.jit`.
     """
     donated = sum(array.bytes for array in arguments if array.donated)
     if donated - shared > _LEAST * donated:
@@ -203,7 +251,7 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
         which = f"donate_argnums={numbered[1]}" if numbered else f'donate_argnames="{root}"'
         which = "donate_argnums" if root == "them" else which  # without a name
         how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
-        how = "donate_argnums of jax.pmap" if wrapper == "pmap" else how
+        how = {"pmap": "donate_argnums of jax.pmap", "nnx": f"nnx.jit(..., {which})"}.get(wrapper, how)
         where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
         yield Finding(
             "not donated",
@@ -352,6 +400,30 @@ def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origi
                 "iteration, for results that are only used after the loop: keep each device's part, and sum all of "
                 "them at once after the loop",
             )
+
+
+def of_stacks(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> Iterator[Finding]:
+    """Stacks gathered whole before the loop that uses one part of them in each iteration; `moves` as above."""
+    for move, start, origin in moves:
+        if not move.kind.startswith("all-gather") or (parts := origins.sliced_in_loop(start)) < 2:
+            continue
+        gathered = array_types(start.result)[-1]
+        size = int(type_bytes(gathered))
+        yield Finding(
+            "gathered before a loop",
+            f"{_place(origin)}{origin.argument or gathered} is gathered whole, {bytes_text(size)} on each device, "
+            f"before a loop that uses one of its {parts} parts in each iteration: gather the part in the body of the "
+            f"loop, which needs {bytes_text(size // parts)} at once",
+        )
+
+
+def kept_for_backward(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> int:
+    """Bytes on each device of arguments that are gathered in the forward pass and kept for the backward pass."""
+    return sum(
+        int(type_bytes(array_types(start.result)[-1])) * (move.times or 1)
+        for move, start, origin in moves
+        if move.kind.startswith("all-gather") and origin.argument and origins.is_kept_for_backward(start)
+    )
 
 
 def of_varying(found: Iterable[Mismatch]) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """`explain` names the line that needs an array whole, not the line that made it: an operation on a line of its own."""
 
+import functools
+import inspect
 import linecache
 
 import jax
@@ -277,7 +279,162 @@ def test_constants_are_part_of_the_memory():
     assert report.memory["peak"] >= table.nbytes
 
 
-def test_a_program_that_names_its_mesh_is_told_what_to_write_for_a_pod():
+def test_a_flax_nnx_function_has_the_names_of_its_modules():
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.up, self.down = nnx.Linear(64, 256, rngs=rngs), nnx.Linear(256, 64, rngs=rngs)
+
+        def __call__(self, x):
+            return self.down(nnx.relu(self.up(x)))
+
+    @nnx.jit
+    def step(net, x):
+        gradients = nnx.grad(lambda net: jnp.mean(net(x) ** 2))(net)
+        nnx.update(net, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(net, nnx.Param), gradients))
+
+    net = Net(nnx.Rngs(0))
+    nnx.update(net, jax.tree.map(lambda a: jax.device_put(a, NamedSharding(MESH, P("d"))), nnx.state(net, nnx.Param)))
+    report = explain(step, net, jax.device_put(jnp.ones((512, 64)), NamedSharding(MESH, P("d"))))
+    assert {"net.up.kernel", "net.down.bias", "x"} <= {array.name for array in report.arrays}
+    assert {"net.up.kernel", "result net.down.kernel"} <= {move.array for move in report.moves}
+    assert not any("states[" in repr(move) for move in report.moves)
+    assert any('nnx.jit(..., donate_argnames="net")' in finding.says for finding in report.findings)
+
+
+def scaled(x):
+    return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
+
+
+def through(x):
+    return scaled(x)
+
+
+def once(w, x):
+    return scaled(jnp.tanh(x @ w))
+
+
+def twice(w, x):
+    h = through(jnp.tanh(x @ w))
+    return through(h @ w)
+
+
+@pytest.mark.parametrize("f", [once, twice])
+def test_calls_that_lead_to_a_helper_are_told_where_they_differ(f):
+    report = explain(f, struct((64, 64), None, "d"), struct((128, 64)))
+    lines, first = inspect.getsourcelines(f)
+    calls = [f"test_lines.py:{first + n}" for n, line in enumerate(lines) if "through(" in line]
+    moves = [move for move in report.moves if move.line == inspect.getsourcelines(scaled)[1] + 1]
+    assert moves and [move.callers for move in moves] == ([tuple(calls)] if calls else [()]), report
+    assert all(f"called in {', '.join(calls)}" in " ".join(repr(report).split()) for _ in calls)
+
+
+def stack(w):
+    return lax.with_sharding_constraint(w, NamedSharding(MESH, P()))
+
+
+def in_front(w, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack(w))[0] ** 2)
+
+
+def inside(w, x):
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ stack(w)), None), x, w)[0] ** 2)
+
+
+def again(w, x):
+    return jnp.mean(lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ stack(w)), None)), x, w)[0] ** 2)
+
+
+def whole_stack(w, x):
+    w = stack(w)
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0] ** 2) + jnp.vdot(w, w)
+
+
+@pytest.mark.parametrize(("f", "told"), [(in_front, True), (inside, False), (whole_stack, False)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_stack_gathered_before_its_loop_is_told(f, told, dtype):
+    report = explain(f, struct((6, 64, 64), None, "d", dtype=dtype), struct((128, 64), "d", dtype=dtype))
+    gathered = [finding for finding in report.findings if finding.title == "gathered before a loop"]
+    assert bool(gathered) == told
+    assert all("w is gathered whole" in one.says and "one of its 6 parts" in one.says for one in gathered)
+
+
+@pytest.mark.parametrize(("f", "kept"), [(in_front, 1), (inside, 1), (again, 0)])
+def test_gathered_weights_that_are_kept_for_the_backward_pass_are_told(f, kept):
+    report = explain(jax.grad(f), struct((6, 64, 64), None, "d"), struct((128, 64), "d"))
+    assert report.memory.get("gathered", 0) == kept * 6 * 64 * 64 * 4
+    assert ("are gathered arguments kept for the backward pass" in " ".join(repr(report).split())) == bool(kept)
+
+
+def test_reports_of_which_one_has_constants_can_be_compared():
+    table = np.random.default_rng(0).normal(size=(512, 512)).astype("float32")
+    x = struct((512, 512), "d")
+    changed = explain.compare(explain(lambda x: x @ table, x), explain(lambda x: x @ jnp.ones((512, 512)), x))
+    assert "constants" in repr(changed) and "1.05 MB" in repr(changed)
+
+
+GRID = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+
+def on_grid(shape, *spec):
+    return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(GRID, P(*spec)))
+
+
+def layers(weights, x):
+    gradient = jax.grad(lambda weights: jnp.mean(functools.reduce(lambda h, w: jnp.tanh(h @ w), weights, x) ** 2))
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient(weights))
+
+
+@pytest.mark.parametrize(
+    ("weight", "rows", "batch", "told"),
+    [
+        (("fsdp",), 4096, ("data",), "what is computed from it sends"),
+        (("fsdp",), 4096, (("data", "fsdp"),), ""),
+        (("fsdp",), 64, ("data",), ""),  # a batch so small that gathering the weights would send more
+        ((), 4096, ("data",), ""),  # nothing is in shards along the axis
+    ],
+)
+def test_data_that_lack_an_axis_of_the_parameters_are_told(weight, rows, batch, told):
+    weights = [on_grid((64, 64), *weight)] * 3
+    found = [f for f in explain(layers, weights, on_grid((rows, 64), *batch)).findings if f.title.startswith("data")]
+    assert bool(found) == bool(told)
+    assert all("x is not sharded over fsdp" in one.says and told in one.says for one in found)
+
+
+def test_parameters_in_a_list_are_one_finding():
+    weights = [on_grid((64, 64)) for _ in range(20)]
+    report = explain(layers, weights, on_grid((512, 64), ("data", "fsdp")))
+    replicated = [finding.says for finding in report.findings if finding.title == "replicated"]
+    assert len(replicated) == 1 and "20 arrays of weights" in replicated[0]
+    sharded = [jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(GRID, P("fsdp"))) for w in weights]
+    step = jax.jit(layers, out_shardings=[NamedSharding(GRID, P())] * 20)
+    other = [f.says for f in explain(step, sharded, on_grid((512, 64), ("data", "fsdp"))).findings]
+    assert any("20 results, first result[0], have the types of weights[*]" in says for says in other), other
+
+
+def test_a_ragged_all_to_all_points_to_a_compiler_that_has_it():
+    def exchanged(x, out, *offsets):
+        return lax.ragged_all_to_all(x, out, *offsets, axis_name="d")
+
+    mapped = jax.shard_map(exchanged, mesh=MESH, in_specs=P("d"), out_specs=P("d"))
+    args = [struct((64, 4), "d")] * 2 + [struct((64,), "d", dtype="int32")] * 4
+    with pytest.raises(NotImplementedError, match=r"no ragged-all-to-all.*Pod"):
+        explain(mapped, *args)
+
+
+@pytest.mark.parametrize("size", [8, 16])
+def test_a_struct_on_an_abstract_mesh_is_explained(size):
+    mesh = jax.sharding.AbstractMesh((size,), ("d",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct((64, 4), "float32", sharding=NamedSharding(mesh, P("d")))
+    if size > jax.device_count():
+        with pytest.raises(ValueError, match=r"16 devices, and 8 are here: begin with emulate\(16\)"):
+            explain(jnp.sum, x)
+    else:
+        assert [move.kind for move in explain(jnp.sum, x).moves] == ["all-reduce"]
+
+
+def test_a_program_that_names_its_mesh_is_compiled_for_a_pod():
     grid = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     args = [
         jax.ShapeDtypeStruct((256, 256), "float32", sharding=NamedSharding(grid, P(spec))) for spec in (None, "data")
@@ -291,10 +448,16 @@ def test_a_program_that_names_its_mesh_is_told_what_to_write_for_a_pod():
         return jax.shard_map(lambda h: lax.psum(h, "model"), in_specs=P("data", "model"), out_specs=P("data"))(h)
 
     pod = Pod("v5e:4x2")
-    with pytest.raises(ValueError, match=r"names a mesh of its own.*set_mesh"):
-        explain(own, *args, mesh=pod)
+    named = explain(own, *args, mesh=pod)
+    assert named.compiled_for == "v5e:4x2" and {array.name for array in named.arrays} == {"w", "x"}
     with jax.set_mesh(grid):
-        assert explain(current, *args, mesh=pod).compiled_for == "v5e:4x2"
+        there = explain(current, *args, mesh=pod)
+    assert there.compiled_for == "v5e:4x2"
+    mine = jax.shard_map(lambda h: lax.psum(h, "model"), mesh=grid, in_specs=P("data", "model"), out_specs=P("data"))
+    there_too = explain(lambda w, x: mine(own(w, x)), *args, mesh=pod)
+    assert [(move.kind, move.axes, move.bytes) for move in there_too.moves] == [
+        (move.kind, move.axes, move.bytes) for move in there.moves
+    ]
 
 
 # --- Kernels ------------------------------------------------------------------------------------------------------

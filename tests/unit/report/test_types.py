@@ -15,6 +15,7 @@ from shardlab import (
     draw_backward,
     draw_shard_map,
     explain,
+    same_layout,
 )  # fmt: skip
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -97,3 +98,18 @@ def test_an_operation_across_devices_that_is_not_known_is_refused(explicit, monk
     monkeypatch.setattr(backward, "_DRAWN", {})
     with pytest.raises(ValueError, match=r"does not know JAX's operation .*would leave it out"):
         draw_backward(lambda x: lax.psum(x, "x"), P("x"), P(), jax.ShapeDtypeStruct((8,), "float32"))
+
+
+def test_the_kind_of_what_is_not_yet_reduced_and_reduced_axes_are_written():
+    kinds = getattr(jax.sharding, "UnreducedKind", None)
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(EXPLICIT, EXPLICIT))
+    spec = P("x", None, reduced={"y"})
+    layout = describe(NamedSharding(mesh, spec), (8, 4))
+    assert layout.type == "f32[8@x, 4]{R:y}" and "f32[8@x, 4]{R:y}" in repr(
+        draw(NamedSharding(mesh, spec), shape=(8, 4))
+    )
+    if kinds is None:
+        pytest.skip("this version of JAX has sums alone")
+    most = NamedSharding(mesh, P("x", None, unreduced={"y"}, unreduced_kind=kinds.max))
+    assert "2 partial maxima" in str(describe(most, (8, 4))) and "partial maxima" in repr(draw(most, shape=(8, 4)))
+    assert not same_layout(describe(most, (8, 4)), NamedSharding(mesh, P("x", None, unreduced={"y"})))

@@ -1,0 +1,146 @@
+"""A program that names a mesh inside, for other devices: its shardings and its shard_maps get another mesh."""
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+__all__ = ["transferred"]
+
+_PROGRAMS = (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr)  # newer versions of JAX have one class for both
+
+
+def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) -> Callable:
+    """A function that computes what `f` does, on another mesh.
+
+    Every mesh that the program of `f(*args)` names, in a constraint or a shard_map, is replaced by `mesh`, which has
+    the same axes. The function is traced once, for these arguments.
+
+    >>> from shardlab.pods.transfer import transferred
+    >>> other = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[4:])
+    >>> first = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
+    >>> double = lambda a: jax.lax.with_sharding_constraint(2 * a, NamedSharding(first, P("d")))
+    >>> there = jax.device_put(jnp.ones(8), NamedSharding(other, P("d")))
+    >>> moved = transferred(double, (jax.device_put(there, NamedSharding(first, P("d"))),), {}, other)
+    >>> sorted(device.id for device in moved(there).sharding.device_set)
+    [4, 5, 6, 7]
+
+    Args:
+      f: a function, jitted or not.
+      args, kwargs: its arguments, on the mesh that it names; arguments that are no arrays become part of the program.
+      mesh: the mesh of other devices.
+
+    Returns:
+      A jitted function with the same arguments, which donates what `f` does.
+
+    Raises:
+      ValueError: the program names a mesh with other axes than `mesh`; the message names both.
+    """
+    traced = (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs)
+    swap = _Swap(mesh)
+    run = jax.extend.core.jaxpr_as_fun(swap.closed(traced.jaxpr))
+    outs, out_tree = jax.tree.flatten(traced.out_info)
+    shardings = [getattr(out, "sharding", None) for out in outs]
+    shardings = [swap(one) if isinstance(one, NamedSharding) else None for one in shardings]
+    info = jax.tree.leaves(traced.args_info)
+    fixed = []  # positions of static arguments, which the program knows
+    if len(info) != len(jax.tree.leaves((args, kwargs))):
+        fixed = [n for n, arg in enumerate(args) if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arg))]
+
+    @functools.wraps(f)
+    def moved(*args, **kwargs):
+        dynamic = [arg for n, arg in enumerate(args) if n not in fixed]
+        return jax.tree.unflatten(out_tree, run(*jax.tree.leaves((dynamic, kwargs))))
+
+    donated, start = [], 0
+    for n, arg in enumerate(args):
+        size = 0 if n in fixed else len(jax.tree.leaves(arg))
+        donated += [n] if any(leaf.donated for leaf in info[start : start + size]) else []
+        start += size
+    return jax.jit(
+        moved, out_shardings=jax.tree.unflatten(out_tree, shardings), donate_argnums=donated, static_argnums=fixed
+    )
+
+
+class _Swap:
+    """Replaces meshes in the parameters and types of a program."""
+
+    def __init__(self, mesh):
+        self._mesh, self._variables = mesh, {}
+
+    def closed(self, program):
+        """A program with its constants, which leave their devices."""
+        constants = [np.asarray(value) if isinstance(value, jax.Array) else value for value in program.consts]
+        return program.replace(jaxpr=self._program(program.jaxpr), consts=constants)
+
+    def __call__(self, value):
+        """The value, with another mesh in it; the same object where it names none."""
+        if isinstance(value, (Mesh, AbstractMesh)) and value.empty:
+            return value
+        if isinstance(value, Mesh):
+            return Mesh(self._named(value).devices, self._mesh.axis_names, axis_types=value.axis_types)
+        if isinstance(value, AbstractMesh):
+            return self._named(value).abstract_mesh.update(axis_types=value.axis_types)
+        if isinstance(value, NamedSharding):
+            return NamedSharding(self(value.mesh), value.spec, memory_kind=value.memory_kind)
+        if isinstance(value, _PROGRAMS):
+            return self.closed(value) if hasattr(value, "consts") else self._program(value)
+        if isinstance(value, dict):
+            return {key: self(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            new = [self(inner) for inner in value]
+            if all(inner is before for inner, before in zip(new, value, strict=True)):
+                return value
+            return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+        return value
+
+    def _named(self, theirs):
+        """The new mesh, if it has the axes of another one."""
+        if dict(theirs.shape) != dict(self._mesh.shape):
+            raise ValueError(
+                f"the program names a mesh with the axes {dict(theirs.shape)}, and its arguments are on one with the "
+                f"axes {dict(self._mesh.shape)}; to compile it for other devices, all of them must be one mesh"
+            )
+        return self._mesh
+
+    def _program(self, program):
+        variables = {}
+        new = lambda atoms: [self._variable(atom, variables) for atom in atoms]  # noqa: E731
+        equations = [
+            equation.replace(
+                invars=new(equation.invars),
+                outvars=new(equation.outvars),
+                params={name: self(value) for name, value in equation.params.items()},
+                ctx=self._context(equation.ctx),
+            )
+            for equation in program.eqns
+        ]
+        ends = {"invars": new(program.invars), "outvars": new(program.outvars), "constvars": new(program.constvars)}
+        return program.replace(**ends, eqns=equations, debug_info=program.debug_info)
+
+    def _variable(self, atom, variables):
+        """A variable or a number with its type on the new mesh; the old one stays, as JAX keeps it for other calls."""
+        sharding = getattr(atom.aval, "sharding", None)
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            return atom
+        if id(atom) not in variables:
+            new = copy.copy(atom)
+            new.aval = atom.aval.update(sharding=self(sharding))
+            variables[id(atom)] = new
+        return variables[id(atom)]
+
+    def _context(self, context):
+        """The context of an equation, which names the mesh that was set."""
+        mesh = getattr(context, "cur_abstract_mesh", None)
+        if mesh is None or mesh.empty:
+            return context
+        new = object.__new__(type(context))  # not a copy: newer versions hand out the same object for equal contexts
+        for name in type(context).__slots__:
+            if name != "__weakref__" and hasattr(context, name):
+                object.__setattr__(new, name, self(mesh) if name == "cur_abstract_mesh" else getattr(context, name))
+        return new
