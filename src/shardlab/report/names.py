@@ -27,7 +27,15 @@ def path_text(path: tuple) -> str:
 
 
 def type_text(shape: Sequence[int], dtype: Any) -> str:
-    """The type of an array as text, such as "f32[64,256]"."""
+    """The type of an array as text.
+
+    >>> from shardlab.report.names import type_text
+    >>> type_text((64, 256), "float32")
+    'f32[64,256]'
+
+    Args:
+      shape, dtype: of the array.
+    """
     return f"{short_dtype(str(dtype))}[{','.join(map(str, shape))}]"
 
 
@@ -66,6 +74,10 @@ def wrapper_of(names: Sequence[str]) -> str:
 def own_names(compiled: Any, f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
     """The names of a program's arguments by the function's parameters: ([], {}) where they cannot be told.
 
+    Args:
+      compiled: the `jax.stages.Compiled` program.
+      f, args, kwargs: the function that it was compiled from, with its arguments.
+
     Returns:
       The names of the arguments that the program takes, in order; and those of all of them by their paths in
       `compiled.args_info`.
@@ -90,7 +102,12 @@ def own_names(compiled: Any, f: Any, args: tuple, kwargs: dict[str, Any]) -> tup
 
 
 def renamed(text: str, own: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The text of a program with other names of its arguments, and the new names by the old ones."""
+    """The text of a program with other names of its arguments, and the new names by the old ones.
+
+    Args:
+      text: of the compiled program.
+      own: the names that its arguments get, in order; if they are not as many as the arguments, nothing changes.
+    """
     old_names = parameter_names(text)
     if len(old_names) != len(own):
         return text, {}
