@@ -149,13 +149,11 @@ CONVERTED = {
         "```{exercise-start} T\n:label: one-x\nDo it.\n```\n```{exercise-end}\n```",
         "### Exercise 2: T\n\nDo it.",
     ),
-    "a note that begins in its first line": ("```{note} Hello\nthere\n```", "> **Note**\n>\n> Hello\n>\n> there"),
     "a heading of two lines": ("Two\nlines\n---", "## Two lines"),
     "a substitution": (
         "{{ repository }} {{ pdf }}",
         "<https://github.com/tiny/here> <https://tiny.github.io/here/book.pdf>",
     ),
-    "a substitution alone in a list": ("- {{ repository }}\n- b", "- <https://github.com/tiny/here>\n- b"),
     "an image": ("![Two boxes](pic.svg)", "![Two boxes](https://github.com/tiny/here/raw/main/book/pic.svg)"),
     "a box": (
         ":::{note}\nBody {doc}`other`\n\n- a\n:::",
@@ -188,7 +186,8 @@ CONVERTED = {
         "```{literalinclude} data/f.py\n:language: python\n:pyobject: f\n```",
         "```python\n@cache\ndef f():\n    return 1\n```",
     ),
-    "a file": ("```{literalinclude} data/run.sh\n:language: bash\n:lines: 1,3-\n```", "```bash\none\nthree\nfour\n```"),
+    "a file": ("```{literalinclude} data/run.sh\n:language: bash\n:lines: 3-\n```", "```bash\nthree\nfour\n```"),
+    "some lines of a file": ("```{literalinclude} data/run.sh\n:lines: 2-3\n```", "```\ntwo\nthree\n```"),
     "comments and labels go": ("% hidden\n\n(one-here)=\nText", "Text"),
     "headings split cells": ("a\n\n## B\n\nb\n\n### C\n\nc", "a\n\n=====\n\n## B\n\nb\n\n=====\n\n### C\n\nc"),
     "a break splits cells": ("a\n\n+++\n\nb", "a\n\n=====\n\nb"),
@@ -461,6 +460,10 @@ REFUSED = {
     ),
     "lines that are not there": ("```{literalinclude} data/run.sh\n:lines: 3-9\n```", 3, "lines 1 to 4"),
     "lines that are no numbers": ("```{literalinclude} data/run.sh\n:lines: a-b\n```", 3, "a-b"),
+    "lines in several ranges": ("```{literalinclude} data/run.sh\n:lines: 1,3-\n```", 3, "as 2-4 or 2-"),
+    "a note that begins in its first line": ("```{note} Hello\nthere\n```", 3, "below {note}"),
+    "an equation with an empty line": ("$$\na\n\nb\n$$", 3, "empty line"),
+    "a substitution alone in a list": ("- {{ repository }}\n- b", 3, "top level"),
     "a space before a name": ("``` {note}\nx\n```", 3, "```{name}"),
     "the other syntax of a glossary": ("```{glossary}\nA\n: b\n```", 5, "without a colon"),
     "a link without words": ("[](https://a.b)", 3, "no text"),
@@ -513,7 +516,7 @@ SPANS = st.one_of(
     WORDS.map("*{}*".format),
     WORDS.map("`{{doc}} {}`".format),
     WORDS.map("$x_{{{}}}$".format),
-    st.sampled_from(["{doc}`other`", "{doc}`w <other>`", "{cite:t}`a`", "[](#far-away)", "{{ repository }}"]),
+    st.sampled_from(["{doc}`other`", "{doc}`w <other>`", "{cite:t}`a`", "[](#far-away)", "at {{ repository }}"]),
     st.sampled_from(["[l](#far-away)", "{term}`mesh`", "{download}`data/run.sh`", "``{ref}`x` ``", "{minutes}`other`"]),
 )
 LINES = st.lists(SPANS, min_size=1, max_size=6).map(" ".join)
