@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 from places import ROOT
 from tiny_book import FRONT, TinyBook
 
+import shardlab
 from bookbinder.notebook import notebooks
 from bookbinder.read import address
 from bookbinder.read.book import Book, BookError, Chapter, split_assertions
@@ -207,7 +208,8 @@ def test_the_head_of_a_notebook(write):
     assert "(https://colab.research.google.com/github/tiny/here/blob/notebooks/one.ipynb)" in text
     assert f"]({SITE}one.html)" in text
     code = "".join(set_up["source"])
-    assert '"git+https://github.com/tiny/here@main"' in code and "emulate" not in code
+    assert '"https://github.com/tiny/here/archive/main.tar.gz"' in code and "emulate" not in code
+    assert f'"shardlab-{shardlab.__version__}-py3-none-any.whl"' in code and "glob" not in code
 
 
 def test_eight_devices_and_a_newer_jax_are_readied_where_a_chapter_wants_them(write, tmp_path):
@@ -225,6 +227,16 @@ def test_what_colab_lacks_is_installed_where_a_chapter_imports_it(write):
     with_equinox, without = ("".join(set_up["source"]) for _, set_up, *_ in cells)
     assert re.search(r"^%pip install --quiet equinox==[\d.]+$", with_equinox, re.MULTILINE)
     assert "equinox" not in without
+
+
+def test_every_notebook_installs_the_package_of_its_own_commit_or_the_wheel_that_belongs_to_it():
+    """Without git, which images for courses and Kaggle may lack; and no other wheel that lies there."""
+    where, commit = address.of(BOOK.config), address.commit(ROOT)
+    wheel = f"shardlab-{shardlab.__version__}-py3-none-any.whl"
+    for name, text in notebooks.make(BOOK).items():
+        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+        assert f'archive = "{where.archive(commit)}"\nwheel = "{wheel}"' in cells[1], name
+        assert not [cell for cell in cells if "git+" in cell or re.search(r"^[!%](pip|git)\b.*git", cell, re.M)], name
 
 
 EXERCISE = """\
@@ -775,7 +787,7 @@ def test_publishing_twice_leaves_one_commit_of_the_newest_notebooks(tiny):
     assert sorted(first) == ["VERSION.json", "one.ipynb", "shardlab-0.0.1-py3-none-any.whl", "two.ipynb"]
     version = json.loads(first["VERSION.json"])
     head = git(tiny.root, "rev-parse", "HEAD")
-    assert version["commit"] == head and f"here@{head}".encode() in first["one.ipynb"]
+    assert version["commit"] == head and f"/here/archive/{head}.tar.gz".encode() in first["one.ipynb"]
 
     assert tiny.build("publish-notebooks", str(tiny.bare))[0] == 0  # nothing new: the same commit
     assert git(tiny.bare, "rev-parse", "notebooks") == commit
@@ -819,7 +831,7 @@ def test_a_dirty_old_missing_or_failed_build_is_not_published(tiny):
 def test_a_book_that_is_no_repository_is_built_but_not_published(tmp_path):
     tiny = TinyBook(tmp_path)
     assert tiny.build()[0] == 0
-    assert "here@main" in (tmp_path / "_build" / "notebooks" / "one.ipynb").read_text()
+    assert "/here/archive/main.tar.gz" in (tmp_path / "_build" / "notebooks" / "one.ipynb").read_text()
     status, _, err = tiny.build("publish-notebooks")
     assert status == 1 and "not a git repository" in err
 
@@ -833,7 +845,7 @@ def test_a_fork_links_to_itself(tiny):
         assert (
             "colab.research.google.com/github/Someone/fork/blob/notebooks/one.ipynb" in made and "tiny/here" not in made
         )
-    assert "git+https://github.com/Someone/fork@" in text and "https://someone.github.io/fork/one.html" in text
+    assert "https://github.com/Someone/fork/archive/" in text and "https://someone.github.io/fork/one.html" in text
     assert "https://github.com/Someone/fork" in tiny.page("index") and "tiny/here" not in tiny.page("index")
     assert tiny.build()[0] == 0
     assert "https://github.com/tiny/here" in tiny.page("index") and "Someone" not in tiny.page("index")
