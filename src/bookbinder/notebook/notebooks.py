@@ -276,7 +276,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 archive = "{archive}"
-wheel = "{wheel}"  # lies beside this notebook if you downloaded all of them
+wheel = "{wheel}"  # in this folder if you downloaded all notebooks
 if not find_spec("{package}"):
     package = wheel if Path(wheel).is_file() else archive
     %pip install --quiet {{package}}
