@@ -43,11 +43,11 @@ summary::after { content: none !important; }
 .contents li::after { content: ""; order: 1; flex: 1; border-bottom: 1px dotted; }
 .contents .at { order: 2; text-align: right; }
 .contents .part { break-after: avoid; }
-.at { display: inline-block; min-width: 1.8em; }
+.at { display: inline-block; min-width: 2.5em; }
 .elsewhere { color: var(--soft); font-size: 0.9em; }
 .answers h3 + .elsewhere { break-after: avoid; }
 """
-UNKNOWN = "000"  # in place of the number of a page, and as wide
+UNKNOWN = "0000"  # in place of the number of a page, and as wide
 
 
 def bind(site, config, parts, names, cited):
@@ -201,12 +201,12 @@ def write(bound, output, program):
         made = Path(folder) / address.PDF
         browser = playwright.chromium.launch(executable_path=program, timeout=0)  # a busy machine takes its time
         _print(browser, bound, made)
-        pages = _pages(made)
+        pages = pages_of(made)
         for link in bound.select(".at"):
             link.string = str(pages[link["href"].removeprefix("#")])
         _print(browser, bound, made)
         browser.close()
-        assert _pages(made) == pages, "the numbers of pages have moved what they number"
+        assert pages_of(made) == pages, "the numbers of pages have moved what they number"
         with pikepdf.open(made) as pdf:  # half the size
             with pdf.open_outline() as outline:
                 titles = [" ".join(title.get_text().split()) for title in bound.select("h1, h2, h3")]
@@ -225,7 +225,7 @@ def _print(browser, bound, file):
     page.close()
 
 
-def _pages(file):
+def pages_of(file):
     """The number of the page of each place to which a link leads."""
     with pikepdf.open(file) as pdf:
         numbers = {page.objgen: number for number, page in enumerate(pdf.pages, 1)}

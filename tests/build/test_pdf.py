@@ -9,6 +9,7 @@ import pikepdf
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from conftest import missing
 from places import ROOT
 
 from bookbinder.read import citation
@@ -38,7 +39,8 @@ def printed(site, tmp_path_factory):
 @pytest.fixture(scope="module")
 def pages(printed):
     """The words on each page, line by line."""
-    assert shutil.which("pdftotext"), "pdftotext is missing: scripts/system.sh installs poppler-utils"
+    if not shutil.which("pdftotext"):
+        missing("poppler-utils")
     told = subprocess.run(["pdftotext", "-layout", printed, "-"], capture_output=True, text=True, check=True).stdout
     return [[" ".join(line.split()) for line in page.splitlines() if line.strip()] for page in told.split("\f")[:-1]]
 
@@ -119,7 +121,7 @@ def test_contents_and_references_name_the_pages_where_things_are(site, pages, pr
     assert len(said) > 10 and said == sorted(said)
     for number in said:
         assert re.search(r"^(Prediction|Exercise) \d+$|^The question is", "\n".join(pages[number - 1]), re.MULTILINE)
-    places = pdf._pages(printed)
+    places = pdf.pages_of(printed)
     asked = [int(number) for page in pages for number in re.findall(r"The question is on page (\d+)", "\n".join(page))]
     assert len(asked) == len(said) and set(asked) | set(said) <= set(places.values())
     for number in asked:
