@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 import tempfile
+from copy import copy
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,6 +77,7 @@ def bind(site, config, parts, names, cited):
         page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
         article = page.article
         sheets |= dict.fromkeys(sheet.string for sheet in page.select("head > style"))
+        _answers_last(bound, article)
         for one in article.select(LEFT_OUT):
             one.decompose()
         number, caption = part_of.get(name, (None, None))
@@ -83,7 +85,6 @@ def bind(site, config, parts, names, cited):
             article["data-part"] = str(number)
             article.h1.insert_before(bound.new_tag("p", attrs={"class": "part"}, string=caption))
         titles[name] = " ".join(article.h1.get_text().split())
-        _answers_last(bound, article)
         _lead_within(article, name, names, site, where)
         bound.body.append(article)
     for sheet in (*sheets, STYLE, *(_head(name, title) for name, title in {**titles, "contents": "Contents"}.items())):
@@ -146,6 +147,7 @@ def _answers_last(bound, article):
         if question := asked.get(fold["id"]):
             question["id"] = f"question-{fold['id'].removeprefix('answer-')}"
             title = question["aria-label"]
+            _say_why_not(bound, question, fold)
         else:
             question = fold.find_previous(class_="exercise")
             title = question.select_one(".caption-number").get_text().strip()
@@ -162,6 +164,18 @@ def _answers_last(bound, article):
             last.append(checked.extract())
     if last.h3:
         article.h1.parent.append(last)
+
+
+def _say_why_not(bound, question, answer):
+    """Move the reasons of wrong choices, which a page shows when one is chosen, to the answer, before what it shows."""
+    shown = answer.select_one(".cell_output")
+    for reason in question.select(".reason"):
+        choice = reason.find_previous_sibling("label")
+        if not choice.select("[data-right]"):
+            said = bound.new_tag("p", string="Not: ")
+            said.extend([*copy(choice.span).contents, ". ", *reason.p.extract().contents])
+            shown.insert_before(said, *list(reason.contents))
+        reason.decompose()
 
 
 def _lead_within(article, name, names, site, where):

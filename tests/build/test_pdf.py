@@ -97,6 +97,13 @@ def test_answers_are_at_the_end_of_their_chapters_and_each_place_leads_to_the_ot
     assert count > 200
 
 
+def test_an_answer_says_why_the_other_choices_are_wrong(bound):
+    assert not bound.select(".predict .reason")
+    answer = " ".join(bound.find(id="auto--answer-1").get_text().split())
+    right, wrong, shown = (answer.index(one) for one in ("Answer: sharded like", "Not: replicated, after an", "no comm"))
+    assert right < wrong < shown and "both axes. Nothing is summed, so there are no partial sums to add." in answer
+
+
 def test_what_is_asserted_of_an_answer_does_not_tell_it_below_the_question(bound):
     for forth in bound.select("p.elsewhere"):
         following = forth.find_next_sibling()
