@@ -100,7 +100,9 @@ def test_answers_are_at_the_end_of_their_chapters_and_each_place_leads_to_the_ot
 def test_an_answer_says_why_the_other_choices_are_wrong(bound):
     assert not bound.select(".predict .reason")
     answer = " ".join(bound.find(id="auto--answer-1").get_text().split())
-    right, wrong, shown = (answer.index(one) for one in ("Answer: sharded like", "Not: replicated, after an", "no comm"))
+    right, wrong, shown = (
+        answer.index(one) for one in ("Answer: sharded like", "Not: replicated, after an", "no comm")
+    )
     assert right < wrong < shown and "both axes. Nothing is summed, so there are no partial sums to add." in answer
 
 
