@@ -7,7 +7,7 @@ parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
-	@echo "make pdf                        bind the book into one PDF with bookmarks, _build/book.pdf"
+	@echo "make pdf                        bind the book into one PDF with page numbers, _build/book.pdf"
 	@echo "make check                      check style, rules and shardlab, and the exercises of changed chapters"
 	@echo "make test                       run the tests that the last changes concern, and a fifth of the others (ARGS=tests: all)"
 	@echo "make chapter FILE=book/x.md     run one chapter and make its page"

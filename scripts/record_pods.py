@@ -2,7 +2,7 @@
 """Compile the programs of chapters for TPUs and GPUs without having them, and record what the compilers answer.
 
 The recordings, src/shardlab/pods/recordings/CHAPTER.json, are what shardlab reads where there is no compiler. Run this
-on Linux x86-64 after `pip install "shardlab[pods]"` (for the chapter pods "shardlab[pods,pods-gpu]"), with the versions
+on Linux x86-64 after `pip install -e ".[pods]"` (for the chapter pods ".[pods,pods-gpu]"), with the versions
 that are to be recorded. It needs no accelerator and takes seconds to minutes for each chapter.
 """
 

@@ -99,8 +99,11 @@ def reports(request):
     }
 
 
-FROM_GIT = "writing"  # this notebook installs shardlab from the repository, as in Colab, which takes long; the others
-# have the wheel beside them and no network, as in a download of the whole branch. The cell that installs is the same.
+FROM_ARCHIVE = (
+    "writing"  # this notebook installs shardlab from the repository's archive, as in Colab, which takes long,
+)
+# and has no git; the others have the wheel beside them and no network, as in a download of the whole branch. The cell
+# that installs is the same.
 RESTARTED = "clusters"  # before, this notebook runs to its half, and its kernel is restarted: of those whose processes
 # and files may outlive a kernel it is the quickest, and a second run in the same kernel finds whatever else is left.
 
@@ -123,12 +126,15 @@ def as_in_colab(name, published, colab, machine, twice):
     key = disk.digest(known, runs.environment(colab), IN_COLAB, *options, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
-    settings = environment(published, machine)
-    if name == FROM_GIT:
+    settings = environment(machine)
+    if name == FROM_ARCHIVE:
         for wheel in (machine / "content").glob("*.whl"):
-            wheel.unlink()
+            wheel.rename(wheel.with_name("shardlab-0.0.1-py3-none-any.whl"))  # one that does not belong to it
+        for cell in notebook.cells:
+            cell.source = from_archive(cell.source, published, machine)
+        settings |= {"PATH": without_git(machine, settings["PATH"])}
     else:
-        settings |= {"PIP_NO_INDEX": "1", "GIT_CONFIG_COUNT": "0"}
+        settings |= {"PIP_NO_INDEX": "1"}
     settings |= {"PIP_COMPILE": "0"}  # or pip would read every module, and the run depend on all of them
     # What one pass has compiled, the next need not: more than half of the time. But `inspect_array_sharding`, which
     # auto uses, says nothing of a program that comes from the cache.
@@ -206,16 +212,33 @@ def layer(python, folder):
 STRANGE = ("PYTHON", "GITHUB_", "JAX", "TPU_", "XDG_")
 
 
-def environment(published, machine):
-    """What a reader's machine has, without a checkout in reach: GitHub's address leads to the bare repository."""
+def environment(machine):
+    """What a reader's machine has, without a checkout in reach."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
     (machine / "home").mkdir()
     clean |= {"HOME": str(machine / "home"), "PIP_DISABLE_PIP_VERSION_CHECK": "1", "MPLBACKEND": "agg"}
-    clean |= {"XLA_FLAGS": IN_COLAB}
-    git_settings = {f"url.{published.as_uri()}.insteadOf": address.of(BOOK.config).repository, "safe.directory": "*"}
-    for number, (key, value) in enumerate(git_settings.items()):
-        clean |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return clean | {"GIT_CONFIG_COUNT": str(len(git_settings))}
+    return clean | {"XLA_FLAGS": IN_COLAB}
+
+
+def from_archive(code, published, machine):
+    """Code in which the address of an archive at GitHub leads to one that is made of the bare repository."""
+
+    def made(match):
+        file = machine / "archives" / match[1]
+        file.parent.mkdir(exist_ok=True)
+        git(published, "archive", "--prefix=book/", f"--output={file}", match[1].removesuffix(".tar.gz"))
+        return file.as_uri()
+
+    return re.sub(re.escape(address.of(BOOK.config).archive("V")).replace("V", "([^/]+)"), made, code)
+
+
+def without_git(machine, path):
+    """A PATH on which git fails."""
+    git = machine / "bin" / "git"
+    git.parent.mkdir()
+    git.write_text("#!/bin/sh\necho 'git: not found' >&2\nexit 127\n")
+    git.chmod(0o755)
+    return f"{git.parent}{os.pathsep}{path}"
 
 
 def of_notebooks(names):
@@ -239,7 +262,7 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
 
 @pytest.mark.parametrize("name", of_notebooks(name for name in PROGRAMS if name not in NEWER))
 def test_a_notebook_installs_shardlab_and_changes_nothing_else(name, reports):
-    """From the wheel beside it, without a network; the notebook FROM_GIT from the repository."""
+    """From the wheel beside it, without a network; the notebook FROM_ARCHIVE from the repository."""
     found = reports[name][0].data
     assert [package.rpartition("-")[0] for package in found["installed"]] == ["shardlab"] and not found["removed"]
 
@@ -249,7 +272,7 @@ def test_all_notebooks_install_shardlab_by_the_same_lines(published):
     for name in PROGRAMS:
         cells = json.loads(git(published, "show", f"notebooks:{name}.ipynb"))["cells"]
         first = next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-        found.add(re.search(r"^book = .*?%pip install --quiet \{package\}$", first, re.DOTALL | re.MULTILINE)[0])
+        found.add(re.search(r"^archive = .*?%pip install --quiet \{package\}$", first, re.DOTALL | re.MULTILINE)[0])
     assert len(found) == 1
 
 
@@ -262,8 +285,8 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
     (tmp_path / "pyproject.toml").write_text('[tool.bookbinder]\nname = "shardlab"\n')
     (tmp_path / "book" / "newer.md").write_text(f"{front}# Newer\n\n```{{code-cell}}\n{cells}\n```\n")
     book = Book(tmp_path, (Chapter(tmp_path, "newer"),), {"repository": BOOK.config["repository"]})
-    (tmp_path / "newer.ipynb").write_text(notebooks.make(book)["newer.ipynb"])
-    python, settings = layer(colab, tmp_path / "packages"), environment(published, tmp_path)
+    (tmp_path / "newer.ipynb").write_text(from_archive(notebooks.make(book)["newer.ipynb"], published, tmp_path))
+    python, settings = layer(colab, tmp_path / "packages"), environment(tmp_path)
     settings["XLA_FLAGS"] = COMPILE_ONLY  # the newer jaxlib does not know all of IN_COLAB
     command = [python, run_notebook.__file__, "newer.ipynb"]
     done = [subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True) for _ in range(2)]

@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 from places import ROOT
 from tiny_book import FRONT, TinyBook
 
+import shardlab
 from bookbinder.notebook import notebooks
 from bookbinder.read import address
 from bookbinder.read.book import Book, BookError, Chapter, split_assertions
@@ -149,13 +150,11 @@ CONVERTED = {
         "```{exercise-start} T\n:label: one-x\nDo it.\n```\n```{exercise-end}\n```",
         "### Exercise 2: T\n\nDo it.",
     ),
-    "a note that begins in its first line": ("```{note} Hello\nthere\n```", "> **Note**\n>\n> Hello\n>\n> there"),
     "a heading of two lines": ("Two\nlines\n---", "## Two lines"),
     "a substitution": (
         "{{ repository }} {{ pdf }}",
         "<https://github.com/tiny/here> <https://tiny.github.io/here/book.pdf>",
     ),
-    "a substitution alone in a list": ("- {{ repository }}\n- b", "- <https://github.com/tiny/here>\n- b"),
     "an image": ("![Two boxes](pic.svg)", "![Two boxes](https://github.com/tiny/here/raw/main/book/pic.svg)"),
     "a box": (
         ":::{note}\nBody {doc}`other`\n\n- a\n:::",
@@ -188,7 +187,8 @@ CONVERTED = {
         "```{literalinclude} data/f.py\n:language: python\n:pyobject: f\n```",
         "```python\n@cache\ndef f():\n    return 1\n```",
     ),
-    "a file": ("```{literalinclude} data/run.sh\n:language: bash\n:lines: 1,3-\n```", "```bash\none\nthree\nfour\n```"),
+    "a file": ("```{literalinclude} data/run.sh\n:language: bash\n:lines: 3-\n```", "```bash\nthree\nfour\n```"),
+    "some lines of a file": ("```{literalinclude} data/run.sh\n:lines: 2-3\n```", "```\ntwo\nthree\n```"),
     "comments and labels go": ("% hidden\n\n(one-here)=\nText", "Text"),
     "headings split cells": ("a\n\n## B\n\nb\n\n### C\n\nc", "a\n\n=====\n\n## B\n\nb\n\n=====\n\n### C\n\nc"),
     "a break splits cells": ("a\n\n+++\n\nb", "a\n\n=====\n\nb"),
@@ -208,7 +208,8 @@ def test_the_head_of_a_notebook(write):
     assert "(https://colab.research.google.com/github/tiny/here/blob/notebooks/one.ipynb)" in text
     assert f"]({SITE}one.html)" in text
     code = "".join(set_up["source"])
-    assert '"git+https://github.com/tiny/here@main"' in code and "emulate" not in code
+    assert '"https://github.com/tiny/here/archive/main.tar.gz"' in code and "emulate" not in code
+    assert f'"shardlab-{shardlab.__version__}-py3-none-any.whl"' in code and "glob" not in code
 
 
 def test_eight_devices_and_a_newer_jax_are_readied_where_a_chapter_wants_them(write, tmp_path):
@@ -226,6 +227,16 @@ def test_what_colab_lacks_is_installed_where_a_chapter_imports_it(write):
     with_equinox, without = ("".join(set_up["source"]) for _, set_up, *_ in cells)
     assert re.search(r"^%pip install --quiet equinox==[\d.]+$", with_equinox, re.MULTILINE)
     assert "equinox" not in without
+
+
+def test_every_notebook_installs_the_package_of_its_own_commit_or_the_wheel_that_belongs_to_it():
+    """Without git, which images for courses and Kaggle may lack; and no other wheel that lies there."""
+    where, commit = address.of(BOOK.config), address.commit(ROOT)
+    wheel = f"shardlab-{shardlab.__version__}-py3-none-any.whl"
+    for name, text in notebooks.make(BOOK).items():
+        cells = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+        assert f'archive = "{where.archive(commit)}"\nwheel = "{wheel}"' in cells[1], name
+        assert not [cell for cell in cells if "git+" in cell or re.search(r"^[!%](pip|git)\b.*git", cell, re.M)], name
 
 
 EXERCISE = """\
@@ -461,6 +472,10 @@ REFUSED = {
     ),
     "lines that are not there": ("```{literalinclude} data/run.sh\n:lines: 3-9\n```", 3, "lines 1 to 4"),
     "lines that are no numbers": ("```{literalinclude} data/run.sh\n:lines: a-b\n```", 3, "a-b"),
+    "lines in several ranges": ("```{literalinclude} data/run.sh\n:lines: 1,3-\n```", 3, "as 2-4 or 2-"),
+    "a note that begins in its first line": ("```{note} Hello\nthere\n```", 3, "below {note}"),
+    "an equation with an empty line": ("$$\na\n\nb\n$$", 3, "empty line"),
+    "a substitution alone in a list": ("- {{ repository }}\n- b", 3, "top level"),
     "a space before a name": ("``` {note}\nx\n```", 3, "```{name}"),
     "the other syntax of a glossary": ("```{glossary}\nA\n: b\n```", 5, "without a colon"),
     "a link without words": ("[](https://a.b)", 3, "no text"),
@@ -513,7 +528,7 @@ SPANS = st.one_of(
     WORDS.map("*{}*".format),
     WORDS.map("`{{doc}} {}`".format),
     WORDS.map("$x_{{{}}}$".format),
-    st.sampled_from(["{doc}`other`", "{doc}`w <other>`", "{cite:t}`a`", "[](#far-away)", "{{ repository }}"]),
+    st.sampled_from(["{doc}`other`", "{doc}`w <other>`", "{cite:t}`a`", "[](#far-away)", "at {{ repository }}"]),
     st.sampled_from(["[l](#far-away)", "{term}`mesh`", "{download}`data/run.sh`", "``{ref}`x` ``", "{minutes}`other`"]),
 )
 LINES = st.lists(SPANS, min_size=1, max_size=6).map(" ".join)
@@ -772,7 +787,7 @@ def test_publishing_twice_leaves_one_commit_of_the_newest_notebooks(tiny):
     assert sorted(first) == ["VERSION.json", "one.ipynb", "shardlab-0.0.1-py3-none-any.whl", "two.ipynb"]
     version = json.loads(first["VERSION.json"])
     head = git(tiny.root, "rev-parse", "HEAD")
-    assert version["commit"] == head and f"here@{head}".encode() in first["one.ipynb"]
+    assert version["commit"] == head and f"/here/archive/{head}.tar.gz".encode() in first["one.ipynb"]
 
     assert tiny.build("publish-notebooks", str(tiny.bare))[0] == 0  # nothing new: the same commit
     assert git(tiny.bare, "rev-parse", "notebooks") == commit
@@ -816,7 +831,7 @@ def test_a_dirty_old_missing_or_failed_build_is_not_published(tiny):
 def test_a_book_that_is_no_repository_is_built_but_not_published(tmp_path):
     tiny = TinyBook(tmp_path)
     assert tiny.build()[0] == 0
-    assert "here@main" in (tmp_path / "_build" / "notebooks" / "one.ipynb").read_text()
+    assert "/here/archive/main.tar.gz" in (tmp_path / "_build" / "notebooks" / "one.ipynb").read_text()
     status, _, err = tiny.build("publish-notebooks")
     assert status == 1 and "not a git repository" in err
 
@@ -830,7 +845,7 @@ def test_a_fork_links_to_itself(tiny):
         assert (
             "colab.research.google.com/github/Someone/fork/blob/notebooks/one.ipynb" in made and "tiny/here" not in made
         )
-    assert "git+https://github.com/Someone/fork@" in text and "https://someone.github.io/fork/one.html" in text
+    assert "https://github.com/Someone/fork/archive/" in text and "https://someone.github.io/fork/one.html" in text
     assert "https://github.com/Someone/fork" in tiny.page("index") and "tiny/here" not in tiny.page("index")
     assert tiny.build()[0] == 0
     assert "https://github.com/tiny/here" in tiny.page("index") and "Someone" not in tiny.page("index")

@@ -1,10 +1,14 @@
 """How the book is cited, archived and installed: the same in every file that says it."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
-import zipfile
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 import yaml
@@ -13,7 +17,6 @@ from places import ROOT
 
 from bookbinder.read import address, citation
 from bookbinder.read.book import BookError
-from bookbinder.run import environments
 
 pytestmark = pytest.mark.reads(
     "book",
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.reads(
     "CHANGELOG.md",
     "src/bookbinder",
     "src/shardlab",
+    "scripts",
 )
 CITED = citation.of(ROOT)
 
@@ -64,16 +68,35 @@ def test_a_book_without_the_file_cites_nothing_and_a_wrong_one_is_refused(tmp_pa
         citation.of(tmp_path)
 
 
-def test_the_archive_that_readers_install_is_the_package(tmp_path):
-    """What GitHub makes of a commit, which `pip install` of the page on the tool fetches."""
-    archive = tmp_path / "main.tar.gz"
+@pytest.fixture
+def github(tmp_path):
+    """An address in place of GitHub's, with the archive that it makes of a commit: the sources below one folder."""
+    archive = tmp_path / "archive" / "main.tar.gz"
+    archive.parent.mkdir()
     files = git(ROOT, "ls-files", "src/shardlab", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md").split()
-    command = ["tar", "-czf", archive, "--transform", "s,^,book-main/,", *files]
-    subprocess.run(command, cwd=ROOT, check=True)
-    python = ("--python", sys.executable, "--no-build-isolation", "--offline")
-    status, _, said = environments.uv("build", "--quiet", "--wheel", *python, "--out-dir", str(tmp_path), str(archive))
-    assert status == 0, said
-    (wheel,) = tmp_path.glob("shardlab-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "shardlab/__init__.py" in names and "shardlab/machines/measured/h200.json" in names
-    assert address.of(BOOK.config).install.endswith("/archive/main.tar.gz")
+    subprocess.run(["tar", "-czf", archive, "--transform", "s,^,book-main/,", *files], cwd=ROOT, check=True)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=tmp_path))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_pip_installs_the_package_by_the_line_of_the_pages_where_there_is_no_git(github, tmp_path):
+    where = replace(address.of(BOOK.config), repository=github)
+    python = f"{sys.executable} -m pip --disable-pip-version-check install --no-deps --no-build-isolation --no-index"
+    command = where.install.replace("pip install", f"{python} --quiet --target {tmp_path / 'installed'}", 1)
+    clean = {"PATH": "", "HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
+    done = subprocess.run(["/bin/sh", "-c", command], env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    installed = tmp_path / "installed" / "shardlab"
+    assert (installed / "__init__.py").is_file() and (installed / "machines" / "measured" / "h200.json").is_file()
+
+
+def test_all_lines_that_install_the_package_come_from_one_place():
+    """Its name is not yet on PyPI, and git may be missing: `{{ install }}` in chapters, `Address` in code."""
+    named = re.compile(r"""pip3? install[^`#\n]*[\s"']shardlab\b|git\+https|/archive/|shardlab-\*""")
+    names = git(ROOT, "ls-files", "book", "src", "scripts", "README.md", "_config.yml").split()
+    kinds = (".md", ".py", ".sh", ".toml", ".yml", ".js", ".html")
+    texts = {name: (ROOT / name).read_text("utf-8") for name in names if name.endswith(kinds)}
+    assert [name for name, text in texts.items() if named.search(text)] == ["src/bookbinder/read/address.py"]

@@ -32,6 +32,7 @@ OPTIONS = {  # the known options of each directive; others are errors, so that n
 _IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
 _TOP_ONLY = {
     *("html_block", "colon_fence", "dl_open", "myst_target", "myst_line_comment", "myst_block_break"),
+    "substitution_block",
 }
 CHOICE = re.compile(r"\[([ x])\] ")  # the mark of a choice, which says whether it is right
 DROPPED = {"front_matter", "myst_target", "myst_line_comment"}
@@ -310,7 +311,7 @@ class Markdown:
 
     def _in_place(self, group, lines, line):
         """A block whose lines are kept, with the inline constructs in them replaced."""
-        inlines, alone, begin_line = {}, {}, group[0].map[0]
+        inlines, begin_line = {}, group[0].map[0]
         for token in group:
             here = line + (token.map[0] if token.map else begin_line)
             if token.type == "inline":
@@ -318,15 +319,9 @@ class Markdown:
                     message = f"is not a block: {token.content.splitlines()[0]} (no backticks in its first line)"
                     raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
-            elif token.type == "substitution_block":  # alone in its place: so the one in that line
-                value = self._substitution(token.content, here)
-                whole = re.compile(rf"\{{\{{\s*{re.escape(token.content.strip())}\s*\}}\}}")
-                alone[token.map[0]] = whole.sub(lambda _, value=value: value, lines[token.map[0]])
             elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
                 raise self.error(here, "this is inside a list or a quotation; put it at the top level")
         shown = [*lines]
-        for number, text in alone.items():
-            shown[number] = text
         for (first, last), tokens in inlines.items():
             if group[0].type == "table_open":
                 shown[first] = self._row(tokens, lines[first], line + first)
@@ -465,8 +460,6 @@ class Markdown:
 
     def _link(self, target, line):
         """The title and the address that a link leads to."""
-        if re.match(r"(https?|mailto):", target):
-            return target, target
         if not target.startswith("#"):
             raise self.error(line, f"{target}: write {{doc}}`NAME` for a chapter, {{download}}`FILE` for a file")
         place = self._label(target[1:], line)
@@ -510,10 +503,9 @@ class Markdown:
         name, argument = directive.name, directive.argument
         if name in BOXES:
             body = self.text(directive.body, directive.line)
-            if BOXES[name] and argument:  # such as ```{note} Hello: the beginning of the text
-                body = "\n\n".join(part for part in (self.words(argument, line), body) if part)
-                argument = ""
-            return box(self.words(argument, line) or BOXES[name] or name.capitalize(), body, folded(directive))
+            if BOXES[name] and argument:
+                raise self.error(line, f"write the text below {{{name}}}, not beside it: {argument}")
+            return box(BOXES[name] or self.words(argument, line), body, folded(directive))
         if name == "container":  # a class for the page's style
             return self.text(directive.body, directive.line)
         if name == "literalinclude":
@@ -534,9 +526,10 @@ class Markdown:
     def _math(self, content, line):
         if not content.strip():
             raise self.error(line, "an equation is empty")
-        parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]  # as Sphinx does
-        parts = [f"\\begin{{split}}\n{part}\n\\end{{split}}" if r"\\" in part else part for part in parts]
-        body = parts[0] if len(parts) == 1 else "\\begin{aligned}\n" + " \\\\\n".join(parts) + "\n\\end{aligned}"
+        body = content.strip()
+        if re.search(r"\n\s*\n", body):
+            raise self.error(line, "an equation has an empty line; end the lines of one equation with \\\\")
+        body = f"\\begin{{split}}\n{body}\n\\end{{split}}" if r"\\" in body else body  # as Sphinx does
         return f"$$\n{body}\n$$"
 
     def _definitions(self, group, lines, line):
@@ -573,16 +566,13 @@ class Markdown:
             node = defined[name]
             begin = min(part_of.lineno for part_of in (node, *node.decorator_list))
             text = text[begin - 1 : node.end_lineno]
-        chosen = []
-        for part in ranges.split(",") if ranges else ["-"]:
-            if not (match := re.fullmatch(r"\s*(\d*)(-?)(\d*)\s*", part)) or not any(match.groups()):
-                raise self.error(line, f":lines: {ranges} cannot be read; write them as 1,3-5,8-")
-            begin = int(match[1] or 1)
-            end = int(match[3] or len(text)) if match[2] else begin
-            if not 1 <= begin <= end <= len(text):
-                raise self.error(line, f":lines: {part}: {directive.argument} has lines 1 to {len(text)}")
-            chosen += text[begin - 1 : end]
-        return fence("\n".join(chosen), language)
+        match = re.fullmatch(r"(\d+)-(\d*)", ranges or "1-")
+        if not match:
+            raise self.error(line, f":lines: {ranges} cannot be read; write them as 2-4 or 2-")
+        begin, end = int(match[1]), int(match[2] or len(text))
+        if not 1 <= begin <= end <= len(text):
+            raise self.error(line, f":lines: {ranges}: {directive.argument} has lines 1 to {len(text)}")
+        return fence("\n".join(text[begin - 1 : end]), language)
 
 
 _KEPT = {
@@ -609,8 +599,7 @@ def box(title, body, fold):
         shown = MarkdownIt("commonmark").use(dollarmath_plugin, renderer=lambda math, _: f"${html.escape(math)}$")
         summary = shown.renderInline(title)
         return f"<details>\n<summary>{summary}</summary>\n\n{body}\n\n</details>"
-    lines = [f"**{title}**", "", *body.split("\n")] if body else [f"**{title}**"]
-    return "\n".join(f"> {line}".rstrip() for line in lines)
+    return "\n".join(f"> {line}".rstrip() for line in (f"**{title}**", "", *body.split("\n")))
 
 
 def fence(code, language=""):

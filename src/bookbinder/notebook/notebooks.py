@@ -272,12 +272,13 @@ def _unreadable(source):
 GATES = ("exercise-start", "exercise-end", "solution-start", "solution-end")
 
 _INSTALL = """\
-from glob import glob
 from importlib.util import find_spec
+from pathlib import Path
 
-book = "git+{repository}@{version}"
-package = [*glob("{package}-*.whl"), book][0]  # a wheel beside this notebook, or the book's repository
+archive = "{archive}"
+wheel = "{wheel}"  # in this folder if you downloaded all notebooks
 if not find_spec("{package}"):
+    package = wheel if Path(wheel).is_file() else archive
     %pip install --quiet {{package}}
 if not find_spec("{package}"):
     raise RuntimeError("{package} could not be installed: the lines above say why")
@@ -298,7 +299,7 @@ def set_up(chapter, address, commit):
     imported = package.of(chapter.root)
     code, version = "", commit or address.branch
     if imported.name:
-        code = _INSTALL.format(package=imported.name, repository=address.repository, version=version)
+        code = _INSTALL.format(package=imported.name, archive=address.archive(version), wheel=imported.wheel)
     for other in imported.not_in_colab:
         imports = rf"^import {other.partition('==')[0]}\b"
         if any(re.search(imports, cell.source, re.MULTILINE) for cell in chapter.cells):
@@ -335,7 +336,7 @@ def write(book, files, folder):
 
 def build_wheel(root, folder):
     """Build the package's wheel into a folder; returns its name. The same sources give the same bytes."""
-    if not package.of(root).is_installable:
+    if not package.of(root).wheel:
         return None
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
     with tempfile.TemporaryDirectory() as folder_of_wheel:
@@ -350,6 +351,5 @@ def build_wheel(root, folder):
                 None,
                 f"the wheel of {package.of(root).name} cannot be built:\n{process.stderr.strip()}",
             )
-        (wheel,) = Path(folder_of_wheel).glob("*.whl")
-        shutil.copy(wheel, folder)
-    return wheel.name
+        shutil.copy(Path(folder_of_wheel, package.of(root).wheel), folder)  # notebooks name it
+    return package.of(root).wheel

@@ -36,8 +36,12 @@ class Address:
 
     @property
     def install(self):
-        """The command that installs the package of the book, without git."""
-        return f"pip install {self.repository}/archive/{self.branch}.tar.gz"
+        """The command that installs the package of the book: of the branch, since each push to it is published."""
+        return f"pip install {self.archive(self.branch)}"
+
+    def archive(self, version):
+        """The sources at a commit or branch as one file, which pip installs where there is no git."""
+        return f"{self.repository}/archive/{version}.tar.gz"
 
     def page(self, chapter, anchor=""):
         """A chapter's page on the site, or a place on it."""

@@ -21,7 +21,7 @@ class Package:
       set_up: code that a notebook begins with if one of its cells has the text `set_up_for`.
       unset: a regular expression of variables that chapters do not inherit from whoever builds the book.
       variables: those that they have instead.
-      is_installable: whether pyproject.toml says how its wheel is built, for notebooks in Colab.
+      wheel: the name of its wheel, for notebooks in Colab; "" where pyproject.toml does not say how it is built.
     """
 
     name: str = ""
@@ -31,7 +31,7 @@ class Package:
     set_up_for: str = ""
     unset: str = ""
     variables: dict[str, str] = field(default_factory=dict)
-    is_installable: bool = False
+    wheel: str = ""
 
     @property
     def folder(self):
@@ -61,8 +61,11 @@ def of(root):
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BookError(file.name, None, f"not TOML: {error}") from None
     settings = {key.replace("-", "_"): value for key, value in table.get("tool", {}).get("bookbinder", {}).items()}
-    known = Package.__dataclass_fields__.keys() - {"is_installable"}
+    known = Package.__dataclass_fields__.keys() - {"wheel"}
     if unknown := settings.keys() - known:
         has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
         raise BookError(file.name, None, f"[tool.bookbinder] has no {has_not}; it has {has}")
-    return Package(**settings, is_installable="build-system" in table)
+    project = table.get("project", {}) if "build-system" in table else {}
+    named = {"name", "version"} <= project.keys()
+    wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl" if named else ""
+    return Package(**settings, wheel=wheel)
