@@ -278,7 +278,7 @@ def packed(records):
 
 
 def _plainest(word):
-    """In lower case, unless a capital begins a piece of it, as in "shardMap"; search.js takes those apart."""
+    """In lower case, unless a capital stands within it, as in "shardMap"; search.js takes those apart."""
     return word if any(a.islower() and b.isupper() for a, b in pairwise(word)) else word.lower()
 
 
