@@ -114,7 +114,7 @@ function build(box) {
   form.addEventListener("submit", (event) => event.preventDefault());
   input.addEventListener("input", show);
   show(); // if this fails, the page stays as it was
-  box.replaceChildren(h("div", { class: "spec-both" }, h("div", { class: "spec-controls" }, form, words), picture));
+  box.replaceChildren(h("div", { class: "spec-both" }, form, h("div", { class: "spec-says" }, words), picture));
 }
 
 explorer.data ??= Object.assign({}, ...[...document.querySelectorAll("script.explorer-data")].map((script) =>
