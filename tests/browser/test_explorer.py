@@ -10,6 +10,7 @@ from functools import cache
 from itertools import permutations, product
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import jax
@@ -69,9 +70,9 @@ def calculators():
     )
 
 
-def write_page(file, *parts):
+def write_page(file, *parts, scripts=explorer.SCRIPTS):
     """A page of what cells emit, with the scripts and nothing else."""
-    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in explorer.SCRIPTS)
+    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in scripts)
     body = "".join(part._repr_html_() for part in parts)
     file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}{scripts}")
 
@@ -92,6 +93,109 @@ def bare(browser, tmp_path_factory):
 def solve(page, name, cases):
     """The page's own function, on every case."""
     return page.evaluate(f"cases => cases.map((given) => explorer.{name}(given))", cases)
+
+
+# --- Specs that are typed: against Python ------------------------------------------------------------------------
+
+UNDERSTOOD = [
+    "P()", 'P("x")', 'P("x", None)', "P('x', 'y')", 'P(None, ("x", "y"))', 'P(("y", "x"), None,)', ' P( "x" ,None ) ',
+    'PartitionSpec("x", None)', 'jax.sharding.PartitionSpec(None, "y")', 'jax.P("x")', 'P(("x",), ())', "P(None, None)",
+    'P(\n    "x",\n    None,\n)', "P('data', \"model_2\")", 'P(["x", "y"])', 'P("x", None, "y")',
+]  # fmt: skip
+# What is wrong, and what the page says of it.
+NOT_UNDERSTOOD = {
+    "": "type a PartitionSpec",
+    "P": "after P a bracket is missing",
+    "x, y": "“x” is not PartitionSpec",
+    '("x", None)': "P is missing before the bracket",
+    '"x", None': "a spec begins with P(",
+    "P(x, None)": 'x needs quotation marks: "x"',
+    'P("x", None': "a closing ) is missing",
+    'P(("x", "y"': "a closing ) is missing",
+    'P("x", "y))': 'the quotation mark in "y)) is not closed',
+    'P("x" "y")': 'between "x" and "y" a comma is missing',
+    'P("x", 2)': "“2” is no entry",
+    'P("x",, None)': ', stands where an axis belongs, such as "x"',
+    'P(("x", None))': "None cannot be in a tuple of axes",
+    'P((("x",),))': "( stands where an axis belongs",
+    "P(P.UNCONSTRAINED)": "P.UNCONSTRAINED is for sharding constraints",
+    'P("x", unreduced={"y"})': "unreduced= is not drawn here",
+    'P("x"), P("y")': 'what follows the last bracket is too much: ,P("y")',
+    'P("x").update()': "“.update” is no entry",
+    'NamedSharding(mesh, P("x"))': "“NamedSharding” is not PartitionSpec",
+}
+
+
+@pytest.fixture(scope="module")
+def typing(browser, tmp_path_factory):
+    """The picture for specs that are typed, on a page by itself."""
+    file = tmp_path_factory.mktemp("typed") / "typed.html"
+    sharding = NamedSharding(mesh_of([("x", 2), ("y", 4)]), P("x", "y"))
+    scripts = [name for name in explorer.OF_TYPED if name.endswith(".js")]
+    write_page(file, explorer.typed(sharding, (8, 16)), scripts=scripts)
+    page = browser.new_page()
+    page.on("pageerror", lambda error: pytest.fail(str(error)))
+    page.goto(file.as_uri())
+    return page
+
+
+@pytest.mark.parametrize("text", UNDERSTOOD)
+def test_a_typed_spec_is_what_python_makes_of_it(typing, text):
+    names = {"P": P, "PartitionSpec": P, "jax": jax} | ({} if hasattr(jax, "P") else {"jax": SimpleNamespace(P=P)})
+    meant = eval(text.strip(), names)
+    found = typing.evaluate("text => explorer.parse(text, ['x', 'y'])", text)
+    assert P(*(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in found)) == P(
+        *(
+            tuple(entry) if isinstance(entry, (tuple, list)) and len(entry) > 1 else entry or None
+            for entry in plain(meant)
+        )
+    )
+
+
+def plain(spec):
+    """The entries of a spec, a tuple of one axis as that axis."""
+    return [entry[0] if isinstance(entry, (tuple, list)) and len(entry) == 1 else entry for entry in spec]
+
+
+def test_quotation_marks_of_phones_are_understood(typing):
+    assert typing.evaluate("explorer.parse('P(“x”, ‘y’)', ['x', 'y'])") == [["x"], ["y"]]
+
+
+@pytest.mark.parametrize("text", NOT_UNDERSTOOD)
+def test_what_is_not_understood_is_said(typing, text):
+    field, says = typing.get_by_role("textbox", name="PartitionSpec"), typing.locator(".explorer-words")
+    field.fill(text)
+    assert says.inner_text().startswith("Not understood: ") and NOT_UNDERSTOOD[text] in says.inner_text()
+    assert field.get_attribute("aria-invalid") == "true"
+    field.fill("P()")
+    assert says.inner_text() == "Each device stores 512 of 512 bytes, and 8 devices store the same."
+    assert field.get_attribute("aria-invalid") == "false"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('P("x", "x")', 'JAX refuses this. P("x", "x") names x twice'),
+        ('P("X")', 'JAX refuses this. The mesh has no axis "X", only x and y; did you mean "x"?'),
+        ('P("model")', 'JAX refuses this. The mesh has no axis "model", only x and y.'),
+        ('P(None, None, "x")', "JAX refuses this. The spec has more entries than the array has dimensions."),
+    ],
+)
+def test_what_jax_refuses_is_said_of_a_typed_spec(typing, text, said):
+    with pytest.raises(Exception, match=r"duplicate|axis|rank"):
+        jax.device_put(np.zeros((8, 16)), NamedSharding(mesh_of([("x", 2), ("y", 4)]), eval(text)))
+    typing.get_by_role("textbox", name="PartitionSpec").fill(text)
+    assert typing.locator(".explorer-words").inner_text().startswith(said)
+
+
+@pytest.mark.parametrize("text", ['P("x", "y")', 'P("y", "x")', 'P(("y", "x"))', 'P(None, "x")', "P()"])
+def test_the_picture_of_a_typed_spec_is_that_of_shardlab(typing, text):
+    typing.get_by_role("textbox", name="PartitionSpec").fill(text)
+    ours = BeautifulSoup(typing.locator(".spec-both figure").evaluate("figure => figure.outerHTML"), "html.parser")
+    sharding = NamedSharding(mesh_of([("x", 2), ("y", 4)]), eval(text))
+    theirs = BeautifulSoup(draw(describe(sharding, (8, 16), "float32")).html, "html.parser")
+    for tag in ("title", "desc"):
+        assert ours.svg.find(tag, recursive=False).get_text() == theirs.svg.find(tag, recursive=False).get_text()
 
 
 # --- Layouts: against JAX ----------------------------------------------------------------------------------------
@@ -641,8 +745,10 @@ def control(page, label, part="layout"):
 
 def test_scripts_and_styles_are_small_and_nothing_is_inline():
     files = list(STATIC.iterdir())
-    assert sorted(file.name for file in files) == sorted([*explorer.SCRIPTS, "explorer.css"])
-    assert sum(len(gzip.compress(file.read_bytes())) for file in files) <= 32 * 1024
+    assert {file.name for file in files} == {*explorer.SCRIPTS, "explorer.css", *explorer.OF_TYPED}
+    weights = {file.name: len(gzip.compress(file.read_bytes())) for file in files}
+    assert sum(weights[name] for name in (*explorer.SCRIPTS, "explorer.css")) <= 32 * 1024
+    assert sum(weights[name] for name in explorer.OF_TYPED) <= 12 * 1024
     text = "".join(file.read_text() for file in files)
     assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
 

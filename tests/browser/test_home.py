@@ -325,3 +325,77 @@ def test_a_change_of_the_picture_moves_nothing_else(reader):
         label.click()
         tops.add(page.evaluate(where))
     assert len(tops) == 1
+
+
+# --- The spec that a reader types -----------------------------------------------------------------------------
+
+SHIFTS = """window.shifts = [];
+new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((one) => one.value)))
+  .observe({ type: "layout-shift", buffered: true });"""
+TYPED = [
+    "P()",
+    'P("x")',
+    'P(None, "x")',
+    'P(("x", "y"))',
+    'P(None, ("x", "y"))',
+    'P("z")',
+    'P("x", None, "y")',
+    "P(x",
+    "",
+]
+
+
+def test_a_typed_spec_opens_on_both_axes_and_follows_what_is_typed(reader):
+    page = reader(reduced_motion="reduce")
+    box = page.locator("[data-spec-typed]")
+    field, says = box.get_by_role("textbox", name="PartitionSpec"), box.locator(".explorer-words")
+    expect(field).to_have_value('P("x", "y")')
+    expect(says).to_have_text("Each device stores 64 of 512 bytes, and no two devices store the same.")
+    field.press("Control+a")
+    page.keyboard.type("P(None, 'x')")
+    expect(says).to_have_text("Each device stores 256 of 512 bytes, and 4 devices store the same.")
+    assert "device 4 holds [0:8, 8:16]" in box.locator("svg desc").first.text_content()
+    page.keyboard.press("Backspace")
+    expect(says).to_have_text("Not understood: a closing ) is missing.")
+    expect(box.locator("svg")).to_have_count(1)  # of the spec before
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(field).to_have_value('P("y", "x")')
+    expect(says).to_have_attribute("aria-live", "polite")
+    assert page.url.endswith("index.html")
+
+
+@pytest.mark.parametrize("width", [360, 390, 640, 768, 1100, 1440])
+def test_whatever_is_typed_moves_nothing_else_and_all_words_have_room(reader, width):
+    page = reader({"width": width, "height": 900}, reduced_motion="reduce")
+    field = page.locator("[data-spec-typed] input")
+    where = "document.querySelector('#the-chapters').getBoundingClientRect().top + scrollY"
+    inside = """() => [...document.querySelectorAll(".spec-both > *, .spec-says > *, .spec-both figure")].every((one) =>
+      one.getBoundingClientRect().bottom <= document.querySelector(".spec-both").getBoundingClientRect().bottom)"""
+    tops = set()
+    for text in TYPED:
+        field.fill(text)
+        tops.add(page.evaluate(where))
+        assert page.evaluate(inside), text
+    assert len(tops) == 1
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_field_takes_its_place_without_a_shift(browser, home, width):
+    context = browser.new_context(viewport={"width": width, "height": 2600}, reduced_motion="reduce")
+    context.add_init_script(SHIFTS)
+    page = context.new_page()
+    page.goto(f"{home}index.html")
+    expect(page.locator("[data-spec-typed] input")).to_be_visible()
+    page.wait_for_timeout(200)
+    assert max(page.evaluate("window.shifts"), default=0) < 0.001
+    context.close()
+
+
+@pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
+def test_without_javascript_the_first_spec_is_a_picture(reader, screen):
+    page = reader(screen, java_script_enabled=False)
+    box = page.locator("[data-spec-typed]")
+    expect(box.locator("svg")).to_be_visible()
+    assert box.locator("input").count() == 0 and "8 shards on 8 devices, 64 bytes each" in box.inner_text()

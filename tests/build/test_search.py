@@ -17,15 +17,29 @@ from waiting import SOON
 from bookbinder.page import search, terms
 
 STATIC = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
-LOADED = ("search.js", "minisearch.js", "search-index.js")  # and nothing else, when a reader first searches
+LOADED = ("search.js", "minisearch.js", "search-index.js")  # when a reader first searches, and then texts of results
 expect.set_options(timeout=SOON * 1000)
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 def index_of(site):
-    """What the search of a built site knows."""
-    text = (site / "_static" / "search-index.js").read_text("utf-8")
-    return json.loads(text.removeprefix("globalThis.searchIndex = ").rstrip(";\n"))
+    """What the search of a built site knows, with the texts of all sections and all that it does not repeat."""
+    index = script(site / "_static" / "search-index.js", "globalThis.searchIndex = ")
+    texts = []
+    for chapter in index["chapters"]:
+        begins = f'(globalThis.searchTexts ??= {{}})["{chapter["name"]}"] = '
+        texts += script(site / "_static" / "search" / f"{chapter['name']}.js", begins)
+    sections = index["sections"]
+    for section, text in zip(sections, texts, strict=True):
+        section |= {"text": text, "names": section.get("names", []), "above": section.get("above", [])}
+        section["anchor"] = section.get("anchor", search.slug(section["heading"]))
+    return index
+
+
+def script(file, begins):
+    text = file.read_text("utf-8")
+    assert text.startswith(begins) and text.endswith(";\n"), file
+    return json.loads(text.removeprefix(begins).rstrip(";\n"))
 
 
 @pytest.fixture
@@ -121,6 +135,10 @@ FIRST = {
     "quantization": ["serving#bytes-of-a-kv-cache-"],
     "how do I shard a batch": ["recipes#shard-a-batch"],
     "what is a mesh": ["arrays#meshes-"],
+    "slow training": ["diagnose#symptoms-"],
+    "classroom": ["teaching#teaching-"],
+    "lecture slides": ["teaching#teaching-"],
+    "homework": ["teaching#notebooks-"],
 }
 LINKS = "dialog.search li a"
 
@@ -136,7 +154,7 @@ def first(browser, home):
 
     def ask(words):
         page.locator("dialog.search input[type=search]").fill(words)
-        page.evaluate("new Promise((done) => setTimeout(done))")  # the results follow in the same moment
+        expect(page.locator("dialog.search ol")).to_have_attribute("data-of", words)  # when the texts have come
         return page.locator(LINKS).first.get_attribute("href").rsplit("/", 1)[-1].replace(".html", "")
 
     yield ask
@@ -256,9 +274,49 @@ def test_hints_are_not_searched(site, book):
 
 
 def test_what_is_loaded_for_a_search_is_small(site, book):
-    """As a reader first searches: about a picture's worth, and no more than 11 kB for each chapter."""
+    """As a reader first searches: about a picture's worth, and no more than 4.5 kB for each chapter."""
     sizes = {name: len(gzip.compress((site / "_static" / name).read_bytes(), 6)) for name in LOADED}
-    assert sum(sizes.values()) <= 11_000 * len(book.chapters), sizes
+    assert sum(sizes.values()) <= 4500 * len(book.chapters), sizes
+
+
+def unpacked(packed, count):
+    """The words of each section in each field, as search.js reads them."""
+    words, word = [], ""
+    for rest in packed["words"].split(" "):
+        word = word[: ord(rest[0]) - 48] + rest[1:]
+        words.append(word)
+    bags = {}
+    for field in ("text", "api", "code"):
+        bags[field] = [[] for _ in range(count)]
+        for word, line in zip(words, packed[field].split("\n"), strict=True):
+            section = gap = 0
+            for letter in line:
+                digit = ord(letter) - 35
+                gap = gap * 45 + digit % 45
+                if digit < 45:
+                    section, gap = section + gap, 0
+                    bags[field][section].append(word)
+    return bags
+
+
+def test_words_are_packed_with_all_their_sections():
+    records = [{}] * 5000
+    records[3] = {"text": "Mesh, mesh and `shardMap`; Jax.lax of a mesh", "code": "jax.lax XLA_FLAGS"}
+    records[44], records[45], records[4999] = {"text": "mesh"}, {"text": "meshes"}, {"text": "mesh 64-bit"}
+    bags = unpacked(search.packed(records), 5000)
+    assert bags["text"][3] == ["jax.lax", "mesh", "mesh", "mesh", "shardMap"]  # neither "and" nor "of a"
+    assert (bags["api"][3], bags["code"][3]) == (["shardMap"], ["jax.lax", "xla_flags"])
+    assert [bags["text"][n] for n in (44, 45, 4999)] == [["mesh"], ["meshes"], ["64-bit", "mesh"]]
+    assert sum(map(len, bags["text"])) == 9
+
+
+def test_the_words_of_the_book_are_those_of_its_texts(site):
+    index = index_of(site)
+    bags = unpacked(index, len(index["sections"]))
+    stop = set(index["stop"].split())
+    for section, bag in zip(index["sections"], bags["text"], strict=True):
+        words = [word.lower() for word in re.findall(r"[^\W_]+(?:[._'’-]+[^\W_]+)*", section["text"])]
+        assert sorted(word.lower() for word in bag) == sorted(word for word in words if word not in stop)
 
 
 def test_minisearch_is_the_published_file(npm):
@@ -312,7 +370,7 @@ def shown(page):
     return page.locator(f"{LINKS} strong").all_inner_texts()
 
 
-def test_nothing_is_loaded_before_the_first_use_and_then_only_three_files(reader):
+def test_nothing_is_loaded_before_the_first_use_and_then_only_what_is_shown(reader):
     page = reader()
     page.wait_for_load_state("networkidle")
     before = len(page.asked)
@@ -320,7 +378,10 @@ def test_nothing_is_loaded_before_the_first_use_and_then_only_three_files(reader
     page.keyboard.press("/")
     page.locator(f"{DIALOG} input[type=search]").fill("mesh")
     expect(page.locator(LINKS).first).to_be_visible()
-    assert sorted(set(page.asked[before:]) - {"icon.svg"}) == sorted(LOADED)
+    expect(page.locator(f"{DIALOG} ol")).to_have_attribute("data-of", "mesh")
+    found = [link.get_attribute("href").rsplit("/", 1)[-1] for link in page.locator(LINKS).all()]
+    pages = {place.split(".html")[0] + ".js" for place in found}
+    assert set(page.asked[before:]) - {"icon.svg"} == {*LOADED, *pages} and 1 < len(pages) < 20
     page.keyboard.press("Escape")
     page.keyboard.press("Control+k")
     expect(page.locator(f"{DIALOG} input[type=search]")).to_be_focused()
@@ -473,6 +534,20 @@ def test_without_the_network_the_search_says_so_and_tries_again(reader):
     page.unroute("**/search-index.js*")
     page.get_by_role("searchbox").fill("meshes")
     expect(page.locator(LINKS).first).to_be_visible()
+
+
+def test_a_result_whose_text_does_not_come_is_shown_without_its_sentence(reader):
+    page = reader()
+    page.route("**/search/training.js*", lambda route: route.abort())
+    page.keyboard.press("/")
+    page.get_by_role("searchbox").fill("gradient accumulation")
+    result = page.locator(LINKS).first
+    expect(result.locator("strong")).to_have_text(re.compile("^Gradient accumulation"))
+    expect(result.locator(".says")).to_be_empty()
+    page.unroute("**/search/training.js*")
+    page.get_by_role("searchbox").fill("gradient accumulation ")
+    page.get_by_role("searchbox").fill("accumulation of a gradient")
+    expect(result.locator(".says")).to_contain_text("gradient")
 
 
 def test_without_javascript_the_link_leads_to_a_page_that_says_what_else_there_is(reader):

@@ -1,15 +1,21 @@
 """What the search of the site knows: a record for each section of each chapter.
 
 While Sphinx reads a page, its sections are noted in Sphinx's environment: heading, headings above, the terms that it
-defines, its text, and the names in its code, but no outputs, hints or solutions. All of them are then written to
-`_static/search-index.js`, a script, because a page that is opened from a folder may not fetch data.
-`theme/static/search.js` loads it when a reader first searches, and decides there what comes first.
+defines, its text, and the names in its code, but no outputs, hints or solutions. They are then written as scripts,
+because a page that is opened from a folder may not fetch data:
+
+- `_static/search-index.js` has what decides which sections are found, and which come first: headings, terms,
+  and of each word the sections in which it stands. `theme/static/search.js` loads it when a reader first searches.
+- `_static/search/NAME.js` has the texts of one page's sections. It is loaded when one is found, for the sentence that
+  is shown with the result.
 """
 
 import difflib
 import json
 import re
+import shutil
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from docutils import nodes
@@ -22,12 +28,20 @@ from bookbinder.page.terms import bare
 from bookbinder.read.book import APPENDICES, FOLDER
 
 FILE = "search-index.js"
+TEXTS = "search"  # the folder with a script for each page
 SETTING = "search_aliases"  # in _config.yml, below sphinx: config
 _SKIPPED = ("solution_node", "solution_enumerable_node", "math_block", "index", "raw", "image", "comment")
 _HIDDEN = {"dropdown", "cell_output"}  # hints and solutions, and what cells print
 _BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
 _OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")
+_WORD = re.compile(r"[^\W_]+(?:[._'’-]+[^\W_]+)*")  # as search.js finds words
+_BASE, _FIRST = 45, 35  # of the digits of a gap: the code of the first, "#"
+# Words that say nothing of the subject. search.js looks for them only where nothing else was typed, in headings.
+_STOP = (
+    "a an and any are at be by can do does for from get have how i if in is it its many me much my not of on or so "
+    "that the their there this to use using was we what when where which who why will with you your"
+)
 
 
 @dataclass
@@ -184,6 +198,10 @@ def _write(app, env):
     order = [name for name in (app.config.root_doc, *parts) if name in noted]
     aliases = app.config[SETTING]
     check(aliases, [f"{_short(page)}#{section.anchor}" for page in order for section in noted[page]])
+
+    def titled(text):
+        return re.sub("\0(.*?)\0", lambda page: _title(env, page[1]), text)
+
     chapters, records = [], []
     for page in order:
         part = parts.get(page)  # none for the home page
@@ -191,12 +209,94 @@ def _write(app, env):
         chapters.append({"name": _short(page), "title": _title(env, page), **about})
         for section in noted[page]:
             names = [*section.names, *aliases.get(f"{_short(page)}#{section.anchor}", [])]
-            records.append({"page": len(chapters) - 1, **asdict(section), "names": names})
+            record = {
+                "page": len(chapters) - 1,
+                **asdict(section),
+                "heading": titled(section.heading),
+                "above": list(map(titled, section.above)),
+                "names": names,
+                "text": titled(section.text),
+            }
+            records.append({name: value for name, value in record.items() if value or value == 0})
     folder = Path(app.outdir) / "_static"
-    folder.mkdir(parents=True, exist_ok=True)
-    data = json.dumps({"chapters": chapters, "sections": records}, ensure_ascii=False, separators=(",", ":"))
-    data = re.sub(r"\\u0000(.*?)\\u0000", lambda page: json.dumps(_title(env, page[1]), ensure_ascii=False)[1:-1], data)
-    (folder / FILE).write_text(f"globalThis.searchIndex = {data};\n", "utf-8")
+    shutil.rmtree(folder / TEXTS, ignore_errors=True)  # a chapter may be gone
+    (folder / TEXTS).mkdir(parents=True)
+    for number, chapter in enumerate(chapters):
+        own, name = [record.get("text", "") for record in records if record["page"] == number], chapter["name"]
+        _write_script(folder / TEXTS / f"{name}.js", f'(globalThis.searchTexts ??= {{}})["{name}"]', own)
+    bags = packed(records)
+    for record in records:
+        record.pop("text", None), record.pop("code", None)
+        if record["anchor"] == slug(record["heading"]):
+            del record["anchor"]
+    index = {"stop": _STOP, "chapters": chapters, "sections": records, **bags}
+    _write_script(folder / FILE, "globalThis.searchIndex", index)
+
+
+def _write_script(file, name, data):
+    data = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    file.write_text(f"{name} = {data};\n", "utf-8")
+
+
+def slug(heading):
+    """The anchor that most headings have, as search.js makes it too: "all-reduce-twice-the-bytes"."""
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
+# --- Words, and where they stand -----------------------------------------------------------------------------------
+
+
+def packed(records):
+    """Of each word in texts and in code the sections in which it stands, once for each time.
+
+    The words are in order, and each begins with a letter for how many letters it shares with the word before: "0" for
+    none. Each of three fields has a line for each word: "text", "api" (what stands between backticks in the text) and
+    "code". In a line, a section is written as the gap to the one before it, in digits to the base 45, of which only the
+    last is below "P"; a gap of 0 is once more the same section.
+
+    >>> packed([{"text": "One mesh, `jit`"}, {"text": "two meshes, mesh mesh"}])["words"]
+    '0jit 0mesh 4es 0one 0two'
+
+    Args:
+      records: of all sections, with "text" and "code" where they have any.
+    """
+    fields = {
+        "text": lambda record: record.get("text", ""),
+        "api": lambda record: " ".join(re.findall(r"`[^`]+`", record.get("text", ""))),
+        "code": lambda record: record.get("code", ""),
+    }
+    found, stop = {}, set(_STOP.split())
+    for number, record in enumerate(records):
+        for field_, text_of in fields.items():
+            for word in map(_plainest, _WORD.findall(text_of(record))):
+                if word.lower() not in stop:
+                    found.setdefault(word, {}).setdefault(field_, []).append(number)
+    words = sorted(found)
+    lines = {field_: "\n".join("".join(_gaps(found[word].get(field_, []))) for word in words) for field_ in fields}
+    shared = (_shared(*pair) for pair in zip(["", *words], words, strict=False))
+    return {"words": " ".join(f"{chr(48 + n)}{word[n:]}" for n, word in zip(shared, words, strict=True)), **lines}
+
+
+def _plainest(word):
+    """In lower case, unless a capital stands within it, as in "shardMap"; search.js takes those apart."""
+    return word if any(a.islower() and b.isupper() for a, b in pairwise(word)) else word.lower()
+
+
+def _shared(before, word):
+    """How many letters two words begin with alike; at most 60."""
+    alike = (a == b for a, b in zip(before[:60], word, strict=False))
+    return sum(takewhile(bool, alike))
+
+
+def _gaps(numbers):
+    """Numbers in ascending order, each as its distance from the one before."""
+    for before, number in pairwise([0, *numbers]):
+        left, digits = divmod(number - before, _BASE)
+        digits = chr(_FIRST + digits)
+        while left:
+            left, digit = divmod(left, _BASE)
+            digits = chr(_FIRST + _BASE + digit) + digits
+        yield digits
 
 
 def _short(page):

@@ -21,12 +21,13 @@ from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
 from shardlab.pictures.svg import PALETTE, Picture, figure, hatching, ink, rect, row, text, text_width
 
-__all__ = ["Part", "data", "fit", "layout", "matmul"]
+__all__ = ["Part", "data", "fit", "layout", "matmul", "typed"]
 
 SCRIPTS = (
     "layout.js", "draw.js", "matmul.js", "fit.js", "plan.js", "names.js", "parts.js", "compare.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
 _OF_FIT = ("fit.js", "plan.js")  # what no other calculator needs
+OF_TYPED = ("explorer.css", "spec.css", "layout.js", "draw.js", "names.js", "spec.js")
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.costs, and JAX's names
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
@@ -247,6 +248,39 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float3
         array += _sharded(f"axes{i}", f"Dimension {i}, axes", 3, f"dims {i}")
     form = _form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
     return Part("layout", start, form, _picture(draw(described), ("device", "slice", "replica", "bytes"), rows))
+
+
+def typed(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float32") -> Picture:
+    """Which device holds which shard, for a spec that the reader of a page types.
+
+    `typed(NamedSharding(mesh, P("x", "y")), (8, 16))` starts with the picture of that layout. On a page, scripts put a
+    field beside it, which reads specs as Python does, such as `P(("x", "y"), None)`, or says why it does not.
+
+    Args:
+      sharding: the first layout, on the mesh that all of them have: a `NamedSharding`, of up to 64 devices.
+      shape: the global shape of the array.
+      dtype: one of those in `data()["dtypes"]`.
+
+    Returns:
+      A `Picture`, which in a notebook or a console is of the first layout alone.
+
+    Raises:
+      ValueError: JAX refuses this layout, or the dtype is another one; the message suggests the nearest.
+    """
+    described = describe(sharding, shape, _known("dtype", dtype, DTYPES))
+    drawn = draw(described)
+    given = {"mesh": list(sharding.mesh.shape.items()), "shape": shape, "dtype": dtype}
+    known = {key: value for key, value in data().items() if key in _USES["layout"]}
+    entries = ", ".join(repr(entry).replace("'", '"') for entry in sharding.spec)
+    files = " ".join(f"explorer/{name}" for name in OF_TYPED)
+    blob = json.dumps(known).replace("<", "\\u003c")
+    html = (
+        f'<div class="explorer" data-spec-typed="" data-start="{escape("P(" + entries + ")")}" '
+        f'data-given="{escape(json.dumps(given))}" data-load="{files}">'
+        f'<div class="spec-both">{drawn.html}</div></div>'
+        f'<script type="application/json" class="explorer-data">{blob}</script>'
+    )
+    return Picture(html, drawn.text)
 
 
 def matmul(

@@ -1,6 +1,6 @@
 // The search: sections by their headings, by the terms that they define, by the names in them and by what they say.
-// book.js loads this file when a reader first searches, and this file the engine, MiniSearch, and the sections,
-// search-index.js, which search.py has written.
+// book.js loads this file when a reader first searches, and this file the engine, MiniSearch, and search-index.js, which
+// search.py has written. The texts of a page's sections, search/NAME.js, follow when some of them are found.
 globalThis.bookSearch = ({ load, root, slash }) => {
   const SHOWN = 20; // results
   const LENGTH = 200; // characters of the sentence that is shown with one
@@ -15,9 +15,6 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
   const FEW = 3; // sections that have all words: with fewer, those that have some of them follow
-  // Words that say nothing of the subject, unless nothing else was typed.
-  const STOP = new Set(("a an and any are at be by can do does for from get have how i if in is it its many me much my not of on or "
-    + "should so that the their there this to use using was we what when where which who why will with you your").split(" "));
   const LETTERS = /[\p{L}\p{N}]+(?:[._'’-]+[\p{L}\p{N}]+)*/gu;
 
   // --- Words. "shard_map", "shardmap" and "shard map" are found by each other, and so are plurals and both spellings of
@@ -39,15 +36,50 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const words = (text) => text.match(LETTERS) ?? [];
   const plain = (text) => words(text).map(whole).join("");
   const telling = (text) => { // its words without those that say nothing, if there are others
-    const kept = words(text).filter((word) => !STOP.has(word.toLowerCase()));
+    const kept = words(text).filter((word) => !stop.has(word.toLowerCase()));
     return (kept.length ? kept : words(text)).map(whole);
+  };
+
+  let stop; // words that say nothing of the subject, unless nothing else was typed
+
+  // --- The index, as search.py has packed it.
+
+  const BASE = 45, FIRST = 35; // of the digits of a gap: the code of the first, "#"
+  const slug = (heading) => heading.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "");
+  const unpackWords = (text) => { // each begins with how many letters it shares with the one before
+    let word = "";
+    return text.split(" ").map((rest) => (word = word.slice(0, rest.charCodeAt(0) - 48) + rest.slice(1)));
+  };
+  const unpackBags = (all, lines, count) => { // of each section its words, as often as they stand there
+    const bags = Array.from({ length: count }, () => []);
+    lines.split("\n").forEach((line, place) => {
+      let section = 0, gap = 0;
+      for (let i = 0; i < line.length; i++) {
+        const digit = line.charCodeAt(i) - FIRST;
+        gap = gap * BASE + (digit % BASE);
+        if (digit >= BASE) continue;
+        section += gap;
+        gap = 0;
+        bags[section].push(all[place]);
+      }
+    });
+    return bags.map((bag) => bag.join(" "));
   };
 
   // --- What is found, the best first.
 
   const prepare = async () => {
     await Promise.all([load("minisearch.js"), load("search-index.js")]);
-    const { chapters, sections } = globalThis.searchIndex;
+    const { chapters, sections, ...index } = globalThis.searchIndex;
+    stop = new Set(index.stop.split(" "));
+    const all = unpackWords(index.words), count = sections.length;
+    const [text, api, code] = ["text", "api", "code"].map((field) => unpackBags(all, index[field], count));
+    const first = [];
+    sections.forEach((section, place) => {
+      first[section.page] ??= place;
+      const { heading, anchor = slug(heading), above = [], names = [] } = section;
+      Object.assign(section, { anchor, above, names, place: place - first[section.page] }); // on its page
+    });
     const times = {};
     for (const { heading } of sections) times[heading] = (times[heading] ?? 0) + 1;
     const engine = new globalThis.MiniSearch({
@@ -66,7 +98,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
-      text: section.text, code: section.code, api: (section.text.match(/`[^`]+`/g) ?? []).join(" "),
+      text: text[id], code: code[id], api: api[id],
     }));
     await engine.addAllAsync(records, { chunkSize: 40 }); // while the reader types on
 
@@ -126,6 +158,12 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   let prepared, loaded = false;
   const ready = () => (prepared ??= prepare());
 
+  // The texts of the pages of results; where one cannot be loaded, its results stand without a sentence.
+  const requested = {};
+  const texts = (found) => Promise.all([...new Set(found.map(({ chapter }) => chapter.name))].map((name) =>
+    (requested[name] ??= load(`search/${name}.js`).catch(() => { delete requested[name]; }))));
+  const textOf = ({ chapter, place }) => globalThis.searchTexts?.[chapter.name]?.[place] ?? "";
+
   // --- How it is shown.
 
   const make = (tag, more = {}, ...inside) => {
@@ -149,7 +187,8 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     text.split("`").flatMap((part, number) => (number % 2 ? [make("code", {}, ...marked(part, terms))] : marked(part, terms)));
 
   // The sentence that has what was typed, or else most of the words that were found, or else the term that is meant.
-  const sentence = ({ text, typed, terms, called }) => {
+  const sentence = (section) => {
+    const { typed, terms, called } = section, text = textOf(section);
     const all = text.split(/\n|(?<=[^\n]{25}[.?!]) (?=[\p{Lu}`“])/u); // what is shorter begins the next
     const has = (one) => new Set(words(one).flatMap(forms).filter((form) => terms.has(form))).size;
     const much = all.map((one) => has(one) && has(one) + (plain(one).includes(typed) ? 100 : 0));
@@ -205,6 +244,9 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       }
       if (asked !== input.value.trim()) return; // typed on meanwhile
       const { only, all, found } = engine.find(asked);
+      await texts(found.slice(0, SHOWN));
+      if (asked !== input.value.trim()) return;
+      list.dataset.of = asked;
       list.replaceChildren(...found.slice(0, SHOWN).map(result));
       const count = found.length === 1 ? "1 section" : `${found.length} sections`;
       if (found.length) {
