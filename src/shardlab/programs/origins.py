@@ -463,9 +463,12 @@ class Origins:
         """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
-        waiting, sliced = [(instruction.home, instruction.name, None)], False
+        waiting, seen, sliced = [(instruction.home, instruction.name, None)], set(), False
         while waiting and len(waiting) < _MOST:
             here, name, outer = waiting.pop()
+            if (here.name, name, outer and outer[1]) in seen:
+                continue
+            seen.add((here.name, name, outer and outer[1]))
             if name == here.root and outer:
                 waiting.append((*outer, None))
             for user in self._uses.users(here).get(name, ()):
