@@ -48,7 +48,7 @@ def promised() -> Iterator[None]:
     >>> with promised():
     ...     int("a size")
     Traceback (most recent call last):
-    shardlab.programs.hlo.UnreadableProgram: this text was cut or changed, or has an unknown form (ValueError: ...
+    shardlab.programs.hlo.UnreadableProgram: this text is incomplete or changed, or has an unknown form (ValueError: ...
     """
     try:
         yield
@@ -56,7 +56,7 @@ def promised() -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableProgram(
-            f"this text was cut or changed, or has an unknown form ({type(error).__name__}: {str(error)[:200]}); "
+            f"this text is incomplete or changed, or has an unknown form ({type(error).__name__}: {str(error)[:200]}); "
             "pass all that compiled.as_text() returns"
         ) from error
 

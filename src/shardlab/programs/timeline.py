@@ -395,9 +395,7 @@ def _joined(steps: Sequence[list]) -> list:
 def _run(steps: Sequence) -> Timeline:
     """Let a device and its links run through the steps."""
     if _length(steps) > MOST:
-        raise UnreadableProgram(
-            f"{_length(steps):,} steps, with every trip of its loops; at most {MOST:,} can be shown"
-        )
+        raise UnreadableProgram(f"more than {MOST:,} steps, with every trip of the loops, are too many to show")
     now = free = 0.0  # of the device, and of the links
     compute, waiting, flights, loops, flying = [], [], [], [], {}
 
