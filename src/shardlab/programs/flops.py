@@ -39,6 +39,7 @@ class MatmulFlops:
             self._known[computation] = _total(map(self.one, computation.matching(_PRODUCTS)))
         return self._known[computation]
 
+    @promised()
     def by(
         self, key: Callable[[Instruction], Any], computation: Computation, devices: Mapping[str, int] | None = None
     ) -> Counter | None:
@@ -70,6 +71,7 @@ class MatmulFlops:
                     total[place] += flops * times * devices.get(callee.name, 1)
         return +total
 
+    @promised()
     def beside(self, start: Instruction) -> int | None:
         """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
         here, between, waiting = start.home, [], start.name

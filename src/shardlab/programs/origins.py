@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
 from shardlab.programs.uses import Uses, is_in_loop
 
 __all__ = ["Origin", "Origins", "where"]
@@ -102,6 +102,7 @@ class Origins:
                 for called in re.findall(r"\b(?:calls|to_apply|body)=%?([\w.\-]+)", line):
                     self._callers.setdefault(called, (here, name))
 
+    @promised()
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
         """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
         argument = self._argument(instruction)
@@ -134,11 +135,13 @@ class Origins:
         of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
         return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made)
 
+    @promised()
     def in_loop(self, instruction: Instruction) -> str:
         """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
         here, name = self._callers.get(instruction.home.name, (None, ""))
         return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
 
+    @promised()
     def sources(self, instruction: Instruction) -> set[str]:
         """The arguments of the program from which an instruction's operands are computed, outside of loops."""
         entry, names, seen, found = self._program.entry, list(instruction.names), set(), set()
@@ -280,6 +283,7 @@ class Origins:
                 places.setdefault(metadata(line).get("op_name"), []).append((entry, name))
         return places
 
+    @promised()
     def place(self, line: str) -> tuple[str, int]:
         """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
         return self._metadata(line)[1]
@@ -459,6 +463,7 @@ class Origins:
             )
         return False
 
+    @promised()
     def is_sliced_again(self, instruction: Instruction) -> bool:
         """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
