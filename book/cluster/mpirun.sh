@@ -4,6 +4,7 @@
 set -euo pipefail
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 : "${VENV:?export VENV=/path/to/your/environment}"
+set -f # a name is a name, also with a star
 hosts=(${HOSTS:-host1 host2}) each=${EACH:-4}
 settings=()
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC|LD_LIBRARY_PATH$)'); do settings+=(-x "$name"); done

@@ -5,15 +5,17 @@
 set -euo pipefail
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 : "${VENV:?export VENV=/path/to/your/environment}"
+set -f # a name is a name, also with a star
 hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
-settings=
+python="$VENV/bin/python" settings=
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC)'); do settings+="$name=${!name@Q} "; done
 process_id=0
 for host in "${hosts[@]}"; do
-  variables="COORDINATOR=${hosts[0]}:${PORT:-8476} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
+  address="${hosts[0]}:${PORT:-8476}"
+  variables="COORDINATOR=${address@Q} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
   # -tt: when this script ends, so do the processes.
-  ssh -tt "$host" "cd '$PWD' && env $settings$variables '$VENV/bin/python' -u ${program[*]@Q}" </dev/null &
+  ssh -tt -- "$host" "cd ${PWD@Q} && env $settings$variables ${python@Q} -u ${program[*]@Q}" </dev/null &
   process_id=$((process_id + 1))
 done
 for _ in "${hosts[@]}"; do

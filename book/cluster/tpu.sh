@@ -3,7 +3,8 @@
 # on several slices neither. JAX has to be installed on each host. The third argument is the number of hosts.
 set -euo pipefail
 name=${1:?name of the TPU} zone=${2:?zone} hosts=${3:?number of hosts} program=${4:?which program?}
+file=$(basename "$program")
 shift 4 # the rest are arguments of the program
 gcloud compute tpus tpu-vm scp "$program" join.py "$name": --zone="$zone" --worker=all
 gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all \
-  --command="NUM_PROCESSES=$hosts python3 -u $(basename "$program") ${*@Q}"
+  --command="NUM_PROCESSES=${hosts@Q} python3 -u ${file@Q} ${*@Q}"

@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from bookbinder import progress
+from bookbinder import disk, progress
 from bookbinder.notebook import publish
 from bookbinder.read import book as books
 from bookbinder.show import site
@@ -32,7 +32,7 @@ def main(arguments=None):
     chapter = commands.add_parser("chapter", help="execute one chapter, and build its page only")
     chapter.add_argument("file", help="such as book/arrays.md")
     live = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
-    live.add_argument("--port", type=int, default=8000, help="default: 8000")
+    live.add_argument("--port", type=_port, default=8000, help="default: 8000")
     push = commands.add_parser("publish-notebooks", help="publish the notebooks on a branch, for Colab")
     push.add_argument("remote", nargs="?", default="origin", help="as for git push (default: origin)")
     commands.add_parser("links", help="check every external link of the chapters")
@@ -62,11 +62,23 @@ def main(arguments=None):
         left = "no link was checked" if options.command == "links" else "the pages were not made; the site is unchanged"
         print(f"{error}\n{left}", file=sys.stderr)
         return 1
+    except OSError as error:
+        if not (refused := disk.refused(error)):
+            raise
+        print(disk.said(*refused, Path(options.root) / "_build"), file=sys.stderr)
+        return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
         left = "finished runs will be reused" if options.command == "matrix" else "the site is unchanged"
         print(f"stopped ({name}); {left}", file=sys.stderr)
         return 128 + getattr(signal, name)
+
+
+def _port(text):
+    number = int(text)
+    if not 0 < number < 2**16:
+        raise argparse.ArgumentTypeError(f"{number} is no port; use one from 1 to 65535, such as 8001")
+    return number
 
 
 def _positive(text):

@@ -1,27 +1,67 @@
 """What touches the disk: one run at a time in a folder, files and folders replaced at once, digests of contents."""
 
+import errno
 import hashlib
+import os
 import re
 import shutil
+import sqlite3
 import time
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 try:
     import fcntl
 except ImportError:
     raise SystemExit("bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl") from None
 
-# The errors of systems and databases when a disk is full or read-only; the first names a file, if it is known.
-REFUSALS = (
-    r"(No space left on device|Disk quota exceeded|Read-only file system)(?:: '([^']+)')?",
-    r"(database or disk is full|attempt to write a readonly database)()",
-)
+# The errors of systems and of SQLite when a disk is full, or may not be written.
+DATABASE = "a database"
+FULL = {errno.ENOSPC, errno.EDQUOT}
+REFUSALS = {*FULL, errno.EROFS, errno.EACCES, errno.EPERM}
+OF_SQLITE = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+}  # fmt: skip
 
 
-def refusal(text):
-    """What the disk refused, if a text reports that, and the file, if it is named; else None."""
-    match = next(filter(None, (re.search(pattern, text) for pattern in REFUSALS)), None)
-    return (match[1], match[2]) if match else None
+def refused(error):
+    """What the system refused, as its number, and the file or None or DATABASE, if an exception is due to it."""
+    while error:
+        inner = getattr(error, "orig", error)  # SQLAlchemy wraps SQLite's
+        code = OF_SQLITE.get(getattr(inner, "sqlite_errorcode", -1) & 0xFF)
+        if code:
+            return code, DATABASE
+        if isinstance(error, OSError) and error.errno in REFUSALS:
+            return error.errno, error.filename
+        if isinstance(error, shutil.Error) and (several := refused_in(str(error))):
+            return several
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def refused_in(text):
+    """As `refused`, from the text of an exception, or from what another Python has written."""
+    if of_database := re.search(r"(database or disk is full)|attempt to write a readonly database", text):
+        return errno.ENOSPC if of_database[1] else errno.EROFS, DATABASE
+    found = re.findall(r"\[Errno (\d+)\] [^:\n']*(?:: '([^'\n]*)')?", text)
+    found = [(int(number), file or None) for number, file in found if int(number) in REFUSALS]
+    return next((one for one in found if one[1]), found[0] if found else None)
+
+
+def said(number, file, place):
+    """One line on what the system refused, and what to do.
+
+    Args:
+      number, file: as from `refused`.
+      place: the folder in which it was, a `Path`.
+    """
+    where, why = Path(os.fsdecode(file or place)), os.strerror(number)
+    if number in FULL:
+        return f"{where}: {why}; free some space, and build again"
+    if number != errno.EROFS and place.exists() and os.geteuid():
+        return f"{where}: {why}; if a command with sudo has made it, run sudo chown -R $USER {place}, and build again"
+    return f"{where}: {why}; make it writable, and build again"
 
 
 @contextmanager

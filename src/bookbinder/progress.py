@@ -6,10 +6,22 @@ import threading
 import time
 from contextlib import contextmanager
 
+# How to read what other programs write: any bytes, of which those that are no UTF-8 are shown as such.
+AS_TEXT = {"encoding": "utf-8", "errors": "replace"}
+
 
 def plain(text):
     """A text without the codes that colour it on a terminal."""
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def printable(text, most=None):
+    """A text without what a terminal would obey, except for colours; if it is too long, its beginning and its end."""
+    if most and len(text) > most:
+        text = f"{text[: most // 2]} ... ({len(text) - most:,} characters more) ... {text[-most // 2 :]}"
+    text = re.sub(r"\x1b(?!\[[0-9;]*m)(\][^\x07\x1b]{0,1000}(\x07|\x1b\\)|\[[0-?]*[ -/]*[@-~])?", "", text)
+    text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]", "", text)
+    return text.encode("utf-8", "replace").decode()
 
 
 class Progress:

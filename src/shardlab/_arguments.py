@@ -13,15 +13,29 @@ def first(values, wrong):
     return values[wrong].flat[0].item()
 
 
+MOST = 10**15  # of anything that is counted: doubles, and products of a few such numbers, hold it
+
+
 def whole(name, value):
-    """The value as whole numbers of at least 1; ValueError for others."""
+    """The value as whole numbers from 1 to MOST; ValueError for others."""
+    if isinstance(value, int) and value > MOST:
+        raise ValueError(f"{name} is {short(value)}; use a whole number of at most {MOST:,}")
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be a whole number or an array of them, not {value!r}")
     wrong = ~((numbers >= 1) & (numbers == np.floor(numbers)))
     if wrong.any():
         raise ValueError(f"{name} is {first(numbers, wrong)}; use a whole number of at least 1")
+    if (numbers > MOST).any():
+        raise ValueError(f"{name} is {first(numbers, numbers > MOST)}; use a whole number of at most {MOST:,}")
     return numbers[()]
+
+
+def short(value):
+    """A value in a message: of one that is long the beginning, and of a very long number how many digits it has."""
+    if isinstance(value, int) and abs(value) > 10**40:
+        return f"a number of about {value.bit_length() * 3 // 10:,} digits"
+    return shown if len(shown := repr(value)) <= 80 else f"{shown[:76]} ..."
 
 
 def amount(name, value):

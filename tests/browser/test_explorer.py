@@ -890,6 +890,11 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
 @pytest.mark.parametrize(
     ("address", "word"),
     [
+        ("#layout?constructor=1", "“constructor” is not known"),
+        ("#layout?__proto__=1", "“__proto__” is not known"),
+        ("#constructor?x=1", "there is no calculator “constructor” on this page"),
+        ("#__proto__?x", "there is no calculator “__proto__” on this page"),
+        ("#lay-out?x", "there is no calculator “lay-out” on this page; did you mean “layout”?"),
         ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”, only a whole number from 1 to 64"),
         ("#layout?mesh=x:2,y", "“Axis 2, devices” cannot be “”"),
         ("#layout?mesh=x:8,y:16", "this mesh has 128 devices"),

@@ -1,5 +1,6 @@
 """bookbinder through a book's life, in a small book."""
 
+import http.client
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +19,7 @@ from pathlib import Path
 import pytest
 from bs4 import BeautifulSoup
 from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
-from waiting import PATIENCE
+from waiting import PATIENCE, wait_until
 
 from bookbinder import progress
 from bookbinder.read import package
@@ -475,7 +477,7 @@ def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
         while not listens(port):
             assert server.poll() is None and time.monotonic() < deadline, server.communicate()
             time.sleep(0.1)
-        page.goto(f"http://127.0.0.1:{port}/one.html", wait_until="networkidle")
+        page.goto(f"http://127.0.0.1:{port}/one.html", wait_until="networkidle", timeout=1000 * PATIENCE)
         assert "one 2" in page.locator("article").inner_text()
         tiny.write("book/one.md", chapter("One", "print('one', 2 + 2)"))
         page.get_by_text("one 4").wait_for(timeout=1000 * PATIENCE)
@@ -484,6 +486,51 @@ def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
         server.terminate()
         said = server.communicate(timeout=PATIENCE)
     assert not tiny.processes() and "Traceback" not in said[1], said
+
+
+def asked(port, path="/one.html", **headers):
+    """The status of what is served for a path, and its text."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    with closing(line):
+        line.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        answer = line.getresponse()
+        return answer.status, answer.read().decode(), dict(answer.getheaders())
+
+
+def test_what_is_served_is_for_pages_of_this_machine_alone(tiny):
+    waits, began = tiny.root / "go", tiny.root / "began"
+    tiny.write("book/one.md", chapter("One", f"open({str(began)!r}, 'w'); {waits_for(waits)}; print('draft')"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = tiny.start("serve", "--port", str(port))
+    try:
+        wait_until(began.exists)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):  # during the first build
+            other.bind(("127.0.0.1", port))
+        waits.touch()
+        status, text, headers = asked(port, Host=f"localhost:{port}")  # which waits for the build
+        assert status == 200 and "draft" in text and "/livereload.js" in text
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        for path in ("/one.html", "/livereload.js", "/livereload"):
+            status, text, _ = asked(port, path, Host=f"evil.example:{port}")
+            assert status == 403 and "draft" not in text
+        assert asked(port, "/forcereload")[0] == 404
+        assert {asked(port, path)[0] for path in ("/%00", "/a%00b.html", "/%ff", "/" + "x" * 5000)} <= {400, 404}
+        handshake = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
+        handshake |= {"Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==", "Host": f"127.0.0.1:{port}"}
+        assert asked(port, "/livereload", **handshake, Origin="http://evil.example")[0] == 403
+    finally:
+        waits.touch()
+        server.terminate()
+        said = server.communicate(timeout=PATIENCE)
+    assert not tiny.processes() and "Traceback" not in said[1], said
+
+
+@pytest.mark.parametrize("port", ["0", "-1", "65536", "99999999999999999999"])
+def test_a_number_that_is_no_port_is_refused(tiny, port):
+    status, _, err = tiny.build("serve", f"--port={port}")
+    assert status == 2 and f"{port} is no port; use one from 1 to 65535" in err
 
 
 def listens(port):

@@ -4,6 +4,8 @@ Much here is done to a copy of the disk's tree that only the book's commands see
 namespaces.
 """
 
+import errno
+import json
 import os
 import random
 import re
@@ -12,6 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -65,7 +68,7 @@ REFUSES_A_WHILE = """
     """
 DIED = ONE + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or it was killed\)"
 TOO_MUCH = ONE + "TooMuchOutput: this cell prints more than 1,000,000 characters; print less, or to a file"
-NOT_THERE = "is among the sources of the book, where no cell may write; write to a folder that tempfile makes"
+NOT_THERE = "is part of the book, where no cell may write or delete; write to a folder that tempfile makes"
 FAULTS = {
     "raises": ("1 / 0", ONE + "ZeroDivisionError: division by zero"),
     "raises_deep": ("def f():\n    raise KeyError('deep')\nf()", r"book/\w+\.md:20: KeyError: 'deep'"),
@@ -93,6 +96,28 @@ FAULTS = {
     "moves_a_chapter": (
         "import os, tempfile\nos.replace(tempfile.mkstemp()[1], 'two.md')",
         rf"book/\w+\.md:19: PermissionError: book/two.md {NOT_THERE}",
+    ),
+    "deletes_the_chapters": (
+        "import shutil\nshutil.rmtree('../book')",
+        rf"book/\w+\.md:19: PermissionError: book {NOT_THERE}",
+    ),
+    "deletes_the_site": (
+        "import shutil\nshutil.rmtree('../_build/html')",
+        rf"book/\w+\.md:19: PermissionError: _build/html {NOT_THERE}",
+    ),
+    "moves_the_site": (
+        "import os\nos.rename('../_build', '/tmp/build-elsewhere')",
+        rf"book/\w+\.md:19: PermissionError: _build {NOT_THERE}",
+    ),
+    "writes_other_bytes": ("import os\nos.write(2, b'\\xff\\xfe\\x80\\n')\nos._exit(1)", DIED),
+    "writes_a_long_line": ("import os\nos.write(2, b'x' * 30_000_000)\nos._exit(1)", DIED),
+    "raises_much": (
+        "raise ValueError('\\x1b]0;title\\x07' + 'x' * 200_000)",
+        ONE + r"ValueError: x{388}",
+    ),
+    "kills_the_runner": (
+        "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)",
+        r"book/\w+\.md:14: run_notebook\.py: killed by SIGKILL: .*",
     ),
 }
 
@@ -125,8 +150,10 @@ def faulty(tmp_path_factory):
 
     before = sources()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))  # for the folders of runners
         patch.setenv("TINY_BOOK", str(tiny.root))  # as the book's commands have it, to know what they have started
         results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
+        tiny.left = list(Path(tempfile.gettempdir()).iterdir())
     return tiny, {result.name: result for result in results}, before, sources()
 
 
@@ -134,7 +161,8 @@ def faulty(tmp_path_factory):
 def test_a_cell_that_goes_wrong_is_named_in_one_line(faulty, name, says):
     result = faulty[1][name]
     assert result.status == "failed" and re.fullmatch(says, str(result.failure)), str(result.failure)
-    assert "bookbinder" not in result.failure.traceback
+    assert "bookbinder" not in result.failure.traceback and len(result.failure.traceback) < 25_000
+    assert not re.search("[\x00-\x08\x0e-\x1a\ud800-\udfff]|\x1b[^\\[]", f"{result.failure}{result.failure.traceback}")
 
 
 def test_what_goes_wrong_in_one_chapter_harms_no_other_and_leaves_nothing(faulty):
@@ -142,6 +170,20 @@ def test_what_goes_wrong_in_one_chapter_harms_no_other_and_leaves_nothing(faulty
     assert [results[name].status for name in ("index", "one", "two")] == ["no code", "ran", "ran"]
     assert before == after  # no cell has changed a source
     assert ended(tiny), tiny.processes()
+
+
+def test_no_folder_of_a_runner_is_left(faulty):
+    assert faulty[0].left == []
+
+
+def test_what_a_terminal_would_obey_is_not_in_pages(tiny):
+    says = "print('a\\x1b]0;title\\x07b\\x1b[2Jc\\x1b[31mred\\x1b[0m\\x07 12\\b3 \\udc80')"
+    tiny.write("book/one.md", chapter("One", says, "'\\x9b x \\x1b'"))
+    status, _, err = tiny.build()
+    assert status == 0, err
+    page = tiny.page("one")
+    assert "abc" in re.sub("<[^>]+>", "", page) and " 13 " in page
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe]", page)
 
 
 def test_what_a_cell_leaves_running_is_ended(faulty):
@@ -362,7 +404,7 @@ def assert_refused(tiny, place, reason):
     good = tiny.site()
     tiny.write("book/one.md", chapter("One", f"print('refused', {time.time_ns()})"))  # what has not run before
     status, out, err = tiny.build()
-    told = rf"{place}: {reason}; free some space or make it writable, and build again\n"
+    told = rf"{place}: {reason}; (free some space|make it writable), and build again\n"
     told += "the pages were not made; the site is unchanged\n"
     assert status == 1 and re.search(rf"(?:^|\n){told}$", err) and "Error" not in err, err
     assert all(re.match(r"(one|two): |making the pages$", line) for line in err.splitlines()[:-2]), err
@@ -380,7 +422,7 @@ def assert_good_again(tiny):
     ("left", "place", "reason"),
     [
         (0, "_build", "No space left on device"),
-        (8192, "_build/.jupyter_cache", "database or disk is full"),  # enough for a configuration, not for outputs
+        (8192, "_build/.jupyter_cache", "No space left on device"),  # enough for a configuration, not for outputs
         (100_000, r"_build/staging/_build/html/\S+", "No space left on device"),  # enough for outputs, not for pages
     ],
 )
@@ -408,7 +450,7 @@ def test_a_cache_that_may_not_be_written(small_disk):
     mount(small_disk, "-o", "remount,bind,ro", folder)
     status, _, err = small_disk.build()
     assert (status, err) == (0, "")  # there is nothing to write
-    assert_refused(small_disk, f"_build/{site.CACHE}", "attempt to write a readonly database")
+    assert_refused(small_disk, f"_build/{site.CACHE}", "Read-only file system")
     mount(small_disk, "-o", "remount,bind,rw", folder)
     assert_good_again(small_disk)
 
@@ -432,6 +474,11 @@ def test_a_damaged_cache_or_run_costs_a_run_at_most(tiny):
     notebooks = sorted(cache.glob("executed/*/base.ipynb"))
     database = cache / "global.db"
     assert reused() == {"one", "two"} and len(notebooks) == 2
+    for notebook in notebooks:
+        notebook.write_text(notebook.read_text().replace("one 2", "one 3"))
+    assert "one 3" in "".join(notebook.read_text() for notebook in notebooks)
+    assert reused() == {"one", "two"}
+    assert "one 3" not in "".join(notebook.read_text() for notebook in cache.glob("executed/*/base.ipynb"))
     notebooks[0].write_text(notebooks[0].read_text()[:100])
     assert reused() == {"one", "two"}
     notebooks[1].unlink()
@@ -449,11 +496,92 @@ def test_a_damaged_cache_or_run_costs_a_run_at_most(tiny):
     ((outputs,), (report,)) = list(runs.glob("one.*.ipynb")), list(runs.glob("two.*.json"))
     outputs.write_text(outputs.read_text()[:100])
     assert reused() == {"two"} and reused() == {"one", "two"}
-    for damaged in (report.read_text()[:100], "[]"):
+    record = json.loads(report.read_text())
+    wrong = [
+        ("data", 3),
+        ("data", {}),
+        ("read", [1]),
+        ("read", {"x": 1}),
+        ("seconds", "x"),
+        ("day", None),
+        ("version", 3),
+    ]
+    shapes = [json.dumps(record | {name: value}) for name, value in wrong]
+    for damaged in (report.read_text()[:100], "[]", "[" * 100_000, *shapes):
         report.write_text(damaged)
         assert reused() == {"one"} and reused() == {"one", "two"}
     shutil.rmtree(runs)
     assert reused() == set() and reused() == {"one", "two"}
+
+
+def test_a_state_of_another_shape_costs_a_build_at_most(tiny):
+    assert tiny.build()[0] == 0
+    file = tiny.root / "_build" / "state.json"
+    state = json.loads(file.read_text())
+    for name in state:
+        for wrong in (None, 3, "x", [3], {"x": []}):
+            file.write_text(json.dumps({**state, name: wrong}))
+            if name != "commit" or wrong == 3:
+                assert site._read_state(file) in ({}, {**state, name: wrong})
+            assert site.is_current(load(tiny.root)) in (True, False)
+    file.write_text(json.dumps({**state, "results": [{"nobody": "knows"}]}))
+    status, out, err = tiny.build()
+    assert status == 0 and statuses(out)["one"] == "reused", err
+
+
+def test_a_ledger_from_the_future_does_not_displace_what_was_just_made(tiny):
+    assert tiny.build()[0] == 0
+    ledger = tiny.root / "_build" / "runs" / "lock"
+    (report,) = ledger.glob("one.*.json")
+    later = time.time() + 1e6
+    for n in range(runs.KEPT + 2):
+        for file in (report, report.with_suffix(".ipynb")):
+            copy = file.with_name(file.name.replace("one.", f"one.{n:012}", 1))
+            shutil.copy(file, copy)
+            os.utime(copy, (later + n, later + n))
+    tiny.write("book/one.md", chapter("One", "print('one', 3)"))
+    os.utime(tiny.root / "book" / "one.md", (later, later))
+    for statuses_of_one in ("ran", "reused"):
+        status, out, err = tiny.build()
+        assert status == 0 and statuses(out)["one"] == statuses_of_one, err
+    os.utime(tiny.root / "src" / "shardlab" / "value.py", (later, later))  # which chapter two reads
+    tiny.write("book/two.md", chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('three', VALUE)"))
+    for statuses_of_two in ("ran", "reused"):
+        status, out, err = tiny.build()
+        assert status == 0 and statuses(out)["two"] == statuses_of_two, err
+
+
+REFUSED = [
+    (PermissionError(errno.EACCES, "no", "{root}/_build/state.json"), "_build/state.json: Permission denied; "),
+    (PermissionError(errno.EPERM, "no", "{root}/_build/.lock"), "_build/.lock: Operation not permitted; "),
+    (OSError(errno.EROFS, "no"), "_build: Read-only file system; make it writable"),
+    (OSError(errno.EDQUOT, "no"), "_build: Disk quota exceeded; free some space"),
+]
+
+
+@pytest.mark.parametrize(("error", "says"), REFUSED, ids=lambda value: getattr(value, "strerror", None))
+def test_what_the_system_refuses_is_told_in_a_line_in_whatever_language(tiny, monkeypatch, error, says):
+    refused = type(error)(error.errno, "pas permis", error.filename and error.filename.format(root=tiny.root))
+
+    def refuse(*_, **__):
+        try:
+            raise refused
+        except OSError as cause:
+            raise RuntimeError("something went wrong") from cause
+
+    monkeypatch.setattr(execute, "run", refuse)
+    with pytest.raises(site.SiteError) as told:
+        site.build(load(tiny.root))
+    assert str(told.value).startswith(says) and "\n" not in str(told.value)
+
+
+def test_who_may_not_write_is_told_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = disk.said(errno.EACCES, tmp_path / "file", tmp_path)
+    assert f"run sudo chown -R $USER {tmp_path}" in said
+    text = f"Traceback:\nPermissionError: [Errno 13] Permission denied: '{tmp_path}/x'\n"
+    assert disk.refused_in(text) == (errno.EACCES, f"{tmp_path}/x")
+    assert disk.refused_in("ValueError: [Errno 2] No such file") is None and disk.refused(ValueError()) is None
 
 
 def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):

@@ -525,6 +525,17 @@ def test_what_is_typed_is_shown_as_text(reader):
     assert not page.wrong
 
 
+def test_a_very_long_query_ends(reader):
+    page = reader(f"search.html?q={'sharding%20of%20matmuls%20' * 800}")
+    expect(page.locator(".search .status")).to_contain_text("Only the first 24 words were looked at")
+    expect(page.locator("[data-search-here] li").first).to_be_visible()
+    page.get_by_role("searchbox").fill("x" * 100_000)
+    expect(page.locator(".search .status")).to_contain_text("Nothing found")
+    page.get_by_role("searchbox").fill("a b " * 5_000)
+    expect(page.locator(".search .status")).to_contain_text("words were looked at")
+    assert len(page.url) < 1_500 and not page.wrong
+
+
 def test_without_the_network_the_search_says_so_and_tries_again(reader):
     page = reader()
     page.route("**/search-index.js*", lambda route: route.abort())

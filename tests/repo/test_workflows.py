@@ -85,13 +85,17 @@ def test_a_workflow_gives_no_rights_and_does_not_run_beside_itself(workflow):
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_job_has_one_right_and_a_time_limit(job):
     writes = {right for right, how in job["permissions"].items() if how != "read"}
-    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"}, {"id-token"})
+    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"}, {"id-token"}) or (
+        writes == {"id-token", "attestations"} and not any("run" in step for step in job["steps"])
+    )
     assert "uses" in job or 0 < job["timeout-minutes"] <= 150
     for step in job.get("steps", ()):
         assert "${{" not in step.get("run", ""), "what others may have written reaches a shell"
         if "actions/checkout@" in step.get("uses", ""):
             settings = {"persist-credentials": False} | ({"fetch-depth": 0} if "fetch-depth" in step["with"] else {})
-            assert step["with"] == settings and writes <= {"issues"}
+            only = {"sparse-checkout": "requirements.txt"}  # where a job may write to others: data, and no program
+            assert step["with"] in (settings, settings | only)
+            assert writes <= {"issues"} or (step["with"].items() >= only.items() and writes == {"id-token"})
 
 
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -137,15 +141,28 @@ def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
 def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locked(tmp_path):
     """The shell steps of the build, run here: a tag that is no version, or a version without a date, ends it."""
     jobs = WORKFLOWS["release"]["jobs"]
-    assert WORKFLOWS["release"]["on"] == {"push": {"tags": ["v*"]}} and list(jobs) == ["check", "build", "upload"]
-    assert jobs["build"]["needs"] == "check" and jobs["upload"]["needs"] == "build"
-    assert jobs["upload"]["environment"]["name"] == "pypi" and jobs["upload"]["permissions"] == {"id-token": "write"}
+    assert WORKFLOWS["release"]["on"] == {"push": {"tags": ["v*"]}} and list(jobs) == [
+        "check",
+        "build",
+        "attest",
+        "upload",
+    ]
+    assert (
+        jobs["build"]["needs"] == "check" and jobs["attest"]["needs"] == "build" and jobs["upload"]["needs"] == "attest"
+    )
+    assert jobs["upload"]["environment"]["name"] == "pypi"
+    assert jobs["upload"]["permissions"] == {"contents": "read", "id-token": "write"}
+    steps = jobs["upload"]["steps"]
+    (took,) = (n for n, step in enumerate(steps) if "download-artifact@" in step.get("uses", ""))
+    (publish,) = (step["run"] for step in steps[took:] if "run" in step)  # what was built is uploaded, and not read
+    assert publish == "uv/bin/uv publish --trusted-publishing always release/*.whl release/*.tar.gz"
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "cache" not in text and "secrets" not in text
 
     copy_sources(tmp_path)
     (tmp_path / ".venv").symlink_to(sys.prefix)  # a clone may be tested with the packages of another
     tag, build = (step["run"] for step in jobs["build"]["steps"] if "name" in step)
+    (install,) = (step["run"] for step in steps if "name" in step)
     changelog = tmp_path / "CHANGELOG.md"
     released = re.sub(r"(?m)^(## \[[\d.]+\]) - .*$", r"\1 - 2026-11-23", changelog.read_text(), count=1)
     number = re.search(r"## \[([\d.]+)\]", released)[1]
@@ -158,8 +175,9 @@ def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locke
         assert done.returncode == status, (name, status)
     subprocess.run(["bash", "-eo", "pipefail", "-c", build], cwd=tmp_path, check=True, capture_output=True)
     made = {path.name for path in (tmp_path / "release").iterdir()}
-    assert made == {f"shardlab-{number}-py3-none-any.whl", f"shardlab-{number}.tar.gz", "uv.txt"}
-    assert re.match(r"uv==[\d.]+ ", (tmp_path / "release/uv.txt").read_text())
+    assert made == {f"shardlab-{number}-py3-none-any.whl", f"shardlab-{number}.tar.gz"}
+    subprocess.run(["bash", "-eo", "pipefail", "-c", install.splitlines()[0]], cwd=tmp_path, check=True)
+    assert re.match(r"uv==[\d.]+ ", (tmp_path / "uv.txt").read_text())
 
 
 # --- The lock ---------------------------------------------------------------------------------------------

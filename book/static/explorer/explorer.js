@@ -132,11 +132,14 @@ function encode(widget) {
 const shownNow = (widget) => ({ ...get(widget), "~": encode(widget) });
 const address = (widget) => `#${widget.name}?${encode(widget)}${widget.pinned ? `~${widget.pinned["~"]}` : ""}`;
 
+// What a table has under a name that somebody typed: not "constructor", which every object has.
+const own = (table, name) => (Object.hasOwn(table, name) ? table[name] : undefined);
+
 function read(widget, text) {
   const values = {};
   for (const pair of text.split("&")) {
     const [key, value = ""] = pair.split(/=(.*)/s);
-    const fields = widget.part.keys[key];
+    const fields = own(widget.part.keys, key);
     if (!fields) throw new Wrong(`“${key}” is not known${meant(key, Object.keys(widget.part.keys))}`);
     const items = value ? value.split(/[,:]/) : [];
     if (items.length > fields.length) throw new Wrong(`“${key}” has too many entries`);
@@ -244,12 +247,12 @@ function build(box) {
 
 // Show what the address asks for.
 function follow() {
-  const [, name, text] = location.hash.match(/^#(\w+)\?(.*)$/s) || [];
+  const [, name, text] = location.hash.match(/^#([^?]+)\?(.*)$/s) || [];
   if (!name) return;
-  const widget = widgets[name] || Object.values(widgets)[0];
+  const widget = own(widgets, name) || Object.values(widgets)[0];
   let words = "";
   try {
-    if (!widgets[name]) throw new Wrong(`there is no calculator “${name}” on this page${meant(name, Object.keys(widgets))}`);
+    if (!own(widgets, name)) throw new Wrong(`there is no calculator “${name}” on this page${meant(name, Object.keys(widgets))}`);
     decode(widget, decodeURIComponent(text));
   } catch (error) {
     if (!(error instanceof Wrong || error instanceof URIError)) throw error;
@@ -262,7 +265,7 @@ function follow() {
 function restore(saved) {
   for (const widget of Object.values(widgets)) {
     try {
-      const { now, pinned } = saved[widget.name];
+      const { now, pinned } = own(saved, widget.name);
       put(widget, now);
       widget.pinned = pinned;
     } catch { /* saved by an older page */ }
@@ -274,9 +277,9 @@ explorer.data = Object.assign({}, ...[...document.querySelectorAll("script.explo
   JSON.parse(script.textContent)));
 document.addEventListener("DOMContentLoaded", () => { // when the scripts that only some calculators need have run too
   document.querySelectorAll("[data-explorer]").forEach(build);
+  addEventListener("popstate", ({ state }) => (state?.explorer ? restore(state.explorer) : follow()));
   if (history.state?.explorer) restore(history.state.explorer);
   else follow();
   history.replaceState({ explorer: forms() }, "");
-  addEventListener("popstate", ({ state }) => (state?.explorer ? restore(state.explorer) : follow()));
 });
 })(window.explorer);

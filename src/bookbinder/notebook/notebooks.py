@@ -14,6 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from bookbinder.notebook import markdown
+from bookbinder.progress import AS_TEXT
 from bookbinder.read import address as addresses, package
 from bookbinder.read.book import BookError, split_assertions
 from bookbinder.run.environments import COLAB
@@ -343,7 +344,7 @@ def build_wheel(root, folder):
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder_of_wheel]
         # In a session of its own, so that Ctrl-C reaches the builder alone.
         process = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, start_new_session=True
+            command, cwd=root, env=environment, capture_output=True, **AS_TEXT, start_new_session=True
         )
         if process.returncode:
             raise BookError(

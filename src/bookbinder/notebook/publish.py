@@ -5,6 +5,7 @@ import os
 import subprocess
 import tempfile
 
+from bookbinder.progress import AS_TEXT
 from bookbinder.read import address as addresses
 
 
@@ -55,7 +56,7 @@ def publish(book, remote, is_current):
 
 def _git(root, *arguments, environment=None):
     settings = os.environ | (environment or {})
-    process = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, env=settings)
+    process = subprocess.run(["git", *arguments], cwd=root, capture_output=True, **AS_TEXT, env=settings)
     if process.returncode:
         raise PublishError(f"git {arguments[0]} failed: {process.stderr.strip()}")
     return process.stdout

@@ -92,6 +92,8 @@ def commit(root):
     """The commit that is checked out in a folder, 40 digits; "" where there is none."""
     command = ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""

@@ -12,6 +12,7 @@ from pathlib import Path
 from uv import find_uv_bin
 
 from bookbinder import disk
+from bookbinder.progress import AS_TEXT
 from bookbinder.read import package
 from bookbinder.stopping import Stop, Stopped
 
@@ -148,7 +149,7 @@ def uv(*arguments, stop=None, lock=None, **variables):
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        **AS_TEXT,
         env=environment | variables,
         pass_fds=[lock] if lock else [],  # were this process killed, the next would wait for uv to end
         start_new_session=True,  # so that Ctrl-C reaches it through us alone

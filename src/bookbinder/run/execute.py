@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from bookbinder import disk
-from bookbinder.progress import Progress
+from bookbinder.progress import Progress, printable
 from bookbinder.read.book import SOURCES
 from bookbinder.run import runs
 from bookbinder.stopping import stoppable
@@ -126,7 +126,8 @@ def failure_of(chapter, report):
     message = f"{report['error']}: {report['message']}" if report["message"] else report["error"]
     if report["error"] == "CellTimeoutError":
         message += " (timeout: in _config.yml)"
-    return Failure(chapter.path, line_of(chapter, report), " ".join(message.split())[:400], report["traceback"] or "")
+    words, traceback = " ".join(printable(message, 4_000).split())[:400], printable(report["traceback"] or "", 20_000)
+    return Failure(chapter.path, line_of(chapter, report), words, traceback)
 
 
 def line_of(chapter, place):
@@ -158,14 +159,14 @@ def _fill(folder, executed):
         cache = get_cache(folder)
         try:
             for chapter, result, outputs in executed:
-                with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
-                    record = cache.match_cache_notebook(chapter.notebook)
-                    if record.data.get("version") == result.outputs:
-                        cache.get_cache_bundle(record.pk)
-                        continue
                 notebook = outputs()
                 for cell in notebook.cells:
                     cell.outputs = _as_a_terminal_shows(cell.outputs)
+                with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
+                    record = cache.match_cache_notebook(chapter.notebook)
+                    kept = cache.get_cache_bundle(record.pk).nb
+                    if record.data.get("version") == result.outputs and _shown(kept) == _shown(notebook):
+                        continue
                 uri = str(chapter.root / chapter.path)
                 data = {"version": result.outputs, "execution_seconds": result.seconds}
                 bundle = CacheBundleIn(notebook, uri, data=data)
@@ -176,10 +177,14 @@ def _fill(folder, executed):
     try:
         fill()
     except Exception as error:  # any error of its database, of which it uses several kinds
-        if disk.refusal(str(error)):  # a new one could not be written either
+        if disk.refused(error):  # a new one could not be written either
             raise
         shutil.rmtree(folder, ignore_errors=True)
         fill()
+
+
+def _shown(notebook):
+    return [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def outputs(book):
@@ -219,5 +224,18 @@ def _as_a_terminal_shows(outputs):
             shown.append(output)
     for output in shown:
         if output.output_type == "stream":
-            output.text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in output.text.split("\n"))
+            lines = (line.rstrip("\r").rpartition("\r")[2] for line in output.text.split("\n"))
+            output.text = printable("\n".join(map(_without_backspaces, lines)))
+        elif "text/plain" in output.get("data", ()):
+            output.data["text/plain"] = printable(output.data["text/plain"])
+        elif "traceback" in output:
+            output.traceback, output.evalue = list(map(printable, output.traceback)), printable(output.evalue)
     return shown
+
+
+def _without_backspaces(line):
+    """A line as it looks when each backspace has been followed by what overwrites."""
+    first, *parts = line.split("\b")
+    for part in parts:
+        first = first[:-1] + part
+    return first

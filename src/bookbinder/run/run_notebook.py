@@ -37,11 +37,12 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
@@ -84,7 +85,7 @@ import os, sys
 def _watch(root, sources, package):
     # Of each change: how many paths it names, and which arguments are folders that these are relative to.
     changes = {"os.mkdir": (1, (2,)), "os.remove": (1, (1,)), "os.rmdir": (1, (1,)), "os.truncate": (1, ()),
-               "os.link": (2, (2, 3)), "os.rename": (2, (2, 3)), "os.symlink": (2, (2,))}
+               "shutil.rmtree": (1, (1,)), "os.link": (2, (2, 3)), "os.rename": (2, (2, 3)), "os.symlink": (2, (2,))}
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT
     notes, noted = os.path.join(os.path.dirname(__file__), "read"), {None}
 
@@ -117,7 +118,7 @@ def _watch(root, sources, package):
             if isinstance(path, (str, bytes, os.PathLike)):
                 name = os.path.relpath(os.path.realpath(os.fsdecode(path)), root)
                 if name.split(os.sep)[0] in sources and "__pycache__" not in name:
-                    raise PermissionError(f"{name} is among the sources of the book, where no cell may write; "
+                    raise PermissionError(f"{name} is part of the book, where no cell may write or delete; "
                                           "write to a folder that tempfile makes")
 
     sys.addaudithook(look)
@@ -275,11 +276,18 @@ class Runner:
     def deprecations(self):
         """The warnings that were noted, each once, with the cell that has the line."""
         file, warnings_seen = self.folder / "warnings", {}
-        for note in map(json.loads, file.read_text().splitlines() if file.exists() else ()):
+        for note in self._notes(file):
             cell, line = (None, note["line"]) if note["path"] else self._place(**note)
             warnings_seen[cell, note["path"], line, note["message"]] = None
         keys = "cell", "path", "line", "message"
         return [dict(zip(keys, values, strict=True)) for values in warnings_seen]
+
+    @staticmethod
+    def _notes(file):
+        """What processes have noted, each in a line; of one that was killed, the last line may be half there."""
+        for line in file.read_text("utf-8", "replace").splitlines() if file.exists() else ():
+            with suppress(ValueError):
+                yield json.loads(line)
 
     def _place(self, code, line, now, **_):
         """The cell and its line that has some code; a program for another process is part of a cell, or unknown."""
@@ -367,6 +375,17 @@ def adopt():
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
+@contextmanager
+def a_folder(given=None):
+    """A folder for all files of a run, whose path is short, as those of sockets must be; gone at the end."""
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
+    folder = given or tempfile.mkdtemp(prefix="notebook-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def end_children():
     """End all processes below this one."""
     import psutil
@@ -396,6 +415,9 @@ def main():
         "--sources", nargs="*", default=(), metavar="NAME", help="names in the root to which no cell may write"
     )
     parser.add_argument("--package", metavar="NAME", help="note warnings of this package too, and map it to src/NAME")
+    parser.add_argument(
+        "--folder", help="for the files of the run; it is deleted (by default one in a temporary folder)"
+    )
     parser.add_argument("--environment", action="store_true", help="only print this Python and its packages, as JSON")
     if sys.argv[1:] == ["--environment"]:
         print(json.dumps(environment()))
@@ -419,9 +441,7 @@ def main():
         parser.error(f"--restart-at {options.restart_at}: must be 0 or more")
     stop = Stop()
     adopt()
-    # Sockets must have short paths, and temporary folders can be deep.
-    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="notebook-", dir=parent, ignore_cleanup_errors=True) as folder:
+    with a_folder(options.folder) as folder:
         report = None
         try:
             report = asyncio.run(run(notebook, folder, options, stop))

@@ -28,6 +28,7 @@ from signal import Signals
 import psutil
 
 from bookbinder import disk
+from bookbinder.progress import AS_TEXT
 from bookbinder.read import package
 from bookbinder.read.book import SOURCES
 from bookbinder.run import run_notebook
@@ -37,6 +38,7 @@ RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
 FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
+MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
 
@@ -134,7 +136,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
         python,
         (book.root / chapter.path).parent,
         {**inherited, "PYTHONPATH": str(book.root / "src"), **imported.variables, **for_chapters},
-        ("--timeout", str(int(book.cell_seconds)), *watched(book.root), "--sources", *SOURCES),
+        ("--timeout", str(int(book.cell_seconds)), *watched(book.root), "--sources", *SOURCES, "_build"),
     )
 
 
@@ -149,7 +151,7 @@ def environment(python=sys.executable):
     """A Python and its installed packages, as JSON: what is there, not what the lock says."""
     if python == sys.executable:
         return json.dumps(run_notebook.environment())
-    return subprocess.check_output([python, RUNNER, "--environment"], text=True)
+    return subprocess.check_output([python, RUNNER, "--environment"], **AS_TEXT)
 
 
 def outputs(report):
@@ -186,15 +188,18 @@ def _earlier(run, key="*"):
 
 
 _FACTS = ("data", "seconds", "day", "read", "version")
+_KINDS = {"key": str, "data": dict, "seconds": int | float, "day": str, "read": dict, "version": str}
 
 
 def _read(file):
     """A record on disk; None if it cannot be read or has another form."""
     try:
         record = json.loads(file.read_text("utf-8"))
-        return record if isinstance(record, dict) and {"key", *_FACTS} <= record.keys() else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
+    good = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in _KINDS.items())
+    good = good and record["data"].get("ok") is True and all(isinstance(old, str) for old in record["read"].values())
+    return record if good else None
 
 
 def at_once(quotas=Path("/sys/fs/cgroup")):
@@ -284,13 +289,13 @@ def _run(run, progress, stop, processes):
     command = [run.python, RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
     progress.cell(run.name, 0, run.cells)
     began, began_ns = time.monotonic(), time.time_ns()
-    with tempfile.TemporaryFile("w+") as stderr:
+    with tempfile.TemporaryFile("w+b") as stderr, run_notebook.a_folder() as folder:
         process = subprocess.Popen(
-            command,
+            [*command, "--folder", folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
+            **AS_TEXT,
             env=run.variables,
             start_new_session=True,  # so that Ctrl-C reaches it through us alone
         )
@@ -306,24 +311,35 @@ def _run(run, progress, stop, processes):
                     now = json.loads(line)
                     progress.cell(run.name, now["cell"], now["of"])
         processes.discard(process)
+        if process.returncode < 0:
+            _end_what_uses(folder)
         if stop.signal:
             return None
-        stderr.seek(0)
-        result = _found(line, process.returncode, stderr.read().strip())
+        stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_SAID))
+        result = _found(line, process.returncode, stderr.read().decode(**AS_TEXT).strip())
     report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
     if not report.ok:
         return report  # and run again the next time
     read = _read_before(run, result, began_ns)
     name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
     notebook = run.place.with_name(f"{name}.ipynb")
-    disk.write(notebook, result.pop("notebook"))
+    disk.write(notebook, result.pop("notebook").encode("utf-8", "replace").decode())  # no half of a surrogate pair
     report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
     record = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
     disk.write(notebook.with_suffix(".json"), json.dumps({**record, "data": result}))
-    for file in _earlier(run)[KEPT:]:
-        file.unlink()
+    # Whatever a clock says, this one is the newest.
+    for file in [file for file in _earlier(run) if file != notebook.with_suffix(".json")][KEPT - 1 :]:
+        file.unlink(missing_ok=True)
         file.with_suffix(".ipynb").unlink(missing_ok=True)
     return report
+
+
+def _end_what_uses(folder):
+    """End what a runner has started that could not end it: all have a variable that names its folder."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("IPYTHONDIR", "").startswith(f"{folder}{os.sep}"):
+                process.kill()
 
 
 def _read_before(run, result, began_ns):
@@ -334,7 +350,7 @@ def _read_before(run, result, began_ns):
 
     def digest(name):
         with suppress(OSError):
-            if (run.root / name).stat().st_mtime_ns >= began_ns:
+            if began_ns <= (run.root / name).stat().st_mtime_ns <= time.time_ns():  # no date that is still to come
                 return ""
         return _digest(run, name)
 

@@ -7,21 +7,69 @@ import sys
 import threading
 from pathlib import Path
 
-from livereload import Server
-from livereload.handlers import LiveReloadHandler, StaticFileHandler
+from livereload.handlers import LiveReloadHandler, LiveReloadJSHandler, StaticFileHandler
+from livereload.server import LiveScriptInjector, Server
 from livereload.watcher import Watcher
+from tornado.httpserver import HTTPServer
+from tornado.web import Application, HTTPError
+from tornado.websocket import WebSocketHandler
 
 from bookbinder.page.pages import POLICY
 from bookbinder.read.book import SOURCES
 
+HERE = ("localhost", "127.0.0.1", "[::1]")  # what a browser on this machine calls it
 
-class _Preview(StaticFileHandler):
+
+class _ForThisMachine:
+    """Answers only what asks for this machine by its name: no page elsewhere whose name was led here to read drafts."""
+
+    def prepare(self):
+        if self.request.host_name not in HERE:
+            raise HTTPError(403, f"served to {', '.join(HERE)} alone")
+
+
+class _Preview(_ForThisMachine, StaticFileHandler):
     """Serves pages without their security policy, which forbids the script that reloads them."""
+
+    def set_extra_headers(self, path):
+        self.set_header("Cross-Origin-Resource-Policy", "same-origin")  # the index of the search is a script
+
+    def parse_url_path(self, url_path):
+        if "\0" in url_path:
+            raise HTTPError(404)
+        return super().parse_url_path(url_path)
 
     @classmethod
     def get_content(cls, abspath, start=None, end=None):
         words, none = f'http-equiv="{POLICY}"'.encode(), b"data-no-policy-here"
         return Path(abspath).read_bytes().replace(words, none.ljust(len(words)))[start:end]
+
+
+class _Reload(_ForThisMachine, LiveReloadHandler):
+    """Tells the pages that it serves, and no others, when to load themselves again."""
+
+    check_origin = WebSocketHandler.check_origin
+
+
+class _ReloadScript(_ForThisMachine, LiveReloadJSHandler):
+    pass
+
+
+class _Injector(LiveScriptInjector):
+    script = b'<script src="/livereload.js"></script>'
+
+
+class _Server(Server):
+    """livereload's, at a port that is already taken for it."""
+
+    def __init__(self, listening):
+        super().__init__()
+        self.SFH, self._listening = _Preview, listening
+
+    def application(self, port, host, liveport=None, debug=None, live_css=True):
+        LiveReloadHandler.watcher, LiveReloadHandler.live_css = self.watcher, live_css
+        handlers = [(r"/livereload", _Reload), (r"/livereload.js", _ReloadScript), *self.get_web_handlers("")]
+        HTTPServer(Application(handlers, transforms=[_Injector])).add_socket(self._listening)
 
 
 def serve(book, port, jobs=None):
@@ -35,17 +83,21 @@ def serve(book, port, jobs=None):
     Returns:
       The exit status: 1 if the port is taken, or if the first build fails and there is no older site.
     """
+    try:
+        # Now rather than after a first build of minutes, in which somebody else could take it.
+        listening = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        print(f"cannot serve on port {port}: {error.strerror}; choose another: make serve PORT=8001", file=sys.stderr)
+        return 1
+    with listening:
+        listening.setblocking(False)
+        return _serve(book, listening, jobs)
+
+
+def _serve(book, listening, jobs):
     html = book.build_folder / "html"
     command = [sys.executable, "-m", "bookbinder", "--root", str(book.root), "build"]
     command += ["--jobs", str(jobs)] if jobs else []
-    try:
-        socket.create_server(("127.0.0.1", port)).close()  # fail now rather than after a first build of minutes
-    except OSError as error:
-        print(
-            f"cannot serve on port {port}: {error.strerror}; choose another: make serve PORT=8001",
-            file=sys.stderr,
-        )
-        return 1
 
     def stop(number, frame):
         raise KeyboardInterrupt
@@ -73,14 +125,13 @@ def serve(book, port, jobs=None):
                 builds[0].wait()
 
     threading.Thread(target=keep_building, daemon=True).start()
-    server = Server()
-    server.SFH = _Preview
+    server = _Server(listening)
     server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
     server.watcher.examine()  # it takes what it sees first for changed
     LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
 
     try:
-        server.serve(root=str(html), port=port, host="127.0.0.1")
+        server.serve(root=str(html), port=listening.getsockname()[1], host="127.0.0.1")
     finally:
         stopping.set()
         for build in builds:

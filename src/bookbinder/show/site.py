@@ -11,13 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from traceback import format_exception
 
 import yaml
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
-from bookbinder.progress import Progress, plain
+from bookbinder.progress import AS_TEXT, Progress, plain
 from bookbinder.read import address
 from bookbinder.read.book import FOLDER, load
 from bookbinder.run import execute, runs
@@ -26,6 +25,7 @@ from bookbinder.stopping import stoppable
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides the package
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
+_STATE = {"inputs": str, "commit": str | None, "outputs": str, "dependencies": dict, "results": list}
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
 
 
@@ -154,7 +154,7 @@ def dead_links(book):
     asking = {"linkcheck_anchors": False, "linkcheck_timeout": 30, "linkcheck_retries": 3}
     config["sphinx"].setdefault("config", {}).update(asking)
     command = [*_command(book, folder, config, None), "--builder", "linkcheck"]
-    process = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **_QUIET})
+    process = subprocess.run(command, capture_output=True, **AS_TEXT, env={**os.environ, **_QUIET})
     answers = folder / "_build" / "html" / "output.json"
     if not answers.exists():
         raise SiteError(_what_was_wrong(book, process.stdout, process.stderr))
@@ -187,7 +187,7 @@ class _JupyterBook:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            **AS_TEXT,
             env={**os.environ, **_QUIET, execute.CALLED: "yes"},
             start_new_session=True,  # so that Ctrl-C reaches it through us alone
         )
@@ -244,8 +244,8 @@ def _command(book, folder, config, only):
 def _what_was_wrong(book, output, warned):
     """Sphinx's warnings and errors; or the exception that stopped it, with its complete output."""
     warned = plain(warned)
-    if refusal := _refusal(book, warned):
-        return refusal
+    if refused := disk.refused_in(warned):
+        return _refusal(book, *refused)
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
@@ -260,18 +260,14 @@ def _telling(book):
     try:
         yield
     except Exception as error:
-        if isinstance(error, SiteError) or not (refusal := _refusal(book, "".join(format_exception(error)))):
+        if isinstance(error, SiteError) or not (refused := disk.refused(error)):
             raise
-        raise SiteError(refusal) from None
+        raise SiteError(_refusal(book, *refused)) from None
 
 
-def _refusal(book, text):
-    """One line on what the disk refused, if a text reports that; else None."""
-    if reason_and_file := disk.refusal(text):
-        reason, file = reason_and_file
-        place = file or book.build_folder / (CACHE if "database" in reason else "")
-        return _relative(book, f"{place}: {reason}; free some space or make it writable, and build again")
-    return None
+def _refusal(book, number, file):
+    file = book.build_folder / CACHE if file == disk.DATABASE else file
+    return _relative(book, disk.said(number, file, book.build_folder))
 
 
 def _relative(book, text):
@@ -357,6 +353,8 @@ def _dependencies(files):
 def _read_state(file):
     try:
         state = json.loads(file.read_text())
-        return state if isinstance(state, dict) else {}
-    except (OSError, ValueError):
+        _reused(state)
+        same_kinds = all(isinstance(state[name], kind) for name, kind in _STATE.items())
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
+    return state if same_kinds and all(map(os.path.isabs, state["dependencies"])) else {}

@@ -56,7 +56,7 @@ def _explained(revision, options):
         for name in ("mesh", "pod", "devices"):
             if (value := getattr(options, name)) is not None:
                 command += [f"--{name}", str(value)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
         if done.returncode:
             reason = done.stderr.strip().rpartition("\n")[2]
             raise Wrong(f"{revision}: {reason}")
@@ -101,7 +101,13 @@ def _files_of(revision):
 
 def _git(*arguments, unknown=None):
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env=os.environ | {"LC_ALL": "C"},
+        )
     except FileNotFoundError:
         raise Wrong("--compare needs git, which is not installed") from None
     if done.returncode:

@@ -121,7 +121,9 @@ def join(process, coordinator, n, options):
     """Connect to the other processes; JAX then sees the devices of all of them."""
     import jax
 
-    jax.distributed.initialize(coordinator, n, process, **options)
+    from shardlab.cluster.join import on_this_host
+
+    jax.distributed.initialize(coordinator, n, process, **on_this_host(coordinator) | options)
     return {"value": len(jax.devices())}
 
 

@@ -5,6 +5,15 @@ import os
 import jax
 
 
+def on_this_host(coordinator):
+    """Where the coordinator listens, for jax.distributed.initialize: not to other hosts, if its address is this one's.
+
+    It has no authentication, and by default listens on all interfaces.
+    """
+    host, _, port = coordinator.rpartition(":")
+    return {"coordinator_bind_address": f"127.0.0.1:{port}"} if host in ("localhost", "127.0.0.1") else {}
+
+
 def join(*, any_platform=False, **options):
     """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
 
@@ -17,6 +26,7 @@ def join(*, any_platform=False, **options):
         options["coordinator_address"] = os.environ["COORDINATOR"]
         options["num_processes"] = expected
         options["process_id"] = int(os.environ["PROCESS_ID"])
+        options = on_this_host(os.environ["COORDINATOR"]) | options
         options["cluster_detection_method"] = "deactivate"  # within a Slurm job too, where JAX would ask Slurm
     else:
         names = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"

@@ -11,11 +11,13 @@ some ten seconds; a process that waits longer than --limit seconds says for what
 """
 
 import argparse
+import atexit
 import faulthandler
 import importlib.metadata
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -354,7 +356,8 @@ def main():
 
     cpus = os.environ.get("JAX_PLATFORMS") == "cpu"
     launcher = next((name for name, rank in LAUNCHERS.items() if rank in os.environ), "none")
-    log = Path(tempfile.gettempdir()) / f"preflight-nccl.{os.getpid()}"
+    log = Path(tempfile.mkdtemp(prefix="preflight-")) / "nccl"
+    atexit.register(shutil.rmtree, log.parent, ignore_errors=True)
     nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", "NCCL_DEBUG_FILE": f"{log}.%h"}
     os.environ.update({name: value for name, value in nccl.items() if name not in os.environ})
 
@@ -401,10 +404,8 @@ def main():
         both = {"checks": [asdict(check) for check in checks], "processes": every}
         text = json.dumps(both) if options.json else _table(checks)
         print(f"{text}\n", end="", flush=True)  # one write, so that lines of several processes do not mix
-    files = list(log.parent.glob(f"{log.name}*"))
-    files += [Path(options.folder, ".preflight")] if options.folder and jax.process_index() == 0 else []
-    for file in files:
-        file.unlink(missing_ok=True)
+    if options.folder and jax.process_index() == 0:
+        Path(options.folder, ".preflight").unlink(missing_ok=True)
     return 1 if any(check.ok is False for check in checks) else 0
 
 

@@ -20,7 +20,7 @@ from html import escape
 import numpy as np
 
 from shardlab import costs
-from shardlab._arguments import one_of
+from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.machines import hardware, models
@@ -327,8 +327,7 @@ def plan(
     for name, value in (("chips", chips), ("batch_tokens", batch_tokens), ("sequence", sequence)):
         if name == "chips" and isinstance(chip, hardware.Machine) and value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+        _check_count(name, value)
     machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
     if batch_tokens % sequence:
         below = batch_tokens - batch_tokens % sequence
@@ -337,8 +336,8 @@ def plan(
             f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use {near}"
         )
     for name, value in (("microbatches", microbatches), ("stages", stages)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+        if value is not None:
+            _check_count(name, value)
     if gathers is not None and (isinstance(gathers, bool) or gathers not in (1, 2)):
         raise ValueError(f"gathers is {gathers!r}; use 2, or 1 to keep gathered parameters")
     one_of("remat", remat, tuple(costs.REMAT))
@@ -359,6 +358,12 @@ def _tried(model, machine, axes):
         return axes
     axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
     return axes + ("expert",) * (model.experts > 0)
+
+
+def _check_count(name, value):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} is {short(value)}; use a whole number of at least 1")
+    whole(name, value)
 
 
 def _uneven(model, machine, axes, sequences, sequence, microbatches):
@@ -547,8 +552,11 @@ def whole_number(text: str) -> int:
     Raises:
       ValueError: it is none.
     """
-    match = re.fullmatch(r"([\d_,]+(?:\.\d+)?)\s*([kmg]?)i?", text.strip().lower())
-    value = float(re.sub("[_,]", "", match[1])) * 1024 ** " kmg".index(match[2] or " ") if match else 0.5
+    match = re.fullmatch(r"([0-9_,]+(?:\.[0-9]+)?)\s*([kmg]?)i?", text.strip().lower())
+    digits = re.sub("[_,]", "", match[1]) if match else ""
+    value = float(digits) * 1024 ** " kmg".index(match[2] or " ") if digits else 0.5
+    if value > MOST:
+        raise ValueError(f"{short(text)} is too large; use a whole number of at most {MOST:,}")
     if value != int(value):
-        raise ValueError(f"{text!r} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x 1024 x 1024)")
+        raise ValueError(f"{short(text)} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x 1024 x 1024)")
     return int(value)

@@ -4,15 +4,20 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
 
-from shardlab._arguments import Numbers, nearest, whole
+from shardlab._arguments import Numbers, nearest, short
 
 __all__ = ["MODELS", "SIZES", "Model", "from_config", "model", "parse"]
 
-SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")  # the attributes that are numbers
+SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")  # the attributes that every model has
+_OPTIONAL = (
+    "experts", "experts_per_token", "shared_experts", "expert_d_ff", "dense_layers", "kv_rank", "q_rank", "rope_dim",
+)  # fmt: skip
+_MOST = 10**9  # of anything that is counted; and its square, of parameters, is still a whole number of 64 bits
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,12 @@ class Model:
     rope_dim: int = 0
 
     def __post_init__(self) -> None:
-        for size in SIZES:
-            whole(size, getattr(self, size))
+        for size in (*SIZES, *_OPTIONAL):
+            value, least = getattr(self, size), int(size in SIZES)
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{size} is {short(value)}; use a whole number of at least {least}")
+            if value > _MOST:
+                raise ValueError(f"{size} is {short(value)}; use a whole number of at most {_MOST:,}")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} kv_heads evenly; use a divisor")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
@@ -77,6 +86,8 @@ class Model:
             )
         if not 0 <= self.dense_layers <= self.layers:
             raise ValueError(f"dense_layers is {self.dense_layers}; use a number from 0 to {self.layers}, the layers")
+        if self.parameters > _MOST**2:
+            raise ValueError(f"{self.parameters:,} parameters are too many; use sizes of at most {_MOST**2:,} in all")
 
     @property
     def expert_layers(self) -> int:
@@ -261,32 +272,43 @@ def from_config(config: str | Path | Mapping) -> Model:
       A `Model`. Biases and learned positions are not counted.
 
     Raises:
-      ValueError: it is no JSON, or a size is missing; the message names it.
+      ValueError: it is no JSON, or a size is missing or no such number; the message names it.
       OSError: the file cannot be read.
     """
     name = ""
     if not isinstance(config, Mapping):
         name = Path(config).resolve().parent.name
         try:
-            config = json.loads(Path(config).read_text("utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{config} is no JSON: {error}; give the config.json of a model") from None
-    config = config.get("text_config", config)  # of a model that sees pictures too
+            config = json.loads(Path(file := config).read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{file} is no JSON: {error}; give the config.json of a model") from None
+    if isinstance(config, Mapping):
+        config = config.get("text_config", config)  # of a model that sees pictures too
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a configuration is a table of sizes, not {short(config)}; give the config.json of a model")
     sizes = {}
     for size, keys in _CONFIG.items():
-        value = next((config[key] for key in keys if config.get(key) is not None), None)
-        if value is not None:
-            sizes[size] = value
+        key = next((key for key in keys if config.get(key) is not None), None)
+        if key is not None:
+            sizes[size] = _size(key, config[key])
     if "head_dim" not in sizes and {"d_model", "heads"} <= sizes.keys():
-        sizes["head_dim"] = sizes["d_model"] // sizes["heads"]
+        sizes["head_dim"] = sizes["d_model"] // max(sizes["heads"], 1)
     if "d_ff" not in sizes and "d_model" in sizes:
         sizes["d_ff"] = 4 * sizes["d_model"]
     if missing := [size for size in SIZES if size not in sizes]:
         looked = " or ".join(_CONFIG[missing[0]])
         raise ValueError(f"the configuration has no {missing[0]}: looked for {looked}; add it")
-    gated = config.get("model_type") not in _UNGATED
+    gated = str(config.get("model_type")) not in _UNGATED
     name = str(config.get("_name_or_path") or name)
     return Model(**sizes, gated=gated, tied=bool(config.get("tie_word_embeddings", False)), name=name.split("/")[-1])
+
+
+def _size(key, value):
+    """A size in a configuration, which may have been written as 4096.0."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{key} is {short(value)} in the configuration; write a whole number of at most {_MOST:,}")
+    return value
 
 
 def parse(text: str) -> Model:
@@ -315,10 +337,13 @@ def parse(text: str) -> Model:
         return model(text)
     pairs = [pair.partition("=") for pair in text.split(",")]
     sizes = {name.strip(): value.strip() for name, _, value in pairs}
+    if len(sizes) < len(pairs):
+        twice = next(name for name in sizes if [pair[0].strip() for pair in pairs].count(name) > 1)
+        raise ValueError(f"{twice} is given twice; give each size once")
     wrong = [size for size in SIZES if size not in sizes] + [size for size in sizes if size not in _CONFIG]
     if wrong:
         raise ValueError(f"a model has the sizes {', '.join(SIZES)}; missing or unknown: {', '.join(wrong)}")
     for name, value in sizes.items():
-        if not value.isdigit():
-            raise ValueError(f"{name} is {value!r}; use a whole number of at least 1")
+        if not re.fullmatch("[0-9]{1,40}", value):
+            raise ValueError(f"{name} is {short(value)}; use a whole number of at least 1")
     return Model(**{name: int(value) for name, value in sizes.items()})

@@ -24,7 +24,17 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
 from shardlab.costs.kinds import KINDS
-from shardlab.programs.hlo import CALLS, COLLECTIVES, Instruction, Program, UnreadableProgram, array_types, type_bytes
+from shardlab.programs.hlo import (
+    CALLS,
+    COLLECTIVES,
+    MOST,
+    Instruction,
+    Program,
+    UnreadableProgram,
+    array_types,
+    promised,
+    type_bytes,
+)
 from shardlab.programs.kernels import communicates
 
 __all__ = [
@@ -33,6 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 _COLUMNS = ("collective", "between", "each device", "times", "bytes sent each time")
+_MOST = 100_000  # collectives of a program
 _COMMUNICATE = r"\b(all-|collective-|ragged-|reduce-scatter|send|recv|custom-call)"
 
 
@@ -410,7 +421,7 @@ def meshes_named_in(text: str, devices: int) -> list[AbstractMesh]:
       A list of `AbstractMesh`es.
     """
     known = re.findall(r"^\s*sdy\.mesh @\S+ = <\[([^\]]*)\]>", text, re.MULTILINE)
-    known += re.findall(r'^[^"\n]*\breplica_groups=mesh\[([^\]]*)\] ', text, re.MULTILINE)  # in no quoted text
+    known += re.findall(r'^[^"\n]*\breplica_groups=mesh\[([^\]\[]*)\] ', text, re.MULTILINE)  # in no quoted text
     meshes = []
     for axes in dict.fromkeys(axis.replace('"', "'") for axis in known):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
@@ -440,7 +451,10 @@ def read_program(text: str, mesh: Mesh | AbstractMesh | None = None) -> Collecti
       shardlab.UnreadableProgram: the text has no entry, or a collective in it cannot be read.
     """
     program = Program(text)
-    return _read(program, meshes_named_in(text, program.devices) if mesh is None else mesh)
+    if mesh is None:
+        with promised():
+            mesh = meshes_named_in(text, program.devices)
+    return _read(program, mesh)
 
 
 def _read(program, mesh):
@@ -473,7 +487,7 @@ def find(
       shardlab.UnreadableProgram: a collective cannot be read.
     """
     axes_of = _axes_of_groups([] if mesh is None else mesh if isinstance(mesh, (list, tuple)) else [mesh])
-    started, numbers = _started_in_fusions(program), count()
+    numbers, silent = count(), set()  # the computations that send nothing, and whether in a fusion
 
     def walk(here, least, most, branches, asynchronous, fusion, outer):
         for instruction in here.matching(f"{_COMMUNICATE}|{CALLS}"):
@@ -493,17 +507,31 @@ def find(
             _refuse_other_communication(instruction)
             calls, number = instruction.calls(), next(numbers)
             for place, (callee, low, high) in enumerate(calls):
-                yield from walk(
+                within = instruction if kind == "fusion" else fusion
+                if (callee.name, within is None) in silent:
+                    continue
+                inside = walk(
                     callee,
                     least * low,
                     _product(most, high),
                     (*branches, (number, place, len(calls))) if kind == "conditional" else branches,
                     asynchronous or starts,
-                    instruction if kind == "fusion" else fusion,
+                    within,
                     (outer or instruction) if kind == "fusion" or starts else outer,
                 )
+                heard = len(kernels or ())
+                if (first := next(inside, None)) is not None:
+                    yield first
+                    yield from inside
+                elif len(kernels or ()) == heard:
+                    silent.add((callee.name, within is None))
 
-    yield from walk(program.entry, 1, 1, (), False, None, None)
+    with promised():
+        started = _started_in_fusions(program)
+        for n, found in enumerate(walk(program.entry, 1, 1, (), False, None, None)):
+            if n == _MOST:
+                raise UnreadableProgram(f"more than {_MOST:,} collectives, counted again for each call around them")
+            yield found
 
 
 # --- A collective ----------------------------------------------------------------------------------------
@@ -578,13 +606,13 @@ def _groups(kind, instruction, devices):
     text = instruction.attribute("replica_groups")
     # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along which to communicate.
     if re.fullmatch(r"\{(\{[\d,]*\},?)*\}", text):
-        groups = tuple(tuple(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", text))
+        groups = tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d,]+)\}", text))
         return groups or (tuple(range(devices)),)
     if iota := re.fullmatch(r"\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
         size, flat = int(iota[2]), _iota(iota[3], iota[4])
         return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
     order = r"(?:, device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?"
-    named = re.search(rf"replica_groups=mesh\[([^\]]*)\]{order} \{{([^}}]*)\}}(?=,|$)", instruction.unquoted)
+    named = re.search(rf"replica_groups=mesh\[([^\]\[]*)\]{order} \{{([^}}]*)\}}(?=,|$)", instruction.unquoted)
     axis = r"'[^']*'=\d+"
     part = r"'[^']*'(?::\(\d+\)\d+)?"
     known = named and all(
@@ -601,6 +629,8 @@ def _groups(kind, instruction, devices):
 def _iota(dims, order):
     """0, 1, 2, ... as an array of some shape, transposed, and flattened again."""
     dims = _numbers(dims)
+    if math.prod(dims) > MOST:
+        raise UnreadableProgram(f"groups of {math.prod(dims):,} devices; at most {MOST:,} can be read")
     order = _numbers(order) if order else range(len(dims))
     strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
     places = product(*(range(dims[axis]) for axis in order))
@@ -616,6 +646,7 @@ def _groups_of_mesh(mesh, talking):
         (name, int(before or 1), int(size) if size else None)
         for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", talking)
     ]
+    _iota(",".join(re.findall(r"=(\d+)", mesh)) or "1", None)  # which refuses too many
     sizes, chosen = {}, {}
     for axis, size in re.findall(r"'([^']*)'=(\d+)", mesh):
         wanted_axes = [(before, before * (part or int(size))) for name, before, part in parts if name == axis]
@@ -629,7 +660,7 @@ def _groups_of_mesh(mesh, talking):
 
 
 def _numbers(text):
-    return [int(number) for number in text.split(",")]
+    return [int(number) for number in text.split(",") if number]
 
 
 def _groups_along(sizes, axes):
@@ -659,6 +690,8 @@ def _axes_of_groups(meshes):
     exact, homes = {}, []
     for shape in dict.fromkeys(tuple(mesh.shape.items()) for mesh in meshes):
         sizes = {str(axis): int(size) for axis, size in shape}
+        if math.prod(sizes.values()) << len(sizes) > 4 * MOST:
+            continue  # the groups along all of its axes are too many to list
         for many in range(1, len(sizes) + 1):
             for axes in combinations(sizes, many):
                 whole = _groups_along(sizes, axes)

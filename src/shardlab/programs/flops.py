@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.programs.hlo import CALLS, Computation, Instruction, Program, dimensions
+from shardlab.programs.hlo import CALLS, Computation, Instruction, Program, dimensions, promised
 
 __all__ = ["MatmulFlops", "whole_flops"]
 
@@ -39,6 +39,7 @@ class MatmulFlops:
             self._known[computation] = _total(map(self.one, computation.matching(_PRODUCTS)))
         return self._known[computation]
 
+    @promised()
     def by(
         self, key: Callable[[Instruction], Any], computation: Computation, devices: Mapping[str, int] | None = None
     ) -> Counter | None:
@@ -49,7 +50,12 @@ class MatmulFlops:
           computation: a `shardlab.programs.hlo.Computation`.
           devices: for computations, by name, that stand for one device's part: how many devices run them.
         """
-        total = Counter()
+        return self._by(key, computation, devices or {}, {})
+
+    def _by(self, key, computation, devices, known):
+        if computation in known:
+            return known[computation]
+        total = known[computation] = Counter()
         for product in computation.matching(_PRODUCTS):
             flops = self.one(product)
             if flops is None:
@@ -58,13 +64,14 @@ class MatmulFlops:
             if calls is None:
                 total[key(product)] += flops
             for callee, times, _ in calls or ():
-                inside = self.by(key, callee, devices) if self.of(callee) else {}
+                inside = self._by(key, callee, devices, known) if self.of(callee) else {}
                 if inside is None:
                     return None
                 for place, flops in inside.items():
-                    total[place] += flops * times * (devices or {}).get(callee.name, 1)
+                    total[place] += flops * times * devices.get(callee.name, 1)
         return +total
 
+    @promised()
     def beside(self, start: Instruction) -> int | None:
         """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
         here, between, waiting = start.home, [], start.name
@@ -86,10 +93,9 @@ class MatmulFlops:
 
     def one(self, instruction: Instruction) -> int | None:
         """FLOPs of one `shardlab.programs.hlo.Instruction`, with all that it calls."""
-        if instruction.kind == "dot":
-            return _dot_flops(instruction)
-        if instruction.kind == "convolution":
-            return _convolution_flops(instruction)
+        if instruction.kind in ("dot", "convolution"):
+            with promised():
+                return (_dot_flops if instruction.kind == "dot" else _convolution_flops)(instruction)
         if instruction.kind == "custom-call":
             target = instruction.attribute("custom_call_target")
             return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target, re.I) else 0

@@ -8,6 +8,7 @@ is the job of `shardlab.programs.collectives`, and what it means for FLOPs that 
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,16 +24,41 @@ __all__ = [
     "array_types",
     "dimensions",
     "metadata",
+    "promised",
     "type_bytes",
 ]
 
 CALLS = r"(calls|to_apply|body|computations?)="  # in the lines of instructions that run another computation
 COLLECTIVES = tuple(KINDS)
+MOST = 2**20  # devices of a program, and steps of a walk through one
+_COMMENT = re.compile(r"/\*[^*]*\*/")
+_TEXT = r'"(?:[^"\\]|\\.?)*(?:"|$)'  # quoted; where the text ends before it is closed, to the end
 _BYTES = {"pred": 1, "token": 0, "s4": 0.5, "u4": 0.5, "s2": 0.25, "u2": 0.25, "f4e2m1fn": 0.5}
 
 
 class UnreadableProgram(ValueError):
     """A line of the program's text has an unknown form; the message shows the line."""
+
+
+@contextmanager
+def promised() -> Iterator[None]:
+    """Whatever fails while the text of a program is read, fails as `UnreadableProgram`.
+
+    >>> from shardlab.programs.hlo import promised
+    >>> with promised():
+    ...     int("a size")
+    Traceback (most recent call last):
+    shardlab.programs.hlo.UnreadableProgram: this text is incomplete or changed, or has an unknown form (ValueError: ...
+    """
+    try:
+        yield
+    except UnreadableProgram:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UnreadableProgram(
+            f"this text is incomplete or changed, or has an unknown form ({type(error).__name__}: {str(error)[:200]}); "
+            "pass all that compiled.as_text() returns"
+        ) from error
 
 
 def array_types(text: str) -> tuple[str, ...]:
@@ -50,7 +76,7 @@ def array_types(text: str) -> tuple[str, ...]:
     Returns:
       A tuple of texts such as "f32[4,4]".
     """
-    return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", re.sub(r"/\*.*?\*/", "", text)))
+    return tuple(re.findall(r"\b([a-z]\w*\[[\d,<=]*\])", _COMMENT.sub("", text)))
 
 
 def metadata(line: str) -> dict[str, str]:
@@ -60,8 +86,9 @@ def metadata(line: str) -> dict[str, str]:
     >>> metadata('%y = f32[4] add(%a, %b), metadata={op_name="jit(f)/add" source_file="f.py" source_line=3}')
     {'op_name': 'jit(f)/add', 'source_file': 'f.py', 'source_line': '3'}
     """
-    found = re.search(r"\bmetadata=\{(.*)\}", line)
-    pairs = re.findall(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|([^"\s},]+))', found[1] if found else "")
+    found = re.search(r"\bmetadata=\{", line)
+    inside = line[found.end() :].rpartition("}")[0] if found else ""
+    pairs = re.findall(r'\b(\w+)=(?:"((?:[^"\\]|\\.)*)"|([^"\s},]+))', inside)
     return {name: re.sub(r"\\(.)", r"\1", quoted) or number for name, quoted, number in pairs}
 
 
@@ -87,8 +114,10 @@ def dimensions(array_type: str) -> list[int]:
     >>> dimensions("bf16[8,4]{1,0}")
     [8, 4]
     """
-    sizes = re.search(r"\[([\d,<=]*)\]", array_type)[1].split(",")
-    return [int(size.lstrip("<=")) for size in sizes if size]
+    sizes = re.search(r"\[([\d,<=]*)\]", array_type)
+    if not sizes:
+        raise UnreadableProgram(f"no array type: {array_type[:300]!r}")
+    return [int(size.lstrip("<=")) for size in sizes[1].split(",") if size]
 
 
 @dataclass(frozen=True)
@@ -120,7 +149,7 @@ class Instruction:
     @property
     def unquoted(self) -> str:
         """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
-        return re.sub(r'"(?:[^"\\]|\\.)*"', '""', self.attributes)
+        return re.sub(_TEXT, '""', self.attributes)
 
     @cached_property
     def _values(self) -> dict[str, str]:
@@ -155,7 +184,10 @@ class Instruction:
 
     def called(self, role: str = "calls") -> "Computation":
         """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
-        return self.home.program[_names(self.attribute(role))[0]]
+        names = _names(self.attribute(role))
+        if not names:
+            raise UnreadableProgram(f"no {role}= in this instruction: {self.line.strip()[:300]}")
+        return self.home.program[names[0]]
 
     def calls(self) -> "list[tuple[Computation, int, int | None]]":
         """The computations that it runs, each with how often: at least, and at most.
@@ -183,12 +215,20 @@ class Computation:
       name: its name, without "%".
       program: the `Program` that it is part of.
       lines: the text of each instruction, by name, in order.
-      root: the name of the instruction whose result is the computation's.
     """
 
     def __init__(self, name: str, program: "Program") -> None:
         """Start empty; `Program` adds the lines."""
-        self.name, self.program, self.lines, self.root, self._parsed = name, program, {}, None, {}
+        self.name, self.program, self.lines, self._parsed, self._types, self._root = name, program, {}, {}, {}, None
+
+    @property
+    def root(self) -> str:
+        """The name of the instruction whose result is the computation's."""
+        if self._root is None:
+            raise UnreadableProgram(
+                f"the computation {self.name} has no ROOT; pass all that compiled.as_text() returns"
+            )
+        return self._root
 
     def __getitem__(self, name: str) -> Instruction:
         if name not in self._parsed:
@@ -213,20 +253,25 @@ class Computation:
             raise UnreadableProgram(f"cannot read this instruction: {line.strip()[:300]}")
         inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
         operands, names = [], []
-        for operand in _split(re.sub(r"/\*.*?\*/", "", inside)):
+        for operand in _split(_COMMENT.sub("", inside)):
             # Types are written before the operands' names, or known from where they were made.
             written, _, operand = operand.rpartition(" ")
             names.append(operand.lstrip("%"))
             known = names[-1].partition("#")[0] in self.lines
             operands.append(written or (self._typed(names[-1])[0] if known else ""))
+        if operation[1] == "parameter" and not re.fullmatch("[0-9]{1,9}", inside):
+            raise UnreadableProgram(f"no number of a parameter: {line.strip()[:300]}")
         return Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes, self)
 
     def _typed(self, name):
         """Its type, and the rest of its line."""
-        name, element, place = name.partition("#")
-        if element:
-            return _split(self._typed(name)[0][1:-1])[int(place)], ""
-        return _take_type(self.lines[name].partition(" = ")[2])
+        if name not in self._types:
+            whole, element, place = name.partition("#")
+            if element:
+                self._types[name] = _split(self._typed(whole)[0][1:-1])[int(place)], ""
+            else:
+                self._types[name] = _take_type(self.lines[name].partition(" = ")[2])
+        return self._types[name]
 
     def matching(self, pattern: str) -> Iterator[Instruction]:
         """The instructions in whose lines a regular expression is found, in order: new objects with each call."""
@@ -246,34 +291,51 @@ class Program:
       devices: for how many devices the program is: its partitions, times the replicas of older programs of `jax.pmap`.
 
     Raises:
-      UnreadableProgram: the text has no entry.
+      UnreadableProgram: the text has no entry, or ends within a computation.
     """
 
     def __init__(self, text: str) -> None:
         """Read what `compiled.as_text()` returns."""
         head = re.search(r"^HloModule .*", text, re.MULTILINE)
         counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", head[0] if head else "")
-        self.devices = math.prod(map(int, counts))
-        self.entry, self._computations, here = None, {}, None
-        for line in text.splitlines():
-            head = re.match(r"(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$", line)
-            if head:
-                here = self._computations[head[2]] = Computation(head[2], self)
-                self.entry = here if head[1] else self.entry
-            elif here is not None:
-                match = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
-                if match:
-                    name = match[2]
-                    here.lines[name] = line
-                    here.root = name if match[1] else here.root
-                elif here.lines and not re.fullmatch(r'\s*(\}(, execution_thread="[^"]*")?)?', line):
-                    # The attributes of some kernels take several lines.
-                    here.lines[name] += line
+        self.devices = math.prod(int(count[:12]) for count in counts)
+        if not 0 < self.devices <= MOST:
+            raise UnreadableProgram(f"a program for {self.devices:,} devices; pass one for 1 to {MOST:,}")
+        self.entry, self._computations = None, {}
+        is_open = self._read(text.splitlines())
+        if is_open:
+            raise UnreadableProgram(
+                f"this text ends within the computation {is_open}, so some of it is missing; pass all that "
+                "compiled.as_text() returns"
+            )
         if self.entry is None:
             early = " (this is StableHLO: XLA has not compiled it yet)" if re.match(r"\s*(#|module)", text) else ""
             raise UnreadableProgram(
                 f"no ENTRY in this text: {text.strip()[:200]!r}{early}; pass what compiled.as_text() returns"
             )
+
+    def _read(self, lines):
+        """Sort the lines into computations; returns the name of the one that is not closed, or None."""
+        here, last, is_open, more = None, None, None, []
+        for line in (*lines, ""):
+            name, is_entry = _head(line)
+            match = None if name or here is None else re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+            if more and (name or match or line == ""):
+                here.lines[last] += "".join(more)  # the attributes of some kernels take several lines
+                more = []
+            if name:
+                here, is_open = Computation(name, self), name
+                self._computations[name] = here
+                self.entry = here if is_entry else self.entry
+            elif match:
+                last = match[2]
+                here.lines[last] = line
+                here._root = last if match[1] else here._root
+            elif re.fullmatch(r'\}(, execution_thread="[^"]*")?', line):
+                is_open = None
+            elif here is not None and here.lines and not re.fullmatch(r"\s*\}?", line):
+                more.append(line)
+        return is_open
 
     def __getitem__(self, name: str) -> Computation:
         if name not in self._computations:
@@ -285,6 +347,14 @@ class Program:
 
 
 # --- A line of text ----------------------------------------------------------------------------------------------
+
+
+def _head(line):
+    """The name of the computation that a line begins, and whether it is the entry; (None, False) if it begins none."""
+    match = re.match(r"(ENTRY )?%?([\w.\-]+) (?=[({])", line) if line.endswith("{") else None
+    if not match or not (line[match.end() :] == "{" or re.match(r"\(.*\) -> ", line[match.end() :])):
+        return None, False
+    return match[2], bool(match[1])
 
 
 def _take_type(text):
@@ -311,7 +381,7 @@ def _names(value):
 
 
 _BRACKETS = re.compile(r"[(){}\[\],]")
-_QUOTED = re.compile(r'[(){}\[\],]|"(?:[^"\\]|\\.)*"')  # names that a person chose can have brackets and commas
+_QUOTED = re.compile(rf"[(){{}}\[\],]|{_TEXT}")  # names that a person chose can have brackets and commas
 
 
 def _split(text, tokens=_BRACKETS):
@@ -334,20 +404,23 @@ def _trips(loop):
         return int(match[1])
     # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
     # as long as it compares with another constant (or with a number that is carried along unchanged).
-    body, condition = loop.called("body"), loop.called("condition")
+    body, condition, known = loop.called("body"), loop.called("condition"), {}
     test, before, after = condition[condition.root], loop.home[loop.names[0]], body[body.root]
     if test.kind != "compare" or before.kind != "tuple" or after.kind != "tuple":
         return None
 
     def first_and_step(side):
-        place, more = _number(side, condition) or (None, None)
+        place, more = _number(side, condition, known) or (None, None)
         if more is None or place is None:
             return more, 0
-        first, then = _number(before.names[place], loop.home), _number(after.names[place], body)
-        known = first and then and first[0] is None and then[0] == place
-        return (first[1] + more, then[1]) if known else (None, None)
+        first, then = (_number(made.names[place], made.home, known) for made in (before, after))
+        counts = first and then and first[0] is None and then[0] == place
+        return (first[1] + more, then[1]) if counts else (None, None)
 
-    (left, left_step), (right, right_step) = map(first_and_step, test.names)
+    try:
+        (left, left_step), (right, right_step) = map(first_and_step, test.names)
+    except RecursionError:
+        return None  # computed in more steps than any counter is
     if left is None or right is None:
         return None
     direction = test.attribute("direction")
@@ -361,19 +434,24 @@ def _trips(loop):
     return 0 if distance <= 0 else math.ceil(distance / step) if step > 0 else None
 
 
-def _number(name, where, value=None):
+def _number(name, where, known, value=None):
     """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
 
     None if it is neither, or computed in a way that we do not follow. `value` has the inputs, as such pairs, of a
-    computation that is no part of a loop.
+    computation that is no part of a loop; `known` has what was found, since a chain of sums can need it often.
     """
-    instruction = where[name]
+    key = (where.name, name, value)
+    if key not in known:
+        known[key] = _computed(where[name], where, known, value)
+    return known[key]
 
+
+def _computed(instruction, where, known, value):
     def operand(i):
-        return _number(instruction.names[i], where, value)
+        return _number(instruction.names[i], where, known, value)
 
     if instruction.kind == "constant":
-        return (None, int(instruction.inside)) if re.fullmatch(r"-?\d+", instruction.inside) else None
+        return (None, int(instruction.inside)) if re.fullmatch(r"-?\d{1,20}", instruction.inside) else None
     if instruction.kind == "parameter":
         return value[int(instruction.inside)] if value else None
     if instruction.kind in ("bitcast", "copy", "copy-start", "copy-done"):
@@ -381,11 +459,11 @@ def _number(name, where, value=None):
     if instruction.kind == "get-tuple-element":
         place, source = int(instruction.attribute("index")), where[instruction.names[0]]
         if source.kind == "tuple":
-            return _number(source.names[place], where, value)
+            return _number(source.names[place], where, known, value)
         return (place, 0) if source.kind == "parameter" and value is None else None
     if instruction.kind == "fusion":
         callee = instruction.called()
-        return _number(callee.root, callee, [operand(i) for i in range(len(instruction.names))])
+        return _number(callee.root, callee, known, tuple(map(operand, range(len(instruction.names)))))
     if instruction.kind in ("add", "subtract"):
         left, right = operand(0), operand(1)
         if left and right and instruction.kind == "add" and left[0] is None:

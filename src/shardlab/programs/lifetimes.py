@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from shardlab.programs.collectives import compile_for
-from shardlab.programs.hlo import COLLECTIVES, Program, UnreadableProgram
+from shardlab.programs.hlo import COLLECTIVES, MOST, Program, UnreadableProgram, promised
 
 __all__ = ["Lifetimes", "lifetimes"]
 
@@ -58,7 +58,9 @@ def lifetimes(f: Callable, *args: Any) -> Lifetimes:
       ValueError: the program gathers no layer of a stack.
       shardlab.UnreadableProgram: only the run decides how often a loop runs, or which layer it takes.
     """
-    walk = _Walk(Program(compile_for(f, *args).as_text()))
+    program = Program(compile_for(f, *args).as_text())
+    with promised():
+        walk = _Walk(program)
     layers = walk.layers()
     if not layers:
         raise ValueError("this program gathers no layer: one of its arguments must be a stack of layers, taken by scan")
@@ -85,7 +87,7 @@ class _Walk:
     """
 
     def __init__(self, program):
-        self.events, self._adds = [], {}  # of each step: the products among its operands
+        self.events, self._adds, self._left = [], {}, MOST // 4  # of each step: the products among its operands
         arguments = [self._array(("parameter", None)) for line in program.entry.lines.values() if " parameter(" in line]
         self._scatter(self._run(program.entry, arguments))
 
@@ -157,7 +159,9 @@ class _Walk:
         return self._array(("event", step))
 
     def _run(self, here, arguments):
-        values = {}
+        values, self._left = {}, self._left - len(here.lines) - 1
+        if self._left < 0:
+            raise UnreadableProgram(f"more than {MOST // 4:,} instructions, with every trip of the loops, are too many")
         for name in here.lines:
             instruction = here[name]
             values[name] = self._value(instruction, [values.get(operand) for operand in instruction.names], arguments)

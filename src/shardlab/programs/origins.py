@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata
+from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
 from shardlab.programs.uses import Uses, is_in_loop
 
 __all__ = ["Origin", "Origins", "where"]
@@ -108,6 +108,7 @@ class Origins:
                 for called in re.findall(r"\b(?:calls|to_apply|body)=%?([\w.\-]+)", line):
                     self._callers.setdefault(called, (here, name))
 
+    @promised()
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
         """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
         argument = self._argument(instruction)
@@ -141,11 +142,13 @@ class Origins:
         callers = self._callers_of(instruction, stack, place)
         return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made, callers)
 
+    @promised()
     def in_loop(self, instruction: Instruction) -> str:
         """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
         here, name = self._callers.get(instruction.home.name, (None, ""))
         return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
 
+    @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
         """In how many iterations of loops a gathered array is used, one part in each, and nowhere else; else 0."""
         end = instruction.home.lines.get(instruction.name.replace("-start", "-done"))
@@ -154,6 +157,7 @@ class Origins:
             return 0
         return self._uses.sliced_in_loop(instruction.home, instruction.name.replace("-start", "-done"), along[0])
 
+    @promised()
     def is_kept_for_backward(self, instruction: Instruction) -> bool:
         """Whether the backward pass uses a result of the forward pass as it is."""
         if "transpose(" in self._metadata(self._own_line(instruction))[0]:
@@ -165,6 +169,7 @@ class Origins:
         ends = self._uses.ends(instruction.home, instruction.name, tuple(callers))
         return any("transpose(" in self._metadata(user.line)[0] for user in ends)
 
+    @promised()
     def sources(self, instruction: Instruction) -> set[str]:
         """The arguments of the program from which an instruction's operands are computed, outside of loops."""
         entry, names, seen, found = self._program.entry, list(instruction.names), set(), set()
@@ -306,6 +311,7 @@ class Origins:
                 places.setdefault(metadata(line).get("op_name"), []).append((entry, name))
         return places
 
+    @promised()
     def place(self, line: str) -> tuple[str, int]:
         """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
         return self._metadata(line)[1]
@@ -511,13 +517,17 @@ class Origins:
             )
         return False
 
+    @promised()
     def is_sliced_again(self, instruction: Instruction) -> bool:
         """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
-        waiting, sliced = [(instruction.home, instruction.name, None)], False
+        waiting, seen, sliced = [(instruction.home, instruction.name, None)], set(), False
         while waiting and len(waiting) < _MOST:
             here, name, outer = waiting.pop()
+            if (here.name, name, outer and outer[1]) in seen:
+                continue
+            seen.add((here.name, name, outer and outer[1]))
             if name == here.root and outer:
                 waiting.append((*outer, None))
             for user in self._uses.users(here).get(name, ()):

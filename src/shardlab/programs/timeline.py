@@ -34,11 +34,13 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.flops import MatmulFlops
 from shardlab.programs.hlo import (
     COLLECTIVES,
+    MOST,
     Computation,
     Instruction,
     Program,
     UnreadableProgram,
     array_types,
+    promised,
     type_bytes,
 )
 
@@ -230,12 +232,13 @@ def steps_of(text: str, chip: str | hardware.Chip, torus: Sequence[int] = ()) ->
     """
     if "is_scheduled=true" not in text.partition("\n")[0]:
         raise UnreadableProgram("the instructions of this program are in no order yet: no is_scheduled=true")
-    program = Program(text)
+    program, chip = Program(text), hardware.chip(chip)
     moves, first = {}, {}
     for move, start in collectives.find(program):  # which comes again for every call of a computation
         if first.setdefault((start.home.name, start.name), start) is start:
             moves.setdefault((start.home.name, start.name), []).append(move)
-    return _Reader(moves, hardware.chip(chip), tuple(torus)).steps(program.entry)
+    with promised():
+        return _Reader(moves, chip, tuple(torus)).steps(program.entry)
 
 
 class _Reader:
@@ -243,8 +246,19 @@ class _Reader:
 
     def __init__(self, moves, chip, torus):
         self.moves, self.chip, self.torus, self.flops, self.count = moves, chip, torus, MatmulFlops(), 0
+        self.quiet = {}  # the steps of computations that start no collective, by name
 
     def steps(self, here):
+        """What a computation does, in order."""
+        if here.name in self.quiet:
+            return self.quiet[here.name]
+        before = self.count
+        found = self._steps(here)
+        if self.count == before:
+            self.quiet[here.name] = found
+        return found
+
+    def _steps(self, here):
         schedule, flying = [], {}  # numbers of collectives under way, by the names of what they return and by channel
         started = set()  # the channels of those that fusions start
         for name, line in here.lines.items():
@@ -337,18 +351,20 @@ def _of_fusion(fusion: Instruction, inner: Computation) -> float:
     lines = {name: inner[name] for name in inner.lines}
     root = lines[inner.root]
     results = [lines[name] for name in root.names] if root.kind == "tuple" else [root]
-    total = 0.0
+    users, total = {}, 0.0
+    for line in lines.values():
+        for name in set(line.names) if line.kind != "tuple" and not line.kind.startswith(COLLECTIVES) else ():
+            users.setdefault(name, []).append(line)
     for result in results:  # what a fusion hands through, such as the buffers of a collective, is not touched
         if result.kind == "dynamic-update-slice":
             total += _in_hbm(result.operands[1])
         elif result.kind != "parameter" and not result.kind.startswith(COLLECTIVES):
             total += _in_hbm(result.result)
     for parameter in (line for line in lines.values() if line.kind == "parameter"):
-        users = [line for line in lines.values() if parameter.name in line.names and line.kind != "tuple"]
-        users = [line for line in users if not line.kind.startswith(COLLECTIVES)]
-        slices = [line for line in users if line.kind in ("dynamic-slice", "slice") and line.names[0] == parameter.name]
-        updated = [line for line in users if line.kind == "dynamic-update-slice" and line.names[0] == parameter.name]
-        if len(slices) + len(updated) == len(users):
+        using = users.get(parameter.name, [])
+        slices = [line for line in using if line.kind in ("dynamic-slice", "slice") and line.names[0] == parameter.name]
+        updated = [line for line in using if line.kind == "dynamic-update-slice" and line.names[0] == parameter.name]
+        if len(slices) + len(updated) == len(using):
             read = _in_hbm(parameter.result)
             total += min(read, sum(map(_whole, slices)))
         else:
@@ -378,6 +394,8 @@ def _joined(steps: Sequence[list]) -> list:
 
 def _run(steps: Sequence) -> Timeline:
     """Let a device and its links run through the steps."""
+    if _length(steps) > MOST:
+        raise UnreadableProgram(f"more than {MOST:,} steps, with every trip of the loops, are too many to show")
     now = free = 0.0  # of the device, and of the links
     compute, waiting, flights, loops, flying = [], [], [], [], {}
 
@@ -411,6 +429,11 @@ def _run(steps: Sequence) -> Timeline:
     do(steps)
     flown = [Flight(*flight, _shared(flight[2], flight[3], waiting)) for flight in flights]
     return Timeline(tuple(compute), tuple(waiting), tuple(flown), tuple(map(tuple, loops)), now)
+
+
+def _length(steps: Sequence) -> int:
+    """How many steps are done, with every trip of the loops."""
+    return sum(step[1] * (1 + _length(step[2])) if step[0] == "loop" else 1 for step in steps)
 
 
 def _shared(start: float, end: float, spans: Sequence[tuple[float, float]]) -> float:

@@ -194,6 +194,21 @@ def test_it_is_a_module_of_shardlab_too(tmp_path):
 
 
 @pytest.mark.slow
+def test_logs_of_other_processes_stay(tmp_path):
+    """A process with the number 12 is no owner of the log of 123."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    for name in ("preflight.py", "join.py"):
+        shutil.copy(FOLDER / name, tmp_path)
+    command = f'echo kept > "$TMPDIR/preflight-nccl.$$0.host"; exec {sys.executable} preflight.py'
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TMPDIR": str(logs)}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout
+    assert [file.read_text() for file in logs.iterdir() if file.is_file()] == ["kept\n"]
+    assert not [file for file in logs.iterdir() if file.name.startswith("preflight-") and file.is_dir()]
+
+
+@pytest.mark.slow
 def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
     status, text, _ = end(begin(tmp_path))
     assert status == 1 and "FAIL platform: process 0 fell back to CPUs" in text

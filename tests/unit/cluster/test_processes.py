@@ -169,6 +169,12 @@ def test_devices_arguments_and_environment_reach_the_processes():
         assert group.coordinator.startswith("localhost:")
 
 
+def test_nothing_listens_to_other_hosts(group):
+    own = psutil.Process().children(recursive=True)
+    listening = [c.laddr.ip for one in own for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert listening and {ip for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")} == set()
+
+
 @pytest.mark.parametrize("bad", [{"n": 0}, {"n": 2.0}, {"n": True}, {"devices": 0}, {"devices": "4"}])
 def test_bad_numbers_are_refused_before_anything_starts(bad):
     with pytest.raises(ValueError, match="whole number of 1 or more"):

@@ -213,6 +213,13 @@ def test_numbers_as_people_write_them():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "123456789012345678901", "10000000G", "_", "²", "\x1b[2J"])
+def test_a_number_that_is_none_is_refused_in_a_line(text):
+    with pytest.raises(ValueError, match=r"use a whole number of at most|is no whole number") as error:
+        whole_number(text)
+    assert str(error.value).isprintable() and len(str(error.value)) < 250
+
+
 def test_a_plan_of_several_slices_keeps_data_parallelism_between_them():
     one, four = plan("llama-3-8b", "v5e", 256, 2**22), plan("llama-3-8b", "v5e", 1024, 2**24, slices=4)
     assert four.machine.name == "4 x v5e:16x16" and four.choices[0].data == 4
@@ -262,6 +269,10 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
         ((LLAMA, "v5p", 512, 2**22), {"microbatches": 3}, "1024 sequences in 3 micro-batches.*use 1032 sequences"),
         ((LLAMA, "v5p", 512, 2**16), {"axes": ("data", "fsdp")}, "only the axes data, fsdp; use 512 sequences"),
         ((LLAMA, "v5p", 512, 2**22), {"gathers": 3}, "gathers is 3; use 2, or 1"),
+        ((LLAMA, "v5p", 512, 2**22), {"microbatches": 10**20}, "microbatches is 1.*0; use .* at most 1,000,000"),
+        ((LLAMA, "v5p", 512, 2**22), {"stages": 10**5000}, "stages is a number of about 4,983 digits; use"),
+        ((LLAMA, "v5p", 10**20, 2**22), {}, "chips is 100000000000000000000; use a whole number of at most"),
+        ((LLAMA, "v5p", 512, 2**22), {"slices": 10**20}, "slices is 1.*0; use a whole number of at most"),
         ((LLAMA, "v5p", 512, 2**22), {"stages": 0}, "stages is 0; use a whole number of at least 1"),
         ((LLAMA, "v5p", 512, 2**22), {"axes": ("tensor",)}, "no mesh with only the axes tensor; add fsdp or data"),
         ((LLAMA, "v5p", 8, 4096), {"axes": ("model",)}, "axes='model'"),

@@ -3,6 +3,8 @@
 // search.py has written. The texts of a page's sections, search/NAME.js, follow when some of them are found.
 globalThis.bookSearch = ({ load, root, slash }) => {
   const SHOWN = 20; // results
+  const MOST = 300; // characters of what is asked that are looked at,
+  const WORDS = 24; // and words: more take seconds, and find nothing better
   const LENGTH = 200; // characters of the sentence that is shown with one
   const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
   const PIECES = 0.2; // the same for the pieces of a word such as "all-reduce", where it is not there as a whole
@@ -34,6 +36,10 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     return known.get(word);
   };
   const words = (text) => text.match(LETTERS) ?? [];
+  const few = (text) => { // the beginning of what is asked
+    const last = [...text.slice(0, MOST).matchAll(LETTERS)][WORDS];
+    return text.slice(0, last?.index ?? MOST).trim();
+  };
   const plain = (text) => words(text).map(whole).join("");
   const telling = (text) => { // its words without those that say nothing, if there are others
     const kept = words(text).filter((word) => !stop.has(word.toLowerCase()));
@@ -80,8 +86,8 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const { heading, anchor = slug(heading), above = [], names = [] } = section;
       Object.assign(section, { anchor, above, names, place: place - first[section.page] }); // on its page
     });
-    const times = {};
-    for (const { heading } of sections) times[heading] = (times[heading] ?? 0) + 1;
+    const times = new Map();
+    for (const { heading } of sections) times.set(heading, (times.get(heading) ?? 0) + 1);
     const engine = new globalThis.MiniSearch({
       fields: Object.keys(FIELDS),
       tokenize: (text) => words(text).flatMap(forms),
@@ -91,7 +97,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     for (const section of sections) {
       section.chapter = chapters[section.page];
       section.weight = KINDS[section.kind] * (section.chapter.appendix ? APPENDIX : 1)
-        * (times[section.heading] > 3 ? CLOSING : 1);
+        * (times.get(section.heading) > 3 ? CLOSING : 1);
       const heads = section.heading.split(":")[0].split(/, | and /);
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
       section.called = section.kind === "section" ? section.names.map(plain) : [];
@@ -230,7 +236,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     const ask = (words) => make("button", { type: "button", className: "ask", textContent: words,
       onclick: () => { input.value = words; input.focus(); show(); } });
     const show = async () => {
-      const asked = input.value.trim();
+      const [asked, whole] = [few(input.value.trim()), input.value.trim()];
       changed(asked);
       let engine;
       if (!loaded && asked) status.replaceChildren("Loading the index of the book …");
@@ -242,18 +248,19 @@ globalThis.bookSearch = ({ load, root, slash }) => {
         say("The search could not be loaded. Is the network there?");
         return;
       }
-      if (asked !== input.value.trim()) return; // typed on meanwhile
+      if (whole !== input.value.trim()) return; // typed on meanwhile
       const { only, all, found } = engine.find(asked);
       await texts(found.slice(0, SHOWN));
-      if (asked !== input.value.trim()) return;
+      if (whole !== input.value.trim()) return;
       list.dataset.of = asked;
       list.replaceChildren(...found.slice(0, SHOWN).map(result));
       const count = found.length === 1 ? "1 section" : `${found.length} sections`;
       if (found.length) {
-        const few = found.length > SHOWN ? `${count}, of which these are the best ${SHOWN}` : count;
-        if (only) say(`No section has “${asked}”. Found with ${only}: ${few}.`);
+        const shownOf = found.length > SHOWN ? `${count}, of which these are the best ${SHOWN}` : count;
+        if (asked !== whole) say(`Only the first ${words(asked).length} words were looked at: ${shownOf}.`);
+        else if (only) say(`No section has “${asked}”. Found with ${only}: ${shownOf}.`);
         else if (all < found.length) say(`${all === 1 ? "1 section has" : `${all} sections have`} all words; the others have some of them.`);
-        else say(`${few}.`);
+        else say(`${shownOf}.`);
       } else if (asked) {
         const others = engine.similar(asked).flatMap((name) => [" ", ask(name)]);
         const index = make("a", { href: new URL("genindex.html", root).href, textContent: "index" });

@@ -1,0 +1,51 @@
+"""The scripts that readers copy: what stands in a variable reaches the other hosts as it is, and as nothing else."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from places import ROOT
+
+pytestmark = pytest.mark.reads("book/cluster")
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """A folder whose name has quotes and spaces, and an ssh that runs the command here."""
+    folder = tmp_path / "a 'quoted' \"folder\""
+    (folder / "bin").mkdir(parents=True)
+    (folder / "host-by-glob").touch()
+    for name, text in {
+        "ssh": 'echo "host $3"; eval "$4"',
+        "python": 'echo "$COORDINATOR|$PROCESS_ID|$JAX_NOTE|$*"',
+    }.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / "bin" / name).chmod(0o755)
+    shutil.copy(ROOT / "book" / "cluster" / "ssh.sh", folder)
+    return folder
+
+
+def run(folder, *arguments, **variables):
+    settings = os.environ | {"VENV": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
+    done = subprocess.run(
+        ["bash", "ssh.sh", *arguments], cwd=folder, env=settings, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+
+def test_names_with_quotes_and_stars_are_names(hosts):
+    note = 'it\'s $HOME `id` "x"'
+    status, lines, said = run(hosts, "it's.py", "a b", HOSTS="host* two", PORT="99", JAX_NOTE=note)
+    assert status == 0 and not said, said
+    assert lines == [
+        "host host*", "host two", f"host*:99|0|{note}|-u it's.py a b", f"host*:99|1|{note}|-u it's.py a b",
+    ]  # fmt: skip
+
+
+def test_a_variable_is_no_command(hosts):
+    harm = "1;touch harmed;"
+    status, lines, _ = run(hosts, "x.py", HOSTS="one", PORT=harm)
+    assert status == 0 and lines == ["host one", f"one:{harm}|0||-u x.py"]
+    status, lines, _ = run(hosts, "x.py", HOSTS="one;touch${IFS}harmed;", PORT="1")
+    assert not (hosts / "harmed").exists()
