@@ -153,15 +153,17 @@ def test_a_failing_cell_is_named_by_file_and_line_and_run_again(tiny):
     assert found.good and not outcomes["one", "here"].reused and outcomes["two", "here"].reused
 
 
-def test_deprecations_of_the_chapter_and_of_shardlab_count_others_do_not(tiny):
+def test_deprecations_of_the_chapter_of_shardlab_and_of_what_they_call_count_others_do_not(tiny):
     warn = "import warnings\n\ndef old():\n    warnings.warn({!r}, DeprecationWarning, stacklevel={})\n"
     tiny.write("src/shardlab/ours.py", warn.format("shardlab is old", 1))
     tiny.write("src/theirs.py", warn.format("they are old", 1))
     tiny.write("src/blames.py", warn.format("you are old", 2))
+    tiny.write("src/inner.py", warn.format("what a library calls", 1))
+    tiny.write("src/outer.py", "import inner\n\ndef call():\n    inner.old()\n")
     program = "import blames\nblames.old()"
     cells = (
-        "import subprocess, sys, warnings\nimport blames, theirs\nfrom shardlab import ours",
-        "theirs.old()\nours.old()\n\nfor _ in range(2):\n    blames.old()",
+        "import subprocess, sys, warnings\nimport blames, outer, theirs\nfrom shardlab import ours",
+        "outer.call()\ntheirs.old()\nours.old()\n\nfor _ in range(2):\n    blames.old()",
         f"program = '''\n{program}\n'''\nsubprocess.run([sys.executable, '-c', program], check=True);",
         "warnings.warn('of the future', FutureWarning)",
     )
@@ -173,9 +175,10 @@ def test_deprecations_of_the_chapter_and_of_shardlab_count_others_do_not(tiny):
     if sys.version_info < (3, 13):  # what -c runs has no lines: its cell is named
         other = lines.index("program = '''") + 1
     expected = {f"book/one.md:{line}: you are old" for line in (cell, other)}
+    expected |= {f"book/one.md:{lines.index('theirs.old()') + 1}: they are old"}  # attributed to the library itself
     assert set(outcomes["one", "here"].deprecations) == {"src/shardlab/ours.py:4: shardlab is old", *expected}
     shown = matrix.table(found)
-    assert " s, 3 deprecated" in shown and f"here: book/one.md:{cell}: you are old (DeprecationWarning)" in shown
+    assert " s, 4 deprecated" in shown and f"here: book/one.md:{cell}: you are old (DeprecationWarning)" in shown
     # A result that is reused has them too, at the lines where the code is now.
     tiny.write("book/one.md", "\n".join(lines).replace("# One", "# One\n\nMore prose.") + "\n")
     again = run(tiny, only="one")[1]["one", "here"]

@@ -48,7 +48,8 @@ from pathlib import Path
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
 
 # Every Python that the notebook starts runs these first, as its sitecustomize. It notes the warnings that Python
-# attributes to cells (whose module is __main__, in the kernel or another process) or to a package.
+# attributes to cells (whose module is __main__, in the kernel or another process) or to a package, and those that it
+# attributes to a library which a cell or the package called: not what libraries warn each other of.
 NOTE_WARNINGS = """
 import warnings
 
@@ -56,15 +57,45 @@ def _note_warnings(package):
     import json, linecache, os, re, sys
     show, folder = warnings.showwarning, os.path.dirname(__file__)
 
+    def own(filename):  # in the package
+        return package and re.search(rf"[/\\\\](?:src|site-packages)[/\\\\]({package}[/\\\\].*)", filename)
+
+    def library(filename):  # the first name below a folder of sys.path
+        for folder in sorted(filter(None, {*sys.path, sys.prefix, sys.base_prefix}), key=len, reverse=True):
+            if filename.startswith(folder + os.sep):
+                return filename[len(folder) + 1:].split(os.sep)[0]
+
+    def write(ours, filename, lineno, message):
+        with open(os.path.join(folder, "now")) as now:
+            found = dict(path=os.path.join("src", ours[1]) if ours else None, line=lineno, message=str(message),
+                         code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
+        with open(os.path.join(folder, "warnings"), "a") as notes:
+            notes.write(json.dumps(found) + chr(10))
+
+    warn, seen = warnings.warn, set()
+
+    def warned(message, category=None, stacklevel=1, *args, **options):
+        kind = type(message) if isinstance(message, Warning) else category
+        if isinstance(kind, type) and issubclass(kind, DeprecationWarning):
+            frame = sys._getframe(1)
+            for _ in range(stacklevel - 1):
+                frame = frame and frame.f_back
+            name = frame and not own(frame.f_code.co_filename) and library(frame.f_code.co_filename)
+            while name and frame and library(frame.f_code.co_filename) in (name, "functools.py", "contextlib.py"):
+                frame = frame.f_back
+            caller = name and frame and (frame.f_code.co_filename, frame.f_lineno, str(message))
+            if caller and caller not in seen and (own(caller[0]) or not library(caller[0])):
+                seen.add(caller)
+                write(own(caller[0]), *caller)
+        return warn(message, category, max(stacklevel, 1) + 1, *args, **options)
+
+    warnings.warn = warned
+
     def note(message, category, filename, lineno, file=None, line=None):
-        ours = package and re.search(rf"[/\\\\](?:src|site-packages)[/\\\\]({package}[/\\\\].*)", filename)
+        ours = own(filename)
         theirs = filename.startswith((sys.prefix + os.sep, sys.base_prefix + os.sep))  # such as ipykernel's own main
         if issubclass(category, DeprecationWarning) and (ours or not theirs):
-            with open(os.path.join(folder, "now")) as now:
-                found = dict(path=os.path.join("src", ours[1]) if ours else None, line=lineno, message=str(message),
-                             code=linecache.getline(filename, lineno).strip(), now=int(now.read() or 0))
-            with open(os.path.join(folder, "warnings"), "a") as notes:
-                notes.write(json.dumps(found) + chr(10))
+            write(ours, filename, lineno, message)
         if theirs:  # named as it is imported: where it is installed is no reader's concern
             line = line or linecache.getline(filename, lineno)
             inside = [place for place in sys.path if place and filename.startswith(place + os.sep)]

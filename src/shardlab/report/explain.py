@@ -33,7 +33,7 @@ from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.flops import MatmulFlops, whole_flops
-from shardlab.programs.hlo import Program
+from shardlab.programs.hlo import Program, promised
 from shardlab.programs.origins import Origins, where
 from shardlab.programs.timeline import predicted_seconds
 from shardlab.programs.varying import are_checked, mismatches
@@ -360,11 +360,14 @@ def explain(
 
     Raises:
       TypeError: `f` is nothing that can be compiled.
+      ValueError: with a `Pod`: its compiler is not installed, or the function names a mesh with other axes.
+      NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged all-to-all.
       shardlab.UnreadableProgram: the program contains a line of unknown form; the message shows it.
     """
     chip = hardware.chip(mesh.chip if isinstance(mesh, Pod) else chip)
     if isinstance(f, str):
-        return _of_text(f, None if mesh is None else [mesh], chip, name="program")[0]
+        with promised():
+            return _of_text(f, None if mesh is None else [mesh], chip, name="program")[0]
     if not callable(f) and not hasattr(f, "as_text"):
         raise TypeError(
             f"explain() takes a function, a Lowered or Compiled program or the text of one, not {type(f).__name__}; "
