@@ -198,7 +198,12 @@ assert not foreign, foreign
 
 
 # Where cells show a calculator besides the explorer's own page.
-EMBEDDED = {"arrays": ["layout"], "costs": ["matmul"], "explorer": ["layout", "matmul", "fit"]}
+EMBEDDED = {
+    "index": ["typed"],
+    "arrays": ["layout"],
+    "costs": ["matmul"],
+    "explorer": ["layout", "matmul", "fit"],
+}
 
 
 def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
