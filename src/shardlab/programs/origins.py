@@ -170,6 +170,19 @@ class Origins:
         return any("transpose(" in self._metadata(user.line)[0] for user in ends)
 
     @promised()
+    def forward_arguments(self) -> frozenset[str]:
+        """The names of the program's arguments that its forward pass uses; of all, if it has no backward pass."""
+        entry = self._program.entry
+        names = {}
+        for name, line in entry.lines.items():
+            if " parameter(" in line:
+                names[metadata(line).get("op_name", "")] = name
+        if not self.is_differentiated:
+            return frozenset(names)
+        is_forward = lambda user: re.search(r"jvp\(|transpose\(", self._metadata(user.line)[0])  # noqa: E731
+        return frozenset(own for own, name in names.items() if any(map(is_forward, self._uses.ends(entry, name))))
+
+    @promised()
     def sources(self, instruction: Instruction) -> set[str]:
         """The arguments of the program from which an instruction's operands are computed, outside of loops."""
         entry, names, seen, found = self._program.entry, list(instruction.names), set(), set()
@@ -501,8 +514,17 @@ class Origins:
         everything = len(ends) == count and len(instruction.names) == 1
         if len(ends) > most or (everything and not gradient and not self._is_root(instruction)):
             return ()
+        if gradient and root.kind == "tuple":  # a sum that is none of theirs, such as a statistic, reaches results too
+            ends = {n for n in ends if self._is_part_of(instruction, root.operands[n])}
         names = self._results
         return tuple(names[n] if names and n < len(names) else f"result {n}" for n in sorted(ends))
+
+    @staticmethod
+    def _is_part_of(instruction, result):
+        """Whether what a collective adds up can be a gradient of a result, by the number of elements."""
+        count = math.prod(dimensions(array_types(result)[0])) if array_types(result) else 0
+        sums = [math.prod(dimensions(kind)) for kind in array_types(" ".join(instruction.operands))]
+        return bool(count) and any(size >= count and size % count == 0 for size in sums)
 
     def _is_root(self, instruction):
         """Whether an instruction's result is that of the program, without further operations."""

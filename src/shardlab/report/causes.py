@@ -47,14 +47,19 @@ _OF_TWO = (
 )
 
 
-def cause(move: Collective, origin: Origin, is_checked: bool = True) -> str:
+def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bool = False) -> str:
     """What causes a collective, in words.
 
     Args:
       move: its `shardlab.Collective`.
       origin: its `shardlab.programs.origins.Origin`.
       is_checked: whether the program has no `jax.shard_map` with `check_vma=False`.
+      is_pmap: whether `jax.pmap` compiles the program: then the function has all its collectives.
     """
+    if is_pmap and KINDS[move.kind].adds:
+        several = ", or several that the compiler has joined" if len(move.operands) > 1 else ""
+        backward = ", or the backward pass of one" if origin.phase == "backward" else ""
+        return f"a sum that is written in the function which pmap maps{several}{backward}"
     if origin.operation in OPERATIONS:
         return _by_hand(move, origin, is_checked)
     if told := _of_what_is_special(origin):

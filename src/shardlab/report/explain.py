@@ -8,6 +8,7 @@ prints, for the shardings of the arguments, the communication by source line, th
 a replicated optimiser state. Nothing runs: the program is compiled, and its text read.
 """
 
+import itertools
 import json
 import math
 import os
@@ -57,6 +58,7 @@ MOST = 10  # rows that are printed; the others are added up
 MOST_CALLERS = 3  # frames that lead to a line, or lines that call it
 MOST_SOURCES = 3  # arguments from which something was computed
 WIDE = 88  # columns
+LINES = 60  # of a report that is printed
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,23 @@ class Report:
                 "; ".join(filter(None, (code and f"`{_shortened(code, 60)}`", _shortened(about, 110), cause)))
                 for code, about, cause in under
             ]
-            lines += _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
-            lines += self._rest()
+            blocks = _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
+            fitting = _fitting(blocks, LINES // 2)
+            lines += [line for block in blocks[:fitting] for line in block]
+            lines += self._rest(fitting - 1)
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]
-        lines += _table([_STORED, *rows[:MOST]], "><") if rows else []
-        lines += [f"and {len(rows) - MOST} kinds of smaller ones"] if len(rows) > MOST else []
-        for number, finding in enumerate(self.findings, 1):
-            lines += ["", *_wrapped(f"{number}. {finding.title}: {finding.says}")]
+        if rows:
+            blocks = _table([_STORED, *rows[:MOST]], "><")
+            fitting = _fitting(blocks, LINES // 5)
+            lines += [line for block in blocks[:fitting] for line in block]
+            left = len(rows) - fitting + 1
+            lines += [f"and {left} {'kinds' if left > 1 else 'kind'} of smaller ones"] if left else []
+        blocks = [["", *_wrapped(f"{n}. {one.title}: {one.says}")] for n, one in enumerate(self.findings, 1)]
+        fitting = _fitting(blocks, LINES - len(lines))
+        lines += [line for block in blocks[:fitting] for line in block]
+        left = len(blocks) - fitting
+        lines += ["", f"and {counted(left, 'finding')} more: findings of the report has them"] if left else []
         return "\n".join(lines)
 
     def _repr_html_(self):
@@ -207,7 +218,7 @@ class Report:
         if self.moves:
             shown = self.moves[:MOST]
             under = [(code, "; ".join(filter(None, about))) for code, *about in map(_details, shown)]
-            parts += [html_table(_COLUMNS, map(_cells, shown), under=under), *map(paragraph, self._rest())]
+            parts += [html_table(_COLUMNS, map(_cells, shown), under=under), *map(paragraph, self._rest(MOST))]
         rows = self._stored()
         parts.append(paragraph(self._memory()))
         parts += [html_table(_STORED, rows[:MOST])] if rows else []
@@ -240,8 +251,8 @@ class Report:
         sent = f"{beside} sends {bytes_text(self.bytes)} from each device, {_ms(self.seconds)} on {self.chip}:"
         return f"{told} {sent}".lstrip()
 
-    def _rest(self):
-        rest = Report(self.name, self.devices, self.mesh, self.compiled_for, self.chip, self.moves[MOST:])
+    def _rest(self, shown):
+        rest = Report(self.name, self.devices, self.mesh, self.compiled_for, self.chip, self.moves[shown:])
         count = len(rest.moves)
         return [f"and {count} shorter ones: {bytes_text(rest.bytes)}, {_ms(rest.seconds)}"] if count else []
 
@@ -289,7 +300,7 @@ class Comparison:
     def __repr__(self) -> str:
         lines = aligned([("", "before", "after"), *self._sums()], "<>").splitlines()
         if moves := self._moves():
-            lines += ["", *_table([("", *_COLUMNS, "array"), *moves], "<><")]
+            lines += ["", *(line for block in _table([("", *_COLUMNS, "array"), *moves], "<><") for line in block)]
         changes = self._changes()
         lines += [""] if changes else []
         for sign, finding in changes:
@@ -400,15 +411,18 @@ def explain(
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
     names = {array.name: array.whole for array in results}
     jaxpr = _traced(f, args, kwargs)
-    how = {"is_pmap": wrapper == "pmap", "is_checked": jaxpr is None or are_checked(jaxpr)}
+    is_checked = jaxpr is None or are_checked(jaxpr)
+    how = {"is_checked": is_checked, "is_pmap": wrapper == "pmap"}
     report, known = _of_text(text, meshes, chip, _name(f), backend, names, lowered, messages, **how)
     sizes = _memory(compiled, backend, text) | ({"gathered": known.kept} if known.kept else {})
     all_findings = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
     told = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     told |= {name: size for name, size in report.kernels.items() if size or name not in told}
     if jaxpr is not None:
-        all_findings += findings.of_varying(mismatches(jaxpr))
-    all_findings += findings.of_batch(arrays, results, report.moves, report.mesh, known.repeats)
+        all_findings += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
+    all_findings += findings.of_batch(arrays, results, report.moves, report.mesh, known.repeats, known.forward)
+    if wrapper == "pmap" and known.is_differentiated:
+        all_findings += findings.of_unsummed(report.moves, arrays, results)
     if not known.is_gradient:  # which replaces no argument
         all_findings += findings.of_replacement(arrays, results)
     results = [] if known.is_gradient else results
@@ -488,18 +502,22 @@ class _Known:
 
     Attributes:
       is_gradient: whether its results are gradients.
+      is_differentiated: whether it has a backward pass.
       kept: bytes of gathered arguments that are kept for the backward pass.
       repeats: how many times the FLOPs of the unpartitioned program's products all devices compute together.
+      forward: the names of the arguments that the forward pass uses.
     """
 
     is_gradient: bool
+    is_differentiated: bool
     kept: int
     repeats: float
+    forward: frozenset[str]
 
 
 def _of_text(
-    text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=(), is_pmap=False,
-    is_checked=True,
+    text, meshes, chip, name, backend="an unknown backend", results=None, lowered=None, said=(),
+    is_checked=True, is_pmap=False,
 ):  # fmt: skip
     program = Program(text)
     named = collectives.meshes_named_in(text, program.devices)
@@ -514,7 +532,7 @@ def _of_text(
         (move, start, origins.of(start, move.axes or move.within))
         for move, start in collectives.find(program, meshes, called)
     ]
-    causes = [(origin, cause(move, origin, is_checked)) for move, _, origin in located]
+    causes = [(origin, cause(move, origin, is_checked, is_pmap)) for move, _, origin in located]
     for (move, start, origin), (_, why) in zip(located, causes, strict=True):
         hidden = flops.beside(start) if move.asynchronous else None
         overlap = "waits" if not move.asynchronous else "hidden" if hidden else "exposed"
@@ -549,7 +567,6 @@ def _of_text(
     mesh = {str(axis): int(size) for axis, size in meshes[0].shape.items()} if meshes else {}
     judged = [*findings.of_sums(located), *findings.of_repeated_operations(causes)]
     judged += [*findings.of_loops(located, origins), *findings.of_stacks(located, origins), *findings.of_many(moves)]
-    judged += findings.of_unsummed(moves, origins, is_pmap)
     repeats = 1.0
     if whole:
         at_once = whole_flops(lambda instruction: old.place(instruction.line), before, whole)
@@ -560,7 +577,8 @@ def _of_text(
     judged += [*findings.of_constants(text), *findings.of_widening(text, backend)]
     told = {kernels.name(call): kernels.declared_bytes(call) for call in called}
     report = Report(name, program.devices, mesh, backend, chip.name, tuple(moves), findings=tuple(judged), kernels=told)
-    return report, _Known(origins.is_gradient, findings.kept_for_backward(located, origins), repeats)
+    kept, forward = findings.kept_for_backward(located, origins), origins.forward_arguments()
+    return report, _Known(origins.is_gradient, origins.is_differentiated, kept, repeats, forward)
 
 
 def _callers(calls):
@@ -689,20 +707,25 @@ def _shortened(text, most):
 
 
 def _under(rows, align, texts):
-    """The lines of a table, each with a text under it; what is too long goes on below; nothing is left out."""
+    """The lines of each row of a table, with a text under it; what is too long goes on below; nothing is left out."""
     lines = aligned(rows, align).splitlines()
     return [
-        part
+        [*(_wrapped(line) if len(line) > WIDE else [line]), *_wrapped(text, "      ")]
         for line, text in zip(lines, texts, strict=True)
-        for part in (*(_wrapped(line) if len(line) > WIDE else [line]), *_wrapped(text, "      "))
     ]
 
 
+def _fitting(blocks, most):
+    """How many blocks of lines fit, together: at least four, such as a heading and three rows."""
+    lines = itertools.accumulate(map(len, blocks))
+    return max(min(4, len(blocks)), sum(total <= most for total in lines))
+
+
 def _table(rows, align):
-    """The lines of a table; if it is too wide, the last column stands under the others."""
+    """The lines of each row of a table; if it is too wide, the last column stands under the others."""
     lines = aligned(rows, align).splitlines()
     if max(map(len, lines)) <= WIDE:
-        return lines
+        return [[line] for line in lines]
     return _under([row[:-1] for row in rows], align, [row[-1] for row in rows])
 
 

@@ -7,11 +7,12 @@ them all.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
+from shardlab.costs.kinds import KINDS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
@@ -184,8 +185,9 @@ def _listed(names):
 
 
 def of_batch(
-    arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], mesh: Mapping[str, int], repeats: float
-) -> Iterator[Finding]:
+    arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], mesh: Mapping[str, int], repeats: float,
+    trained: Collection[str],
+) -> Iterator[Finding]:  # fmt: skip
     """Data that are in shards, but not along an axis along which parameters are.
 
     Devices along this axis then compute the same, or exchange what they compute.
@@ -195,19 +197,24 @@ def of_batch(
       moves: the `shardlab.report.explain.Move`s.
       mesh: sizes by axis.
       repeats: how many times the FLOPs of the program's products all devices compute together.
+      trained: the names of the arguments with respect to which it is differentiated, or else of those that the forward
+        pass uses.
     """
-    known, total = Counter(map(_layout, results)), sum(array.bytes for array in arguments)
+    known, told = Counter(map(_layout, results)), set()
     for array in sorted(arguments, key=lambda array: -array.bytes):
-        is_data = array.bytes < array.whole and not array.donated and not known[_layout(array)]
-        if not is_data or array.bytes < max(_LEAST * total, 1024):
+        is_data = array.spec not in ("", "P()") and not array.donated and not known[_layout(array)]
+        if not is_data or array.bytes < 1024:
             continue
-        for axis in _divided(array, mesh):
-            ways, stored = mesh[axis], [one for one in arguments if one is not array and axis not in one.replicated]
+        for axis in {*_divided(array, mesh)} - told:
+            ways = mesh[axis]
+            stored = [one for one in arguments if one is not array and axis not in one.replicated]
+            stored = [one for one in stored if one.name in trained and one.bytes < one.whole]
             gathered = 3 * (ways - 1) * sum(one.bytes for one in stored)  # in both passes, and their gradients
             sent = sum(move.total or 0 for move in moves if move.axes and axis in move.axes and not move.array)
             is_repeated = repeats > 0.9 * ways and not sent
             if not stored or not (is_repeated or sent > 4 * gathered):
                 continue
+            told.add(axis)
             yield Finding(
                 "data without an axis",
                 f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each device would be "
@@ -236,20 +243,25 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
             f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} of it: a result takes the "
             "memory of an argument with the same type and sharding",
         )
-    if not arguments or donated:
-        return
     results_by_layout, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
+    results_by_layout -= Counter(_layout(array) for array in arguments if array.donated)
     could, total = Counter(), sum(array.bytes for array in arguments)
     for array in arguments:
+        if array.donated:
+            continue
         if results_by_layout[_layout(array)] > 0 and (len(results) > 1 or alike[_layout(array)] == 1):
             results_by_layout[_layout(array)] -= 1
             could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
-        root = could.most_common(1)[0][0] or "them"
+        roots = [root or "them" for root, size in could.most_common() if size >= max(_LEAST * total, 1024)]
+        root = (roots or ["them"])[0]
         equinox = wrapper == "equinox"
-        numbered = re.fullmatch(r"args\[(\d+)\]", root)  # of a function that takes *args
-        which = f"donate_argnums={numbered[1]}" if numbered else f'donate_argnames="{root}"'
-        which = "donate_argnums" if root == "them" else which  # without a name
+        numbers = [int(one[1]) for one in (re.fullmatch(r"args\[(\d+)\]", root) for root in roots) if one]  # of *args
+        several = sorted(numbers) if len(numbers) == len(roots) else roots
+        chosen = several[0] if len(several) == 1 else tuple(several)
+        option = "donate_argnums" if several != roots else "donate_argnames"
+        which = f"{option}={chosen!r}".replace("'", '"')
+        which = "donate_argnums" if "them" in roots or not roots else which  # without a name
         how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
         how = {"pmap": "donate_argnums of jax.pmap", "nnx": f"nnx.jit(..., {which})"}.get(wrapper, how)
         where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
@@ -384,7 +396,10 @@ def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origi
         if how == "added" or (how == "stacked" and move.bytes < _SMALL):
             times, size = sums.get((how, origin.file, origin.line), (0, 0))
             sums[how, origin.file, origin.line] = times + move.times, size + move.times * move.bytes
+    total = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
     for (how, file, line), (times, size) in sums.items():
+        if size < _LEAST * total and times < _MANY:
+            continue
         place = f"{where(file, line)}: " if line else ""
         if how == "added":
             yield Finding(
@@ -426,38 +441,66 @@ def kept_for_backward(moves: list[tuple[Collective, Instruction, Origin]], origi
     )
 
 
-def of_varying(found: Iterable[Mismatch]) -> Iterator[Finding]:
+def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Finding]:
     """Results of a shard_map that are declared replicated but differ, and noise that is the same for other data.
 
     Args:
       found: `shardlab.programs.varying.Mismatch`es.
+      function: the name of the function, if `jax.pmap` maps it, which makes a shard_map of its own.
     """
+    groups = {}
     for one in found:
-        along, place = " and ".join(one.axes), where(one.file, one.line)
-        if one.kind == "result":
+        groups.setdefault((one.kind, one.axes, one.function, one.file, one.line), []).append(one.number)
+    for (kind, axes, mapped, file, line), numbers in groups.items():
+        along, place = " and ".join(axes), where(file, line)
+        if kind == "result":
+            several = len(numbers) > 1
+            which = f"{len(numbers)} results, first result {numbers[0]}," if several else f"result {numbers[0]}"
+            of = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
             yield Finding(
                 "replicated but different",
-                f"{place}: result {one.number} of the shard_map of `{one.function}` is declared replicated along "
-                f"{along}, but each device computes its own value: a psum or pmean is missing, or an axis in "
-                "out_specs; check_vma=True makes it an error",
+                f"{'' if function else f'{place}: '}{which} of {of} {'are' if several else 'is'} declared replicated "
+                f"along {along}, but each device computes its own value: a psum or pmean is missing, or an axis in "
+                f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}",
             )
         else:
             yield Finding(
                 "same noise",
-                f"{place}: devices along {along} have different data in the shard_map of `{one.function}`, but the "
+                f"{place}: devices along {along} have different data in the shard_map of `{mapped}`, but the "
                 "same random numbers, because their key is the same: fold in jax.lax.axis_index, if each should draw "
                 "its own",
             )
 
 
-def of_unsummed(moves: Sequence[Any], origins: Origins, is_pmap: bool) -> Iterator[Finding]:
-    """A step of `jax.pmap` that adds up no gradient; `moves` as above."""
-    if is_pmap and not moves and origins.is_differentiated:
+def of_unsummed(moves: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
+    """A differentiated step of `jax.pmap` that adds up nothing as large as the largest argument that it replaces.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+      arguments, results: as `shardlab.report.explain.Array`s.
+    """
+    old = Counter(map(_elements_stored, arguments))
+    replaced = [result for result in results if old[_elements_stored(result)]]
+    largest = max(replaced, key=_elements_stored, default=None)
+    sums = (move for move in moves if KINDS[move.kind].adds)
+    added = max((sum(map(_elements_of, move.types)) for move in sums), default=0)
+    if largest is not None and added < _elements_stored(largest):
+        what = "sends nothing" if not moves else f"adds up nothing as large as {largest.name}"
         yield Finding(
             "gradients not summed",
-            "this pmap has a backward pass and sends nothing, so each device has the gradient of its own data alone. "
+            f"this pmap has a backward pass and {what}, so each device has the gradient of its own data alone. "
             "Parameters that it updates differ from device to device after the first step: a psum or pmean is missing",
         )
+
+
+def _elements_stored(array):
+    return _elements_of(array.shard)
+
+
+def _elements_of(kind):
+    """Elements of a type such as "f32[8,4]", or of several such as "2 × f32[8,4]"."""
+    count, _, kind = kind.rpartition(" × ")
+    return int(count or 1) * math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
 
 
 def of_many(moves: Sequence[Any]) -> Iterator[Finding]:

@@ -86,19 +86,32 @@ def own_names(compiled: Any, f: Any, args: tuple, kwargs: dict[str, Any]) -> tup
         bound = inspect.signature(inspect.unwrap(f)).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return [], {}
-    leaves = [
-        (f"{name}{path_text(path)}".removesuffix(".value"), type_text(leaf.shape, leaf.dtype))
-        for name, value in bound.items()
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-        if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-    ]
     info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
     kinds = [type_text(aval.shape, aval.dtype) for aval in (getattr(one, "_aval", None) or one for _, one in info)]
-    if not info or kinds != [kind for _, kind in leaves]:
+    every = [
+        (f"{name}{path_text(path)}".removesuffix(".value"), leaf)
+        for name, value in bound.items()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+    ]
+    for kept in (_is_array, lambda leaf: _is_array(leaf) or isinstance(leaf, bool | int | float | complex)):
+        leaves = [(name, _type_of(leaf)) for name, leaf in every if kept(leaf)]
+        if kinds == [kind for _, kind in leaves]:
+            break
+    else:
         return [], {}  # some were left out, or come in another order
+    if not info:
+        return [], {}
     used = [sharding is not None for sharding in tree.flatten_up_to(compiled.input_shardings)]
     by_path = {path_text(path): name for (path, _), (name, _) in zip(info, leaves, strict=True)}
     return [name for (name, _), is_used in zip(leaves, used, strict=True) if is_used], by_path
+
+
+def _is_array(leaf):
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _type_of(leaf):
+    return type_text(leaf.shape, leaf.dtype) if _is_array(leaf) else type_text((), jax.numpy.result_type(leaf))
 
 
 def renamed(text: str, own: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -171,7 +171,7 @@ def test_arguments_are_those_of_the_program_with_their_names_and_specs():
     assert sum(array.bytes for array in report.arrays) == report.memory["arguments"]
     several = explain(lambda *args: (args[0] @ args[1]["w"], args[1]), BATCH, {"w": struct((D, D), "data")})
     assert {array.name for array in several.arrays} == {"args[0]", "args[1]['w']"}
-    assert "jax.jit(..., donate_argnums=1)" in says(several, "not donated")[0]
+    assert "jax.jit(..., donate_argnums=(0, 1))" in says(several, "not donated")[0]
 
 
 def test_a_result_that_does_not_have_the_sharding_of_what_it_replaces_is_told(trained):
@@ -405,6 +405,8 @@ CAUSES = [
      "all-gather", "the update needs whole what is stored in shards"),
     (lambda x, w: x @ w, (ROWS, ROWS), "all-gather", "an argument that is sharded along a dimension that this product"),
     (lambda x, w: x @ jnp.sin(w), (ROWS, ROWS), "all-gather", "a product needs this operand whole"),
+    (jax.pmap(lambda x: lax.psum(x, "each"), axis_name="each"), (np.ones((8, 4), "float32"),), "all-reduce",
+     "a sum that is written in the function which pmap maps"),
 ]  # fmt: skip
 
 

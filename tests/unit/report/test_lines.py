@@ -250,6 +250,73 @@ def test_a_pmap_that_adds_up_no_gradient_is_told_and_has_the_names_of_its_functi
     assert not any("jax.jit" in finding.says for finding in report.findings)
 
 
+def averaged_metrics(w, x, is_summed):
+    def loss(w):
+        h = x @ w
+        return jnp.mean((h - lax.pmean(h.mean(0), "d")) ** 4)  # statistics over all devices, as in BatchNorm
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    gradient = lax.pmean(gradient, "d") if is_summed else gradient
+    return w - 0.1 * gradient, lax.pmean(value, "d")
+
+
+@pytest.mark.parametrize("is_summed", [True, False])
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_pmap_that_averages_its_metrics_alone_is_told(is_summed, is_mapped):
+    axes = {} if is_mapped else {"in_axes": (None, 0), "out_axes": (None, 0)}
+    mapped = jax.pmap(functools.partial(averaged_metrics, is_summed=is_summed), axis_name="d", **axes)
+    w = jnp.ones((8, 32, 16)) if is_mapped else jnp.ones((32, 16))
+    report = explain(mapped, w, jnp.ones((8, 4, 32)))
+    assert ("gradients not summed" in titles(report)) != is_summed
+    assert not any("data parallelism" in move.cause or "check_vma" in move.cause for move in report.moves)
+    assert not any("pmap.py" in finding.says for finding in report.findings)
+
+
+def test_a_pmap_with_a_number_in_its_state_has_the_names_of_its_function():
+    def step(state, x):
+        return {"w": state["w"] + lax.pmean(x.sum() * state["w"], "d"), "step": state["step"] + 1}
+
+    mapped = jax.pmap(step, axis_name="d", in_axes=(None, 0), out_axes=None)
+    names = {array.name for array in explain(mapped, {"w": jnp.ones((32, 32)), "step": 0}, jnp.ones((8, 4))).arrays}
+    assert names == {"state['w']", "state['step']", "x"}
+
+
+def test_equal_mismatches_are_one_finding():
+    def own(ws, x):
+        return [w + x.sum() for w in ws]
+
+    mapped = jax.shard_map(own, mesh=MESH, in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
+    report = explain(mapped, [struct((32, 32))] * 5, struct((8, 4), "d"))
+    different = [finding.says for finding in report.findings if finding.title == "replicated but different"]
+    assert len(different) == 1 and "5 results, first result 0," in different[0]
+
+
+def test_donation_is_advised_for_all_that_could_be_and_for_what_is_left():
+    def step(model, optimizer, x):
+        gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(model)
+        optimizer = [0.9 * optimizer[0] + gradient, 0.9 * optimizer[1] + gradient**2]
+        return model - optimizer[0], optimizer
+
+    w, x = struct((256, 256), "d"), struct((64, 256), "d")
+    for donated, advice in (((), '("optimizer", "model")'), (("optimizer",), '"model"'), (("optimizer", "model"), "")):
+        report = explain(jax.jit(step, donate_argnames=donated), w, [w, w], x)
+        says = [finding.says for finding in report.findings if finding.title == "not donated"]
+        assert bool(says) == bool(advice) and all(f"donate_argnames={advice})" in one for one in says), says
+
+
+def test_a_report_with_many_rows_and_findings_has_sixty_lines():
+    def step(params, x):
+        for p in params:
+            x = jnp.tanh(jnp.cumsum(x @ p["a_long_name_of_a_weight"], 0)) @ p["another_long_name_of_a_weight"]
+            x = jnp.sort(x, 0) + jnp.flip(x, 0) + jnp.linalg.qr(x)[0] + jnp.roll(x, 3, 0)
+        return x
+
+    names = "a_long_name_of_a_weight", "another_long_name_of_a_weight"
+    params = [{names[0]: struct((64, n), "d"), names[1]: struct((n, 64), None, "d")} for n in (64, 128, 192, 256)]
+    lines = repr(explain(step, params, struct((512, 64), "d"))).splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 88
+
+
 # --- Names, memory, errors ------------------------------------------------------------------------------------------
 
 
@@ -400,6 +467,21 @@ def test_data_that_lack_an_axis_of_the_parameters_are_told(weight, rows, batch, 
     found = [f for f in explain(layers, weights, on_grid((rows, 64), *batch)).findings if f.title.startswith("data")]
     assert bool(found) == bool(told)
     assert all("x is not sharded over fsdp" in one.says and told in one.says for one in found)
+
+
+def test_moments_do_not_hide_data_that_lack_an_axis():
+    def trained(state, tokens):
+        def loss(params):
+            h = functools.reduce(lambda h, w: h + jnp.tanh(h @ w), params["layers"], params["embed"][tokens])
+            return jnp.mean((h @ params["embed"].T) ** 2)
+
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, state["moments"], jax.grad(loss)(state["params"]))
+        return {"params": jax.tree.map(lambda w, m: w - m, state["params"], moments), "moments": moments}
+
+    params = {"embed": on_grid((256, 64), None, "fsdp"), "layers": [on_grid((64, 64), "fsdp")] * 2}
+    tokens = jax.ShapeDtypeStruct((64, 32), "int32", sharding=NamedSharding(GRID, P("data")))
+    report = explain(jax.jit(trained, donate_argnums=0), {"params": params, "moments": params}, tokens)
+    assert any("tokens is not sharded over fsdp" in finding.says for finding in report.findings), titles(report)
 
 
 def test_parameters_in_a_list_are_one_finding():
