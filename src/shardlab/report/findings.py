@@ -396,9 +396,10 @@ def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origi
         if how == "added" or (how == "stacked" and move.bytes < _SMALL):
             times, size = sums.get((how, origin.file, origin.line), (0, 0))
             sums[how, origin.file, origin.line] = times + move.times, size + move.times * move.bytes
-    total = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
+    all_times = sum(move.times or 0 for move, _, _ in moves)
+    all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
     for (how, file, line), (times, size) in sums.items():
-        if size < _LEAST * total and times < _MANY:
+        if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
             continue
         place = f"{where(file, line)}: " if line else ""
         if how == "added":
