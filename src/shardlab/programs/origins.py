@@ -24,7 +24,8 @@ __all__ = ["Origin", "Origins", "where"]
 # Operations whose result is the same array, or a part of it.
 _PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-slice", "opt-barrier", "reshape", "slice",
             "transpose")  # fmt: skip
-_ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim")
+_ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim",
+               "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
 _EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
 _MOST = 3_000  # instructions that are followed from one to the results of the program
@@ -117,15 +118,19 @@ class Origins:
             instruction = instruction.home[end]
         stack, place = self._metadata(self._own_line(instruction))
         makers = self._made(instruction)
+        if len(instruction.names) > 1 and (stack, place) not in makers:  # joined, with the name of another part
+            others = [maker for name in instruction.names for maker in self._made(instruction, name)[:10]]
+            stack, place = makers[0] if (stack, place) in others else (stack, place)
         made = makers[0]
         if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
             stack, place = foreign
         used, where, is_loop, is_grouped = self._use(instruction, makers)
+        asked_by = []  # the calls that lead to a constraint, which the program before partitioning has
         inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
         inserted = inserted or self._is_kept(stack, place, axes)
         if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
             asked = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
-            stack, place = asked or ((used, where) if where[1] else (stack, place))
+            stack, place, *asked_by = asked or ((used, where) if where[1] else (stack, place))
         if "(" not in stack and not used and not argument and made[1][1]:
             stack, place = made
             used = "result"
@@ -139,7 +144,7 @@ class Origins:
             argument = ""
         results = () if argument else self._reached(instruction, phase)
         of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
-        callers = self._callers_of(instruction, stack, place)
+        callers = tuple(asked_by) if asked_by else self._callers_of(instruction, stack, place)
         return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made, callers)
 
     @promised()
@@ -217,9 +222,13 @@ class Origins:
                         return _whole(used), where, False, False
         return first if first[0] or not is_needed else ("unknown", ("", 0), False, False)
 
-    def _made(self, instruction):
-        """The names and places of what made a collective's operand, the last operation first; at least one pair."""
-        here, name = instruction.home, instruction.names[0] if instruction.names else ""
+    def _made(self, instruction, name=None):
+        """The names and places of what made a collective's operand, the last operation first; at least one pair.
+
+        Of several operands it is the largest, unless another one is named.
+        """
+        here = instruction.home
+        name = name or max(instruction.names, key=lambda name: _elements(here, name), default="")
         passed = []
         for _ in range(20):
             if name not in here.lines:
@@ -253,7 +262,7 @@ class Origins:
         return None
 
     def _asked(self, instruction, makers, argument, axes):
-        """The name and the place of the sharding constraint that asks for a collective; None if there is none."""
+        """The name and place of the constraint that asks for a collective, and its callers, if any; or None."""
         if self._before is None or not axes:
             return None
         before = self._before
@@ -269,7 +278,7 @@ class Origins:
                     names = _axes_named(spec)
                     used, where = before._metadata(user.line)
                     if where[1] and not (gathers and names & set(axes)):
-                        return _whole(used), where
+                        return _whole(used), where, *before._callers_of(user, used, where)
         return None
 
     def _is_kept(self, stack, place, axes):
@@ -504,6 +513,8 @@ class Origins:
         root = self._root
         count = len(root.names) if root.kind == "tuple" else 1
         gradient = _adds(instruction) and phase == "backward"
+        if not _adds(instruction) and not self._is_root(instruction):
+            return ()  # computed, and used for results
         if count == 1 and not gradient and not self._is_root(instruction):
             return ()  # everything leads to the only result
         ends, most = {0} if count == 1 and instruction.name == root.name else set(), 3 * len(instruction.names)

@@ -153,7 +153,7 @@ def _of_a_gather(origin):
         return "the update needs whole what is stored in shards: optimiser and parameters have other specs"
     if origin.operation == "conv_general_dilated" and origin.is_grouped:
         return f"a convolution in groups, for which XLA gathers this operand: {SAME}"
-    if origin.operation in _PRODUCTS:
+    if origin.operation in _PRODUCTS or (origin.argument and origin.use in _PRODUCTS):
         if origin.argument:
             return (
                 "an argument that is sharded along a dimension that this product needs whole (FSDP gathers parameters "

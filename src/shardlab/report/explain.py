@@ -83,6 +83,7 @@ class Move:
       made: where the array was made, such as "step.py:9", if that is another line of the source; else "".
       callers: the calls that lead to the line, if there are several in the program: one with at most three frames,
         such as `("block.py:9 from step.py:4",)`, or the lines in which several differ first.
+      others: how many results beside `array` they add for, where the compiler has joined several.
     """
 
     kind: str
@@ -102,6 +103,7 @@ class Move:
     cause: str
     made: str = ""
     callers: tuple[str, ...] = ()
+    others: int = 0
 
     @property
     def total(self) -> int | None:
@@ -399,11 +401,12 @@ def explain(
                 raise
             f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
             lowered, compiled = collectives.stages(f, args, kwargs)
-    meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, args, kwargs)
     text = compiled.as_text()
     own, own_by_path = own_names(compiled, f, args, kwargs)
     arrays, results = _arguments(compiled, text, args, kwargs, own), _results(compiled)
     wrapper = wrapper_of([array.name for array in arrays])
+    placed = () if wrapper == "pmap" else (args, kwargs)  # which may be on a mesh of another name
+    meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, *placed)
     if wrapper and own:
         text, new_names = renamed(text, own)
         arrays = [replace(array, name=new_names.get(array.name, array.name)) for array in arrays]
@@ -526,7 +529,7 @@ def _of_text(
     before = Program(whole) if whole else None
     old = Origins(before, whole) if whole else None
     origins, flops, rows, called = Origins(program, text, list(results or ()), old), MatmulFlops(), {}, []
-    calls = {}  # by place, and by row: those that lead to it
+    calls, others = {}, {}  # by place, and by row: those that lead to it; by row: results that are not named
     lists = stacked((*parameter_names(text), *(results or ())))
     located = [
         (move, start, origins.of(start, move.axes or move.within))
@@ -550,6 +553,7 @@ def _of_text(
             origin.phase, origin.file, origin.line, origin.operation, array, why,
             where(*origin.made) if origin.made[1] and not array else "",
         )  # fmt: skip
+        others[key] = max(others.get(key, 0), len(named) - 1)
         calls.setdefault((origin.file, origin.line), {}).setdefault(key, {}).update(dict.fromkeys(origin.callers))
         times, seconds = rows.get(key, (0, 0))
         once = predicted_seconds(move, chip)
@@ -559,7 +563,7 @@ def _of_text(
         )
     callers = _callers(calls)
     moves = [
-        Move(kind, axes, within, group, types, times, sent, seconds, *place, callers.get(key, ()))
+        Move(kind, axes, within, group, types, times, sent, seconds, *place, callers.get(key, ()), max(others[key], 0))
         for key, (times, seconds) in rows.items()
         for kind, axes, within, group, types, sent, *place in [key]
     ]
@@ -586,17 +590,25 @@ def _callers(calls):
     texts = {}
     for by_row in calls.values():
         every = {chain for chains in by_row.values() for chain in chains}
-        if len({chain[:MOST_CALLERS] for chain in every}) < 2:
+        if len(every) < 2:
             continue
+        same = _common(every)  # frames in which they agree, such as those of a library
         for key, chains in by_row.items():
             if len(chains) == 1:
-                texts[key] = (" from ".join(where(*place) for place in next(iter(chains))[:MOST_CALLERS]),)
+                chain = next(iter(chains))
+                frames = chain[min(same, len(chain) - 1) :][:MOST_CALLERS]
+                texts[key] = (" from ".join(where(*place) for place in frames),)
                 continue
-            same = max(level for level in range(MOST_CALLERS) if len({chain[:level] for chain in chains}) <= 1)
-            lines = list(dict.fromkeys(where(*chain[min(same, len(chain) - 1)]) for chain in chains))
+            level = _common(chains)
+            lines = list(dict.fromkeys(where(*chain[min(level, len(chain) - 1)]) for chain in chains))
             more = len(lines) - MOST_CALLERS
             texts[key] = (*lines[:MOST_CALLERS], *([counted(more, "other line")] if more > 0 else []))
     return texts
+
+
+def _common(chains):
+    """How many of the innermost frames several calls have in common."""
+    return sum(1 for _ in itertools.takewhile(lambda frames: len(set(frames)) == 1, zip(*chains, strict=False)))
 
 
 # --- Arguments and results ----------------------------------------------------------------------------------------
@@ -694,7 +706,8 @@ def _details(move):
     code = " ".join(getline(move.file, move.line).split()) if move.line else ""
     made = move.made and f"made in {move.made}"
     called = move.callers and f"called in {', '.join(move.callers)}"
-    return code, ", ".join(filter(None, (move.array, " ".join(move.types), made, called))), move.cause
+    array = f"{move.array} and {counted(move.others, 'other')}" if move.others else move.array
+    return code, ", ".join(filter(None, (array, " ".join(move.types), made, called))), move.cause
 
 
 def _wrapped(text, indent=""):

@@ -56,7 +56,7 @@ class Finding:
 _HARM = (
     "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation",
     "data without an axis", "repeated work", "summed in a loop", "many small collectives", "result on one device",
-    "other sharding", "gathered before a loop", "replicated", "replicated result", "closed-over constant",
+    "gathered before a loop", "replicated", "other sharding", "replicated result", "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
@@ -305,8 +305,10 @@ def of_partitioner(
         )
 
 
-def _place(origin):
-    return f"in {where(origin.file, origin.line)}: " if origin.line else ""
+def _place(origin, calls=False):
+    """Where it is, as the beginning of a sentence, and where that line is called, if it is known and asked for."""
+    called = f", called in {where(*origin.callers[0][0])}" if calls and len(origin.callers) == 1 else ""
+    return f"in {where(origin.file, origin.line)}{called}: " if origin.line else ""
 
 
 def _place_said(line, moves, origins):
@@ -427,7 +429,8 @@ def of_stacks(moves: list[tuple[Collective, Instruction, Origin]], origins: Orig
         size = int(type_bytes(gathered))
         yield Finding(
             "gathered before a loop",
-            f"{_place(origin)}{origin.argument or gathered} is gathered whole, {bytes_text(size)} on each device, "
+            f"{_place(origin, calls=True)}{origin.argument or gathered} is gathered whole, "
+            f"{bytes_text(size)} on each device, "
             f"before a loop that uses one of its {parts} parts in each iteration: gather the part in the body of the "
             f"loop, which needs {bytes_text(size // parts)} at once",
         )

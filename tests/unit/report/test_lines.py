@@ -22,6 +22,13 @@ def struct(shape, *spec, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(MESH, P(*spec)))
 
 
+GRID = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+
+
+def on_grid(shape, *spec):
+    return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(GRID, P(*spec)))
+
+
 # What each program does with h, whose 512 rows are sharded, on the third of four lines; and a word of the cause.
 OPERATIONS = {
     "with_sharding_constraint": ("lax.with_sharding_constraint(h, NamedSharding(MESH, P()))", "asked for"),
@@ -427,6 +434,56 @@ def test_a_stack_gathered_before_its_loop_is_told(f, told, dtype):
     assert all("w is gathered whole" in one.says and "one of its 6 parts" in one.says for one in gathered)
 
 
+def test_a_stack_that_a_helper_gathers_is_told_with_the_line_that_calls_it():
+    report = explain(in_front, struct((6, 64, 64), None, "d"), struct((128, 64), "d"))
+    (says,) = (finding.says for finding in report.findings)
+    line = inspect.getsourcelines(in_front)[1] + 1
+    assert f"test_lines.py:{inspect.getsourcelines(stack)[1] + 1}, called in test_lines.py:{line}: w" in says
+
+
+def test_what_a_checkpoint_gathers_again_is_told_at_its_own_line():
+    """And what the compiler has joined is told with the number of its other results."""
+
+    rows = NamedSharding(GRID, P(("data", "fsdp")))
+
+    def layer(x, w):
+        h = jnp.tanh(x @ w["up"])
+        return lax.with_sharding_constraint(x + h @ w["down"], rows), None
+
+    def loss(w, x):
+        return jnp.mean(lax.scan(jax.checkpoint(layer), x, w)[0] ** 2)
+
+    weights = {"up": on_grid((4, 64, 256), None, "fsdp"), "down": on_grid((4, 256, 64), None, None, "fsdp")}
+    report = explain(jax.grad(loss), weights, on_grid((64, 64), ("data", "fsdp")))
+    first = inspect.getsourcelines(layer)[1]
+    gathers = [move for move in report.moves if move.kind == "all-gather"]
+    both = {(phase, line) for phase in ("forward", "backward") for line in (1, 2)}
+    assert {(move.phase, move.line - first) for move in gathers} == both
+    assert not any("not known" in move.cause for move in gathers)
+    (gradient,) = (move for move in report.moves if move.kind == "all-reduce" and len(move.types) > 1)
+    assert gradient.others == 1 and "and 1 other," in " ".join(repr(report).split())
+
+
+def bound(x, spec):
+    return lax.with_sharding_constraint(x, NamedSharding(MESH, spec))
+
+
+def changed(x, spec):
+    return bound(x, spec)
+
+
+def through_a_library(x):
+    x = changed(jnp.sin(x), P(None, "d"))
+    return changed(jnp.cos(x), P("d"))
+
+
+def test_frames_of_a_library_in_which_all_calls_agree_are_left_out():
+    report = explain(through_a_library, struct((64, 64), "d"))
+    first = inspect.getsourcelines(through_a_library)[1]
+    assert {move.line for move in report.moves} == {inspect.getsourcelines(bound)[1] + 1}
+    assert {move.callers for move in report.moves} == {(f"test_lines.py:{first + n}",) for n in (1, 2)}
+
+
 @pytest.mark.parametrize(("f", "kept"), [(in_front, 1), (inside, 1), (again, 0)])
 def test_gathered_weights_that_are_kept_for_the_backward_pass_are_told(f, kept):
     report = explain(jax.grad(f), struct((6, 64, 64), None, "d"), struct((128, 64), "d"))
@@ -439,13 +496,6 @@ def test_reports_of_which_one_has_constants_can_be_compared():
     x = struct((512, 512), "d")
     changed = explain.compare(explain(lambda x: x @ table, x), explain(lambda x: x @ jnp.ones((512, 512)), x))
     assert "constants" in repr(changed) and "1.05 MB" in repr(changed)
-
-
-GRID = jax.make_mesh((2, 4), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-
-
-def on_grid(shape, *spec):
-    return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(GRID, P(*spec)))
 
 
 def layers(weights, x):
