@@ -24,6 +24,7 @@ from textwrap import wrap
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
@@ -124,6 +125,8 @@ class Array:
       whole: bytes of the whole array.
       replicated: the mesh axes along which devices store the same.
       donated: whether its memory may be used for a result; None if unknown, and for a result.
+      placed: whether it is on devices by name; False for a NumPy array, and for one that JAX put on the default device;
+        None if unknown, and for a result.
     """
 
     name: str
@@ -134,6 +137,7 @@ class Array:
     whole: int
     replicated: tuple[str, ...]
     donated: bool | None
+    placed: bool | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,7 +431,7 @@ def explain(
     if wrapper == "pmap" and known.is_differentiated:
         all_findings += findings.of_unsummed(report.moves, arrays, results)
     if not known.is_gradient:  # which replaces no argument
-        all_findings += findings.of_replacement(arrays, results)
+        all_findings += [*findings.of_replacement(arrays, results), *findings.of_unplaced(arrays, results)]
     results = [] if known.is_gradient else results
     all_findings += [*findings.of_donation(arrays, results, sizes["donated"], wrapper), *report.findings]
     idle = jax.device_count() - 1 if report.devices == 1 and backend == jax.default_backend() else 0
@@ -648,7 +652,9 @@ def _arguments(compiled, text, args, kwargs, own):
         both = placed[number], getattr(values[number], "sharding", None)
         sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
         name = names[number] if len(names) == len(info) else own[number] if own else path_text(path)
-        arguments.append(_array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated))
+        array = _array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated)
+        is_placed = False if isinstance(values[number], np.ndarray) else getattr(values[number], "committed", None)
+        arguments.append(replace(array, placed=is_placed))
     return sorted(arguments, key=lambda array: -array.bytes)
 
 

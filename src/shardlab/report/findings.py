@@ -23,7 +23,7 @@ from shardlab.report.names import pattern, stacked
 __all__ = [
     "Finding", "by_harm", "constant_sizes", "kept_for_backward", "of_arrays", "of_batch", "of_constants", "of_donation",
     "of_loops", "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products", "of_replacement",
-    "of_stacks", "of_sums", "of_unsummed", "of_varying", "of_widening",
+    "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying", "of_widening",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -56,7 +56,7 @@ class Finding:
 _HARM = (
     "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation",
     "data without an axis", "repeated work", "summed in a loop", "many small collectives", "result on one device",
-    "gathered before a loop", "replicated", "other sharding", "replicated result", "closed-over constant",
+    "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result", "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
@@ -155,9 +155,7 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
                 left[_layout(array)] -= 1
             else:
                 rest.setdefault(array.type, []).append(array)
-    types = Counter(array.type for array in arguments)
-    large = Counter(result.type for result in results if result.whole >= 1024)
-    is_step = sum(large.values()) > 1 and large <= types  # every result has an argument that it can replace
+    is_step = _is_step(arguments, results)
     pairs = [
         (result, array)
         for kind in new
@@ -226,6 +224,34 @@ def of_batch(
                     f"shards along it, for both passes, and adding their gradients would send {bytes_text(gathered)}"
                 ),
             )
+
+
+def _is_step(arguments, results):
+    """Whether there are several large results, and each has an argument that it can replace."""
+    types = Counter(array.type for array in arguments)
+    large = Counter(result.type for result in results if result.whole >= 1024)
+    return sum(large.values()) > 1 and large <= types
+
+
+def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
+    """Arguments on no mesh, in the place of which a step returns arrays that are on one.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+    """
+    known = Counter(map(_layout, results))
+    loose = [
+        array for array in arguments if array.placed is False and array.whole >= 1024 and known[_layout(array)] > 0
+    ]
+    if loose and _is_step(arguments, results) and any(array.placed for array in arguments):
+        first = loose[0]
+        names = first.name if len(loose) == 1 else f"{len(loose)} arguments, first {first.name},"
+        yield Finding(
+            "not placed",
+            f"{names} {'is' if len(loose) == 1 else 'are'} on no mesh, and what replaces it has the sharding "
+            f"{first.spec}: the first call moves it to all devices, and the second compiles again; make it with "
+            "jax.device_put or out_shardings",
+        )
 
 
 def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = "") -> Iterator[Finding]:

@@ -311,6 +311,30 @@ def test_donation_is_advised_for_all_that_could_be_and_for_what_is_left():
         assert bool(says) == bool(advice) and all(f"donate_argnames={advice})" in one for one in says), says
 
 
+@pytest.mark.parametrize("is_placed", [True, False])
+@pytest.mark.parametrize("kind", [jnp.zeros, np.zeros])
+def test_a_state_on_no_mesh_is_told(is_placed, kind):
+    """Its second call compiles again."""
+
+    def step(w, m, x):
+        m = 0.9 * m + jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        return w - 0.1 * m, m
+
+    rows = NamedSharding(MESH, P("d"))
+    w, m, x = (
+        jax.device_put(np.ones((256, 256), "float32"), rows),
+        kind((256, 256), "float32"),
+        np.ones((64, 256), "float32"),
+    )
+    m = jax.device_put(m, rows) if is_placed else m
+    jitted = jax.jit(step)
+    report = explain(jitted, w, m, jax.device_put(x, rows))
+    assert ("not placed" in titles(report)) != is_placed
+    for _ in range(3):
+        w, m = jitted(w, m, jax.device_put(x, rows))
+    assert jitted._cache_size() == (1 if is_placed else 2)
+
+
 def test_a_report_with_many_rows_and_findings_has_sixty_lines():
     def step(params, x):
         for p in params:
