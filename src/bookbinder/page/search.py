@@ -235,6 +235,7 @@ def _write(app, env):
 
 def _write_script(file, name, data):
     data = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    file.parent.mkdir(parents=True, exist_ok=True)  # of a page in a folder
     file.write_text(f"{name} = {data};\n", "utf-8")
 
 
