@@ -71,7 +71,7 @@ class _Swap:
     """Replaces meshes in the parameters and types of a program."""
 
     def __init__(self, mesh):
-        self._mesh, self._variables = mesh, {}
+        self._mesh = mesh
 
     def closed(self, program):
         """A program with its constants, which leave their devices."""

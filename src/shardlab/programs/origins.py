@@ -156,11 +156,11 @@ class Origins:
     @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
         """In how many iterations of loops a gathered array is used, one part in each, and nowhere else; else 0."""
-        end = instruction.home.lines.get(instruction.name.replace("-start", "-done"))
+        end = instruction.name.replace("-start", "-done")
         along = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
-        if not end or not along:
-            return 0
-        return self._uses.sliced_in_loop(instruction.home, instruction.name.replace("-start", "-done"), along[0])
+        return (
+            self._uses.sliced_in_loop(instruction.home, end, along[0]) if along and end in instruction.home.lines else 0
+        )
 
     @promised()
     def is_kept_for_backward(self, instruction: Instruction) -> bool:
@@ -177,15 +177,14 @@ class Origins:
     @promised()
     def forward_arguments(self) -> frozenset[str]:
         """The names of the program's arguments that its forward pass uses; of all, if it has no backward pass."""
-        entry = self._program.entry
-        names = {}
-        for name, line in entry.lines.items():
-            if " parameter(" in line:
-                names[metadata(line).get("op_name", "")] = name
         if not self.is_differentiated:
-            return frozenset(names)
-        is_forward = lambda user: re.search(r"jvp\(|transpose\(", self._metadata(user.line)[0])  # noqa: E731
-        return frozenset(own for own, name in names.items() if any(map(is_forward, self._uses.ends(entry, name))))
+            return frozenset(self._arguments)
+        is_used = lambda user: re.search(r"jvp\(|transpose\(", self._metadata(user.line)[0])  # noqa: E731
+        return frozenset(
+            own
+            for own, places in self._arguments.items()
+            if any(is_used(user) for here, name in places for user in self._uses.ends(here, name))
+        )
 
     @promised()
     def sources(self, instruction: Instruction) -> set[str]:
