@@ -5,6 +5,8 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 
+from bookbinder.progress import AS_TEXT
+
 PDF = "book.pdf"
 BRANCH = "notebooks"  # the branch on which notebooks are published
 COLAB = "https://colab.research.google.com"
@@ -92,8 +94,6 @@ def commit(root):
     """The commit that is checked out in a folder, 40 digits; "" where there is none."""
     command = ["git", "-C", str(root), "rev-parse", "--verify", "HEAD"]
     try:
-        return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=True
-        ).stdout.strip()
+        return subprocess.run(command, capture_output=True, **AS_TEXT, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
