@@ -1,4 +1,4 @@
-"""The script that readers copy: on other numbers of devices, killed, and resumed on another number."""
+"""The scripts that readers copy: on other numbers of devices and meshes, killed, and resumed on another number."""
 
 import os
 import re
@@ -16,12 +16,12 @@ SCRIPT = ROOT / "book" / "recipes" / "train.py"
 STEP = re.compile(r"step (\d+): loss (\S+)")
 
 
-def start(folder, count, steps):
-    """The script on `count` emulated devices, as a process whose lines can be read."""
+def start(folder, count, steps, *options, script=(SCRIPT,)):
+    """A script on `count` emulated devices, as a process whose lines can be read."""
     flags = f"--xla_force_host_platform_device_count={count}"
     environment = os.environ | {"XLA_FLAGS": flags, "NPROC": "32", "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = str(ROOT / "src")
-    command = [sys.executable, SCRIPT, folder, str(steps)]
+    command = [sys.executable, *script, folder, str(steps), *map(str, options)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -76,3 +76,59 @@ def test_a_size_that_the_devices_do_not_divide_is_named(tmp_path):
     process = start(tmp_path, 3, 1)
     out, _ = process.communicate()
     assert process.returncode == 1 and "hidden/kernel" in out and "the 3 devices of 'data' do not divide" in out
+
+
+# --- pretrain.py ---
+
+PRETRAIN = SCRIPT.with_name("pretrain.py")
+IN_FLOAT32 = (
+    "-c",
+    (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import pretrain; pretrain.DTYPE = 'float32'; "
+        "given = sys.argv[1:]; pretrain.main(given[0], int(given[1]), tuple(map(int, given[2:])), False)"
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    return losses(start(tmp_path_factory.mktemp("one"), 1, 20, 1, 1, 1, 1, script=IN_FLOAT32))
+
+
+@pytest.mark.parametrize("mesh", [(1, 4, 1, 1), (1, 2, 2, 2), (2, 1, 4, 1), (1, 2, 1, 4)], ids=str)
+def test_every_mesh_learns_the_same_in_float32(tmp_path, one_device, mesh):
+    found = losses(start(tmp_path, np.prod(mesh), 20, *mesh, script=IN_FLOAT32))
+    np.testing.assert_allclose(list(found.values()), list(one_device.values()), rtol=1e-4)
+
+
+def test_in_bfloat16_it_learns_as_fast_and_resumes_on_another_mesh(tmp_path, one_device):
+    process = start(tmp_path, 4, 10_000, "--mesh", 1, 2, 1, 2, script=(PRETRAIN,))
+    for line in process.stdout:
+        if line.startswith("step 15:"):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    found = losses(start(tmp_path, 8, 20, "--mesh", 2, 1, 2, 2, script=(PRETRAIN,)))
+    assert min(found) in (1, 11) and max(found) == 20
+    np.testing.assert_allclose([found[n] for n in found], [one_device[n] for n in found], rtol=0.05)
+
+
+def test_its_report_and_its_help_and_what_it_cannot_divide(tmp_path):
+    out, _ = start(tmp_path, 2, 1, "--report", script=(PRETRAIN,)).communicate()
+    assert "It sends" in out and "shared by donation" in " ".join(out.split()) and "step 1: loss" in out
+    assert "FSDP CONTEXT TENSOR" in start("--help", 1, 0, script=(PRETRAIN,)).communicate()[0]
+    out, _ = start(tmp_path / "other", 3, 1, script=(PRETRAIN,)).communicate()
+    assert "the 3 devices of 'fsdp' do not divide" in out
+
+
+def test_it_creates_its_state_in_shards_and_donates_it():
+    program = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import jax, pretrain; "
+        "mesh, step, layout, goal = pretrain.prepare((1, 2, 2, 2)); "
+        "creation = jax.jit(pretrain.create, out_shardings=layout).lower().compile().memory_analysis(); "
+        "jax.set_mesh(mesh); step = step.lower(goal, pretrain.batch_of(0)).compile().memory_analysis(); "
+        "print(creation.temp_size_in_bytes, creation.output_size_in_bytes, step.alias_size_in_bytes)"
+    )
+    out, _ = start("", 8, 0, script=("-c", program)).communicate()
+    temporaries, state, donated = map(int, out.split()[-3:])
+    assert temporaries < state and 0.999 * state < donated <= state

@@ -1,6 +1,8 @@
 """Join the processes of a job into one JAX program, whichever launcher started them."""
 
+import inspect
 import os
+import sys
 
 import jax
 
@@ -14,9 +16,21 @@ def on_this_host(coordinator):
     return {"coordinator_bind_address": f"127.0.0.1:{port}"} if host in ("localhost", "127.0.0.1") else {}
 
 
+def leave_at_once(kind, error, traceback):
+    """End this process with its error, so that the launcher sees at once that it failed.
+
+    At a normal exit JAX waits until the other processes end too, which by default takes up to 300 seconds.
+    """
+    sys.__excepthook__(kind, error, traceback)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def join(*, any_platform=False, **options):
     """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
 
+    An uncaught exception then ends its process at once, and one that ends otherwise waits a minute for the others.
     Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
     Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
     launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
@@ -32,7 +46,10 @@ def join(*, any_platform=False, **options):
         names = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
         expected = next((int(os.environ[name]) for name in names if name in os.environ), 1)
     if expected > 1:
+        if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:  # since JAX 0.8.2
+            options = {"shutdown_timeout_seconds": 60} | options
         jax.distributed.initialize(**options)
+        sys.excepthook = leave_at_once
     try:
         count = jax.process_count()
     except (AssertionError, RuntimeError) as error:  # JAX 0.12 raises an empty AssertionError without a plugin for it

@@ -32,7 +32,8 @@ _LINE = len("04+38=042\n")
 
 def norm(x: jax.Array, scale: Any = 1.0) -> jax.Array:
     """RMS norm: each token's vector, divided by the root of its mean square. A vector (3, 4) becomes (0.849, 1.131)."""
-    return scale * x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+    wide = x.astype(jnp.float32)  # the mean of squares in bfloat16 would be off by a hundredth
+    return (scale * wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
 def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
@@ -41,7 +42,7 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     angles = positions[:, None] * 10_000.0 ** (-jnp.arange(half) / half)
     cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]  # [T, 1, H/2]: the same for all heads
     a, b = x[..., :half], x[..., half:]
-    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
@@ -53,9 +54,9 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) ->
       positions: of the tokens, i32[T].
     """
     k, v = (jnp.repeat(array, q.shape[2] // array.shape[2], axis=2) for array in (k, v))
-    scores = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     scores = jnp.where(positions[:, None] >= positions, scores, -jnp.inf)
-    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, -1), v)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores, -1).astype(v.dtype), v)
 
 
 def mlp(x: jax.Array, layer: dict) -> jax.Array:
@@ -65,7 +66,7 @@ def mlp(x: jax.Array, layer: dict) -> jax.Array:
 
 def token_losses(x: jax.Array, unembed: jax.Array, targets: jax.Array) -> jax.Array:
     """The cross-entropy of each next token, in nats, f32[B, T], from x, f32[B, T, D]."""
-    logits = x @ unembed
+    logits = jnp.matmul(x, unembed, preferred_element_type=jnp.float32)
     picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return jax.nn.logsumexp(logits, -1) - picked
 

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import socket
 import subprocess
+import sys
 
 import pytest
 from places import ROOT
@@ -49,3 +51,41 @@ def test_a_variable_is_no_command(hosts):
     assert status == 0 and lines == ["host one", f"one:{harm}|0||-u x.py"]
     status, lines, _ = run(hosts, "x.py", HOSTS="one;touch${IFS}harmed;", PORT="1")
     assert not (hosts / "harmed").exists()
+
+
+FAILS = """
+from join import join
+
+join()
+import jax
+
+print("joined", jax.process_count(), flush=True)
+if jax.process_index() == 1:
+    raise ValueError("a bug in one process")
+input()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_has_joined_and_raises_ends_at_once(tmp_path):
+    """Without `join`'s hook it would wait 300 seconds for the other, which waits for it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "fails.py").write_text(FAILS)
+    shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
+    settings = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    healthy, broken = (
+        subprocess.Popen(
+            [sys.executable, "fails.py"], cwd=tmp_path, env=os.environ | settings | {"PROCESS_ID": str(index)}, **pipes
+        )
+        for index in range(2)
+    )
+    try:
+        out, _ = broken.communicate(timeout=200)
+        assert broken.returncode == 1 and "joined 2" in out and "ValueError: a bug in one process" in out
+        assert healthy.poll() is None  # it is the launcher that ends the others
+    finally:
+        healthy.kill()
+        healthy.communicate()

@@ -136,3 +136,30 @@ def test_sums_are_right_and_only_answers_count():
         counted = transformer.read(targets[weights > 0])
         assert counted == "".join(line[6:9] for line in lines[:-1])
     assert not np.array_equal(batch["tokens"], transformer.sums(3, 64, seed=6)["tokens"])
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+def test_in_bfloat16_it_stays_in_bfloat16_and_close_to_float32(parameters, heads):
+    """Its norms, scores and losses are float32 inside: the same rounded weights in float32 are the reference."""
+    config = Config(layers=2, model=16, heads=4, kv_heads=heads, hidden=32)
+    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), transformer.init(jax.random.key(0), config))
+    exact = jax.tree.map(lambda a: a.astype(jnp.float32), low)
+    batch = transformer.sums(4, 32)
+    assert transformer.forward(low, batch["tokens"]).dtype == jnp.bfloat16
+    value, gradients = jax.value_and_grad(transformer.loss)(low, batch)
+    reference, wanted = jax.value_and_grad(transformer.loss)(exact, batch)
+    assert value.dtype == jnp.float32 and abs(value / reference - 1) < 3e-3
+    for g, w in zip(jax.tree.leaves(gradients), jax.tree.leaves(wanted), strict=True):
+        assert g.dtype == jnp.bfloat16
+        assert np.linalg.norm(g.astype(np.float32) - w) < 0.03 * np.linalg.norm(w)
+
+
+def test_norm_and_losses_in_bfloat16_are_rounded_once():
+    x = jnp.asarray(normal(64, 512), jnp.bfloat16)
+    wide = x.astype(jnp.float32)
+    np.testing.assert_allclose(transformer.norm(x).astype(np.float32), transformer.norm(wide), rtol=2**-8)
+    matrix, targets = jnp.asarray(normal(512, 16, seed=1), jnp.bfloat16), jnp.arange(64) % 16
+    found = transformer.token_losses(x, matrix, targets)
+    wanted = transformer.token_losses(wide, matrix.astype(jnp.float32), targets)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-4)

@@ -1,0 +1,131 @@
+"""Pretrain a decoder on a mesh of data x fsdp x context x tensor devices, in bfloat16 with a float32 state."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from jax.lax import with_sharding_constraint as constrained
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from shardlab import apply_rules, explain, shardings, target
+
+LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64  # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
+BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
+ROWS = ("data", "fsdp")  # the axes that shard the batch; context shards its sequences
+RULES = [  # the stacked layers have a leading dimension; moments have the same paths
+    (r"layers/(query|key|value|gate|up)", P(None, "fsdp", "tensor")),  # by columns
+    (r"layers/(out|down)", P(None, "tensor", "fsdp")),  # by rows
+    (r"unembed", P("fsdp", "tensor")),
+    (r"embed", P("tensor", "fsdp")),
+    (r"norm|count", P()),
+]
+SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 10, 1000)
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(SCHEDULE, b2=0.95, weight_decay=0.1))
+
+
+def create():  # each array is drawn by itself, so that a device draws its own shard only
+    width = D // HEADS * KV_HEADS
+    layer = {"query": (D, D), "key": (D, width), "value": (D, width), "out": (D, D),
+             "gate": (D, HIDDEN), "up": (D, HIDDEN), "down": (HIDDEN, D)}  # fmt: skip
+    keys = iter(jax.random.split(jax.random.key(0), 2 + len(layer)))
+    params = {name: 0.02 * jax.random.normal(next(keys), shape)
+              for name, shape in {"embed": (VOCABULARY, D), "unembed": (D, VOCABULARY)}.items()}  # fmt: skip
+    layers = {name: 0.02 * jax.random.normal(next(keys), (LAYERS, *shape)) for name, shape in layer.items()}
+    params |= {"norm": jnp.ones(D), "layers": layers | {"norms": jnp.ones((LAYERS, 2, D))}}
+    return {"params": params, "optimizer": OPTIMIZER.init(params)}
+
+
+def full(w, spec):  # FSDP: an array is gathered along fsdp where it is used
+    return constrained(w, P(*(None if axis == "fsdp" else axis for axis in spec))).astype(DTYPE)
+
+
+def norm(x, scale):
+    x = x.astype(jnp.float32)
+    return (x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * scale).astype(DTYPE)
+
+
+def rotated(x):  # rotary positions, on [batch, tokens, heads, head]
+    half = x.shape[-1] // 2
+    angles = jnp.arange(x.shape[1])[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
+    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(DTYPE)
+
+
+def attention(x, w):
+    query, key, value = ((x @ w[name]).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value"))
+    query = constrained(rotated(query), P(ROWS, "context", "tensor"))
+    key, value = (constrained(y, P(ROWS, None, "tensor")) for y in (rotated(key), value))  # gathered along context
+    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    return mixed.reshape(x.shape) @ w["out"]
+
+
+def loss_of(params, tokens, specs):
+    @jax.checkpoint  # the backward pass gathers and computes a layer again
+    def block(x, layer):
+        w = {name: full(layer[name], P(*specs["layers"][name][1:])) for name in layer if name != "norms"}
+        x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
+        y = norm(x, layer["norms"][1])
+        x = constrained(x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], P(ROWS, "context"))
+        return x, None
+
+    x = constrained(full(params["embed"], specs["embed"])[tokens[:, :-1]], P(ROWS, "context"))
+    x, _ = jax.lax.scan(block, x, params["layers"])
+    logits = norm(x, params["norm"]) @ full(params["unembed"], specs["unembed"])
+    logits = constrained(logits, P(ROWS, "context", "tensor")).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def update(state, tokens, specs):
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], tokens, specs)
+    changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
+    return {"params": optax.apply_updates(state["params"], changes), "optimizer": optimizer}, loss
+
+
+def batch_of(step):  # put your data here; it depends on the step alone, so that a resumed run reads what it would have
+    start = np.random.default_rng(step).integers(0, VOCABULARY, (BATCH, 1))
+    return (start + 3 * np.arange(LENGTH + 1)) % VOCABULARY  # counting by threes
+
+
+def prepare(sizes):
+    """The mesh, the step, the layout of its state, and what to restore a checkpoint as."""
+    axes = "data", "fsdp", "context", "tensor"
+    mesh = jax.make_mesh(tuple(sizes), axes, axis_types=(AxisType.Auto,) * 4)
+    applied = apply_rules(RULES, shapes := jax.eval_shape(create))
+    assert not applied.idle and not applied.unmatched, applied
+    goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
+    step = partial(update, specs=applied.specs["params"])
+    return mesh, jax.jit(step, donate_argnums=0, out_shardings=(layout, None)), layout, goal
+
+
+def main(folder, steps, sizes, report):
+    mesh, step_of, layout, goal = prepare(sizes)
+    rows = NamedSharding(mesh, P(ROWS))
+    options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
+    with jax.set_mesh(mesh), ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
+        if report:
+            print(explain(step_of, goal, jax.device_put(batch_of(0), rows)))
+        if (last := manager.latest_step()) is None:
+            last, state = 0, jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
+        else:
+            state = manager.restore(last, args=ocp.args.StandardRestore(goal))
+        for step in range(last + 1, steps + 1):
+            state, loss = step_of(state, jax.device_put(batch_of(step), rows))
+            print(f"step {step}: loss {loss:.6f}", flush=True)
+            manager.save(step, args=ocp.args.StandardSave(state), force=step == steps)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", help="of the checkpoints; a run that was stopped goes on from the last one")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--mesh", type=int, nargs=4, metavar=("DATA", "FSDP", "CONTEXT", "TENSOR"),
+                        default=(1, jax.device_count(), 1, 1), help="sizes of the four axes")  # fmt: skip
+    parser.add_argument("--report", action="store_true", help="first say what a step sends, and what it stores")
+    given = parser.parse_args()
+    main(given.folder, given.steps, given.mesh, given.report)
