@@ -10,9 +10,11 @@ hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
 python="$VENV/bin/python" settings=
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC)'); do settings+="$name=${!name@Q} "; done
+# Ctrl-C does not reach what a script has started in the background: end it here, or it goes on on all hosts.
+trap 'kill $(jobs -p) 2>/dev/null || true; exit 1' INT TERM HUP
 process_id=0
 for host in "${hosts[@]}"; do
-  address="${hosts[0]}:${PORT:-8476}"
+  address="${hosts[0]#*@}:${PORT:-8476}" # of user@host, the host
   variables="COORDINATOR=${address@Q} NUM_PROCESSES=${#hosts[@]} PROCESS_ID=$process_id"
   # -tt: when this script ends, so do the processes.
   ssh -tt -- "$host" "cd ${PWD@Q} && env $settings$variables ${python@Q} -u ${program[*]@Q}" </dev/null &

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,26 @@ def test_a_variable_is_no_command(hosts):
     assert status == 0 and lines == ["host one", f"one:{harm}|0||-u x.py"]
     status, lines, _ = run(hosts, "x.py", HOSTS="one;touch${IFS}harmed;", PORT="1")
     assert not (hosts / "harmed").exists()
+
+
+def test_the_coordinator_is_a_host_and_not_a_user(hosts):
+    status, lines, _ = run(hosts, "x.py", HOSTS="root@one root@two", PORT="1")
+    assert status == 0 and lines[:2] == ["host root@one", "host root@two"]
+    assert [line.split("|")[0] for line in lines[2:]] == ["one:1", "one:1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_the_programs_on_all_hosts(hosts, number):
+    """Ctrl-C is a SIGINT to the script; bash lets what runs in its background ignore it."""
+    (hosts / "bin" / "ssh").write_text(
+        '#!/bin/bash\ntrap \'echo "ended $3"; exit\' TERM\necho "host $3"\nwhile :; do sleep 0.05; done\n'
+    )
+    settings = os.environ | {"VENV": str(hosts), "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}", "HOSTS": "one two"}
+    script = subprocess.Popen(["bash", "ssh.sh", "x.py"], cwd=hosts, env=settings, stdout=subprocess.PIPE, text=True)
+    assert sorted(script.stdout.readline() for _ in "12") == ["host one\n", "host two\n"]
+    script.send_signal(number)
+    rest, _ = script.communicate(timeout=100)  # returns when all that could write have ended
+    assert script.returncode == 1 and sorted(rest.splitlines()) == ["ended one", "ended two"]
 
 
 FAILS = """
