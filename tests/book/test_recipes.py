@@ -95,7 +95,7 @@ def one_device(tmp_path_factory):
     return losses(start(tmp_path_factory.mktemp("one"), 1, 20, 1, 1, 1, 1, script=IN_FLOAT32))
 
 
-@pytest.mark.parametrize("mesh", [(1, 4, 1, 1), (1, 2, 2, 2), (2, 1, 4, 1), (1, 2, 1, 4)], ids=str)
+@pytest.mark.parametrize("mesh", [(1, 2, 2, 2), (2, 1, 4, 1), (1, 2, 1, 4)], ids=str)
 def test_every_mesh_learns_the_same_in_float32(tmp_path, one_device, mesh):
     found = losses(start(tmp_path, np.prod(mesh), 20, *mesh, script=IN_FLOAT32))
     np.testing.assert_allclose(list(found.values()), list(one_device.values()), rtol=1e-4)
