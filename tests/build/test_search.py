@@ -402,13 +402,13 @@ def test_a_section_is_found_and_reached(reader, site, at, how, viewport):
     page.keyboard.type("gradient accumulation")
     result = page.locator(LINKS).first
     expect(result.locator("strong")).to_have_text(re.compile("^Gradient accumulation"))
-    expect(result.locator(".where")).to_have_text("Data, FSDP, tensor parallel")
+    expect(result.locator(".where")).to_have_text("Below a memory budget")
     expect(result.locator(".says mark")).to_have_text(["gradient", "accumulation"])
     if how == "pointer":
         result.click()
     else:
         page.keyboard.press("Enter")
-    page.wait_for_url("**/training.html#gradient-accumulation-*")
+    page.wait_for_url("**/budget.html#gradient-accumulation-*")
     expect(page.locator("section:target > h2")).to_be_in_viewport()
     assert not page.wrong
 
