@@ -55,11 +55,7 @@ class AppliedRules:
             if any(pattern in patterns for patterns in self.several.values()):
                 lines.append(f"the rule {pattern!r} is never the first that matches: move it up, or remove it")
             else:
-                near = difflib.get_close_matches(
-                    pattern, sorted({name for path in paths for name in path.split("/")}), 1
-                )
-                hint = f"; the nearest name is {near[0]!r}" if near else ""
-                lines.append(f"no array matches the rule {pattern!r}{hint}")
+                lines.append(f"no array matches the rule {pattern!r}{_hint(pattern, paths)}")
         for path, (first, *others) in self.several.items():
             lines.append(f"{path} is matched by {first!r}, which counts, and by {', '.join(map(repr, others))}")
         return "\n".join(lines)
@@ -125,6 +121,14 @@ def apply_rules(rules: Iterable[tuple[str, PartitionSpec]], tree: Any) -> Applie
     idle = tuple(pattern for pattern, _, _ in compiled if pattern not in used)
     made = jax.tree.unflatten(jax.tree.structure(tree), specs)
     return AppliedRules(made, tuple(unmatched), idle, several, matches)
+
+
+def _hint(pattern, paths):
+    """How a rule that matches no path may have been meant."""
+    if any(re.search(pattern, path.removesuffix("/value")) for path in paths):
+        return "; the paths of an nnx.State end in '/value', so leave out the '$'"
+    near = difflib.get_close_matches(pattern, sorted({name for path in paths for name in path.split("/")}), 1)
+    return f"; the nearest name is {near[0]!r}" if near else ""
 
 
 def _checked(rule):

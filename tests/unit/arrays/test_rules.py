@@ -55,6 +55,8 @@ def test_rules_that_may_be_wrong_are_named():
     assert "layers/0/bias is matched by '', which counts, and by 'layers/0'" in text
     assert "no rule matches embedding: replicated" in str(apply_rules(rules[1:], PARAMS))
     assert str(apply_rules([("", P())], PARAMS)) == "1 rules, 5 arrays"
+    of_nnx = {"up": {"kernel": {"value": jnp.ones((4, 4))}}}  # the paths of an nnx.State
+    assert "end in '/value', so leave out the '$'" in str(apply_rules([("kernel$", P())], of_nnx))
 
 
 @pytest.mark.parametrize(
