@@ -10,8 +10,8 @@ hosts=(${HOSTS:-host1 host2})
 program=("${@:?which program, with its arguments?}")
 python="$VENV/bin/python" settings=
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC)'); do settings+="$name=${!name@Q} "; done
-# Ctrl-C does not reach what a script has started in the background: end it here, or it goes on on all hosts.
-trap 'kill $(jobs -p) 2>/dev/null || true; exit 1' INT TERM HUP
+end_all() { kill $(jobs -p) 2>/dev/null || true; exit 1; }
+trap end_all INT TERM HUP # Ctrl-C does not reach what a script has started in the background
 process_id=0
 for host in "${hosts[@]}"; do
   address="${hosts[0]#*@}:${PORT:-8476}" # of user@host, the host
@@ -21,5 +21,5 @@ for host in "${hosts[@]}"; do
   process_id=$((process_id + 1))
 done
 for _ in "${hosts[@]}"; do
-  wait -n || { kill $(jobs -p) 2>/dev/null || true; exit 1; } # one has failed: end the others
+  wait -n || end_all # one has failed: end the others
 done

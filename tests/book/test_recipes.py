@@ -81,12 +81,11 @@ def test_a_size_that_the_devices_do_not_divide_is_named(tmp_path):
 # --- pretrain.py ---
 
 PRETRAIN = SCRIPT.with_name("pretrain.py")
+IMPORT = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import jax, pretrain; "
 IN_FLOAT32 = (
     "-c",
-    (
-        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import pretrain; pretrain.DTYPE = 'float32'; "
-        "given = sys.argv[1:]; pretrain.main(given[0], int(given[1]), tuple(map(int, given[2:])), False)"
-    ),
+    IMPORT + "pretrain.DTYPE = 'float32'; "
+    "given = sys.argv[1:]; pretrain.main(given[0], int(given[1]), tuple(map(int, given[2:])), False)",
 )
 
 
@@ -123,8 +122,7 @@ def test_its_report_and_its_help_and_what_it_cannot_divide(tmp_path):
 
 def test_it_creates_its_state_in_shards_and_donates_it():
     program = (
-        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import jax, pretrain; "
-        "mesh, step, layout, goal = pretrain.prepare((1, 2, 2, 2)); "
+        IMPORT + "mesh, step, layout, goal = pretrain.prepare((1, 2, 2, 2)); "
         "creation = jax.jit(pretrain.create, out_shardings=layout).lower().compile().memory_analysis(); "
         "jax.set_mesh(mesh); step = step.lower(goal, pretrain.batch_of(0)).compile().memory_analysis(); "
         "print(creation.temp_size_in_bytes, creation.output_size_in_bytes, step.alias_size_in_bytes)"

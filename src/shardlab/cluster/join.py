@@ -30,7 +30,7 @@ def leave_at_once(kind, error, traceback):
 def join(*, any_platform=False, **options):
     """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
 
-    An uncaught exception then ends its process at once, and one that ends otherwise waits a minute for the others.
+    An uncaught exception then ends its process at once; since JAX 0.8.2 any other end waits a minute for the others.
     Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
     Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
     launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.

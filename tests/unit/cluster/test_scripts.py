@@ -3,14 +3,15 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 from places import ROOT
 
-pytestmark = pytest.mark.reads("book/cluster")
+from shardlab.cluster.engine import free_ports
+
+pytestmark = pytest.mark.reads("book/cluster", "src/shardlab/cluster")
 
 
 @pytest.fixture
@@ -90,9 +91,7 @@ input()
 @pytest.mark.slow
 def test_a_process_that_has_joined_and_raises_ends_at_once(tmp_path):
     """Without `join`'s hook it would wait 300 seconds for the other, which waits for it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     (tmp_path / "fails.py").write_text(FAILS)
     shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
     settings = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}

@@ -139,7 +139,7 @@ def test_sums_are_right_and_only_answers_count():
 
 
 @pytest.mark.parametrize("heads", [4, 2])
-def test_in_bfloat16_it_stays_in_bfloat16_and_close_to_float32(parameters, heads):
+def test_in_bfloat16_it_stays_in_bfloat16_and_close_to_float32(heads):
     """Its norms, scores and losses are float32 inside: the same rounded weights in float32 are the reference."""
     config = Config(layers=2, model=16, heads=4, kv_heads=heads, hidden=32)
     low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), transformer.init(jax.random.key(0), config))
