@@ -11,7 +11,7 @@ from places import ROOT
 
 from shardlab.cluster.engine import free_ports
 
-pytestmark = pytest.mark.reads("book/cluster", "src/shardlab/cluster")
+pytestmark = pytest.mark.reads("book/cluster", "src/shardlab")
 
 
 @pytest.fixture
