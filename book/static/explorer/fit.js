@@ -143,9 +143,11 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
   const [attention, mlp, embedding] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f, (tied ? 1 : 2) * vocab * d];
   const parameters = layers * (attention + 2 * d) + layers * mlp + embedding + d;
   const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
-  const kept = Object.fromEntries(Object.entries(explorer.data.remat).map(([name, { keeps }]) =>
-    [name, keeps[0] * d + keeps[1] * queries + keeps[2] * keys + keeps[3] * ins * f]));
-  return { attention, mlp, embedding, parameters, kept, multiplied: layers * (attention + mlp) + vocab * d };
+  const width = (counts) => counts[0] * d + counts[1] * queries + counts[2] * keys + counts[3] * ins * f;
+  const widths = (where) => Object.fromEntries(
+    Object.entries(explorer.data.remat).map(([name, remat]) => [name, width(remat[where])]));
+  const [kept, offloaded] = [widths("keeps"), widths("hosts")];
+  return { attention, mlp, embedding, parameters, kept, offloaded, multiplied: layers * (attention + mlp) + vocab * d };
 }
 
 // Whether so many chips can share the heads of a layer.
@@ -154,7 +156,7 @@ const splits = ({ heads, kv_heads: kv }, chips) => heads % chips === 0 && (kv % 
 // Why nothing can be offloaded.
 function unknownHost({ chip, remat }) {
   const { chips } = explorer.data;
-  if (!explorer.data.remat[remat].offloads || chips[chip].host_bytes_per_second) return null;
+  if (!explorer.data.remat[remat].hosts.some(Boolean) || chips[chip].host_bytes_per_second) return null;
   const known = Object.keys(chips).filter((name) => chips[name].host_bytes_per_second);
   return wrong(`the bandwidth between ${chip} and its host is not known, so what offloading takes is not either; it is ` +
     `for ${known.join(", ")}`);
@@ -174,33 +176,32 @@ function refused(model, given) {
 function memoryOf(model, counted, given) {
   const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
-  const { attention, mlp, embedding, parameters, kept } = counted;
+  const { attention, mlp, embedding, parameters, kept, offloaded } = counted;
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
-  const { offloads, recomputes } = explorer.data.remat[remat];
-  const [here, there] = offloads ? [min(keeping, 2), keeping] : [keeping, 0];
+  const { recomputes } = explorer.data.remat[remat];
   const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
   return [{ // in bf16, except moments and logits
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
-    activations: 2 * tokens * here * kept[remat] / tensor,
+    activations: 2 * tokens * (keeping * kept[remat] + min(keeping, 2) * offloaded[remat]) / tensor,
     working: 2 * tokens * (recomputes.length ? kept.none : 0) / tensor,
     gathered: shards > tensor ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
-  }, 2 * tokens * there * kept[remat] / tensor];
+  }, 2 * tokens * keeping * offloaded[remat] / tensor];
 }
 
 // The cost of a step, on a machine whose places are known.
 function step(model, counted, made, where, given) {
   const { layers: allLayers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab } = model;
-  const { attention, mlp, parameters, kept, multiplied } = counted;
+  const { attention, mlp, parameters, kept, offloaded, multiplied } = counted;
   const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
   const { chip } = made;
-  const { recomputes, reads, pairs: repeated, offloads } = explorer.data.remat[remat];
+  const { recomputes, reads, pairs: repeated } = explorer.data.remat[remat];
   const [memory, onHost] = memoryOf(model, counted, given);
   const state = memory.parameters + memory.gradients + memory.moments;
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -210,7 +211,9 @@ function step(model, counted, made, where, given) {
   // Compute.
   const scores = sequence * heads * (4 * head_dim);
   const twoThirds = 2 * mlp * (model.gated ? 2 / 3 : 1 / 2); // nothing needs the last product again
-  const parts = { attention: 2 * attention, mlp: twoThirds, scores };
+  const [output, queries, keysOf] = [2 * d * heads * head_dim, heads * head_dim, kv * head_dim];
+  const one = (2 * attention - output) / (queries + 2 * keysOf); // of the projections, for each element of their results
+  const parts = { query: one * queries, key: one * keysOf, value: one * keysOf, out: output, mlp: twoThirds, scores };
   const repeat = recomputes.reduce((all, part) => all + parts[part], 0);
   const forwards = tokens / tensor * (2 * multiplied + allLayers * scores) / pipeline;
   const again = tokens / tensor * (allLayers * repeat) / pipeline;
@@ -222,10 +225,11 @@ function step(model, counted, made, where, given) {
   // HBM.
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
-  const stored = kept[remat] * tokens * allLayers / (tensor * pipeline) * 2;
+  const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
+  const moved = offloaded[remat] * forToken;
   const bandwidth = chip.hbm_bytes_per_second;
-  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + (offloads ? 4 : 2) * stored) / bandwidth;
-  seconds.host = offloads ? 2 * stored / chip.host_bytes_per_second : 0;
+  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + 2 * kept[remat] * forToken + 4 * moved) / bandwidth;
+  seconds.host = moved ? 2 * moved / chip.host_bytes_per_second : 0;
 
   // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
   const held = tokens * d * 2;
@@ -283,7 +287,7 @@ function step(model, counted, made, where, given) {
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
     bound: Object.keys(seconds).find((part) => seconds[part] === longest),
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
-    moved_bytes: { ...sent, host: offloads ? 2 * stored : 0 }, work_seconds: work, update_seconds: updating,
+    moved_bytes: { ...sent, host: 2 * moved }, work_seconds: work, update_seconds: updating,
     exposed: {
       data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
       pipeline: took.pipeline / micro, context: open("context"), host,

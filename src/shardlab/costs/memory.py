@@ -7,13 +7,13 @@ import numpy as np
 from shardlab._arguments import Numbers, amount
 from shardlab.costs.dtypes import dtype_bytes
 from shardlab.costs.parallelism import Parallelism, check_split
-from shardlab.costs.remat import REMAT, remat_of
+from shardlab.costs.remat import REMAT, Remat, remat_of
 from shardlab.machines.models import Model
 
 __all__ = ["Memory", "activation_bytes", "training_flops", "training_memory"]
 
 
-def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, remat: str = "none") -> Numbers:
+def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, remat: str | Remat = "none") -> Numbers:
     """FLOPs of one training step, on all chips together: about six for each parameter and token.
 
     For each token, an element of a matrix takes two FLOPs in the forward pass and four in the backward pass, and
@@ -56,7 +56,10 @@ def forward_flops(model, tokens, sequence, remat):
         mlp = routed + (mlp - routed) * share
     else:
         mlp *= share
-    parts = {"attention": attention, "mlp": mlp, "scores": scores}
+    out = 2.0 * model.d_model * model.heads * model.head_dim
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    one = (attention - out) / (queries + 2 * keys)  # of the projections, for each element of their results
+    parts = {"query": one * queries, "key": one * keys, "value": one * keys, "out": out, "mlp": mlp, "scores": scores}
     again = model.layers * sum((parts[part] for part in remat_of(remat).recomputes), 0.0)
     return tokens * (2.0 * model.matmul_parameters + model.layers * scores), tokens * again
 
@@ -71,7 +74,7 @@ class Memory:
       working_bytes: the temporary activations of a layer that is rematerialised.
       gathered_bytes: the gathered parameters of two layers, the one in use and the next, where fsdp gathers them.
       logits_bytes: the logits of the chip's tokens over its part of the vocabulary.
-      host_bytes: with "offload" the inputs of the layers, in the host's memory, and no part of the sums.
+      host_bytes: what is offloaded, such as the inputs of the layers, in the host's memory; no part of the sums.
     """
 
     parameter_bytes: Numbers
@@ -95,7 +98,7 @@ class Memory:
         return self.state_bytes + self.activation_bytes + self.working_bytes + self.gathered_bytes + self.logits_bytes
 
 
-def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: str = "bf16") -> Numbers:
+def activation_bytes(model: Model, tokens: Numbers, remat: str | Remat = "none", dtype: str = "bf16") -> Numbers:
     """Bytes of activations that the forward pass keeps for the backward pass, in all layers, before sharding.
 
     >>> kept = costs.activation_bytes(model("llama-3-8b"), 4096, remat="block")
@@ -105,9 +108,9 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: 
     Args:
       model: a `shardlab.models.Model`.
       tokens: how many.
-      remat: what is kept: "none", all inputs of products, norms and the activation function, but no scores (as in
-        fused attention); "matmuls", the results of all products; "mlp", those of the MLP; "block", each layer's input;
-        "offload" the same, but in the host's memory.
+      remat: what is kept: a `shardlab.costs.Remat`, or the name of one: "none", all inputs of products, norms and the
+        activation function, but no scores (as in fused attention); "matmuls", the results of all products; "mlp", those
+        of the MLP; "block", each layer's input; "offload" the same, but in the host's memory.
       dtype: of what is kept.
 
     Returns:
@@ -116,14 +119,16 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str = "none", dtype: 
     Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
     "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
     """
-    return amount("tokens", tokens) * model.layers * remat_of(remat).kept_width(model) * dtype_bytes("dtype", dtype)
+    how = remat_of(remat)
+    width = how.kept_width(model) + how.host_width(model)
+    return amount("tokens", tokens) * model.layers * width * dtype_bytes("dtype", dtype)
 
 
 def training_memory(
     model: Model,
     parallelism: Parallelism,
     batch_tokens: Numbers,
-    remat: str = "block",
+    remat: str | Remat = "block",
     parameters: str | None = "bf16",
     gradients: str | None = "bf16",
     moments: str | None = "f32",
@@ -146,8 +151,8 @@ def training_memory(
       model: a `shardlab.models.Model`.
       parallelism: a `Parallelism`, of numbers or arrays.
       batch_tokens: tokens in the global batch, of all micro-batches together.
-      remat: what the backward pass rematerialises; see `activation_bytes`. With "offload" a chip holds the inputs of
-        two layers, of which one is on its way.
+      remat: what the backward pass rematerialises; see `activation_bytes`. Of what is offloaded, a chip holds two
+        layers' arrays, of which one's are on their way.
       parameters, gradients, moments, master, activations, logits: their dtypes; None for what does not exist. Adam has
         two moments for each parameter, and master weights are one more value in higher precision.
       gathers: as for `step_cost`; with 1, the gathered parameters and gradients of all layers are held at once.
@@ -173,8 +178,8 @@ def training_memory(
             ("activations", activations), ("logits", logits),
         )
     }  # fmt: skip
-    layers = model.parameters - model.embedding_parameters
-    parameters_here = (layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    in_layers = model.parameters - model.embedding_parameters
+    parameters_here = (in_layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
     at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
     at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
         pipeline * parallelism.stages), 1)  # fmt: skip
@@ -183,24 +188,24 @@ def training_memory(
         if not model.experts
         else model.shared_experts * model.expert_parameters + model.experts * model.expert_parameters / expert
     )
-    whole_bytes = 2 * size["parameters"] * gathered
+    once = np.minimum(size["parameters"], size["activations"])  # wider parameters are cast before they are gathered
+    whole_bytes = 2 * once * gathered
     if gathers == 1:
-        whole_bytes = (size["parameters"] + size["gradients"]) * model.layers / pipeline * gathered
+        whole_bytes = (once + size["gradients"]) * model.layers / pipeline * gathered
     how = remat_of(remat)
     working = REMAT["none"].kept_width(model) if how.recomputes else 0
-    here = at_once * model.layers / pipeline  # layers whose activations are kept
-    there = 0.0 * here
-    if how.offloads:
-        here, there = np.minimum(here, 2.0), here
-    stored = size["activations"] * tokens * how.kept_width(model) / tensor
+    layers = at_once * model.layers / pipeline  # whose activations are kept
+    kept, offloaded = (
+        size["activations"] * tokens * width / tensor for width in (how.kept_width(model), how.host_width(model))
+    )
     return Memory(
         parameter_bytes=size["parameters"] * parameters_here,
         gradient_bytes=size["gradients"] * parameters_here,
         moment_bytes=2 * size["moments"] * parameters_here,
         master_bytes=size["master"] * parameters_here,
-        activation_bytes=here * stored,
+        activation_bytes=layers * kept + np.minimum(layers, 2.0) * offloaded,
         working_bytes=size["activations"] * tokens * working / tensor,
         gathered_bytes=np.where(np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0)[()],
         logits_bytes=size["logits"] * tokens * model.vocab / tensor,
-        host_bytes=there * stored,
+        host_bytes=layers * offloaded,
     )  # fmt: skip

@@ -23,6 +23,8 @@ from shardlab import costs
 from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
+from shardlab.costs.published import RUNS
+from shardlab.costs.remat import remat_of
 from shardlab.machines import hardware, models
 
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
@@ -119,7 +121,7 @@ class Plan:
     Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
 
     Attributes:
-      model, machine, batch_tokens, sequence, remat: as asked.
+      model, machine, batch_tokens, sequence, remat, products: as asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
       remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
@@ -129,10 +131,11 @@ class Plan:
     machine: hardware.Machine
     batch_tokens: int
     sequence: int
-    remat: str
+    remat: str | costs.Remat
     choices: tuple[Choice, ...]
     uneven: int
     remedies: tuple[tuple[str, Choice], ...] = ()
+    products: str = "bf16"
 
     @property
     def chip(self) -> hardware.Chip:
@@ -209,7 +212,7 @@ class Plan:
             micro = "micro: micro-batches. " if "micro" in self._rows(most)[0] else ""
             return (
                 f"{summary}\n\n{micro}Expected times are off by a factor of up to {spread:.2f} for nine in\n"
-                f"ten published runs that were left out of the fit.\n"
+                f"ten published runs that were left out of the fit.{self._beyond()}\n"
                 f"The first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
@@ -223,6 +226,29 @@ class Plan:
             f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
             + (f"What would fit:{helps}" if helps else nothing)
         )
+
+    def _beyond(self) -> str:
+        """What of the first mesh no published run on such chips tests; nothing if they test it all."""
+        kind, first, missing = "TPUs" if self.chip.torus else "GPUs", self.choices[0], []
+        runs = [run for run in RUNS.values() if bool(run.machine.chip.torus) == bool(self.chip.torus)]
+        longest = {axis: max(int(getattr(run.parallelism, axis)) for run in runs) for axis in MESH_AXES}
+        for axis, size in first.mesh.items():
+            if size > longest[axis]:
+                missing.append(f"{axis} over {size:,}" + f" (at most {longest[axis]:,})" * (longest[axis] > 1))
+        if self.sequence > (most := max(run.sequence for run in runs)):
+            missing.append(f"sequences of {self.sequence:,} tokens (at most {most:,})")
+        if self.products not in {run.how.get("products", "bf16") for run in runs}:
+            missing.append(f"{self.products} products")
+        if not any(run.machine.chip.name.startswith(self.chip.name) for run in runs):
+            missing.append(f"the {self.chip.name}")
+        mixtures = [run for run in runs if run.model.experts]
+        if self.model.experts and not mixtures:
+            missing.append("a mixture of experts")
+        lines = [f"No published run on {kind} tests {'; '.join(missing)}."] * bool(missing)
+        if self.model.experts and mixtures:
+            off = ", ".join(f"{run.seconds / float(run.cost().expected_seconds):.2f}" for run in mixtures)
+            lines.append(f"Published runs of mixtures of experts took {off} times as long as expected.")
+        return "".join(f"\n{line}" for line in lines)
 
     def _other_call(self) -> str:
         """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
@@ -243,7 +269,8 @@ class Plan:
         """All of it as JSON, or only the first choices."""
         about = {
             "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
-            "batch_tokens": self.batch_tokens, "sequence": self.sequence, "remat": self.remat,
+            "batch_tokens": self.batch_tokens, "sequence": self.sequence,
+            "remat": getattr(self.remat, "label", self.remat),
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
             "uneven": self.uneven, "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
@@ -283,7 +310,7 @@ def plan(
     *,
     slices: int | None = None,
     sequence: int = 4096,
-    remat: str = "block",
+    remat: str | costs.Remat = "block",
     reserve: float = 0.1,
     products: str = "bf16",
     axes: Sequence[str] | None = None,
@@ -306,7 +333,7 @@ def plan(
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       slices: over how many slices of a TPU the chips are spread; by default one.
       sequence: tokens of a sequence.
-      remat: what the backward pass rematerialises: one of `shardlab.costs.REMAT`.
+      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT`, or a `shardlab.Remat`.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
@@ -340,7 +367,7 @@ def plan(
             _check_count(name, value)
     if gathers is not None and (isinstance(gathers, bool) or gathers not in (1, 2)):
         raise ValueError(f"gathers is {gathers!r}; use 2, or 1 to keep gathered parameters")
-    one_of("remat", remat, tuple(costs.REMAT))
+    remat_of(remat)
     machine.chip.peak(products)
     for axis in axes or ():
         one_of("axes", axis, MESH_AXES)
@@ -348,7 +375,7 @@ def plan(
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
-    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven)
+    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven, products=products)
     return proposal if proposal.fitting else replace(proposal, remedies=tuple(_remedies(proposal, asked)))
 
 
@@ -399,10 +426,11 @@ def _remedies(proposal, asked):
     """The smallest changes with which something fits: (what, the best choice)."""
     machine = proposal.machine
     levels = list(costs.REMAT)
+    asked_level = levels.index(proposal.remat) if proposal.remat in levels else 0
     for remat, how in costs.REMAT.items():
         if not how.whole_layers or (how.offloads and not machine.chip.host_bytes_per_second):
             continue
-        if levels.index(remat) <= levels.index(proposal.remat):
+        if levels.index(remat) <= asked_level:
             continue
         choices, _ = _choices(proposal.model, machine, remat, *asked)
         if choices[0].fits:

@@ -38,6 +38,7 @@ class Run:
       seconds: measured, for a step.
       source: where it is published.
       fit: whether `shardlab.costs.FITTED` is fitted to it; otherwise it tests that.
+      over: why it ran, if its memory by formula is more than its chips have; else empty.
       how: further arguments of `shardlab.costs.step_cost`.
     """
 
@@ -50,6 +51,7 @@ class Run:
     seconds: float
     source: str
     fit: bool = False
+    over: str = ""
     how: Mapping[str, Any] = field(default_factory=dict)
 
     def cost(self) -> costs.StepCost:
@@ -82,6 +84,8 @@ def _run(keys, chips, sizes):
     if flops_per_second:
         flops = costs.training_flops(model, sequences * sequence, sequence)
         keys["seconds"] = float(flops / flops_per_second / parallelism.chips)
+    if isinstance(keys.get("remat"), dict):
+        keys["remat"] = costs.Remat.of(**keys["remat"])
     known = {field.name: keys.pop(field.name) for field in fields(Run) if field.name in keys}
     return Run(
         model=model, machine=machine, parallelism=parallelism, sequences=sequences, sequence=sequence, how=keys, **known

@@ -1,5 +1,6 @@
-"""Kinds of rematerialisation as data: what a layer keeps, what is computed again, and what that reads and sends."""
+"""Kinds of rematerialisation as data: what a layer keeps and where, and what is computed again, reads and sends."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardlab._arguments import one_of
@@ -7,22 +8,27 @@ from shardlab.machines.models import Model
 
 __all__ = ["REMAT", "Remat"]
 
+# The arrays of a layer that can be kept, and their widths: of the model, queries, keys or values, the MLP's products.
+# Nothing in the backward pass needs the result of the MLP, so JAX keeps none of it where a policy names it.
+_WIDTHS = {"inputs": 0, "query": 1, "key": 2, "value": 2, "context": 1, "out": 0, "up": 3, "down": None}
+
 
 @dataclass(frozen=True)
 class Remat:
     """What the forward pass of a training step keeps for the backward pass, and what that computes again.
 
     >>> costs.REMAT["mlp"].recomputes
-    ('attention', 'scores')
+    ('query', 'key', 'value', 'out', 'scores')
 
     Attributes:
       label: what is computed again, in words.
       keeps: for each token and layer, how many arrays as wide as the model, as the queries, as the keys or values, and
-        as the inputs of the MLP's first products.
-      recomputes: what is computed again, of "attention" (its projections), "mlp" (all but its last product), "scores".
+        as the inputs of the MLP's first products the chip keeps.
+      recomputes: what is computed again, of the projections "query", "key", "value" and "out", "mlp" (all but its last
+        product) and "scores".
       reads: how often each micro-batch reads a parameter.
       pairs: the gathers and scatters that a tensor group does again in each layer, in pairs.
-      offloads: whether what is kept goes to the host's memory.
+      hosts: as `keeps`, what goes to the host's memory and comes back.
 
     Source: counted from the layer's operations; see `activation_bytes`, `training_flops` and `step_cost`.
     """
@@ -32,31 +38,81 @@ class Remat:
     recomputes: tuple[str, ...] = ()
     reads: int = 2
     pairs: float = 0
-    offloads: bool = False
+    hosts: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @classmethod
+    def of(cls, device: Iterable[str] = ("inputs",), host: Iterable[str] = ()) -> "Remat":
+        """The kind that keeps some arrays of a layer on the chip and others in the host's memory, and no more.
+
+        The names are those of MaxText's `remat_policy: custom`, without "_proj": "inputs" (`decoder_layer_input`),
+        "query", "key", "value", "context" (the result of attention), "out", "up" (`mlpwi`) and "down" (`mlpwo`).
+
+        >>> costs.Remat.of(host=["inputs", "query", "key", "value"]).recomputes
+        ('out', 'mlp', 'scores')
+
+        Args:
+          device: what stays on the chip.
+          host: what goes to the host's memory, and comes back for the backward pass.
+
+        Raises:
+          ValueError: an unknown name, with the nearest; or the inputs of the layers are in neither.
+        """
+        host = tuple(one_of("host", name, tuple(_WIDTHS)) for name in host)
+        device = tuple(name for name in device if one_of("device", name, tuple(_WIDTHS)) not in host)
+        if "inputs" not in (*device, *host):
+            raise ValueError(
+                f"a layer is computed again from its inputs, and {', '.join((*device, *host)) or 'nothing'} has none; "
+                "add 'inputs' to device or host"
+            )
+        widths = ([sum(_WIDTHS[name] == width for name in kept) for width in range(4)] for kept in (device, host))
+        kept = {*device, *host}
+        again = tuple(part for part in ("query", "key", "value", "out") if part not in kept)
+        again += ("mlp",) * ("up" not in kept) + ("scores",) * ("context" not in kept)
+        scattered = ("out" not in kept) + ("up" not in kept) + (not kept >= {"query", "key", "value"})
+        where = " and ".join(
+            f"{', '.join(kept)} {place}" for kept, place in ((device, "kept"), (host, "offloaded")) if kept
+        )
+        keeps, hosts = widths
+        return cls(where, tuple(keeps), again, 3 if "mlp" in again else 2, scattered / 2, tuple(hosts))
 
     @property
     def whole_layers(self) -> bool:
         """Whether whole layers are computed again."""
         return "mlp" in self.recomputes
 
+    @property
+    def offloads(self) -> bool:
+        """Whether something goes to the host's memory."""
+        return any(self.hosts)
+
     def kept_width(self, model: Model) -> int:
-        """Elements that one layer of a model keeps for a token."""
-        queries, keys = model.heads * (model.head_dim + model.rope_dim), model.kv_heads * model.head_dim
-        widths = model.d_model, queries, keys, (2 if model.gated else 1) * model.hidden
-        return sum(count * width for count, width in zip(self.keeps, widths, strict=True))
+        """Elements that one layer of a model keeps for a token on the chip."""
+        return _width(self.keeps, model)
+
+    def host_width(self, model: Model) -> int:
+        """Elements that one layer of a model keeps for a token in the host's memory."""
+        return _width(self.hosts, model)
 
 
-_LAYER = ("attention", "mlp", "scores")
+def _width(counts, model):
+    """Elements of so many arrays of each width."""
+    queries, keys = model.heads * (model.head_dim + model.rope_dim), model.kv_heads * model.head_dim
+    widths = model.d_model, queries, keys, (2 if model.gated else 1) * model.hidden
+    return sum(count * width for count, width in zip(counts, widths, strict=True))
+
+
+_ATTENTION = ("query", "key", "value", "out")
+_LAYER = (*_ATTENTION, "mlp", "scores")
 REMAT = {
     # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and its output's input
     "none": Remat("nothing", (4, 2, 2, 2)),
     "matmuls": Remat("attention scores", (2, 1, 2, 1), ("scores",)),
-    "mlp": Remat("attention", (1, 0, 0, 1), ("attention", "scores"), pairs=0.5),
+    "mlp": Remat("attention", (1, 0, 0, 1), (*_ATTENTION, "scores"), pairs=0.5),
     "block": Remat("whole layers", (1, 0, 0, 0), _LAYER, reads=3, pairs=1.5),
-    "offload": Remat("layers, offloaded", (1, 0, 0, 0), _LAYER, reads=3, pairs=1.5, offloads=True),
+    "offload": Remat("layers, offloaded", (0, 0, 0, 0), _LAYER, reads=3, pairs=1.5, hosts=(1, 0, 0, 0)),
 }
 
 
-def remat_of(name: str) -> Remat:
+def remat_of(kind: str | Remat) -> Remat:
     """The kind that is called so; ValueError for others, with the nearest."""
-    return REMAT[one_of("remat", name, tuple(REMAT))]
+    return kind if isinstance(kind, Remat) else REMAT[one_of("remat", kind, tuple(REMAT))]

@@ -12,7 +12,7 @@ from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
 from shardlab.costs.memory import Memory, forward_flops, score_flops, training_memory
 from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
 from shardlab.costs.places import places
-from shardlab.costs.remat import remat_of
+from shardlab.costs.remat import Remat, remat_of
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
@@ -103,7 +103,7 @@ def step_cost(
     parallelism: Parallelism,
     batch_tokens: Numbers,
     sequence: Numbers = 4096,
-    remat: str = "block",
+    remat: str | Remat = "block",
     *,
     torus_axes: Mapping[str, Numbers] | None = None,
     efficiency: float = 1.0,
@@ -139,7 +139,7 @@ def step_cost(
       parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
       batch_tokens: tokens in the global batch.
       sequence: tokens that each token attends to.
-      remat: as for `training_flops`. "offload" needs a chip whose `host_bytes_per_second` is known.
+      remat: as for `training_flops`. What offloads needs a chip whose `host_bytes_per_second` is known.
       torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs over, all of them as
         rings: a dict such as {"fsdp": 2, "tensor": 1}.
       efficiency: share of the peak FLOP/s that products reach, in all times but the expected ones.
@@ -184,9 +184,10 @@ def step_cost(
     # the optimiser reads and writes its state.
     passes = micro * (how.reads * bytes_of["parameters"] + bytes_of["gradients"]) * sum(_here(model, parallelism))
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    stored = how.kept_width(model) * tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
-    seconds["hbm"] = (passes + update + (4 if how.offloads else 2) * stored) / chip.hbm_bytes_per_second
-    seconds["host"] = 2 * stored / chip.host_bytes_per_second if how.offloads else 0.0 * stored
+    for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]  # of one element of its width
+    kept, offloaded = how.kept_width(model) * for_token, how.host_width(model) * for_token
+    seconds["hbm"] = (passes + update + 2 * kept + 4 * offloaded) / chip.hbm_bytes_per_second
+    seconds["host"] = 2 * offloaded / chip.host_bytes_per_second if how.offloads else 0.0 * offloaded
 
     arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
     near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip)
@@ -271,7 +272,12 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
 
     def sharded(place, parameters):
         return [
-            (place, "all-gather", gather * layers, gather * parameters * bytes_of["parameters"]),
+            (
+                place,
+                "all-gather",
+                gather * layers,
+                gather * parameters * np.minimum(*(bytes_of[of] for of in ("parameters", "activations"))),
+            ),
             (place, "reduce-scatter", scatter * layers, scatter * parameters * bytes_of["gradients"]),
         ]
 

@@ -23,6 +23,7 @@ from shardlab import CHIPS, MODELS, Chip, Model, chip, collectives, costs, hardw
 from shardlab.costs import (
     REMAT,
     Parallelism,
+    Remat,
     activation_bytes,
     collective_bytes,
     collective_seconds,
@@ -528,6 +529,35 @@ def test_offloaded_inputs_of_layers_cost_the_links_to_the_hosts_and_no_flops():
     assert offload.hbm_seconds - block.hbm_seconds == pytest.approx(2 * 80 * one / 2765e9)
     assert offload.expected_seconds == block.expected_seconds  # 1.3 s, behind 9.98 s of products
     assert offload.serial_seconds == pytest.approx(block.serial_seconds + offload.host_seconds)
+
+
+def test_a_policy_by_the_names_of_its_arrays_is_the_kind_that_keeps_the_same():
+    """As MaxText's `remat_policy: custom`; "down" is named by its recipes, and nothing needs it."""
+    for name, of in (("block", {}), ("offload", {"host": ["inputs"]}), ("block", {"device": ["inputs", "down"]})):
+        assert replace(Remat.of(**of), label=REMAT[name].label) == REMAT[name]
+    kept = Remat.of(device=["inputs", "query", "key", "value", "context", "out", "up"])
+    assert kept.recomputes == () and kept.kept_width(LLAMA3) == 2 * 8192 + 2 * 8192 + 2 * 1024 + 2 * 28_672
+
+
+def test_what_is_offloaded_by_name_leaves_the_chip_and_is_not_computed_again():
+    """Llama 3 70B on 256 v6e, as its recipe has it: inputs, queries, keys and values in the memory of the host."""
+    asked = (LLAMA3, "v6e", Parallelism(1, 256), 2**20)
+    block, named = (
+        step_cost(*asked, remat=how) for how in ("block", Remat.of([], ["inputs", "query", "key", "value"]))
+    )
+    width, tokens = 8192 + 8192 + 2 * 1024, 4096
+    assert named.memory.host_bytes == 80 * width * tokens * 2
+    assert named.memory.activation_bytes == 2 * width * tokens * 2  # of two layers
+    projections = 2 * 8192 * (8192 + 2 * 1024) * 80 * tokens
+    assert block.flops - named.flops == pytest.approx(projections)
+    assert named.host_seconds == pytest.approx(2 * named.memory.host_bytes / chip("v6e").host_bytes_per_second)
+
+
+def test_a_policy_without_inputs_or_with_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match=r"from its inputs, and query has none; add 'inputs'"):
+        Remat.of(device=["query"])
+    with pytest.raises(ValueError, match=r"host='qurey' is not known.*did you mean 'query'"):
+        Remat.of(host=["qurey"])
 
 
 def test_a_slow_link_to_the_host_is_what_an_offloaded_step_waits_for():
