@@ -16,7 +16,7 @@ from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
 from shardlab.costs.kinds import KINDS
-from shardlab.costs.plan import FASTER, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
+from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
 from shardlab.pictures.svg import PALETTE, Picture, figure, hatching, ink, rect, row, text, text_width
@@ -33,7 +33,6 @@ PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of 
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
 OWN = "own"
 MOST_DEVICES = 64
-MOST_CHIPS = 2**17
 # The explorer's steps are those of dense models, on meshes of these axes.
 MODELS = {name: model for name, model in models.MODELS.items() if not (model.experts or model.kv_rank)}
 STEP_AXES = tuple(axis for axis in costs.MESH_AXES if axis != "expert")

@@ -101,6 +101,7 @@ def run(options):
 def _run(options):
     if options.top < 1:
         raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
+    _refuse_ignored(options)
     if options.serve:
         return _serve(options)
 
@@ -136,6 +137,24 @@ def _run(options):
     if options.verify:
         print("nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit", file=sys.stderr)
     return 0 if fitting else 1
+
+
+def _refuse_ignored(options):
+    """ValueError for options that have no effect: those of training with --serve, those of serving without it."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    plain = vars(parser.parse_args(["model", "chip", "1"]))
+    serving = {"context", "latency", "weights", "cache"}
+    shared = {"model", "chip", "chips", "serve", "reserve"}
+    others = set(plain) - shared - serving if options.serve else serving
+    ignored = [f"--{name.replace('_', '-')}" for name in sorted(others) if getattr(options, name) != plain[name]]
+    if ignored:
+        names, has = ", ".join(ignored), "has" if len(ignored) == 1 else "have"
+        if options.serve:
+            raise ValueError(f"--serve plans inference, where {names} {has} no effect; leave out what is for training")
+        raise ValueError(f"without --serve, {names} {has} no effect; add --serve, or leave out what is for serving")
+    if options.latency is not None and not 0 < options.latency < float("inf"):
+        raise ValueError(f"--latency is {options.latency:g} ms; use a number above 0")
 
 
 def _other_remat(proposal, planned):

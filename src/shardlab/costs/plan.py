@@ -29,6 +29,7 @@ from shardlab.machines import hardware, models
 
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
 
+MOST_CHIPS = 2**17  # more than any machine whose runs are published
 MOST_PIPELINE, MOST_CONTEXT = 32, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
 POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences that are served
 STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
@@ -355,6 +356,8 @@ def plan(
         if name == "chips" and isinstance(chip, hardware.Machine) and value is None:
             continue
         _check_count(name, value)
+    if (many := chip.chips if isinstance(chip, hardware.Machine) else chips) > MOST_CHIPS:
+        raise ValueError(f"{many:,} chips are more than the planner tries; use at most {MOST_CHIPS:,}")
     machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
     if batch_tokens % sequence:
         below = batch_tokens - batch_tokens % sequence

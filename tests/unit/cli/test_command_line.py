@@ -165,6 +165,15 @@ def test_no_mesh_that_fits_is_another_status(run):
         ((*CHIPS[1:], "--axes", "data,model"), "axes='model' is not known; use one of data, fsdp"),
         ((*CHIPS[1:], "--products", "fp6"), "v5p has no peak for 'fp6'"),
         ((*CHIPS[1:], "--reserve", "2"), "reserve=2.0"),
+        ((*CHIPS[1:], "--latency", "30"), "without --serve, --latency has no effect; add --serve"),
+        ((*CHIPS[1:4], "--serve", "--latency", "nan"), "--latency is nan ms; use a number above 0"),
+        ((*CHIPS[1:4], "--serve", "--latency=-3"), "--latency is -3 ms"),
+        ((*CHIPS[1:4], "--serve", "--remat", "none", "--axes", "data"), "where --axes, --remat have no effect"),
+        *(
+            ((*CHIPS[1:4], "--serve", option, value), f"where {option} has no effect; leave out")
+            for option, value in (("--products", "fp8"), ("--slices", "2"), ("--verify", "1"), ("--plot", "plan.svg"))
+        ),
+        ((*CHIPS[1:3], "1000000000"), "1,000,000,000 chips are more than the planner tries; use at most 131,072"),
     ],
 )
 def test_a_wrong_plan_is_refused(refused, changed, said):
