@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import minimize
 
-from shardlab import costs
-from shardlab.costs.published import RUNS
+from shardlab import costs, inference
+from shardlab.costs.published import RUNS, SERVERS
+from shardlab.machines import hardware
 
 
 def main():
@@ -17,12 +18,41 @@ def main():
     for kind in ("gpu", "tpu"):
         costs.FITTED[kind] = fit(kind)
         print(f"    {kind!r}: {costs.FITTED[kind]},")
+    inference.SERVED = fit_servers()
+    print(f"    {inference.SERVED}")
     for name, run in RUNS.items():
         step = run.cost()
         print(
             f"{name:50} {'fit ' if run.fit else 'test'} measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
             f"expected {step.expected_seconds:7.2f}, off by {step.expected_seconds / run.seconds:.2f}"
         )
+
+
+def server_errors(fit):
+    """The logarithms of measured over expected times, of the servers on GPUs."""
+    chosen = [server for server in SERVERS if server.fit == fit and not hardware.chip(server.chip).torus]
+    return np.log([server.slower() for server in chosen])
+
+
+def fit_servers():
+    """What makes the squares of the servers' errors least; shares are kept between 0 and 1, times above 0."""
+
+    def served(values):
+        shares = 1 / (1 + np.exp(-values[:2]))
+        return inference.Served(*map(float, (*shares, *np.abs(values[2:]) * 1e-6)), 0.0)
+
+    def loss(values):
+        inference.SERVED = served(values)
+        return (server_errors(True) ** 2).sum()
+
+    start = inference.SERVED
+    best = minimize(loss, [1, 0, 20, 3], method="Nelder-Mead", options={"maxfev": 1500})
+    inference.SERVED = served(best.x)
+    spread = float(np.exp(np.quantile(np.abs(server_errors(False)), 0.9, method="higher")))
+    try:
+        return replace(inference.SERVED, spread=round(spread, 2))
+    finally:
+        inference.SERVED = start
 
 
 def runs_of(kind, fit):

@@ -15,7 +15,40 @@ from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["DecodeCost", "PrefillCost", "cache_bytes", "decode_cost", "disaggregated", "prefill_cost"]
+__all__ = [
+    "SERVED",
+    "DecodeCost",
+    "PrefillCost",
+    "Served",
+    "cache_bytes",
+    "decode_cost",
+    "disaggregated",
+    "prefill_cost",
+]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What formulas cannot know of servers, fitted to those that others published: `shardlab.published.SERVERS`.
+
+    `python scripts/fit_planner.py` fits it again and tests it on the servers that were left out.
+
+    Attributes:
+      products, links: the share of the chip's peak that products reach, and of its links' bandwidth that all-reduces
+        reach.
+      layer_seconds: what each layer takes besides, such as the launch of its kernels.
+      sequence_seconds: what each sequence takes besides in each step, such as the choice of its token.
+      spread: by which factor expected times are off, at most, for nine in ten of the servers that were left out.
+    """
+
+    products: float
+    links: float
+    layer_seconds: float
+    sequence_seconds: float
+    spread: float
+
+
+SERVED = Served(0.71, 0.22, 246e-6, 4.7e-6, 1.32)  # of GPUs; too few servers of TPUs are published
 
 
 def _size(name, dtype):
@@ -92,6 +125,7 @@ class DecodeCost:
       compute_seconds: the time of the products with the parameters.
       attention_seconds: the time of attention's own products, with the cached keys and values.
       tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
+      besides_seconds: what the layers and the sequences of a published server take besides; see `SERVED`.
       cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
       fits: whether the total is no more than the chip's HBM.
     """
@@ -101,6 +135,7 @@ class DecodeCost:
     compute_seconds: Numbers
     attention_seconds: Numbers
     tensor_seconds: Numbers
+    besides_seconds: Numbers
     cache_bytes: Numbers
     total_bytes: Numbers
     fits: bool | np.ndarray
@@ -119,6 +154,13 @@ class DecodeCost:
         """The same with the all-reduces added, which stand between one product and the next."""
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
         return attention + np.maximum(self.parameter_seconds, self.compute_seconds) + self.tensor_seconds
+
+    @property
+    def expected_seconds(self) -> Numbers:
+        """The time to expect of a published server on GPUs: products and links at their shares, and what is besides."""
+        attention = np.maximum(self.cache_seconds, self.attention_seconds / SERVED.products)
+        matrices = np.maximum(self.parameter_seconds, self.compute_seconds / SERVED.products)
+        return attention + matrices + self.tensor_seconds / SERVED.links + self.besides_seconds
 
     @property
     def bound(self) -> str | np.ndarray:
@@ -181,6 +223,7 @@ def decode_cost(
         compute_seconds=2.0 * batch * model.matmul_parameters / tensor / chip.peak(dtype),
         attention_seconds=2.0 * batch * context * model.layers * model.heads * width / tensor / chip.peak(dtype),
         tensor_seconds=_sums(model, chip, batch, tensor, torus_axes, dtype),
+        besides_seconds=model.layers * SERVED.layer_seconds + batch * SERVED.sequence_seconds,
         cache_bytes=cached,
         total_bytes=total,
         fits=total <= chip.hbm_bytes,
@@ -195,18 +238,26 @@ class PrefillCost:
       compute_seconds: the time of all FLOPs, those of attention included.
       hbm_seconds: the time to read the parameters and to write the KV cache.
       tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
+      besides_seconds: what the layers of a published server take besides; see `SERVED`.
       cache_bytes: bytes of the KV cache that the prompts leave, on all chips together.
     """
 
     compute_seconds: Numbers
     hbm_seconds: Numbers
     tensor_seconds: Numbers
+    besides_seconds: Numbers
     cache_bytes: Numbers
 
     @property
     def seconds(self) -> Numbers:
         """The larger of compute and HBM, plus the all-reduces, which stand between the products."""
         return np.maximum(self.compute_seconds, self.hbm_seconds) + self.tensor_seconds
+
+    @property
+    def expected_seconds(self) -> Numbers:
+        """The time to expect of a published server on GPUs, as `DecodeCost` has it."""
+        work = np.maximum(self.compute_seconds / SERVED.products, self.hbm_seconds)
+        return work + self.tensor_seconds / SERVED.links + self.besides_seconds
 
     @property
     def bound(self) -> str | np.ndarray:
@@ -259,6 +310,7 @@ def prefill_cost(
         compute_seconds=flops / tensor / chip.peak(dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
         tensor_seconds=_sums(model, chip, tokens, tensor, torus_axes, dtype),
+        besides_seconds=model.layers * SERVED.layer_seconds,
         cache_bytes=cached,
     )
 

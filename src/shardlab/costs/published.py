@@ -1,9 +1,9 @@
-"""Training runs that others published, and what `shardlab.costs` expects of them: for fitting it, and for testing it.
+"""Runs and servers that others published, and what `shardlab.costs` expects of them: for fitting it and testing it.
 
 Each run has its source, and a step's time in seconds, which is what is compared, as "model FLOPs" have several
 definitions. Where a source states tokens or FLOPs per second instead, the time is derived from them, with the
 definition that fits its other numbers. A run is used for fitting or for testing, never for both;
-`scripts/fit_planner.py` fits. The runs are in `published.toml`.
+`scripts/fit_planner.py` fits. The runs are in `published.toml`, the servers in `servers.toml`.
 """
 
 import tomllib
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from shardlab import costs
-from shardlab.costs import Parallelism
+from shardlab.costs import Parallelism, inference
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
 
-__all__ = ["RUNS", "Run"]
+__all__ = ["RUNS", "SERVERS", "Run", "Server"]
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,68 @@ def _run(keys, chips, sizes):
     )
 
 
+@dataclass(frozen=True)
+class Server:
+    """A published measurement of a server.
+
+    >>> server = next(s for s in published.SERVERS if s.model.name == "Llama 70B")
+    >>> f"{server.batch} sequences on {server.tensor} {server.chip}: {server.measured:,.0f} tokens/s on each"
+    '1024 sequences on 2 H100: 2,657 tokens/s on each'
+
+    Attributes:
+      model: a `shardlab.models.Model`.
+      chip: the name of a `shardlab.hardware.Chip`; `tensor`: how many of them share the model.
+      batch: sequences at a time.
+      prompt, answer: tokens of each.
+      kind: what was measured: "throughput", in generated tokens per second and chip, or "first_token", in seconds.
+      measured: the number.
+      dtype: of parameters, cache and products.
+      source: where it is published.
+      fit: whether `shardlab.inference.SERVED` is fitted to it; otherwise it tests that.
+    """
+
+    model: Model
+    chip: str
+    tensor: int
+    batch: int
+    prompt: int
+    answer: int
+    kind: str
+    measured: float
+    dtype: str
+    source: str
+    fit: bool
+
+    def slower(self, expected: bool = True) -> float:
+        """The measured time over the expected one, or over the lower bound."""
+        torus = hardware.chip(self.chip).torus
+        how = dict.fromkeys(("weights", "cache", "dtype"), self.dtype) | {"torus_axes": 2 if torus else 1}
+        first = inference.prefill_cost(self.model, self.chip, self.prompt, self.batch, self.tensor, **how)
+        step = inference.decode_cost(
+            self.model, self.chip, self.batch, self.prompt + self.answer / 2, self.tensor, **how
+        )
+        begins, takes = (
+            (first.expected_seconds, step.expected_seconds) if expected else (first.seconds, step.serial_seconds)
+        )
+        if self.kind == "first_token":
+            return float(self.measured / begins)
+        return float((self.batch * self.answer / (begins + self.answer * takes) / self.tensor) / self.measured)
+
+
+def _servers(file):
+    """The servers of a TOML file: of each four on GPUs the second and third test, the others are fitted to."""
+    data, count = tomllib.loads(file.read_text("utf-8")), 0
+    sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
+    for table in data["tables"]:
+        for kind in ("throughput", "first_token"):
+            for model, tensor, batch, prompt, answer, measured in table.get(kind, ()):
+                fit = count % 4 in (0, 3) and not hardware.chip(table["chip"]).torus
+                count += 1
+                yield Server(
+                    sizes[model], table["chip"], tensor, batch, prompt, answer, kind, measured, table["dtype"],
+                    table["source"], fit,
+                )  # fmt: skip
+
+
 RUNS = {run.name: run for run in _read(Path(__file__).with_suffix(".toml"))}
+SERVERS = tuple(_servers(Path(__file__).with_name("servers.toml")))

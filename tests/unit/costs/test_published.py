@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from places import ROOT
 
-from shardlab import costs, plan
-from shardlab.costs.published import RUNS
+from shardlab import costs, inference, plan
+from shardlab.costs.published import RUNS, SERVERS
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -45,6 +45,24 @@ def test_nine_in_ten_runs_that_were_left_out_are_within_the_spread_that_is_state
     off = np.abs(fit_planner.errors(kind, fit=False))
     assert len(off) >= 20 and np.mean(off <= np.log(costs.FITTED[kind].spread)) >= 0.9
     assert 2 * len(fit_planner.runs_of(kind, fit=True)) < len(off)
+
+
+def test_the_fit_to_servers_is_that_of_the_script(monkeypatch):
+    monkeypatch.setattr(inference, "SERVED", inference.SERVED)
+    stated, found = inference.SERVED, fit_planner.fit_servers()
+    assert found.products == pytest.approx(stated.products, abs=0.01)
+    assert found.links == pytest.approx(stated.links, abs=0.01)
+    assert found.layer_seconds == pytest.approx(stated.layer_seconds, rel=0.02)
+    assert found.sequence_seconds == pytest.approx(stated.sequence_seconds, rel=0.02)
+    assert found.spread == pytest.approx(stated.spread, abs=0.01)
+
+
+def test_nine_in_ten_servers_that_were_left_out_are_within_the_spread_and_none_is_faster_than_it_can_be():
+    off = np.abs(fit_planner.server_errors(fit=False))
+    assert len(off) >= 20 and np.mean(off <= np.log(inference.SERVED.spread)) >= 0.9
+    assert all("https://" in server.source and server.slower(expected=False) > 1 for server in SERVERS)
+    bounds = [server.slower(expected=False) for server in SERVERS if server.chip != "v6e"]
+    assert np.median(bounds) > 1.6  # so a lower bound is no answer
 
 
 def test_no_run_is_faster_than_it_can_be():
