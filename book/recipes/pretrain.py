@@ -16,6 +16,8 @@ from shardlab import apply_rules, explain, shardings, target
 
 LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64  # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
 BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
+POLICY = None  # what a layer keeps; None is nothing, jax.checkpoint_policies.dots_with_no_batch_dims_saveable products
+ATTENTION = None  # the implementation; "cudnn" on GPUs, whose scores never leave the chip
 ROWS = ("data", "fsdp")  # the axes that shard the batch; context shards its sequences
 RULES = [  # the stacked layers have a leading dimension; moments have the same paths
     (r"layers/(query|key|value|gate|up)", P(None, "fsdp", "tensor")),  # by columns
@@ -61,12 +63,12 @@ def attention(x, w):
     query, key, value = ((x @ w[name]).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value"))
     query = constrained(rotated(query), P(ROWS, "context", "tensor"))
     key, value = (constrained(y, P(ROWS, None, "tensor")) for y in (rotated(key), value))  # gathered along context
-    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=ATTENTION)
     return mixed.reshape(x.shape) @ w["out"]
 
 
 def loss_of(params, tokens, specs):
-    @jax.checkpoint  # the backward pass gathers and computes a layer again
+    @partial(jax.checkpoint, policy=POLICY)  # the backward pass gathers a layer again, and computes what is not kept
     def block(x, layer):
         w = {name: full(layer[name], P(*specs["layers"][name][1:])) for name in layer if name != "norms"}
         x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
@@ -81,8 +83,15 @@ def loss_of(params, tokens, specs):
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-def update(state, tokens, specs):
-    loss, grads = jax.value_and_grad(loss_of)(state["params"], tokens, specs)
+def update(state, tokens, specs, micro):
+    def add(sums, rows):  # gradients are in float32, sharded like the parameters
+        loss, grads = jax.value_and_grad(loss_of)(state["params"], rows, specs)
+        grads = jax.tree.map(lambda total, g, spec: constrained(total + g / micro, spec), sums[1], grads, specs)
+        return (sums[0] + loss / micro, grads), None
+
+    rows = tokens.reshape(-1, micro, tokens.shape[-1]).swapaxes(0, 1)  # dealt out in turn: each device keeps its own
+    zeros = jax.tree.map(lambda p, spec: constrained(jnp.zeros_like(p), spec), state["params"], specs)
+    (loss, grads), _ = jax.lax.scan(add, (jnp.float32(0), zeros), constrained(rows, P(None, ROWS)))
     changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
     return {"params": optax.apply_updates(state["params"], changes), "optimizer": optimizer}, loss
 
@@ -92,19 +101,22 @@ def batch_of(step):  # put your data here; it depends on the step alone, so that
     return (start + 3 * np.arange(LENGTH + 1)) % VOCABULARY  # counting by threes
 
 
-def prepare(sizes):
+def prepare(sizes, micro=1):
     """The mesh, the step, the layout of its state, and what to restore a checkpoint as."""
-    axes = "data", "fsdp", "context", "tensor"
+    axes, groups = ("data", "fsdp", "context", "tensor"), sizes[0] * sizes[1]
     mesh = jax.make_mesh(tuple(sizes), axes, axis_types=(AxisType.Auto,) * 4)
     applied = apply_rules(RULES, shapes := jax.eval_shape(create))
     assert not applied.idle and not applied.unmatched, applied
     goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
-    step = partial(update, specs=applied.specs["params"])
+    if BATCH % (groups * micro):
+        raise ValueError(f"{BATCH} sequences are not shared evenly by {groups} groups of devices, {micro} times a step;"
+                         f" use a BATCH that is a multiple of {groups * micro}")  # fmt: skip
+    step = partial(update, specs=applied.specs["params"], micro=micro)
     return mesh, jax.jit(step, donate_argnums=0, out_shardings=(layout, None)), layout, goal
 
 
-def main(folder, steps, sizes, report):
-    mesh, step_of, layout, goal = prepare(sizes)
+def main(folder, steps, sizes, report, micro=1):
+    mesh, step_of, layout, goal = prepare(sizes, micro)
     rows = NamedSharding(mesh, P(ROWS))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
     with jax.set_mesh(mesh), ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
@@ -126,6 +138,7 @@ if __name__ == "__main__":
     parser.add_argument("steps", type=int)
     parser.add_argument("--mesh", type=int, nargs=4, metavar=("DATA", "FSDP", "CONTEXT", "TENSOR"),
                         default=(1, jax.device_count(), 1, 1), help="sizes of the four axes")  # fmt: skip
+    parser.add_argument("--micro", type=int, default=1, help="micro-batches of a step, whose gradients are summed (1)")
     parser.add_argument("--report", action="store_true", help="first say what a step sends, and what it stores")
     given = parser.parse_args()
-    main(given.folder, given.steps, given.mesh, given.report)
+    main(given.folder, given.steps, given.mesh, given.report, given.micro)

@@ -85,7 +85,8 @@ IMPORT = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); import jax, p
 IN_FLOAT32 = (
     "-c",
     IMPORT + "pretrain.DTYPE = 'float32'; "
-    "given = sys.argv[1:]; pretrain.main(given[0], int(given[1]), tuple(map(int, given[2:])), False)",
+    "folder, *given = sys.argv[1], *map(int, sys.argv[2:]); "
+    "pretrain.main(folder, given[0], given[1:5], False, *given[5:])",
 )
 
 
@@ -94,9 +95,9 @@ def one_device(tmp_path_factory):
     return losses(start(tmp_path_factory.mktemp("one"), 1, 20, 1, 1, 1, 1, script=IN_FLOAT32))
 
 
-@pytest.mark.parametrize("mesh", [(1, 2, 2, 2), (2, 1, 4, 1), (1, 2, 1, 4)], ids=str)
-def test_every_mesh_learns_the_same_in_float32(tmp_path, one_device, mesh):
-    found = losses(start(tmp_path, np.prod(mesh), 20, *mesh, script=IN_FLOAT32))
+@pytest.mark.parametrize("mesh, micro", [((1, 2, 2, 2), 1), ((2, 1, 4, 1), 8), ((1, 2, 1, 4), 2)], ids=str)
+def test_every_mesh_learns_the_same_in_float32_in_any_number_of_micro_batches(tmp_path, one_device, mesh, micro):
+    found = losses(start(tmp_path, np.prod(mesh), 20, *mesh, micro, script=IN_FLOAT32))
     np.testing.assert_allclose(list(found.values()), list(one_device.values()), rtol=1e-4)
 
 
@@ -118,6 +119,8 @@ def test_its_report_and_its_help_and_what_it_cannot_divide(tmp_path):
     assert "FSDP CONTEXT TENSOR" in start("--help", 1, 0, script=(PRETRAIN,)).communicate()[0]
     out, _ = start(tmp_path / "other", 3, 1, script=(PRETRAIN,)).communicate()
     assert "the 3 devices of 'fsdp' do not divide" in out
+    out, _ = start(tmp_path / "third", 2, 1, "--micro", 3, script=(PRETRAIN,)).communicate()
+    assert "16 sequences are not shared evenly by 2 groups of devices, 3 times a step" in out
 
 
 def test_it_creates_its_state_in_shards_and_donates_it():

@@ -144,10 +144,7 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
   const parameters = layers * (attention + 2 * d) + layers * mlp + embedding + d;
   const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
   const width = (counts) => counts[0] * d + counts[1] * queries + counts[2] * keys + counts[3] * ins * f;
-  const widths = (where) => Object.fromEntries(
-    Object.entries(explorer.data.remat).map(([name, remat]) => [name, width(remat[where])]));
-  const [kept, offloaded] = [widths("keeps"), widths("hosts")];
-  return { attention, mlp, embedding, parameters, kept, offloaded, multiplied: layers * (attention + mlp) + vocab * d };
+  return { attention, mlp, embedding, parameters, width, multiplied: layers * (attention + mlp) + vocab * d };
 }
 
 // Whether so many chips can share the heads of a layer.
@@ -176,32 +173,32 @@ function refused(model, given) {
 function memoryOf(model, counted, given) {
   const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
-  const { attention, mlp, embedding, parameters, kept, offloaded } = counted;
+  const { attention, mlp, embedding, parameters, width } = counted;
   const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
   const shards = fsdp * context * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
-  const { recomputes } = explorer.data.remat[remat];
+  const { recomputes, keeps, hosts } = explorer.data.remat[remat];
   const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
   return [{ // in bf16, except moments and logits
     parameters: 2 * held,
     gradients: 2 * held,
     moments: 8 * held,
-    activations: 2 * tokens * (keeping * kept[remat] + min(keeping, 2) * offloaded[remat]) / tensor,
-    working: 2 * tokens * (recomputes.length ? kept.none : 0) / tensor,
+    activations: 2 * tokens * (keeping * width(keeps) + min(keeping, 2) * width(hosts)) / tensor,
+    working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor,
     gathered: shards > tensor ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
-  }, 2 * tokens * keeping * offloaded[remat] / tensor];
+  }, 2 * tokens * keeping * width(hosts) / tensor];
 }
 
 // The cost of a step, on a machine whose places are known.
 function step(model, counted, made, where, given) {
   const { layers: allLayers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab } = model;
-  const { attention, mlp, parameters, kept, offloaded, multiplied } = counted;
+  const { attention, mlp, parameters, width, multiplied } = counted;
   const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
   const { chip } = made;
-  const { recomputes, reads, pairs: repeated } = explorer.data.remat[remat];
+  const { recomputes, reads, pairs: repeated, keeps, hosts } = explorer.data.remat[remat];
   const [memory, onHost] = memoryOf(model, counted, given);
   const state = memory.parameters + memory.gradients + memory.moments;
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -226,9 +223,9 @@ function step(model, counted, made, where, given) {
   const dense = parameters / (tensor * pipeline);
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
-  const moved = offloaded[remat] * forToken;
+  const moved = width(hosts) * forToken;
   const bandwidth = chip.hbm_bytes_per_second;
-  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + 2 * kept[remat] * forToken + 4 * moved) / bandwidth;
+  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
   seconds.host = moved ? 2 * moved / chip.host_bytes_per_second : 0;
 
   // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
