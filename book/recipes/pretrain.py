@@ -16,8 +16,8 @@ from shardlab import apply_rules, explain, shardings, target
 
 LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64  # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
 BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
-POLICY = None  # what a layer keeps; None is nothing, jax.checkpoint_policies.dots_with_no_batch_dims_saveable products
-ATTENTION = None  # the implementation; "cudnn" on GPUs, whose scores never leave the chip
+POLICY = None  # keeps nothing; jax.checkpoint_policies.dots_with_no_batch_dims_saveable keeps the products
+ATTENTION = None  # the backend's own; "cudnn" on GPUs, which stores no scores
 ROWS = ("data", "fsdp")  # the axes that shard the batch; context shards its sequences
 RULES = [  # the stacked layers have a leading dimension; moments have the same paths
     (r"layers/(query|key|value|gate|up)", P(None, "fsdp", "tensor")),  # by columns

@@ -188,7 +188,8 @@ def training_memory(
         if not model.experts
         else model.shared_experts * model.expert_parameters + model.experts * model.expert_parameters / expert
     )
-    once = np.minimum(size["parameters"], size["activations"])  # wider parameters are cast before they are gathered
+    # Parameters that are wider than activations are cast before they are gathered.
+    once = min(size["parameters"], size["activations"] or size["parameters"])
     whole_bytes = 2 * once * gathered
     if gathers == 1:
         whole_bytes = (once + size["gradients"]) * model.layers / pipeline * gathered

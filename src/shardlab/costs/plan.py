@@ -334,7 +334,7 @@ def plan(
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       slices: over how many slices of a TPU the chips are spread; by default one.
       sequence: tokens of a sequence.
-      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT`, or a `shardlab.Remat`.
+      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT`, or a `Remat`.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs

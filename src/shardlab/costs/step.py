@@ -262,6 +262,7 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
     routed, dense = _here(model, parallelism)
     gather, scatter = rounds
+    once = min(bytes_of["parameters"], bytes_of["activations"])  # wider parameters are cast before they are gathered
     activations = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
     pairs = layers * (4 + how.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
@@ -272,12 +273,7 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
 
     def sharded(place, parameters):
         return [
-            (
-                place,
-                "all-gather",
-                gather * layers,
-                gather * parameters * np.minimum(*(bytes_of[of] for of in ("parameters", "activations"))),
-            ),
+            (place, "all-gather", gather * layers, gather * parameters * once),
             (place, "reduce-scatter", scatter * layers, scatter * parameters * bytes_of["gradients"]),
         ]
 
