@@ -9,6 +9,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from shardlab import costs, inference
+from shardlab.costs.bands import KINDS_OF_PLANS
 from shardlab.costs.published import RUNS, SERVERS
 from shardlab.machines import hardware
 
@@ -23,7 +24,8 @@ def main():
     for name, run in RUNS.items():
         step = run.cost()
         print(
-            f"{name:50} {'fit ' if run.fit else 'test'} measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
+            f"{name:62} {run.kind:8} {'fit ' if run.fit else 'test'} "
+            f"measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
             f"expected {step.expected_seconds:7.2f}, off by {step.expected_seconds / run.seconds:.2f}"
         )
 
@@ -82,8 +84,19 @@ def fit(kind):
 
     best = minimize(loss, list(start.products.values()), method="Powell", bounds=[(0.05, 1)] * len(names))
     costs.FITTED[kind] = made(best.x, 2)
-    spread = float(np.exp(np.quantile(np.abs(errors(kind, False)), 0.9)))
-    return replace(made(best.x, 2), spread=round(spread + 0.005, 2))
+    return replace(made(best.x, 2), bands=bands(kind))
+
+
+def bands(family):
+    """The `Band` of each kind of plan on GPUs or TPUs, of the runs that were left out."""
+    left_out = runs_of(family, fit=False)
+    found = {}
+    for kind in KINDS_OF_PLANS:
+        took = np.array([run.seconds / float(run.cost().expected_seconds) for run in left_out if run.kind == kind])
+        if len(took):
+            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="higher"))
+            found[kind] = costs.Band(len(took), round(float(np.median(took)), 2), round(float(factor) + 0.005, 2))
+    return found
 
 
 if __name__ == "__main__":

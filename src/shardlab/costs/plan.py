@@ -23,6 +23,7 @@ from shardlab import costs
 from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
+from shardlab.costs.bands import band_of, band_words, kind_of_plan
 from shardlab.costs.published import RUNS
 from shardlab.costs.remat import remat_of
 from shardlab.machines import hardware, models
@@ -153,6 +154,11 @@ class Plan:
         """The choices that fit."""
         return tuple(choice for choice in self.choices if choice.fits)
 
+    @property
+    def kind(self) -> str:
+        """The kind of plan that the first choice is, one of `shardlab.costs.bands.KINDS_OF_PLANS`."""
+        return kind_of_plan(self.model, self.chip, self.choices[0].mesh, self.sequence, self.products)
+
     def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
         return aligned(self._rows(most), ">")
@@ -209,11 +215,9 @@ class Plan:
             f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
         )
         if fitting:
-            spread = costs.FITTED["tpu" if self.chip.torus else "gpu"].spread
-            micro = "micro: micro-batches. " if "micro" in self._rows(most)[0] else ""
+            micro = "micro: micro-batches.\n" if "micro" in self._rows(most)[0] else ""
             return (
-                f"{summary}\n\n{micro}Expected times are off by a factor of up to {spread:.2f} for nine in\n"
-                f"ten published runs that were left out of the fit.{self._beyond()}\n"
+                f"{summary}\n\n{micro}{band_words(self.chip, self.kind)}{self._beyond()}\n"
                 f"The first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
@@ -242,14 +246,7 @@ class Plan:
             missing.append(f"{self.products} products")
         if not any(run.machine.chip.name.startswith(self.chip.name) for run in runs):
             missing.append(f"the {self.chip.name}")
-        mixtures = [run for run in runs if run.model.experts]
-        if self.model.experts and not mixtures:
-            missing.append("a mixture of experts")
-        lines = [f"No published run on {kind} tests {'; '.join(missing)}."] * bool(missing)
-        if self.model.experts and mixtures:
-            off = ", ".join(f"{run.seconds / float(run.cost().expected_seconds):.2f}" for run in mixtures)
-            lines.append(f"Published runs of mixtures of experts took {off} times as long as expected.")
-        return "".join(f"\n{line}" for line in lines)
+        return f"\nNo published run on {kind} tests {'; '.join(missing)}." * bool(missing)
 
     def _other_call(self) -> str:
         """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
@@ -273,7 +270,8 @@ class Plan:
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
             "remat": getattr(self.remat, "label", self.remat),
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
-            "uneven": self.uneven, "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
+            "uneven": self.uneven, "kind": self.kind, "band": asdict(band_of(self.chip, self.kind)[0]),
+            "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
         }  # fmt: skip
         return json.dumps(about, indent=1)
