@@ -5,16 +5,16 @@
 const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 
-// Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
-// slices of TPUs are only data and pipeline axes, if they can.
+// Every mesh: on several nodes of GPUs with pipeline and context axes too, for long sequences with a context axis, and with
+// tensor axes within a node. Between slices of TPUs are only data and pipeline axes, if they can.
 const isSeveral = ({ chip, slices }) => !chip.torus.length && slices > 1;
 function meshes({ chip, near, chips, slices }, model, sequence, several) {
-  const { pipeline, context } = explorer.data.most;
+  const { pipeline, context, long } = explorer.data.most;
   const every = divisors(chips);
   const allowed = {
     tensor: every.filter((n) => n <= (chip.torus.length ? chips : near) && splits(model, n)),
     pipeline: every.filter((n) => n <= (several ? min(model.layers, pipeline) : 1)),
-    context: every.filter((n) => n <= (several ? context : 1) && sequence % n === 0),
+    context: every.filter((n) => n <= (several || sequence >= long ? context : 1) && sequence % n === 0),
     fsdp: every,
   };
   let found = [{ data: chips }];

@@ -110,6 +110,7 @@ def data() -> dict:
             "chips": MOST_CHIPS,
             "pipeline": MOST_PIPELINE,
             "context": MOST_CONTEXT,
+            "long": costs.LONG,
             "stages": STAGES,
             "microbatches": POWERS,
             "faster": FASTER,

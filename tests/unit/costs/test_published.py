@@ -150,20 +150,6 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-def ranked(run):
-    """The place of a run's mesh among those of its machine, and its expected time over the best."""
-    made = plan(
-        run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence,
-        remat=run.how.get("remat", "block"),
-    )  # fmt: skip
-    same = ("tensor", "pipeline", "context", "expert")  # how data and fsdp share the rest makes little difference
-    seen = list(dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices))
-    mesh = tuple(getattr(run.parallelism, axis) for axis in same)
-    (best,) = made.choices[:1]
-    own = next(choice for choice in made.choices if tuple(getattr(choice, axis) for axis in same) == mesh)
-    return 1 + seen.index(mesh), own.expected_seconds / best.expected_seconds
-
-
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_mesh_of_a_run_is_among_the_first_five(name):
-    assert ranked(RUNS[name])[0] <= 5
+    assert fit_planner.ranked(RUNS[name])[0] <= 5
