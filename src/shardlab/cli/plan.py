@@ -134,7 +134,7 @@ def _run(options):
     if proposal.batch_tokens != options.batch_tokens:
         print(
             f"No mesh shares {options.batch_tokens // options.sequence:,} sequences evenly; this plan is for the "
-            f"nearest batch, {proposal.batch_tokens // options.sequence:,} sequences ({proposal.batch_tokens:,} tokens).",
+            f"nearest batch: {proposal.batch_tokens // options.sequence:,} sequences, {proposal.batch_tokens:,} tokens",
             file=sys.stderr if options.json else sys.stdout,
         )
     print(proposal.to_json(options.top) if options.json else proposal.report(options.top))

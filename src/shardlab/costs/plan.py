@@ -32,7 +32,7 @@ __all__ = ["Choice", "Plan", "plan", "whole_number"]
 
 MOST_CHIPS = 2**17  # more than any machine whose runs are published
 MOST_PIPELINE, MOST_CONTEXT = 64, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
-POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences that are served
+POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences in one and in those that are served
 STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
 DTYPES = ("parameters", "gradients", "moments", "master", "activations", "logits")  # that a plan may state
 FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
@@ -342,7 +342,8 @@ def plan(
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
         pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert.
-      microbatches: how many; by default for each mesh the number with which it fits and is fastest.
+      microbatches: how many; by default for each mesh the number with which it fits and is fastest, of powers of two and
+        of those that leave a power of two of sequences in each.
       stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
       gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2, in both passes of
         each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
@@ -519,7 +520,7 @@ def _meshes(machine, model, axes, sequence):
 
 def _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, microbatches, stages, gathers):
     """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
-    numbers = [microbatches] if microbatches else list(POWERS)
+    numbers = [microbatches] if microbatches else _microbatches(batch_tokens // sequence // every.groups)
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
     for many in sorted({1, stages}) if stages else STAGES:
@@ -557,6 +558,12 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, dtyp
     return tuple(sorted(choices, key=order))
 
 
+def _microbatches(each):
+    """Numbers of micro-batches to try: powers of two, and those that leave each a power of two of sequences."""
+    shared = {int(of) // n for of in np.unique(each) for n in POWERS if of % n == 0}
+    return sorted(n for n in {*POWERS, *shared} if n <= POWERS[-1])
+
+
 def _best(model, machine, every, asked, numbers, stages, able):
     """{the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, how)}.
 
@@ -567,6 +574,8 @@ def _best(model, machine, every, asked, numbers, stages, able):
     best = {}
     for number in numbers:
         some = able & (each % number == 0)
+        if len(numbers) > 1 and number not in POWERS:  # for another mesh
+            some = some & np.isin(each // number, POWERS)
         if stages > 1:
             some = some & (number % every.pipeline == 0)
         places = np.nonzero(some)[0]

@@ -384,3 +384,15 @@ def test_a_batch_that_ran_on_a_pipeline_of_35_has_meshes():
 def test_a_context_axis_is_tried_for_long_sequences_on_tpus_too(sequence, tried):
     made = plan(LLAMA, "v5p", 64, 2**21, sequence=sequence)
     assert any(choice.context > 1 for choice in made.choices) == tried
+
+
+def test_micro_batches_may_have_a_power_of_two_of_sequences_instead():
+    """280 sequences on a pipeline of 35: eight micro-batches would leave it idle, 280 do not."""
+    run = RUNS["Megatron-LM 2022, 530B on 280 A100"]
+    made = plan(run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence, remat="matmuls")
+    own = next(c for c in made.choices if (c.pipeline, c.tensor, c.data) == (35, 8, 1))
+    assert own.microbatches in (140, 280) and own.bubble < 0.25
+    for choice in made.choices:
+        each = 280 // (choice.data * choice.fsdp)
+        assert each % choice.microbatches == 0
+        assert 1 in (bin(choice.microbatches).count("1"), bin(each // choice.microbatches).count("1"))
