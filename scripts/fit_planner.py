@@ -1,20 +1,27 @@
 """Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left out.
 
 python scripts/fit_planner.py            print the fitted numbers, and the factor by which each run is off
+python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's; takes minutes
 """
 
+import sys
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import minimize
 
-from shardlab import costs, inference
+from shardlab import costs, inference, plan
+from shardlab.costs.bands import KINDS_OF_PLANS
+from shardlab.costs.plan import DTYPES
 from shardlab.costs.published import RUNS, SERVERS
 from shardlab.machines import hardware
 
 
 def main():
-    """Print the fit and how far off each run is."""
+    """Print the fit and how far off each run is, or the ranks."""
+    if sys.argv[1:] == ["ranks"]:
+        return print_ranks()
     for kind in ("gpu", "tpu"):
         costs.FITTED[kind] = fit(kind)
         print(f"    {kind!r}: {costs.FITTED[kind]},")
@@ -23,7 +30,8 @@ def main():
     for name, run in RUNS.items():
         step = run.cost()
         print(
-            f"{name:50} {'fit ' if run.fit else 'test'} measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
+            f"{name:62} {run.kind:8} {'fit ' if run.fit else 'test'} "
+            f"measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
             f"expected {step.expected_seconds:7.2f}, off by {step.expected_seconds / run.seconds:.2f}"
         )
 
@@ -55,6 +63,41 @@ def fit_servers():
         inference.SERVED = start
 
 
+def ranked(run):
+    """(the rank of a run's mesh among the planner's, of how many, its expected time over the best).
+
+    Meshes with the same tensor, pipeline, context and expert axes count as one, as it makes little difference how data
+    and fsdp share the rest. A mesh that the planner does not propose has no rank.
+    """
+    how = {name: run.how[name] for name in DTYPES if name in run.how}
+    made = plan(
+        run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence,
+        remat=run.how.get("remat", "block"), products=run.how.get("products", "bf16"), dtypes=how, nearest_batch=True,
+    )  # fmt: skip
+    same = ("tensor", "pipeline", "context", "expert")
+    seen = list(dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices))
+    mesh = tuple(run.mesh[axis] for axis in same)
+    if mesh not in seen:
+        return None, len(seen), float("nan")
+    own = next(choice for choice in made.choices if tuple(getattr(choice, axis) for axis in same) == mesh)
+    return 1 + seen.index(mesh), len(seen), own.expected_seconds / made.choices[0].expected_seconds
+
+
+def print_ranks():
+    """The rank of each run's mesh, and for each kind of plan how many are among the first ten."""
+    first, all_runs = Counter(), Counter()
+    for name, run in RUNS.items():
+        rank, of, times = ranked(run)
+        family = "TPUs" if run.machine.chip.torus else "GPUs"
+        for key in ((run.kind, family), ("all", "")):
+            all_runs[key] += 1
+            first[key] += rank is not None and rank <= 10
+        print(f"{name:62} {run.kind:8} {rank or 'not proposed'} of {of}, {times:.2f} times the best", flush=True)
+    for kind, family in all_runs:
+        share = first[kind, family] / all_runs[kind, family]
+        print(f"{kind} {family}: {first[kind, family]} of {all_runs[kind, family]} among the first ten, {share:.0%}")
+
+
 def runs_of(kind, fit):
     """The runs on GPUs or on TPUs that are fitted to, or that are left out."""
     return [run for run in RUNS.values() if ("tpu" if run.machine.chip.torus else "gpu") == kind and run.fit == fit]
@@ -82,8 +125,19 @@ def fit(kind):
 
     best = minimize(loss, list(start.products.values()), method="Powell", bounds=[(0.05, 1)] * len(names))
     costs.FITTED[kind] = made(best.x, 2)
-    spread = float(np.exp(np.quantile(np.abs(errors(kind, False)), 0.9)))
-    return replace(made(best.x, 2), spread=round(spread + 0.005, 2))
+    return replace(made(best.x, 2), bands=bands(kind))
+
+
+def bands(family):
+    """The `Band` of each kind of plan on GPUs or TPUs, of the runs that were left out."""
+    left_out = runs_of(family, fit=False)
+    found = {}
+    for kind in KINDS_OF_PLANS:
+        took = np.array([run.seconds / float(run.cost().expected_seconds) for run in left_out if run.kind == kind])
+        if len(took):
+            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="higher"))
+            found[kind] = costs.Band(len(took), round(float(np.median(took)), 2), round(float(factor) + 0.005, 2))
+    return found
 
 
 if __name__ == "__main__":

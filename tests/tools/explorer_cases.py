@@ -126,7 +126,8 @@ def plan_cases():
             "name": name, "model": SIZES_OF[name], "chip": chip, "slices": chance.choice((1, 1, 2)),
             "chips": chance.choice((1, 4, 8, 12, 16, 32, 64, 128, 256, 512)),
             "remat": chance.choice(tuple(costs.REMAT)),
-            "batch": 2 ** chance.randrange(13, 23), "sequence": chance.choice((2048, 4096, 6144, 8192)),
+            "batch": chance.choice((1, 1, 9, 15)) * 2 ** chance.randrange(13, 23),
+            "sequence": chance.choice((2048, 4096, 6144, 8192, 32_768)),
             "reserve": chance.choice(explorer.RESERVES),
         }  # fmt: skip
         try:

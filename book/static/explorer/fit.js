@@ -84,6 +84,9 @@ function along(parts) {
   };
 }
 
+// The share of its links that a chip uses in a group of so many of its node.
+const linkShare = ({ peers }, n) => (peers ? min(max((n - 1) / peers, 1 / peers), 1) : 1);
+
 // The place of each mesh axis, the innermost first: chips within a slice or node, slices or nodes, and their links.
 function place({ chip, shape, rings, near: all }, sizes) {
   let stride = 1;
@@ -93,7 +96,7 @@ function place({ chip, shape, rings, near: all }, sizes) {
     return inside;
   });
   const links = chip.torus.length ? pieces(shape, rings, [...near]).map(along)
-    : near.map((n) => ({ ways: 1, hops: n - 1, crowd: 1 }));
+    : near.map((n) => ({ ways: linkShare(chip, n), hops: n - 1, crowd: 1 / linkShare(chip, 2) }));
   return sizes.map((size, i) => ({ near: near[i], far: ceil(size / near[i]), ...links[i] }));
 }
 
@@ -299,5 +302,5 @@ function fit(given) {
   return step(given.model, sizesOf(given.model), made, places(made, given), given);
 }
 
-Object.assign(explorer, { fit, machine, places, sizesOf, splits, step, unknownHost });
+Object.assign(explorer, { fit, linkShare, machine, places, sizesOf, splits, step, unknownHost });
 })(window.explorer);

@@ -11,7 +11,8 @@ const DIMS = { A: "IJ", B: "JK", C: "IK" };
 function time(kind, sent, n, chip) {
   const ring = chip.torus.length === 2 ? n === 16 : chip.torus.length && n % 4 === 0;
   const hops = explorer.data.rounds[kind] * (ring ? n / 2 : n - 1);
-  return Math.max(sent / (ring ? 2 : 1) / chip.link_bytes_per_second, hops * chip.link_seconds);
+  const ways = ring ? 2 : explorer.linkShare(chip, n);
+  return Math.max(sent / ways / chip.link_bytes_per_second, hops * chip.link_seconds);
 }
 
 // The case of a mesh axis, from the dimensions of A, B and C that it shards; and how it may split the product.

@@ -5,16 +5,16 @@
 const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 
-// Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
-// slices of TPUs are only data and pipeline axes, if they can.
+// Every mesh: on several nodes of GPUs with pipeline and context axes too, for long sequences with a context axis, and with
+// tensor axes within a node. Between slices of TPUs are only data and pipeline axes, if they can.
 const isSeveral = ({ chip, slices }) => !chip.torus.length && slices > 1;
 function meshes({ chip, near, chips, slices }, model, sequence, several) {
-  const { pipeline, context } = explorer.data.most;
+  const { pipeline, context, long } = explorer.data.most;
   const every = divisors(chips);
   const allowed = {
     tensor: every.filter((n) => n <= (chip.torus.length ? chips : near) && splits(model, n)),
     pipeline: every.filter((n) => n <= (several ? min(model.layers, pipeline) : 1)),
-    context: every.filter((n) => n <= (several ? context : 1) && sequence % n === 0),
+    context: every.filter((n) => n <= (several || sequence >= long ? context : 1) && sequence % n === 0),
     fsdp: every,
   };
   let found = [{ data: chips }];
@@ -37,12 +37,15 @@ function priced(made, some, given) {
   const { stages: most, faster, microbatches } = explorer.data.most;
   const choices = some.map((mesh) => {
     const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
+    // Powers of two, and those that leave a power of two of sequences in each micro-batch.
+    const dividing = microbatches.filter((n) => each % n === 0);
+    const numbers = [...new Set(dividing.flatMap((n) => [n, each / n]))].filter((n) => n <= microbatches.at(-1))
+      .sort((p, q) => p - q);
     const able = most.filter((n) => n === 1 || (mesh.pipeline > 1 && mesh.pipeline * n <= given.model.layers));
     const ways = able.flatMap((stages) => (mesh.fsdp * mesh.context > 1 ? [2, 1] : [2]).map((gathers) => ({ stages, gathers })));
     const bests = ways.map(({ stages, gathers }) => {
       let best = null;
-      for (const micro of microbatches) {
-        if (each % micro) break;
+      for (const micro of numbers) {
         if (stages > 1 && micro % mesh.pipeline) continue;
         const how = { microbatches: micro, stages, gathers };
         const cost = step(given.model, counted, made, where, { ...given, ...mesh, ...how });

@@ -79,7 +79,7 @@ def data() -> dict:
     """
     fields = (
         "hbm_bytes", "hbm_bytes_per_second", "link_bytes_per_second", "link_seconds", "node_chips", "host_chips",
-        "network_bytes_per_second", "network_seconds", "host_bytes_per_second",
+        "network_bytes_per_second", "network_seconds", "host_bytes_per_second", "peers",
     )  # fmt: skip
 
     def slices(chip):
@@ -110,6 +110,7 @@ def data() -> dict:
             "chips": MOST_CHIPS,
             "pipeline": MOST_PIPELINE,
             "context": MOST_CONTEXT,
+            "long": costs.LONG,
             "stages": STAGES,
             "microbatches": POWERS,
             "faster": FASTER,

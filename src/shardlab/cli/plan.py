@@ -14,6 +14,13 @@ from shardlab.costs.plan import FASTER, POWERS, plan, whole_number
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
+STATE = {"parameters": "bf16", "gradients": "bf16", "moments": "f32", "master": "none"}  # 12 bytes for each parameter
+WHAT = {
+    "parameters": "the parameters; with f32 for them and for gradients 16 bytes each, as MaxText has",
+    "gradients": "their gradients",
+    "moments": "each of Adam's two moments",
+    "master": "a copy of the parameters in higher precision, as Megatron-LM has, or none",
+}
 EXAMPLES = """\
 examples:
   shardlab plan llama-3-70b v5p 512
@@ -48,14 +55,17 @@ def add_arguments(command):
         help="slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)",
     )  # fmt: skip
     command.add_argument(
-        "--remat", default="block", choices=tuple(costs.REMAT),
+        "--remat", default="block", choices=(*costs.REMAT, *costs.POLICIES), metavar="KIND",
         help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the scores of attention; mlp, "
-        "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory (block)",
+        "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory; or a "
+        f"policy of MaxText or Megatron-LM: {', '.join(costs.POLICIES)} (block)",
     )  # fmt: skip
+    for name, default in STATE.items():
+        command.add_argument(f"--{name}", default=default, metavar="DTYPE", help=f"dtype of {WHAT[name]} ({default})")
     command.add_argument("--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)")
     command.add_argument(
         "--axes", help=f"which axes to try, of {','.join(MESH_AXES)} (data,fsdp,tensor; on several nodes of GPUs "
-        "pipeline and context too; for a mixture of experts expert too)",
+        "pipeline and context too; for sequences of 32k tokens or more context; for a mixture of experts expert)",
     )  # fmt: skip
     command.add_argument(
         "--microbatches", type=_number, metavar="N", help="how many (for each mesh the power of two that is best)"
@@ -110,10 +120,23 @@ def _run(options):
             models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
             slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
             axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
-            microbatches=options.microbatches, stages=options.stages, gathers=options.gathers,
+            microbatches=options.microbatches, stages=options.stages, gathers=options.gathers, nearest_batch=True,
+            dtypes={name: None if getattr(options, name) == "none" else getattr(options, name) for name in STATE},
         )  # fmt: skip
 
+    changed = [f"--{name}" for name, default in STATE.items() if getattr(options, name) != default]
+    if changed and options.verify:
+        raise ValueError(
+            f"--verify compiles steps with bfloat16 parameters and gradients and float32 moments; leave out "
+            f"{', '.join(changed)}"
+        )
     proposal = planned(options.remat)
+    if proposal.batch_tokens != options.batch_tokens:
+        print(
+            f"No mesh shares {options.batch_tokens // options.sequence:,} sequences evenly; this plan is for the "
+            f"nearest batch: {proposal.batch_tokens // options.sequence:,} sequences, {proposal.batch_tokens:,} tokens",
+            file=sys.stderr if options.json else sys.stdout,
+        )
     print(proposal.to_json(options.top) if options.json else proposal.report(options.top))
     fitting = len(proposal.fitting)
     stream = sys.stderr if options.json else sys.stdout

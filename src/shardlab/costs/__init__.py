@@ -17,6 +17,7 @@ Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
 
 from shardlab._arguments import Numbers
+from shardlab.costs.bands import KINDS_OF_PLANS, LONG, band_of, band_words, kind_of_plan
 from shardlab.costs.collectives import (
     ALGORITHMS,
     collective_bytes,
@@ -28,10 +29,10 @@ from shardlab.costs.collectives import (
     send_seconds,
 )
 from shardlab.costs.dtypes import BYTES
-from shardlab.costs.expected import FITTED, Fitted
+from shardlab.costs.expected import FITTED, Band, Fitted
 from shardlab.costs.memory import Memory, activation_bytes, training_flops, training_memory
 from shardlab.costs.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
-from shardlab.costs.remat import REMAT, Remat
+from shardlab.costs.remat import POLICIES, REMAT, Remat
 from shardlab.costs.rooflines import Roofline, layer, matmul
 from shardlab.costs.step import PARTS, AxisCost, StepCost, step_cost
 
@@ -40,11 +41,15 @@ __all__ = [
     "AXES",
     "BYTES",
     "FITTED",
+    "KINDS_OF_PLANS",
+    "LONG",
     "MESH_AXES",
     "PARTS",
+    "POLICIES",
     "REMAT",
     "SCHEDULES",
     "AxisCost",
+    "Band",
     "Fitted",
     "Memory",
     "Numbers",
@@ -53,10 +58,13 @@ __all__ = [
     "Roofline",
     "StepCost",
     "activation_bytes",
+    "band_of",
+    "band_words",
     "collective_bytes",
     "collective_seconds",
     "crossover_bytes",
     "hierarchical_seconds",
+    "kind_of_plan",
     "latency_seconds",
     "layer",
     "matmul",

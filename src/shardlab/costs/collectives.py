@@ -139,7 +139,8 @@ def send_seconds(array_bytes: Numbers, hops: Numbers | tuple[Numbers, ...], chip
     if len(hops) > max(len(chip.torus), 1):
         raise ValueError(f"hops along {len(hops)} axes, but {chip.name} has {max(len(chip.torus), 1)}")
     paths = sum(np.greater(hop, 0) * 1 for hop in hops)
-    seconds = amount("array_bytes", array_bytes) / (np.maximum(paths, 1) * chip.link_bytes_per_second)
+    paths_bytes = np.maximum(paths, 1) * chip.link_bytes_per_second * chip.link_share(2)
+    seconds = amount("array_bytes", array_bytes) / paths_bytes
     return np.where(paths > 0, seconds + sum(hops) * chip.link_seconds, 0.0)[()]
 
 
@@ -246,9 +247,9 @@ def _load(kind, sizes, chip, ring=None, directions=2):
                 f"use costs.hierarchical_seconds with inner={chip.node_chips} and outer={-(-many // chip.node_chips):g}"
             )
         if kind == "collective-permute":
-            return np.where(total > 1, 1.0, 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
+            return np.where(total > 1, 1 / chip.link_share(2), 0.0)[()], np.where(total > 1, 1.0, 0.0)[()]
         times = max(KINDS[kind].rounds, 1)
-        return times * (total - 1) / total, times * (total - 1)
+        return times * (total - 1) / total / chip.link_share(total), times * (total - 1)
     for size in sizes:
         if np.any(size > max(chip.torus)):
             raise ValueError(
@@ -280,7 +281,8 @@ def _two_levels(kind, array_bytes, inner, outer, chip, algorithm):
         return near, network_seconds(kind, array_bytes, outer, chip, algorithm)
     near = collective_seconds(kind, array_bytes, inner, chip)
     if algorithm == "in-network" and kind == "all-reduce" and not chip.torus:  # to the switch and back
-        added = np.maximum(array_bytes / chip.link_bytes_per_second, 2 * chip.link_seconds)
+        speed = chip.link_bytes_per_second * chip.link_share(chips)
+        added = np.maximum(array_bytes / speed, 2 * chip.link_seconds)
         near = np.where(chips > 1, added, 0.0)[()]
     part = array_bytes if kind == "collective-permute" else array_bytes / chips
     return near, network_seconds(kind, part, outer, chip, algorithm)

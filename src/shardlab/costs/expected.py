@@ -9,7 +9,22 @@ from shardlab.costs.collectives import collective_bytes, network_seconds
 from shardlab.costs.kinds import KINDS
 from shardlab.costs.parallelism import MESH_AXES
 
-__all__ = ["FITTED", "Fitted"]
+__all__ = ["FITTED", "Band", "Fitted"]
+
+
+@dataclass(frozen=True)
+class Band:
+    """How far off expected times were for one kind of plan, on published runs that nothing was fitted to.
+
+    Attributes:
+      runs: how many.
+      median: of the measured times over the expected ones.
+      factor: by which the expected times are off, at most, for nine in ten of them.
+    """
+
+    runs: int
+    median: float
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,7 @@ class Fitted:
         a third of their cards.
       call_seconds, hop_seconds, network_hop_seconds: what each collective takes besides: to begin, and for each hop
         within a node and between nodes. NCCL's own numbers for large messages; none for TPUs, whose `Chip` has them.
-      spread: by which factor expected times are off, at most, for nine in ten of the runs that were left out.
+      bands: for each kind of plan how far off expected times were, on the runs that were left out.
 
     Source: https://github.com/stas00/ml-engineering, network/benchmarks, and https://github.com/NVIDIA/nccl,
     src/graph/tuning.cc (ring and tree, protocol "Simple"), for NCCL;
@@ -42,19 +57,44 @@ class Fitted:
     call_seconds: float
     hop_seconds: float
     network_hop_seconds: float
-    spread: float
+    bands: Mapping[str, Band]
 
 
 FITTED = {
-    "gpu": Fitted({"A100": 0.61, "H100": 0.56}, 0.58, 128.0, 0.8, 0.75, 8.4e-6, 3.4e-6, 14e-6, 1.34),
-    "tpu": Fitted({"v4": 0.73, "v5e": 0.74, "v5p": 0.89, "v6e": 0.58}, 0.73, 128.0, 1.0, 0.33, 0.0, 0.0, 0.0, 1.22),
-}
+    "gpu": Fitted(
+        {"A100": 0.61, "H100": 0.56}, 0.58, 128.0, 0.8, 0.75, 8.4e-6, 3.4e-6, 14e-6,
+        {
+            "mixture": Band(16, 1.14, 1.9),
+            "long": Band(13, 1.21, 1.48),
+            "narrow": Band(9, 1.13, 1.33),
+            "pipeline": Band(16, 1.05, 1.25),
+            "dense": Band(39, 1.13, 1.42),
+        },
+    ),
+    "tpu": Fitted(
+        {"v4": 0.73, "v5e": 0.74, "v5p": 0.89, "v6e": 0.58}, 0.73, 128.0, 1.0, 0.33, 0.0, 0.0, 0.0,
+        {
+            "mixture": Band(11, 1.79, 2.86),
+            "long": Band(2, 1.17, 1.2),
+            "narrow": Band(5, 1.26, 1.77),
+            "chip": Band(3, 1.09, 1.1),
+            "dense": Band(26, 1.03, 1.22),
+        },
+    ),
+}  # fmt: skip
 
 
-def axis_seconds(kind, count, all_bytes, place, waits, chip):
-    """(the time within a slice or node, that between them) of `count` collectives of these bytes together."""
+def axis_seconds(kind, count, all_bytes, place, waits, chip, experts=0):
+    """(the time within a slice or node, that between them) of `count` collectives of these bytes together.
+
+    If tokens are sent once to each node, `experts` is how many each has: of as many nodes, chosen at random, some are
+    the same. Within the node they are passed on to its experts.
+    """
     if kind == "all-to-all":
         within, between = all_bytes / place.far, all_bytes
+        if experts:
+            nodes = place.far * (1 - (1 - 1 / place.far) ** experts)
+            within, between = all_bytes, all_bytes * nodes / experts
         near = place.routed * within / chip.link_bytes_per_second
     elif kind == "collective-permute":  # one of the near chips of an axis sends to another slice or node
         between = np.where(place.far > 1, all_bytes, 0.0)

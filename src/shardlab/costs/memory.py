@@ -42,8 +42,8 @@ def training_flops(model: Model, batch_tokens: Numbers, sequence: Numbers = 0, r
 
 
 def score_flops(model, sequence):
-    """FLOPs of a token's scores and their product with the values, in one layer's forward pass."""
-    return amount("sequence", sequence) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
+    """FLOPs of a token's scores and their product with the values, in the forward pass of a layer on average."""
+    return model.attended(amount("sequence", sequence)) * model.heads * (4.0 * model.head_dim + 2.0 * model.rope_dim)
 
 
 def forward_flops(model, tokens, sequence, remat):

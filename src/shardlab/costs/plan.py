@@ -3,18 +3,18 @@
     shardlab plan llama-3-70b v5p 512 --batch-tokens 4M
     shardlab plan llama-3-70b v5p 512 --batch-tokens 4M --verify 3 --plot plan.svg
 
-`shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes have
-data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, and for a mixture of experts an
-expert axis. They are ranked by the time to expect, of which `shardlab.costs.FITTED` says what is fitted, and how far
-off it may be. `--verify` compiles the best meshes with the chips' own compiler (`shardlab.pods`), without the chips,
-and compares bytes.
+`shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes
+have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, for long sequences a context
+axis, and for a mixture of experts an expert axis. They are ranked by the time to expect, of which
+`shardlab.costs.FITTED` says what is fitted, and how far off it may be. `--verify` compiles the best meshes with the
+chips' own compiler (`shardlab.pods`), without the chips, and compares bytes.
 """
 
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 
 import numpy as np
@@ -23,6 +23,7 @@ from shardlab import costs
 from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
+from shardlab.costs.bands import band_of, band_words, kind_of_plan
 from shardlab.costs.published import RUNS
 from shardlab.costs.remat import remat_of
 from shardlab.machines import hardware, models
@@ -30,9 +31,10 @@ from shardlab.machines import hardware, models
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
 
 MOST_CHIPS = 2**17  # more than any machine whose runs are published
-MOST_PIPELINE, MOST_CONTEXT = 32, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
-POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences that are served
+MOST_PIPELINE, MOST_CONTEXT = 64, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
+POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences in one and in those that are served
 STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
+DTYPES = ("parameters", "gradients", "moments", "master", "activations", "logits")  # that a plan may state
 FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
 
 ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")  # of a mesh's axes, the outermost first
@@ -122,7 +124,7 @@ class Plan:
     Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
 
     Attributes:
-      model, machine, batch_tokens, sequence, remat, products: as asked.
+      model, machine, batch_tokens, sequence, remat, products, dtypes: as asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
       remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
@@ -137,6 +139,7 @@ class Plan:
     uneven: int
     remedies: tuple[tuple[str, Choice], ...] = ()
     products: str = "bf16"
+    dtypes: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def chip(self) -> hardware.Chip:
@@ -152,6 +155,11 @@ class Plan:
     def fitting(self) -> tuple[Choice, ...]:
         """The choices that fit."""
         return tuple(choice for choice in self.choices if choice.fits)
+
+    @property
+    def kind(self) -> str:
+        """The kind of plan that the first choice is, one of `shardlab.costs.bands.KINDS_OF_PLANS`."""
+        return kind_of_plan(self.model, self.chip, self.choices[0].mesh, self.sequence, self.products)
 
     def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
@@ -209,11 +217,9 @@ class Plan:
             f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
         )
         if fitting:
-            spread = costs.FITTED["tpu" if self.chip.torus else "gpu"].spread
-            micro = "micro: micro-batches. " if "micro" in self._rows(most)[0] else ""
+            micro = "micro: micro-batches.\n" if "micro" in self._rows(most)[0] else ""
             return (
-                f"{summary}\n\n{micro}Expected times are off by a factor of up to {spread:.2f} for nine in\n"
-                f"ten published runs that were left out of the fit.{self._beyond()}\n"
+                f"{summary}\n\n{micro}{band_words(self.chip, self.kind)}{self._beyond()}\n"
                 f"The first mesh: {self.choices[0].code}{self._other_call()}"
             )
         least = self.choices[0]
@@ -242,14 +248,7 @@ class Plan:
             missing.append(f"{self.products} products")
         if not any(run.machine.chip.name.startswith(self.chip.name) for run in runs):
             missing.append(f"the {self.chip.name}")
-        mixtures = [run for run in runs if run.model.experts]
-        if self.model.experts and not mixtures:
-            missing.append("a mixture of experts")
-        lines = [f"No published run on {kind} tests {'; '.join(missing)}."] * bool(missing)
-        if self.model.experts and mixtures:
-            off = ", ".join(f"{run.seconds / float(run.cost().expected_seconds):.2f}" for run in mixtures)
-            lines.append(f"Published runs of mixtures of experts took {off} times as long as expected.")
-        return "".join(f"\n{line}" for line in lines)
+        return f"\nNo published run on {kind} tests {'; '.join(missing)}." * bool(missing)
 
     def _other_call(self) -> str:
         """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
@@ -271,9 +270,10 @@ class Plan:
         about = {
             "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
-            "remat": getattr(self.remat, "label", self.remat),
+            "remat": getattr(self.remat, "label", self.remat), "dtypes": dict(self.dtypes),
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
-            "uneven": self.uneven, "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
+            "uneven": self.uneven, "kind": self.kind, "band": asdict(band_of(self.chip, self.kind)[0]),
+            "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
         }  # fmt: skip
         return json.dumps(about, indent=1)
@@ -318,6 +318,8 @@ def plan(
     microbatches: int | None = None,
     stages: int | None = None,
     gathers: int | None = None,
+    dtypes: Mapping[str, str | None] | None = None,
+    nearest_batch: bool = False,
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
 
@@ -334,15 +336,21 @@ def plan(
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       slices: over how many slices of a TPU the chips are spread; by default one.
       sequence: tokens of a sequence.
-      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT`, or a `Remat`.
+      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT` or `POLICIES`, those of
+        MaxText and Megatron-LM; or a `Remat`.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
-        pipeline and context too; for a mixture of experts expert too.
-      microbatches: how many; by default for each mesh the number with which it fits and is fastest.
+        pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert.
+      microbatches: how many; by default for each mesh the number with which it fits and is fastest, of powers of two and
+        of those that leave a power of two of sequences in each.
       stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
       gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2, in both passes of
         each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
+      dtypes: of "parameters", "gradients", "moments", "master", "activations" and "logits", as for
+        `shardlab.costs.step_cost`. By default a parameter takes 12 bytes with its gradient and moments; with float32
+        for "parameters" and "gradients" 16, as in MaxText.
+      nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one does.
 
     Returns:
       A `Plan`.
@@ -374,19 +382,26 @@ def plan(
     machine.chip.peak(products)
     for axis in axes or ():
         one_of("axes", axis, MESH_AXES)
-    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers))
+    dtypes = dict(dtypes or {})
+    for name in dtypes:
+        one_of("dtypes", name, DTYPES)
+    if nearest_batch:
+        near = _nearest_batch(model, machine, axes, batch_tokens // sequence, sequence, microbatches)
+        batch_tokens = near * sequence or batch_tokens
+    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers), dtypes)
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
-    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven, products=products)
+    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven, products=products, dtypes=dtypes)
     return proposal if proposal.fitting else replace(proposal, remedies=tuple(_remedies(proposal, asked)))
 
 
-def _tried(model, machine, axes):
+def _tried(model, machine, axes, sequence):
     """The axes that are asked for, or those that are tried by default."""
     if axes is not None:
         return axes
-    axes = AXES + ("pipeline", "context") * (not machine.chip.torus and machine.slices > 1)
+    several = not machine.chip.torus and machine.slices > 1
+    axes = AXES + ("pipeline",) * several + ("context",) * (several or sequence >= costs.LONG)
     return axes + ("expert",) * (model.experts > 0)
 
 
@@ -398,7 +413,7 @@ def _check_count(name, value):
 
 def _uneven(model, machine, axes, sequences, sequence, microbatches):
     """Why there is no mesh at all, and what to change."""
-    tried = _tried(model, machine, axes)
+    tried = _tried(model, machine, axes, sequence)
     every = _meshes(machine, model, tried, sequence)
     if not np.size(every.chips):
         rest = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
@@ -414,15 +429,23 @@ def _uneven(model, machine, axes, sequences, sequence, microbatches):
     )
 
 
-def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how):
+def _nearest_batch(model, machine, axes, sequences, sequence, microbatches):
+    """The number of sequences, nearest to one, that some mesh shares evenly; 0 if there is no mesh."""
+    every = _meshes(machine, model, _tried(model, machine, axes, sequence), sequence)
+    groups = np.unique(every.groups) * (microbatches or 1)
+    near = np.maximum(np.rint(sequences / groups), 1) * groups
+    return int(near[np.abs(near - sequences).argmin()]) if len(groups) else 0
+
+
+def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how, dtypes):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
-    every = _meshes(machine, model, _tried(model, machine, axes), sequence)
+    every = _meshes(machine, model, _tried(model, machine, axes, sequence), sequence)
     even = batch_tokens // sequence % every.groups == 0
     uneven = int((~even).sum())
     if not even.any():
         return (), uneven
     every = costs.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    return _priced(model, machine, every, batch_tokens, sequence, remat, products, *how), uneven
+    return _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, *how), uneven
 
 
 def _remedies(proposal, asked):
@@ -495,9 +518,9 @@ def _meshes(machine, model, axes, sequence):
     return costs.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
 
 
-def _priced(model, machine, every, batch_tokens, sequence, remat, products, microbatches, stages, gathers):
+def _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, microbatches, stages, gathers):
     """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
-    numbers = [microbatches] if microbatches else list(POWERS)
+    numbers = [microbatches] if microbatches else _microbatches(batch_tokens // sequence // every.groups)
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
     for many in sorted({1, stages}) if stages else STAGES:
@@ -505,7 +528,8 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
             able = every.pipeline * many <= model.layers
             able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
             able = able & (np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2))
-            best_of = _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, many, rounds, able)
+            asked = (batch_tokens, sequence, remat, {"products": products, "gathers": rounds, **dtypes})
+            best_of = _best(model, machine, every, asked, numbers, many, able)
             for place, candidate in best_of.items():
                 if place not in best or _better(candidate, best[place], FASTER):
                     best[place] = candidate
@@ -534,15 +558,24 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, micr
     return tuple(sorted(choices, key=order))
 
 
-def _best(model, machine, every, batch_tokens, sequence, remat, products, numbers, stages, gathers, able):
+def _microbatches(each):
+    """Numbers of micro-batches to try: powers of two, and those that leave each a power of two of sequences."""
+    shared = {int(of) // n for of in np.unique(each) for n in POWERS if of % n == 0}
+    return sorted(n for n in {*POWERS, *shared} if n <= POWERS[-1])
+
+
+def _best(model, machine, every, asked, numbers, stages, able):
     """{the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, how)}.
 
     An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as Megatron-LM's does.
     """
+    batch_tokens, sequence, remat, how = asked
     each = batch_tokens // sequence // every.groups  # sequences of a data group
     best = {}
     for number in numbers:
         some = able & (each % number == 0)
+        if len(numbers) > 1 and number not in POWERS:  # for another mesh
+            some = some & np.isin(each // number, POWERS)
         if stages > 1:
             some = some & (number % every.pipeline == 0)
         places = np.nonzero(some)[0]
@@ -551,14 +584,12 @@ def _best(model, machine, every, batch_tokens, sequence, remat, products, number
         meshes = costs.Parallelism(
             *(getattr(every, axis)[places] for axis in MESH_AXES), microbatches=number, stages=stages
         )
-        priced = costs.step_cost(
-            model, machine, meshes, batch_tokens, sequence, remat, products=products, gathers=gathers
-        )
+        priced = costs.step_cost(model, machine, meshes, batch_tokens, sequence, remat, **how)
         totals = np.broadcast_to(priced.memory.total_bytes, places.shape)
         for n, place in enumerate(places):
             fits = bool(totals[n] <= machine.usable_bytes)
             worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
-            candidate = (fits, worth, priced, n, number, stages, gathers)
+            candidate = (fits, worth, priced, n, number, stages, how["gathers"])
             if place not in best or _better(candidate, best[place]):
                 best[place] = candidate
     return best

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardlab import costs
 from shardlab.costs import Parallelism, inference
+from shardlab.costs.bands import kind_of_plan
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
 
@@ -54,6 +55,17 @@ class Run:
     over: str = ""
     how: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The sizes of its axes."""
+        return {axis: int(getattr(self.parallelism, axis)) for axis in costs.MESH_AXES}
+
+    @property
+    def kind(self) -> str:
+        """The kind of plan that it is, one of `shardlab.costs.bands.KINDS_OF_PLANS`."""
+        products = self.how.get("products", "bf16")
+        return kind_of_plan(self.model, self.machine.chip, self.mesh, self.sequence, products)
+
     def cost(self) -> costs.StepCost:
         """What `shardlab.costs.step_cost` says of it."""
         return costs.step_cost(
@@ -84,6 +96,10 @@ def run_of(keys, chips, sizes):
     if flops_per_second:
         flops = costs.training_flops(model, sequences * sequence, sequence)
         keys["seconds"] = float(flops / flops_per_second / parallelism.chips)
+    tokens_per_second = keys.pop("tokens_per_second", 0)
+    tokens_per_second = tokens_per_second or int(parallelism.chips) * keys.pop("tokens_per_second_chip", 0)
+    if tokens_per_second:
+        keys["seconds"] = sequences * sequence / tokens_per_second
     if isinstance(keys.get("remat"), dict):
         keys["remat"] = costs.Remat.of(**keys["remat"])
     known = {field.name: keys.pop(field.name) for field in fields(Run) if field.name in keys}

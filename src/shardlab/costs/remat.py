@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shardlab._arguments import one_of
 from shardlab.machines.models import Model
 
-__all__ = ["REMAT", "Remat"]
+__all__ = ["POLICIES", "REMAT", "Remat"]
 
 # The arrays of a layer that can be kept, and their widths: of the model, queries, keys or values, the MLP's products.
 # Nothing in the backward pass needs the result of the MLP, so JAX keeps none of it where a policy names it.
@@ -113,6 +113,27 @@ REMAT = {
 }
 
 
+_PROJECTIONS = ("inputs", "query", "key", "value")
+# What MaxText calls its `remat_policy` (src/maxtext/layers/decoders.py at e591f30, get_remat_policy), and Megatron-LM
+# its `--recompute-granularity`: "full" is that of both. Of each, the inputs of the layers stay on the chip.
+POLICIES = {
+    "full": REMAT["block"],
+    "selective": REMAT["matmuls"],
+    "minimal_with_context": Remat.of((*_PROJECTIONS, "context", "out", "up", "down")),
+    "minimal": Remat.of((*_PROJECTIONS, "out", "up", "down")),
+    "save_dot_with_context_except_mlp": Remat.of((*_PROJECTIONS, "context", "out")),
+    "save_dot_except_mlpwi": Remat.of((*_PROJECTIONS, "out", "down")),
+    "save_dot_except_mlp": Remat.of((*_PROJECTIONS, "out")),
+    "save_qkv_proj": Remat.of(_PROJECTIONS),
+    "save_out_proj": Remat.of(("inputs", "out")),
+    "qkv_proj_offloaded": Remat.of(host=("query", "key", "value")),
+    "minimal_offloaded": Remat.of(host=("query", "key", "value", "out", "up", "down")),
+}
+
+
 def remat_of(kind: str | Remat) -> Remat:
-    """The kind that is called so; ValueError for others, with the nearest."""
-    return kind if isinstance(kind, Remat) else REMAT[one_of("remat", kind, tuple(REMAT))]
+    """The kind that is called so, here or in `POLICIES`; ValueError for others, with the nearest."""
+    if isinstance(kind, Remat):
+        return kind
+    named = REMAT | POLICIES
+    return named[one_of("remat", kind, tuple(named))]

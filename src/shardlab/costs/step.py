@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardlab._arguments import Numbers, amount, first
+from shardlab._arguments import Numbers, amount, first, one_of
 from shardlab.costs.collectives import collective_bytes
 from shardlab.costs.dtypes import dtype_bytes
 from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
@@ -115,6 +115,7 @@ def step_cost(
     master: str | None = None,
     activations: str = "bf16",
     logits: str | None = "f32",
+    dispatch: str = "expert",
 ) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
@@ -147,6 +148,8 @@ def step_cost(
         gathered parameters and their gradients are kept until its end (ZeRO-1).
       products: dtype of the matrix products of the layers; attention and the output matrix stay in bf16.
       parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
+      dispatch: how a token reaches its experts on other nodes: "expert", once for each of them, as an all-to-all sends
+        it; or "node", once for each node, which passes it on, as DeepEP does.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
@@ -156,7 +159,8 @@ def step_cost(
         the tensor axis does not divide the heads; an unknown chip, axis, remat or dtype. The message names the value.
 
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
-    this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`.
+    this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`. For "node": DeepSeek-V3
+    (https://arxiv.org/abs/2412.19437), section 3.2.2, whose tokens go to at most four nodes; that limit is not counted.
     """
     model, how = known_model(model), remat_of(remat)
     chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
@@ -190,7 +194,8 @@ def step_cost(
     seconds["host"] = 2 * offloaded / chip.host_bytes_per_second if how.offloads else 0.0 * offloaded
 
     arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
-    near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip)
+    experts = model.experts_per_token if one_of("dispatch", dispatch, ("expert", "node")) == "node" else 0
+    near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip, experts)
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     expected, exposed = expected_seconds(
         model,
@@ -290,7 +295,7 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
     }
 
 
-def _sent(arrays, placed, chip):
+def _sent(arrays, placed, chip, experts):
     """For each axis: the time within a slice or node, that between them, what calls take besides, and the bytes."""
     near, far, late, sent = {}, {}, {}, {}
     for axis, calls in arrays.items():
@@ -298,7 +303,7 @@ def _sent(arrays, placed, chip):
         waits = axis not in ("data", "fsdp") or not chip.torus
         for where, kind, count, nbytes in calls:
             place = placed[where]
-            within, between = axis_seconds(kind, count, nbytes, place, waits, chip)
+            within, between = axis_seconds(kind, count, nbytes, place, waits, chip, experts)
             near[axis], far[axis] = near[axis] + within, far[axis] + between
             late[axis] = late[axis] + count * call_seconds(kind, place, chip)
             devices = place.near * place.far

@@ -42,6 +42,7 @@ class Chip:
       network_seconds: latency of a message over that network, in seconds.
       host_chips: chips on a host, where that is less than `node_chips`; 0 where it is the same.
       host_bytes_per_second: one-way bandwidth of each chip to its host's memory (PCIe); 0 where no source states it.
+      peers: where no switch connects the chips of a node, the others to which each has a link of its own; else 0.
     """
 
     name: str
@@ -56,6 +57,21 @@ class Chip:
     network_seconds: float
     host_chips: int = 0
     host_bytes_per_second: float = 0.0
+    peers: int = 0
+
+    def link_share(self, chips: Numbers) -> Numbers:
+        """The share of its links that a chip uses in a group of so many of its node: all, if a switch connects them.
+
+        A link of an MI300X reaches one other, so in a pair it uses one of its seven links.
+
+        >>> chip("H100").link_share(2), f"{chip('MI300X').link_share(2):.3f}"
+        (1.0, '0.143')
+
+        Source: https://github.com/stas00/ml-engineering, network/README.md at 744d01e, "Infinity Fabric / xGMI".
+        """
+        if not self.peers:
+            return 1.0
+        return np.clip((np.asarray(chips, float) - 1) / self.peers, 1 / self.peers, 1.0)[()]
 
     def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
         """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
@@ -151,6 +167,25 @@ class Chip:
 #   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s bf16, 2614.9 fp8
 #          and int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without a switch, 448 together. Network
 #          cards are the builder's choice; 400 Gbit/s a GPU are common.
+# Looked up on 2026-11-27 in [ML], https://github.com/stas00/ml-engineering at 744d01e, compute/accelerator/README.md
+# and network/README.md, which names the maker's page for each number:
+#   [A100-40GB] https://www.nvidia.com/en-us/data-center/a100/: as A100, with 40 GB at 1555 GB/s
+#   [L40S] [ML], https://www.nvidia.com/en-us/data-center/l40s/: 362 TFLOP/s bf16, 733 fp8 and int8; 48 GB, 864 GB/s;
+#          no NVLink, so GPUs of a node reach each other over PCIe 4.0 x16, 64 GB/s in both directions. Nodes are the
+#          builder's choice; AWS g6e.48xlarge has 8 with 400 Gbit/s together.
+#   [B300] [ML], https://www.nvidia.com/en-us/data-center/dgx-b300/ and hgx/: as B200, with 12.6 PFLOP/s fp4; 8 GPUs
+#          have 2.1 TB, 14.4 TB/s of NVLink in both directions, and 800 Gbit/s each
+#   [GB300] https://www.nvidia.com/en-us/data-center/gb300-nvl72/, as https://verda.com/blog/gb300-nvl72-architecture
+#          has it: 72 GPUs have 180 PFLOP/s bf16, 360 fp8 and 1080 fp4 without sparsity; 20 TB, 576 TB/s; NVLink 130
+#          TB/s in both directions. 800 Gbit/s a GPU between racks, [ML].
+#   [MI325X] [ML], https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html: as MI300X, 256 GB at 6
+#          TB/s
+#   [MI355X] [ML], https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html: 2.5 PFLOP/s bf16, 5 fp8
+#          and int8, 10.1 fp4; 288 GB, 8 TB/s; to each of 7 others 153 GB/s in both directions; PCIe 5.0 x16. Network
+#          cards are the builder's choice; 400 Gbit/s a GPU are common.
+#   Between Grace and a GPU [ML] knows "no public spec of the speed"; tpu-recipes,
+#   microbenchmarks/ironwood/host_device at c8cfe2f, has none for tpu7x yet. AWS does not say how Trainium2's 1.28
+#   TB/s divide among its links, and Google has no page with the links of the TPUs after tpu7x, so neither is here.
 #   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
 #          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
 #   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
@@ -186,8 +221,22 @@ CHIPS = {
         Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
              network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
         Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
-             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9,
+             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
              **_GPU),  # [MI300X]; latencies as [NCCL]
+        Chip("A100-40GB", {"bf16": 312e12, "int8": 624e12}, 40e9, 1555e9, 300e9, torus=(), node_chips=8,
+             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100-40GB], [A100], [NCCL]
+        Chip("L40S", {"bf16": 362e12, "fp8": 733e12, "int8": 733e12}, 48e9, 864e9, 32e9, torus=(), node_chips=8,
+             network_bytes_per_second=6.25e9, host_bytes_per_second=32e9, **_GPU),  # [L40S], [NCCL]
+        Chip("B300", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 12.6e15}, 262.5e9, 8000e9, 900e9, torus=(), node_chips=8,
+             network_bytes_per_second=100e9, **_GPU),  # [B300], [NCCL]
+        Chip("GB300", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 15e15}, 277.8e9, 8000e9, 900e9, torus=(), node_chips=72,
+             host_chips=4, network_bytes_per_second=100e9, **_GPU),  # [GB300], [NCCL]
+        Chip("MI325X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 256e9, 6000e9, 448e9, torus=(),
+             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
+             **_GPU),  # [MI325X], [MI300X]; latencies as [NCCL]
+        Chip("MI355X", {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15}, 288e9, 8000e9, 535.5e9,
+             torus=(), node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
+             **_GPU),  # [MI355X]; latencies as [NCCL]
     )
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ __all__ = ["MODELS", "SIZES", "Model", "from_config", "model", "parse"]
 SIZES = ("layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab")  # the attributes that every model has
 _OPTIONAL = (
     "experts", "experts_per_token", "shared_experts", "expert_d_ff", "dense_layers", "kv_rank", "q_rank", "rope_dim",
+    "window", "local_layers",
 )  # fmt: skip
 _MOST = 10**9  # of anything that is counted; and its square, of parameters, is still a whole number of 64 bits
 
@@ -44,12 +45,15 @@ class Model:
       experts_per_token: how many of them a token uses.
       shared_experts: further experts that every token uses.
       expert_d_ff: hidden units of an expert; 0 for as many as `d_ff`.
-      dense_layers: how many layers at the beginning have a plain MLP of `d_ff` instead of experts.
+      dense_layers: how many layers have a plain MLP of `d_ff` instead of experts, such as the first of DeepSeek-V3 or
+        every second of Llama 4 Maverick.
       kv_rank: with multi-head latent attention (MLA), the size of the latent from which keys and values are made, and
         which is cached instead of them; 0 without.
       q_rank: with MLA, the size of the latent of the queries; 0 for none.
       rope_dim: with MLA, the size of the part of queries and keys that has rotary positions, in addition to `head_dim`;
         this part of the keys is shared by all heads.
+      window, local_layers: tokens that each token attends to at most in the layers with a sliding window, and how many
+        layers have one. They save FLOPs of attention; the KV cache is counted as without.
     """
 
     layers: int
@@ -70,6 +74,8 @@ class Model:
     kv_rank: int = 0
     q_rank: int = 0
     rope_dim: int = 0
+    window: int = 0
+    local_layers: int = 0
 
     def __post_init__(self) -> None:
         for size in (*SIZES, *_OPTIONAL):
@@ -86,6 +92,11 @@ class Model:
             )
         if not 0 <= self.dense_layers <= self.layers:
             raise ValueError(f"dense_layers is {self.dense_layers}; use a number from 0 to {self.layers}, the layers")
+        if not 0 <= self.local_layers <= self.layers * (self.window > 0):
+            raise ValueError(
+                f"local_layers is {self.local_layers} with a window of {self.window}; use a number from 0 to "
+                f"{self.layers}, the layers, and 0 without a window"
+            )
         if self.parameters > _MOST**2:
             raise ValueError(f"{self.parameters:,} parameters are too many; use sizes of at most {_MOST**2:,} in all")
 
@@ -170,6 +181,16 @@ class Model:
         each = self.kv_rank + self.rope_dim if self.kv_rank else 2 * self.kv_heads * self.head_dim
         return self.layers * each
 
+    def attended(self, sequence: Numbers) -> Numbers:
+        """Tokens that a token attends to in a sequence, on average over the layers.
+
+        Of gpt-oss-120b's 36 layers 18 attend to at most 128 tokens: (128 + 8,192) / 2.
+        """
+        if not self.local_layers:
+            return sequence
+        near = np.minimum(sequence, self.window) * self.local_layers
+        return (near + np.multiply(sequence, self.layers - self.local_layers)) / self.layers
+
     def splits(self, chips: Numbers) -> bool | np.ndarray:
         """Whether so many chips, a number or an array, can share the heads and the kv heads of a layer evenly.
 
@@ -236,23 +257,74 @@ def model(name: str | Model) -> Model:
 
 
 _CONFIG = {  # what Hugging Face's configurations call each size
-    "layers": ("num_hidden_layers", "n_layer"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
     "d_model": ("hidden_size", "n_embd", "d_model"),
-    "d_ff": ("intermediate_size", "n_inner", "ffn_dim"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head"),
+    "d_ff": ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_heads", "n_head", "n_heads"),
     "head_dim": ("qk_nope_head_dim", "head_dim"),
     "vocab": ("vocab_size",),
     "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
-    "experts_per_token": ("num_experts_per_tok",),
+    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
     "shared_experts": ("n_shared_experts",),
     "expert_d_ff": ("moe_intermediate_size",),
     "dense_layers": ("first_k_dense_replace",),
     "kv_rank": ("kv_lora_rank",),
     "q_rank": ("q_lora_rank",),
     "rope_dim": ("qk_rope_head_dim",),
+    "window": ("sliding_window", "attention_chunk_size"),
+    "local_layers": (),
 }
-_UNGATED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "phi", "starcoder2")
+
+
+@dataclass(frozen=True)
+class _Type:
+    """What a `model_type` has where its configuration does not say, as in transformers 4.57.1."""
+
+    tied: bool = False
+    gated: bool = True
+    head_dim: int = 0
+    local: str = ""  # which layers have a window: "all", "half", "pattern", "upper", or all but every "fourth"
+
+
+_TYPES = {
+    "bloom": _Type(tied=True, gated=False),
+    "cohere": _Type(tied=True),
+    "deepseek_v2": _Type(),
+    "deepseek_v3": _Type(),
+    "falcon": _Type(tied=True, gated=False),
+    "gemma": _Type(tied=True, head_dim=256),
+    "gemma2": _Type(tied=True, head_dim=256, local="half"),
+    "gemma3_text": _Type(tied=True, head_dim=256, local="pattern"),
+    "gpt2": _Type(tied=True, gated=False),
+    "gpt_bigcode": _Type(tied=True, gated=False),
+    "gpt_neox": _Type(gated=False),
+    "gpt_oss": _Type(head_dim=64, local="half"),
+    "gptj": _Type(gated=False),
+    "kimi_k2": _Type(),
+    "llama": _Type(),
+    "llama4_text": _Type(head_dim=128, local="fourth"),
+    "mistral": _Type(local="all"),
+    "mixtral": _Type(local="all"),
+    "mpt": _Type(tied=True, gated=False),
+    "nemotron": _Type(gated=False),
+    "olmo2": _Type(),
+    "opt": _Type(tied=True, gated=False),
+    "phi": _Type(gated=False),
+    "phi3": _Type(local="all"),
+    "phimoe": _Type(local="all"),
+    "qwen2": _Type(local="upper"),
+    "qwen2_moe": _Type(local="upper"),
+    "qwen3": _Type(head_dim=128, local="upper"),
+    "qwen3_moe": _Type(local="upper"),
+    "starcoder2": _Type(tied=True, gated=False, local="all"),
+}
+_WITH_PICTURES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}  # whose language model may have no type of its own
+# Their layers are not all attention and an MLP, so that nothing here counts them.
+_HYBRID = (
+    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2", "minimax",
+    "nemotron_h", "qwen3_next", "recurrent_gemma", "rwkv", "zamba", "zamba2",
+)  # fmt: skip
 
 
 def from_config(config: str | Path | Mapping) -> Model:
@@ -266,13 +338,15 @@ def from_config(config: str | Path | Mapping) -> Model:
     True
 
     Args:
-      config: the path of the file, or what is in it.
+      config: the path of the file, or what is in it. Its `model_type` says what the sizes mean and what a size is that
+        it does not name; without one it is read like Llama's.
 
     Returns:
       A `Model`. Biases and learned positions are not counted.
 
     Raises:
-      ValueError: it is no JSON, or a size is missing or no such number; the message names it.
+      ValueError: it is no JSON, its `model_type` is not understood, or a size is missing or no such number; the message
+        names it.
       OSError: the file cannot be read.
     """
     name = ""
@@ -282,25 +356,120 @@ def from_config(config: str | Path | Mapping) -> Model:
             config = json.loads(Path(file := config).read_text("utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{file} is no JSON: {error}; give the config.json of a model") from None
-    if isinstance(config, Mapping):
-        config = config.get("text_config", config)  # of a model that sees pictures too
+    if isinstance(config, Mapping) and config.get("text_config") is not None:  # of a model that sees pictures too
+        inner = config["text_config"]
+        config = {**config, **inner} if isinstance(inner, Mapping) else inner
     if not isinstance(config, Mapping):
         raise ValueError(f"a configuration is a table of sizes, not {short(config)}; give the config.json of a model")
+    kind, known = _type_of(config)
     sizes = {}
     for size, keys in _CONFIG.items():
         key = next((key for key in keys if config.get(key) is not None), None)
         if key is not None:
             sizes[size] = _size(key, config[key])
+    if known.head_dim:
+        sizes.setdefault("head_dim", known.head_dim)
     if "head_dim" not in sizes and {"d_model", "heads"} <= sizes.keys():
         sizes["head_dim"] = sizes["d_model"] // max(sizes["heads"], 1)
     if "d_ff" not in sizes and "d_model" in sizes:
-        sizes["d_ff"] = 4 * sizes["d_model"]
+        ratio = _size("expansion_ratio", config["expansion_ratio"]) if config.get("expansion_ratio") is not None else 4
+        sizes["d_ff"] = ratio * sizes["d_model"]
     if missing := [size for size in SIZES if size not in sizes]:
         looked = " or ".join(_CONFIG[missing[0]])
         raise ValueError(f"the configuration has no {missing[0]}: looked for {looked}; add it")
-    gated = str(config.get("model_type")) not in _UNGATED
+    sizes |= _of_type(kind, config, sizes)
+    sizes["local_layers"] = _local_layers(known, config, sizes)
+    sizes["window"] = sizes.get("window", 0) if sizes["local_layers"] else 0
     name = str(config.get("_name_or_path") or name)
-    return Model(**sizes, gated=gated, tied=bool(config.get("tie_word_embeddings", False)), name=name.split("/")[-1])
+    tied = _flag(config, "tie_word_embeddings", known.tied)
+    return Model(**sizes, gated=known.gated, tied=tied, name=name.split("/")[-1])
+
+
+def _type_of(config):
+    """(the `model_type` of a configuration, what is known of it)."""
+    kind = config.get("model_type")
+    if kind is None:
+        return "", _Type()
+    if not isinstance(kind, str):
+        raise ValueError(f"model_type is {short(kind)}; write a name such as 'llama'")
+    kind = _WITH_PICTURES.get(kind, kind)
+    if kind in _HYBRID:
+        raise ValueError(
+            f"model_type {kind!r} has layers without attention, such as those of a state-space model, which are not "
+            "counted here; give a model whose layers are all attention and an MLP, or experts"
+        )
+    if kind not in _TYPES:
+        raise ValueError(
+            f"model_type {short(kind)} is not understood{nearest(kind, _TYPES)}; give the sizes instead, such as "
+            "layers=32,d_model=4096, or leave model_type out for layers like Llama's"
+        )
+    return kind, _TYPES[kind]
+
+
+def _of_type(kind, config, sizes):
+    """The sizes that a type calls by names of its own."""
+    layers, own = sizes["layers"], {}
+    if (kind == "falcon" and not _flag(config, "new_decoder_architecture", False)) or kind == "gpt_bigcode":
+        own["kv_heads"] = 1 if _flag(config, "multi_query", True) else sizes["heads"]
+    if kind == "llama4_text":
+        step = max(_sized(config, "interleave_moe_layer_step", 1), 1)
+        own |= {"expert_d_ff": _sized(config, "intermediate_size", 8192), "shared_experts": 1}
+        own["dense_layers"] = layers - layers // step
+    if kind in ("qwen2_moe", "qwen3_moe") and sizes.get("experts"):
+        step, plain = max(_sized(config, "decoder_sparse_step", 1), 1), config.get("mlp_only_layers") or ()
+        if not isinstance(plain, list | tuple):
+            raise ValueError(f"mlp_only_layers is {short(plain)} in the configuration; write a list of layers")
+        own["dense_layers"] = sum((layer + 1) % step > 0 or layer in plain for layer in range(min(layers, 10_000)))
+        if kind == "qwen2_moe" and sizes.get("expert_d_ff"):
+            shared = _sized(config, "shared_expert_intermediate_size", 0)
+            if shared % sizes["expert_d_ff"]:
+                raise ValueError(
+                    f"shared_expert_intermediate_size is {shared}, which is no multiple of moe_intermediate_size, "
+                    f"{sizes['expert_d_ff']}; give the sizes instead"
+                )
+            own["shared_experts"] = shared // sizes["expert_d_ff"]
+    if kind in ("deepseek_v2", "deepseek_v3", "kimi_k2"):
+        values = _sized(config, "v_head_dim", sizes["head_dim"])
+        if values != sizes["head_dim"] or _sized(config, "moe_layer_freq", 1) != 1:
+            raise ValueError(
+                f"v_head_dim is {values} beside heads of {sizes['head_dim']}, or moe_layer_freq is not 1; neither is "
+                "counted here: give the sizes instead"
+            )
+    return own
+
+
+def _local_layers(known, config, sizes):
+    """How many layers have a sliding window."""
+    layers, types = sizes["layers"], config.get("layer_types")
+    if not sizes.get("window") or not known.local:
+        return 0
+    if known.local == "upper" and not _flag(config, "use_sliding_window", False):
+        return 0
+    if types is not None:
+        if not isinstance(types, list | tuple) or len(types) != layers:
+            raise ValueError(f"layer_types is {short(types)} in the configuration; write a list of {layers} types")
+        return sum(kind in ("sliding_attention", "chunked_attention") for kind in types)
+    pattern = max(_sized(config, "sliding_window_pattern", 6), 1)
+    return {
+        "all": layers,
+        "half": layers - layers // 2,
+        "pattern": layers - layers // pattern,
+        "upper": layers - min(_sized(config, "max_window_layers", 28), layers),
+        "fourth": layers - layers // 4,
+    }[known.local]
+
+
+def _flag(config, key, default):
+    """A value of a configuration that is true or false."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{key} is {short(value)} in the configuration; write true or false")
+    return default if value is None else value
+
+
+def _sized(config, key, default):
+    """A size of a configuration, or what it is if that does not say."""
+    return default if config.get(key) is None else _size(key, config[key])
 
 
 def _size(key, value):

@@ -21,7 +21,7 @@ class Place:
         share of one.
       hops: from a device to the farthest one within the slice or node, one after the other.
       routed: in an all-to-all within the slice or node, what crosses the busiest link, as a share of a device's array.
-      crowd: groups of the axis that use the same link to a neighbour.
+      crowd: groups of the axis that use the same link to a neighbour; without a switch, a chip's links over that one.
     """
 
     near: np.ndarray
@@ -62,7 +62,9 @@ def _placed(machine, sizes):
         stride *= size
     far = [-(-size // n) for size, n in zip(sizes, near, strict=True)]
     if not machine.chip.torus:
-        links = [(1.0, n - 1, (n - 1) / n, 1) for n in near]
+        one = float(machine.chip.link_share(2))  # of a chip's links, that to a neighbour
+        shares = [float(machine.chip.link_share(n)) for n in near]
+        links = [(share, n - 1, (n - 1) / n / share, 1 / one) for n, share in zip(near, shares, strict=True)]
     else:
         links = [_along(parts) for parts in _parts(machine.shape, machine.rings, near)]
     return [(n, f, *link) for n, f, link in zip(near, far, links, strict=True)]

@@ -66,11 +66,12 @@ def _check(model, mesh, sequences, remat, microbatches):
     if remat not in ("none", "block", "offload"):
         raise ValueError(f"a step with remat {remat!r} is not compiled here; use none, block or offload")
     has = {"no gated MLP": not model.gated, "a tied embedding": model.tied, "latent attention": model.kv_rank > 0,
-           "dense layers before its experts": model.dense_layers > 0}  # fmt: skip
+           "dense layers beside its experts": model.dense_layers > 0,
+           "sliding windows": model.local_layers > 0}  # fmt: skip
     if any(has.values()):
         raise ValueError(
             f"{model.name or 'this model'} has {' and '.join(what for what in has if has[what])}, for which no step is "
-            "written here; use a gated, untied model without latent attention or dense layers"
+            "written here; use a gated, untied model without latent attention, dense layers or sliding windows"
         )
     size = {axis: mesh.shape.get(axis, 1) for axis in MESH_AXES}
     for axis in (*AXES, *mesh.axis_names):

@@ -688,7 +688,7 @@ def test_units_are_in_names():
     for thing in (costs.Memory, costs.StepCost, DecodeCost, costs.Roofline):
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
     chip_fields = {f.name for f in fields(Chip) if not f.name.endswith(units)}
-    assert chip_fields == {"name", "torus", "node_chips", "host_chips"}
+    assert chip_fields == {"name", "torus", "node_chips", "host_chips", "peers"}
 
 
 def test_chips_name_their_sources():

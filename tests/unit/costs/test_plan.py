@@ -12,9 +12,10 @@ import pytest
 from compilers import needs_libtpu
 from jax.sharding import AxisType
 
-from shardlab import CHIPS, Model, collectives, costs, plan, training_step, verify
+from shardlab import CHIPS, Model, collectives, costs, model, plan, training_step, verify
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.costs.plan import whole_number
+from shardlab.costs.published import RUNS
 
 pytestmark = pytest.mark.reads("src/shardlab", "tests/unit/costs/planned")
 
@@ -297,7 +298,8 @@ def test_the_command_prints_a_table_and_draws(tmp_path):
     lines = out.splitlines()
     assert "70.6 billion parameters" in lines[0] and "meshes fit in 85.5 GB" in lines[1]
     assert lines[3].split()[:3] == ["data", "fsdp", "tensor"] and len(lines[4:8]) == 4
-    assert "off by a factor of up to 1.22" in out and "jax.make_mesh((256,), ('fsdp',)" in out
+    assert "nine in ten were within a factor of 1.22" in out.replace("\n", " ")
+    assert "jax.make_mesh((256,), ('fsdp',)" in out
     assert "<svg" in (tmp_path / "plan.svg").read_text()
     sizes = "layers=32,d_model=4096,d_ff=14336,heads=32,kv_heads=8,head_dim=128,vocab=128256"
     status, out, _ = command(sizes, "v5e", "256", "--batch-tokens", "1048576")
@@ -320,3 +322,77 @@ def test_the_best_three_are_what_the_compiler_of_the_chips_says():
         assert 0.9 < verdict.ratios["sent"] < 1.1 and 0.8 < verdict.ratios["memory"] < 1.15, str(verdict)
     new = set(PLANNED.iterdir()) - before
     assert not new, f"compiled anew: {sorted(new)}; delete the older files and commit these"
+
+
+@pytest.mark.parametrize(("policy", "like"), [("full", "block"), ("selective", "matmuls")])
+def test_a_policy_of_another_library_plans_like_the_kind_that_it_is(policy, like):
+    made, known = (plan(LLAMA, "v5p", 64, 2**20, remat=remat) for remat in (policy, like))
+    assert made.choices == known.choices
+
+
+def test_policies_of_maxtext_keep_more_the_more_they_name():
+    """In bytes and FLOPs, from those that keep all to those that keep one array."""
+    order = ["minimal_with_context", "minimal", "save_dot_except_mlp", "save_qkv_proj", "full"]
+    kept = [costs.activation_bytes(model(LLAMA), 1, policy) for policy in order]
+    again = [costs.training_flops(model(LLAMA), 1, 4096, policy) for policy in order]
+    assert kept == sorted(kept, reverse=True) and again == sorted(again) and len(set(kept)) == len(order)
+    assert costs.POLICIES["minimal_offloaded"].offloads and not costs.POLICIES["minimal"].offloads
+    with pytest.raises(ValueError, match="save_qkv_proj"):
+        plan(LLAMA, "v5p", 64, 2**20, remat="save_qvk_proj")
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "each"),
+    [
+        ({}, 12),
+        ({"parameters": "f32", "gradients": "f32"}, 16),
+        ({"gradients": "f32", "master": "f32"}, 18),
+        ({"moments": "bf16"}, 8),
+    ],
+)
+def test_the_dtypes_of_the_state_are_those_that_are_asked_for(dtypes, each):
+    made = plan(LLAMA, "v5p", 64, 2**20, dtypes=dtypes)
+    for choice in made.choices:
+        shards = choice.fsdp * choice.tensor
+        assert choice.state_bytes == pytest.approx(each * model(LLAMA).parameters / shards)
+
+
+def test_a_dtype_of_nothing_that_there_is_is_refused():
+    with pytest.raises(ValueError, match=r"dtypes.*gradients"):
+        plan(LLAMA, "v5p", 64, 2**20, dtypes={"gradient": "f32"})
+    status, out, err = command(LLAMA, "v5p", "64", "--master", "f32", "--verify", "1")
+    assert status and not out and "leave out --master" in err
+
+
+@pytest.mark.parametrize(("sequences", "near"), [(2, 16), (100, 96), (1920, 1920)])
+def test_a_batch_that_no_mesh_shares_is_planned_for_the_nearest_that_one_does(sequences, near):
+    made = plan(LLAMA, "v5p", 1024, sequences * 4096, nearest_batch=True)
+    assert made.batch_tokens == near * 4096
+    groups = {choice.data * choice.fsdp for choice in made.choices}
+    assert all(near % group == 0 for group in groups)
+    status, out, _ = command(LLAMA, "v5p", "1024", "--batch-tokens", str(sequences * 4096), "--top", "1")
+    assert status in (0, 1) and ("nearest batch" in out) == (sequences != near)
+
+
+def test_a_batch_that_ran_on_a_pipeline_of_35_has_meshes():
+    run = RUNS["MT-NLG, 530B on 2,800 A100"]
+    made = plan(run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence)
+    assert any(choice.pipeline == 35 and choice.tensor == 8 for choice in made.choices)
+
+
+@pytest.mark.parametrize(("sequence", "tried"), [(2**14, False), (2**15, True)])
+def test_a_context_axis_is_tried_for_long_sequences_on_tpus_too(sequence, tried):
+    made = plan(LLAMA, "v5p", 64, 2**21, sequence=sequence)
+    assert any(choice.context > 1 for choice in made.choices) == tried
+
+
+def test_micro_batches_may_have_a_power_of_two_of_sequences_instead():
+    """280 sequences on a pipeline of 35: eight micro-batches would leave it idle, 280 do not."""
+    run = RUNS["Megatron-LM 2022, 530B on 280 A100"]
+    made = plan(run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence, remat="matmuls")
+    own = next(c for c in made.choices if (c.pipeline, c.tensor, c.data) == (35, 8, 1))
+    assert own.microbatches in (140, 280) and own.bubble < 0.25
+    for choice in made.choices:
+        each = 280 // (choice.data * choice.fsdp)
+        assert each % choice.microbatches == 0
+        assert 1 in (bin(choice.microbatches).count("1"), bin(each // choice.microbatches).count("1"))

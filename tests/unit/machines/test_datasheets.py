@@ -24,7 +24,7 @@ DECIMAL = {"": 1, "G": 1e9, "T": 1e12, "P": 1e15}
 NAMES = {
     "hbm_bytes": "memory", "hbm_bytes_per_second": "bandwidth", "link_bytes_per_second": "link",
     "link_seconds": "hop", "torus": "torus", "node_chips": "node", "network_bytes_per_second": "network",
-    "network_seconds": "message", "host_chips": "tray", "host_bytes_per_second": "host",
+    "network_seconds": "message", "host_chips": "tray", "host_bytes_per_second": "host", "peers": "peers",
 }  # fmt: skip
 
 

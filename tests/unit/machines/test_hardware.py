@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from shardlab import CHIPS, Machine, chip, machine
+from shardlab import CHIPS, Machine, chip, costs, machine
 from shardlab.costs.inference import decode_cost
 from shardlab.machines.hardware import measured
 from shardlab.machines.placement import place
@@ -149,3 +149,27 @@ def test_what_nobody_measured_is_said():
         measured("v5p")
     with pytest.raises(ValueError, match="H20"):
         measured("H2000")
+
+
+# --- Nodes without a switch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if chip.peers])
+@pytest.mark.parametrize("chips", [2, 3, 8])
+def test_without_a_switch_a_chip_has_one_link_to_each_other(name, chips):
+    """Counted link by link: in a gather each chip sends its shard to each other over the link between the two."""
+    made, nbytes = chip(name), 84e9
+    link = made.link_bytes_per_second / made.peers
+    assert made.peers == made.node_chips - 1
+    shard = nbytes / chips
+    assert costs.collective_seconds("all-gather", nbytes, chips, name) == pytest.approx(shard / link)
+    assert costs.collective_seconds("all-reduce", nbytes, chips, name) == pytest.approx(2 * shard / link)
+    assert costs.collective_seconds("all-to-all", nbytes, chips, name) == pytest.approx(shard / link)
+    assert costs.send_seconds(nbytes, 1, name) == pytest.approx(nbytes / link + made.link_seconds)
+    (axis,) = place(lambda many: machine(name, 8), [chips])
+    assert axis.ways * made.link_bytes_per_second == pytest.approx((chips - 1) * link)
+    assert made.link_bytes_per_second / axis.crowd == pytest.approx(link)
+
+
+def test_with_a_switch_a_pair_has_all_links():
+    assert chip("H100").link_share(2) == 1 and costs.collective_seconds("all-gather", 9e9, 2, "H100") == 4.5e9 / 450e9

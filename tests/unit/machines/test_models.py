@@ -1,7 +1,9 @@
 """models: whatever a configuration holds, it is read, or refused with the one error that is promised."""
 
 import json
-from dataclasses import asdict
+import tomllib
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,16 +16,24 @@ MIXTRAL = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
-KEYS = sorted({*sum(models._CONFIG.values(), ()), "model_type", "text_config", "_name_or_path"})
+PUBLISHED = tomllib.loads((Path(__file__).parent / "configs.toml").read_text("utf-8"))
+TYPES = st.sampled_from([*models._TYPES, *models._HYBRID, "llama3"])
+OTHERS = {
+    "text_config", "_name_or_path", "layer_types", "tie_word_embeddings", "use_sliding_window",
+    "sliding_window_pattern", "max_window_layers", "multi_query", "new_decoder_architecture",
+    "interleave_moe_layer_step", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size",
+    "v_head_dim", "moe_layer_freq", "expansion_ratio",
+}  # fmt: skip
+KEYS = sorted({*sum(models._CONFIG.values(), ()), "model_type"} | OTHERS)
 NUMBERS = st.sampled_from([0, -1, 1, 1.5, 2.0, float("inf"), float("nan"), 10**30, 10**400, True]) | st.integers()
 VALUES = st.none() | NUMBERS | st.text(max_size=4) | st.lists(st.none(), max_size=1) | st.just({"hidden_size": []})
 
 
-@settings(max_examples=400, deadline=None)
-@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
-def test_a_configuration_is_read_or_refused(changes):
+@settings(max_examples=800, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3), kind=st.none() | TYPES)
+def test_a_configuration_is_read_or_refused(changes, kind):
     try:
-        made = models.from_config(MIXTRAL | changes)
+        made = models.from_config(MIXTRAL | {"model_type": kind} | changes)
     except ValueError as error:
         assert len(str(error)) < 300 and "\n" not in str(error)
         return
@@ -61,3 +71,64 @@ def test_a_size_that_is_none_is_named(size, says):
     with pytest.raises(ValueError, match=says) as error:
         models.parse(f"d_model=64,d_ff=256,heads=4,kv_heads=2,head_dim=16,vocab=9,layers={size}")
     assert "layers" in str(error.value) and len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_published_parameters(name):
+    entry = PUBLISHED[name]
+    made = models.from_config(entry["config"])
+    assert made.parameters == pytest.approx(entry["parameters"], rel=0.01) and "https://" in entry["source"]
+    assert (made.window, made.local_layers) == (entry.get("window", 0), entry.get("local_layers", 0))
+    if "active" in entry:
+        assert made.active_parameters == pytest.approx(entry["active"], rel=0.02)
+
+
+def test_every_type_that_is_understood_is_tested_on_a_published_model():
+    tested = {entry["config"].get("text_config", entry["config"])["model_type"] for entry in PUBLISHED.values()}
+    assert tested == models._TYPES.keys()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("jamba", "'jamba' has layers without attention"),
+        ("mamba2", "'mamba2' has layers without attention"),
+        ("nemotron_h", "'nemotron_h' has layers without attention"),
+        ("qwen3_next", "'qwen3_next' has layers without attention"),
+        ("qwen4", "model_type 'qwen4' is not understood.*qwen3"),
+        ("bert", "model_type 'bert' is not understood"),
+        (3, "model_type is 3; write a name"),
+        (["llama"], "model_type is .*; write a name"),
+    ],
+)
+def test_a_type_that_is_not_understood_is_refused_by_its_name(kind, says):
+    with pytest.raises(ValueError, match=says):
+        models.from_config(MIXTRAL | {"model_type": kind})
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "says"),
+    [
+        ("mixtral", "hidden_size", "4096", "hidden_size is '4096'"),
+        ("mixtral", "tie_word_embeddings", "false", "tie_word_embeddings is 'false'.*; write true or false"),
+        ("qwen3_moe", "mlp_only_layers", 3, "mlp_only_layers is 3"),
+        ("gemma3_text", "layer_types", ["sliding_attention"], "write a list of 32 types"),
+        ("deepseek_v3", "v_head_dim", 64, "v_head_dim is 64"),
+        ("qwen2_moe", "shared_expert_intermediate_size", 100, "no multiple of moe_intermediate_size"),
+        ("falcon", "multi_query", 1, "multi_query is 1"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(kind, key, value, says):
+    config = MIXTRAL | {"model_type": kind, "sliding_window": 8, "moe_intermediate_size": 64, key: value}
+    with pytest.raises(ValueError, match=says):
+        models.from_config(config)
+
+
+def test_a_window_saves_what_is_computed_for_scores_beyond_it():
+    """Counted token by token, where half of the layers attend to at most 128."""
+    made = models.from_config(PUBLISHED["gpt-oss-20b"]["config"])
+    for sequence in (64, 128, 129, 8192):
+        layers = [min(sequence, 128) if layer % 2 == 0 else sequence for layer in range(24)]
+        assert made.attended(sequence) == pytest.approx(sum(layers) / 24)
+    with pytest.raises(ValueError, match="local_layers is 3 with a window of 0"):
+        replace(made, window=0, local_layers=3)

@@ -1,0 +1,89 @@
+"""How far off expected times were, by kind of plan: on published runs that nothing was fitted to."""
+
+import textwrap
+from collections.abc import Mapping
+
+from shardlab._arguments import one_of
+from shardlab.costs.expected import FITTED, Band
+from shardlab.costs.parallelism import MESH_AXES
+from shardlab.machines.hardware import Chip
+from shardlab.machines.models import Model
+
+__all__ = ["KINDS_OF_PLANS", "LONG", "band_of", "band_words", "kind_of_plan"]
+
+LONG = 32_768  # tokens of a sequence from which on a plan counts as one for long sequences
+ENOUGH = 4  # runs of which a band is made
+
+# In the order in which they are asked, so that each plan is of one kind.
+KINDS_OF_PLANS = {
+    "mixture": "mixtures of experts",
+    "long": f"a context axis, or sequences of {LONG:,} tokens or more",
+    "narrow": "products in fp8 or int8",
+    "chip": "chips to which no share of the peak is fitted",
+    "pipeline": "a pipeline in a mesh of three or more axes",
+    "dense": "dense models with bf16 products",
+}
+
+
+def kind_of_plan(model: Model, chip: Chip, mesh: Mapping[str, int], sequence: int, products: str = "bf16") -> str:
+    """The kind of a plan, one of `KINDS_OF_PLANS`: what of it makes an expected time uncertain.
+
+    >>> costs.kind_of_plan(model("mixtral-8x7b"), chip("H100"), {"fsdp": 64}, 4096)
+    'mixture'
+
+    Args:
+      model: a `shardlab.models.Model`.
+      chip: a `shardlab.hardware.Chip`.
+      mesh: the sizes of its axes; those that are missing have one chip.
+      sequence: tokens of a sequence.
+      products: dtype of the products of the layers.
+    """
+    long_axes = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1]
+    has = {
+        "mixture": model.experts > 0,
+        "long": "context" in long_axes or sequence >= LONG,
+        "narrow": products != "bf16",
+        "chip": not any(chip.name.startswith(name) for name in FITTED[_family(chip)].products),
+        "pipeline": "pipeline" in long_axes and len(long_axes) >= 3,
+        "dense": True,
+    }
+    return next(kind for kind in KINDS_OF_PLANS if has[kind])
+
+
+def _family(chip):
+    return "tpu" if chip.torus else "gpu"
+
+
+def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
+    """(the band of a kind of plan on such chips, whether it is its own): if it has too few runs, the widest of all."""
+    bands = FITTED[_family(chip)].bands
+    if kind in bands and bands[kind].runs >= ENOUGH:
+        return bands[kind], True
+    return max((band for band in bands.values() if band.runs >= ENOUGH), key=lambda band: band.factor), False
+
+
+def band_words(chip: Chip, kind: str) -> str:
+    """What a report says of the band of a kind.
+
+    >>> print(costs.band_words(chip("v5p"), "pipeline"))
+    No published run on TPUs tests such plans: a pipeline in a mesh of three or more axes.
+    Expect errors of up to a factor of 2.86, the widest of all kinds.
+
+    Args:
+      chip: a `shardlab.hardware.Chip`.
+      kind: one of `KINDS_OF_PLANS`.
+    """
+    band, own = band_of(chip, kind)
+    where, few = f"{_family(chip).upper()}s", FITTED[_family(chip)].bands.get(kind)
+    words = KINDS_OF_PLANS[one_of("kind", kind, tuple(KINDS_OF_PLANS))]
+    if own:
+        text = (
+            f"Of {band.runs} published runs on {where} of this kind ({words}), to which nothing was fitted, half took "
+            f"more than {band.median:.2f} times as long as expected; nine in ten were within a factor of "
+            f"{band.factor:.2f}."
+        )
+    else:
+        tested = f"Only {few.runs} published runs on {where} test" if few else f"No published run on {where} tests"
+        text = f"{tested} such plans: {words}. "
+        text += f"Expect errors of up to a factor of {band.factor:.2f}, the widest of all kinds."
+    return textwrap.fill(text, 86)
