@@ -22,7 +22,7 @@ def main():
         inference.SERVED[kind] = fit_servers(kind)
         print(f"    {kind!r}: {inference.SERVED[kind]},")
     for name, band in bands().items():
-        print(f"    {name!r}: {band},")
+        print(f"    {name!r}: {band!r},")
     for name, run in RUNS.items():
         step = run.cost()
         print(
@@ -76,10 +76,9 @@ def fit_servers(kind):
     errors = quick_errors(servers_of(kind, True))
 
     def served(values, digits=9):
-        shares = 1 / (1 + np.exp(-values[:3]))
-        layer, sequence = np.abs(values[3:]) * 1e-6
+        shares, seconds = 1 / (1 + np.exp(-values[:3])), np.abs(values[3:])
         return inference.Served(
-            *(round(float(share), digits) for share in shares), round(float(layer), 6), round(float(sequence), 7)
+            *(round(float(share), digits) for share in shares), *(round(float(s) * 1e-6, digits + 6) for s in seconds)
         )
 
     def loss(values):
@@ -88,7 +87,7 @@ def fit_servers(kind):
 
     start = inference.SERVED[kind]
     try:
-        best = minimize(loss, [0.5, 2, 0, 150, 5], method="Nelder-Mead", options={"maxfev": 1500})
+        best = minimize(loss, [0.5, 2, 0, 150, 5], method="Nelder-Mead", options={"maxfev": 3000})
         return served(best.x, 2)
     finally:
         inference.SERVED[kind] = start
@@ -99,8 +98,7 @@ def bands():
     left = {}
     for server in SERVERS:
         if not server.fit:
-            name = server.family + (f", {server.kind}" if server.kind != "throughput" else "")
-            left.setdefault(name, []).append(server)
+            left.setdefault(server.band, []).append(server)
     return {
         name: serving.Band(
             float(np.ceil(100 * np.exp(np.quantile(np.abs(server_errors(servers)), 0.9, method="higher"))) / 100),

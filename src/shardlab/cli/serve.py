@@ -134,13 +134,14 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
     ]
     if not _fast(best, bounds):
         lines.append("No layout is expected to be as fast as asked for; use longer bounds, more chips or --weights int8.")
-    times = best.expected
-    low, high = best.band.range(times.tokens_per_second_per_chip)
-    lines += [
-        f"Throughput and time per token: {best.band}; here {low:,.0f} to {high:,.0f} tokens/s/chip.",
-        f"Time to the first token: {best.first_token_band}; here "
-        f"{' to '.join(f'{1e3 * s:,.0f}' for s in best.first_token_band.range(times.first_token_seconds))} ms.",
-    ]
+    times, bands = best.expected, best.bands
+    for what, band, value, unit in (
+        ("Throughput", bands.throughput, times.tokens_per_second_per_chip, "tokens/s/chip"),
+        ("Time for each token", bands.token, times.token_seconds * 1e3, "ms"),
+        ("Time to the first token", bands.first_token, times.first_token_seconds * 1e3, "ms"),
+    ):
+        low, high = band.range(value)
+        lines.append(f"{what}: {low:,.0f} to {high:,.0f} {unit}, {band}.")
     if options.chunk:
         whole = server_cost(
             model, machine, prompt, output, best.concurrency, best.layout, weights=options.weights, cache=options.cache,

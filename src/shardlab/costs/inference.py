@@ -51,8 +51,8 @@ class Served:
 
 
 SERVED = {
-    "gpu": Served(products=0.62, hbm=1.0, links=0.41, layer_seconds=261e-6, sequence_seconds=11.8e-6),
-    "tpu": Served(products=0.38, hbm=0.75, links=0.5, layer_seconds=118e-6, sequence_seconds=20e-6),
+    "gpu": Served(products=0.66, hbm=1.0, links=0.33, layer_seconds=253.21e-6, sequence_seconds=10.41e-6),
+    "tpu": Served(products=0.39, hbm=0.74, links=0.48, layer_seconds=105.47e-6, sequence_seconds=28.96e-6),
 }
 
 
@@ -147,10 +147,14 @@ def _places(chip, tensor, expert, pipeline, torus_axes, machine):
 
 
 def _sums(model, chip, tokens, place, dtype):
-    """The time of the two all-reduces of activations in each layer, over the chips that share it."""
+    """The time of the two all-reduces of activations in each layer, over the chips that share it.
+
+    As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
+    """
     calls = 2 * model.layers
     activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
-    return np.maximum(*axis_seconds("all-reduce", calls, calls * activations, place, True, chip))
+    near, far = axis_seconds("all-reduce", calls, calls * activations, place, True, chip)
+    return np.maximum(near, far), np.minimum(near, far)
 
 
 def _dispatch(model, chip, tokens, place, dtype):
@@ -183,6 +187,8 @@ class DecodeCost:
       layers, sequences: what takes time besides in a published server: all layers, and the sequences of a group.
       expert_seconds: the time in which tokens are sent to their experts and back.
       pipeline_seconds: the time in which activations are sent from stage to stage.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
+        nodes overlap, which is not expected.
     """
 
     parameter_seconds: Numbers
@@ -198,6 +204,7 @@ class DecodeCost:
     sequences: Numbers
     expert_seconds: Numbers = 0.0
     pipeline_seconds: Numbers = 0.0
+    hidden_seconds: Numbers = 0.0
 
     @property
     def sent_seconds(self) -> Numbers:
@@ -226,7 +233,7 @@ class DecodeCost:
         attention = np.maximum(self.cache_seconds / rates.hbm, self.attention_seconds / rates.products)
         matrices = np.maximum(self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products)
         besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
-        return attention + matrices + self.sent_seconds / rates.links + besides
+        return attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
 
     @property
     def bound(self) -> str | np.ndarray:
@@ -309,12 +316,13 @@ def decode_cost(
     seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
     flops = 2.0 * (always + routed) * tokens
     total = cached + _stored(model, tensor, expert, pipeline) * _size("weights", weights)
+    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
     return DecodeCost(
         parameter_seconds=read / chip.hbm_bytes_per_second,
         cache_seconds=(cached + earlier) / chip.hbm_bytes_per_second,
         compute_seconds=flops / tensor / chip.peak(dtype),
         attention_seconds=2.0 * seen * model.layers * model.heads * width / tensor / chip.peak(dtype),
-        tensor_seconds=_sums(model, chip, tokens, places[0], dtype),
+        tensor_seconds=tensor_seconds,
         cache_bytes=cached,
         total_bytes=total,
         fits=total <= chip.hbm_bytes,
@@ -323,6 +331,7 @@ def decode_cost(
         sequences=batch / expert,
         expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
         pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        hidden_seconds=hidden,
     )
 
 
@@ -339,6 +348,8 @@ class PrefillCost:
       layers: what takes time besides in a published server.
       expert_seconds: the time in which tokens are sent to their experts and back.
       pipeline_seconds: the time in which activations are sent from stage to stage.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
+        nodes overlap, which is not expected.
     """
 
     compute_seconds: Numbers
@@ -349,6 +360,7 @@ class PrefillCost:
     layers: Numbers
     expert_seconds: Numbers = 0.0
     pipeline_seconds: Numbers = 0.0
+    hidden_seconds: Numbers = 0.0
 
     @property
     def sent_seconds(self) -> Numbers:
@@ -365,7 +377,7 @@ class PrefillCost:
         """The time to expect of a published server, as `DecodeCost` has it."""
         rates = SERVED[self.kind]
         work = np.maximum(self.compute_seconds / rates.products, self.hbm_seconds / rates.hbm)
-        return work + self.sent_seconds / rates.links + self.layers * rates.layer_seconds
+        return work + (self.sent_seconds + self.hidden_seconds) / rates.links + self.layers * rates.layer_seconds
 
     @property
     def bound(self) -> str | np.ndarray:
@@ -428,15 +440,17 @@ def prefill_cost(
     cached = rows * cache_bytes(model, prompt, cache)
     used = model.routed_parameters * _touched(model, prompt * batch) / expert
     read = (always + used) * _size("weights", weights) + cached
+    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
     return PrefillCost(
         compute_seconds=flops / tensor / chip.peak(dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
-        tensor_seconds=_sums(model, chip, tokens, places[0], dtype),
+        tensor_seconds=tensor_seconds,
         cache_bytes=batch * cache_bytes(model, prompt, cache),
         kind=kind_of(chip),
         layers=model.layers,
         expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
         pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        hidden_seconds=hidden,
     )
 
 

@@ -133,9 +133,11 @@ class Server:
         return not hardware.chip(self.chip).torus
 
     @property
-    def family(self) -> str:
-        """Of which `shardlab.serving.BANDS` it is: "gpu" or "tpu", and whether the model has experts."""
-        return serving.family(hardware.chip(self.chip), self.model)
+    def band(self) -> str:
+        """Which of `shardlab.serving.BANDS` it tests, if it is left out."""
+        kind = "few" if self.kind == "token" and self.batch <= serving.FEW else self.kind
+        family = serving.family(hardware.chip(self.chip), self.model)
+        return family if kind == "throughput" else f"{family}, {kind}"
 
     def parts(self) -> serving.Parts:
         """What its time is composed of."""

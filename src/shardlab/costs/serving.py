@@ -18,7 +18,7 @@ from shardlab.costs.inference import DecodeCost, PrefillCost
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["BANDS", "Band", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan"]
+__all__ = ["BANDS", "Band", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan"]
 
 PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's default `max_num_tokens`
 POWERS = tuple(2**n for n in range(31))
@@ -95,15 +95,20 @@ class Band:
         return f"within a factor of {self.factor:.2f} for nine in ten of {self.tested} published measurements left out"
 
 
-# By family of servers: of throughput, and where it is named of the time for each token and to the first one. From
-# `python scripts/fit_planner.py`.
+# By family of servers: of throughput, and where it is named of the time to the first token, alone or while others are
+# served ("loaded"), and of the time for each token, of many or of few requests. From `python scripts/fit_planner.py`.
 BANDS = {
-    "gpu": Band(1.34, 119),
-    "gpu, experts": Band(1.69, 59),
-    "gpu, first_token": Band(1.3, 8),
-    "tpu": Band(1.44, 10),
-    "tpu, experts": Band(1.5, 2),
+    "gpu": Band(factor=1.32, tested=119),
+    "gpu, first_token": Band(factor=1.27, tested=8),
+    "gpu, few": Band(factor=1.84, tested=3),
+    "gpu, experts": Band(factor=1.67, tested=59),
+    "tpu": Band(factor=1.44, tested=10),
+    "tpu, token": Band(factor=1.45, tested=5),
+    "tpu, loaded": Band(factor=1.18, tested=3),
+    "tpu, experts": Band(factor=1.43, tested=2),
+    "tpu, experts, token": Band(factor=1.31, tested=1),
 }
+FEW = 4  # requests on a replica; published throughputs are of many
 # The chips on which those servers ran.
 TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
 
@@ -113,18 +118,28 @@ def family(chip: Chip, model: Model) -> str:
     return f"{inference.kind_of(chip)}{', experts' if model.experts else ''}"
 
 
-def bands(machine: Machine, model: Model, layout: Layout) -> tuple[Band, Band]:
-    """The `Band` of throughput and of the time for each token, and that of the time to the first token.
+@dataclass(frozen=True)
+class Bands:
+    """The `Band` of each kind of `Times`."""
+
+    first_token: Band
+    token: Band
+    throughput: Band
+
+
+def bands(machine: Machine, model: Model, layout: Layout, sequences: int) -> Bands:
+    """How far the expected times of a replica with so many sequences can be trusted.
 
     Published servers are tensor-parallel within a node or slice; other layouts have not been tested.
     """
     name, unknown = family(machine.chip, model), Band(max(band.factor for band in BANDS.values()), 0)
     apart = layout.pipeline * layout.expert > 1 or layout.tensor > machine.near
     if apart or machine.chip.name not in TESTED_CHIPS:
-        return unknown, unknown
-    known = [BANDS[kind] for kind in (name, f"{name}, token") if kind in BANDS]
-    first = next((BANDS[kind] for kind in (f"{name}, first_token", f"{name}, loaded") if kind in BANDS), unknown)
-    return max(known, key=lambda band: band.factor, default=unknown), first
+        return Bands(unknown, unknown, unknown)
+    throughput = BANDS[name]
+    token = BANDS.get(f"{name}, few", unknown) if sequences <= FEW else BANDS.get(f"{name}, token", throughput)
+    first = BANDS.get(f"{name}, loaded", BANDS.get(f"{name}, first_token", unknown))
+    return Bands(first, token, throughput)
 
 
 @dataclass(frozen=True)
@@ -142,8 +157,7 @@ class ServerCost:
       bound: the name of the largest part of a step: see `DecodeCost`.
       total_bytes: on each chip, with all of the requests' tokens.
       fits: whether these are no more than the chips' memory without the machine's reserve.
-      band: the `Band` of throughput and of the time for each token, of servers of its kind.
-      first_token_band: that of the time to the first token.
+      bands: how far the expected times can be trusted.
     """
 
     layout: Layout
@@ -155,8 +169,7 @@ class ServerCost:
     bound: str
     total_bytes: float
     fits: bool
-    band: Band
-    first_token_band: Band
+    bands: Bands
 
 
 def most_sequences(
@@ -315,7 +328,7 @@ def server_cost(
     return ServerCost(
         layout, concurrency, _times(least, layout, output), _times(expected, layout, output), float(expected[4]),
         prompt + output / 2, str(parts.step.bound), float(total), bool(total <= machine.usable_bytes),
-        *bands(machine, model, layout),
+        bands(machine, model, layout, sequences),
     )  # fmt: skip
 
 
