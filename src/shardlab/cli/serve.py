@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from shardlab._tables import aligned
 from shardlab.costs import serving
-from shardlab.costs.plan import whole_number
 from shardlab.costs.serving import server_cost
 from shardlab.machines import hardware, models
 
@@ -77,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         told = {"model": model.name, "machine": machine.name, "prompt_tokens": prompt, "output_tokens": output}
         told |= {"chunk_tokens": options.chunk, "able": len(able)}
-        told |= {"layouts": list(map(_record, plans[: options.top])), "batches": list(map(_record, rows))}
+        told |= {"layouts": [_record(cost, bounds) for cost in plans[: options.top]]}
+        told |= {"batches": [_record(cost, bounds) for cost in rows]}
         print(json.dumps(told, indent=1))
         return 0 if able else 1
     print(_report(model, machine, prompt, output, plans, rows, bounds, options))
@@ -88,13 +88,21 @@ def _fast(cost, bounds):
     return all(getattr(cost.expected, name) <= bound for name, bound in bounds.items())
 
 
-def _record(cost):
-    """A `ServerCost` as JSON has it."""
-    record = asdict(cost)
-    record["total_bytes_per_chip"], record["mean_context_tokens"] = record.pop("total_bytes"), record.pop("context")
-    record["at_least"] = record.pop("least")
-    record["concurrency_requests"] = record.pop("concurrency")
-    return record
+def _record(cost, bounds):
+    """A `ServerCost` as JSON has it: units are in the names."""
+    expected, bands = asdict(cost.expected), cost.bands
+    by_time = {
+        "first_token_seconds": bands.first_token, "token_seconds": bands.token,
+        "tokens_per_second_per_chip": bands.throughput, "requests_per_second": bands.throughput,
+    }  # fmt: skip
+    return {
+        "layout": asdict(cost.layout), "concurrency_requests": cost.concurrency, "fits": cost.fits,
+        "fast_enough": _fast(cost, bounds), "expected": expected, "at_least": asdict(cost.least),
+        "range": {name: band.range(expected[name]) for name, band in by_time.items()},
+        "tested_servers": {name: band.tested for name, band in by_time.items()},
+        "prefill_share": cost.prefill_share, "mean_context_tokens": cost.context, "bound": cost.bound,
+        "total_bytes_per_chip": cost.total_bytes,
+    }  # fmt: skip
 
 
 def _row(first, cost, bounds):
@@ -133,7 +141,7 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
         f"{best.context:,.0f} tokens on average.",
     ]
     if not _fast(best, bounds):
-        lines.append("No layout is expected to be as fast as asked for; use longer bounds, more chips or --weights int8.")
+        lines.append("No layout is expected to be as fast as asked for; use longer bounds or more chips.")
     times, bands = best.expected, best.bands
     for what, band, value, unit in (
         ("Throughput", bands.throughput, times.tokens_per_second_per_chip, "tokens/s/chip"),

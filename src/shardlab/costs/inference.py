@@ -57,7 +57,7 @@ SERVED = {
 
 
 def kind_of(chip: Chip) -> str:
-    """Which of `SERVED` was fitted to servers on such chips: "tpu" for those of a torus, "gpu" for those of a switch."""
+    """Which of `SERVED` was fitted to servers on such chips: "tpu" for a torus of them, "gpu" for a switch."""
     return "tpu" if chip.torus else "gpu"
 
 
@@ -237,7 +237,7 @@ class DecodeCost:
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "parameters", "cache", "compute", "attention", "tensor", "expert", "pipeline"."""
+        """The largest part: "parameters", "cache", "compute", "attention", "tensor", "expert" or "pipeline"."""
         names = np.array(["parameters", "cache", "compute", "attention", "tensor", "expert", "pipeline"])
         parts = np.broadcast_arrays(
             self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.attention_seconds,

@@ -143,9 +143,7 @@ class Server:
         """What its time is composed of."""
         layout, machine = serving.Layout(tensor=self.tensor), hardware.machine(self.chip, self.tensor)
         how = {**self.how, "tensor": self.tensor, "machine": machine}
-        return serving.parts_of(
-            self.model, machine.chip, self.prompt, self.answer, self.batch, layout, self.chunk, how
-        )
+        return serving.parts_of(self.model, machine.chip, self.prompt, self.answer, self.batch, layout, self.chunk, how)
 
     def slower(self, expected: bool = True) -> float:
         """The measured time over the expected one, or over the lower bound."""
@@ -170,7 +168,7 @@ def _rows(table):
 
 
 def _servers(file):
-    """The servers of a TOML file: of each four on one kind of chip the second and third test, the others are fitted to."""
+    """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left out of the fit."""
     data, count = tomllib.loads(file.read_text("utf-8")), {True: 0, False: 0}
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:

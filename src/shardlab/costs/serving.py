@@ -1,8 +1,8 @@
 """What a server does with its chips: the time to the first token, the time for each token, and requests per second.
 
-A request is a prompt and an answer. `server_cost` composes the two from `shardlab.inference`: so many requests are served
-at a time, and whenever one has ended, the prompt of the next is prefilled between the steps of the others, or in chunks
-with them. `server_plan` does so for all layouts of a model on a machine.
+A request is a prompt and an answer. `server_cost` composes the two from `shardlab.inference`: so many requests are
+served at a time, and whenever one has ended, the prompt of the next is prefilled between the steps of the others, or in
+chunks with them. `server_plan` does so for all layouts of a model on a machine.
 """
 
 import math
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from shardlab._arguments import Numbers, whole
 from shardlab import costs
+from shardlab._arguments import Numbers, whole
 from shardlab.costs import inference
 from shardlab.costs.inference import DecodeCost, PrefillCost
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["BANDS", "Band", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan"]
+__all__ = [
+    "BANDS", "Band", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan",
+]  # fmt: skip
 
 PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's default `max_num_tokens`
 POWERS = tuple(2**n for n in range(31))
@@ -28,7 +30,7 @@ POWERS = tuple(2**n for n in range(31))
 class Layout:
     """How a model is spread over the chips of a machine.
 
-    >>> print(Layout(replicas=2, tensor=4))
+    >>> print(serving.Layout(replicas=2, tensor=4))
     2 replicas of tensor 4
 
     Attributes:
@@ -49,8 +51,8 @@ class Layout:
         return self.replicas * self.pipeline * self.expert * self.tensor
 
     def __str__(self) -> str:
-        parts = [f"{axis} {getattr(self, axis)}" for axis in ("pipeline", "expert", "tensor") if getattr(self, axis) > 1]
-        one = " x ".join(parts) or "one chip"
+        sizes = {axis: getattr(self, axis) for axis in ("pipeline", "expert", "tensor")}
+        one = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one chip"
         return f"{self.replicas} replicas of {one}" if self.replicas > 1 else one
 
 
@@ -149,8 +151,8 @@ class ServerCost:
     Attributes:
       layout: a `Layout`.
       concurrency: requests that are served at a time, by all replicas together.
-      least: the `Times` of the data sheet's speeds, with nothing besides: a server takes at least these, and has at most
-        this throughput.
+      least: the `Times` at the data sheet's speeds, with nothing besides: a server takes at least these, and its
+        throughput is at most that.
       expected: the `Times` to expect of a published server.
       prefill_share: the share of a replica's time that prompts take.
       context: tokens of a sequence on average, while its answer is generated.
@@ -235,7 +237,7 @@ def between_steps(way, sequences, output):
 
 
 def in_chunks(way, sequences, prompt, output, chunk):
-    """What `composed` gives for a replica of which each step also has `chunk` tokens of prompts, as long as there are any."""
+    """What `composed` gives for a replica whose steps have `chunk` tokens of prompts too, as long as there are any."""
     share, steps = sequences * prompt / (chunk * output), math.ceil(prompt / chunk)
     if share <= 1:  # of the steps have a chunk
         time = way.mixed(sequences)
@@ -290,7 +292,7 @@ def server_cost(
     >>> cost = serving.server_cost("llama-3-70b", h100, 2048, 256, 64, serving.Layout(replicas=2, tensor=4))
     >>> times = cost.expected
     >>> print(f"{times.first_token_seconds:.2f} s, then {times.token_seconds * 1e3:.0f} ms for each token")
-    0.21 s, then 49 ms for each token
+    0.20 s, then 55 ms for each token
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.
@@ -312,9 +314,8 @@ def server_cost(
     """
     model, layout = known_model(model), layout or Layout(tensor=machine.chips)
     chunk = None if chunk is None else int(whole("chunk", chunk))
-    prompt, output, concurrency = (
-        int(whole(name, value)) for name, value in (("prompt", prompt), ("output", output), ("concurrency", concurrency))
-    )
+    prompt, output = int(whole("prompt", prompt)), int(whole("output", output))
+    concurrency = int(whole("concurrency", concurrency))
     if layout.chips != machine.chips:
         raise ValueError(f"{layout} fills {layout.chips} chips, but {machine.name} has {machine.chips}")
     sequences = -(-concurrency // layout.replicas)
@@ -370,6 +371,10 @@ def batches(
 ) -> Iterator[ServerCost]:
     """The `ServerCost` of each power of two of requests on each replica, from one on, as long as they fit.
 
+    >>> rows = serving.batches("llama-3-8b", hardware.machine("v5e", 4), 8192, 256, serving.Layout(tensor=4))
+    >>> print(*(row.concurrency for row in rows))
+    1 2 4 8 16 32
+
     Args:
       model, machine, prompt, output, layout: as for `server_cost`.
       how: its other arguments.
@@ -396,7 +401,7 @@ def server_plan(
 
     >>> best, *others = serving.server_plan("llama-3-70b", hardware.machine("h100", 8), 2048, 256, token_seconds=0.06)
     >>> print(f"{best.layout}, {best.concurrency} requests at a time")
-    2 replicas of tensor 4, 128 requests at a time
+    2 replicas of tensor 4, 64 requests at a time
 
     Args:
       model, machine, prompt, output: as for `server_cost`.

@@ -58,7 +58,7 @@ def test_chunks_shorten_the_longest_pause_and_make_the_first_token_wait():
 
 
 def test_where_chunks_of_prompts_are_short_fewer_sequences_generate_and_the_others_wait():
-    """Of 4096 tokens of a prompt and 64 of an answer, at most 512 x 64 / 4096 = 8 sequences can be past their prompt."""
+    """Of 4096 tokens of a prompt and 64 of an answer: at most 512 x 64 / 4096 = 8 sequences generate."""
     few, many = (server_cost(LLAMA, H100, 4096, 64, n, **FP8, chunk=512).expected for n in (16, 64))
     assert few.tokens_per_second_per_chip == pytest.approx(many.tokens_per_second_per_chip)
     assert few.token_seconds == many.token_seconds and many.first_token_seconds > 4 * few.first_token_seconds
