@@ -51,8 +51,8 @@ class Served:
 
 
 SERVED = {
-    "gpu": Served(products=0.66, hbm=1.0, links=0.33, layer_seconds=253.21e-6, sequence_seconds=10.41e-6),
-    "tpu": Served(products=0.39, hbm=0.74, links=0.48, layer_seconds=105.47e-6, sequence_seconds=28.96e-6),
+    "gpu": Served(products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6),
+    "tpu": Served(products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6),
 }
 
 

@@ -7,13 +7,14 @@ definition that fits its other numbers. A run is used for fitting or for testing
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from shardlab import costs
-from shardlab.costs import Parallelism, serving
+from shardlab.costs import Parallelism, inference, serving
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
 
@@ -130,7 +131,7 @@ class Server:
     @property
     def on_gpus(self) -> bool:
         """Whether a switch connects its chips; what is fitted to servers differs."""
-        return not hardware.chip(self.chip).torus
+        return inference.kind_of(hardware.chip(self.chip)) == "gpu"
 
     @property
     def band(self) -> str:
@@ -169,7 +170,7 @@ def _rows(table):
 
 def _servers(file):
     """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left out of the fit."""
-    data, count = tomllib.loads(file.read_text("utf-8")), {True: 0, False: 0}
+    data, count = tomllib.loads(file.read_text("utf-8")), Counter()
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:
         chip, dtype = hardware.chip(table["chip"]), table["dtype"]
@@ -180,8 +181,8 @@ def _servers(file):
                 batch = max(min(batch or table["most"], most), 1)
             chunk = table["budget"] - batch if "budget" in table else None
             fits = kind in ("throughput", "first_token")
-            fit = fits and count[not chip.torus] % 4 in (0, 3)
-            count[not chip.torus] += fits
+            fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
+            count[inference.kind_of(chip)] += fits
             yield Server(
                 sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, how,
                 chunk,

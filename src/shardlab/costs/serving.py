@@ -22,7 +22,7 @@ __all__ = [
     "BANDS", "Band", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan",
 ]  # fmt: skip
 
-PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's default `max_num_tokens`
+PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's benchmarks choose from 2,048 to 32,768
 POWERS = tuple(2**n for n in range(31))
 
 
@@ -101,14 +101,14 @@ class Band:
 # served ("loaded"), and of the time for each token, of many or of few requests. From `python scripts/fit_planner.py`.
 BANDS = {
     "gpu": Band(factor=1.32, tested=119),
-    "gpu, first_token": Band(factor=1.27, tested=8),
-    "gpu, few": Band(factor=1.84, tested=3),
-    "gpu, experts": Band(factor=1.67, tested=59),
-    "tpu": Band(factor=1.44, tested=10),
-    "tpu, token": Band(factor=1.45, tested=5),
-    "tpu, loaded": Band(factor=1.18, tested=3),
-    "tpu, experts": Band(factor=1.43, tested=2),
-    "tpu, experts, token": Band(factor=1.31, tested=1),
+    "gpu, first_token": Band(factor=1.24, tested=8),
+    "gpu, few": Band(factor=1.78, tested=3),
+    "gpu, experts": Band(factor=1.61, tested=59),
+    "tpu": Band(factor=1.45, tested=10),
+    "tpu, token": Band(factor=1.46, tested=5),
+    "tpu, loaded": Band(factor=1.17, tested=3),
+    "tpu, experts": Band(factor=1.44, tested=2),
+    "tpu, experts, token": Band(factor=1.32, tested=1),
 }
 FEW = 4  # requests on a replica; published throughputs are of many
 # The chips on which those servers ran.
@@ -177,9 +177,15 @@ class ServerCost:
 def most_sequences(
     model: Model, chip: Chip, tensor: int, tokens: int, weights: str = "bf16", cache: str = "bf16"
 ) -> int:
-    """How many sequences of so many tokens a published server holds: 0.9 of what the parameters leave of the memory."""
-    room = 0.9 * (chip.hbm_bytes - model.parameters * costs.BYTES[weights] / tensor)
-    return max(int(room // (inference.cache_bytes(model, tokens, cache) / tensor)), 0)
+    """How many sequences of so many tokens a published server holds.
+
+    In 0.95 of the memory that the parameters leave; each chip has at least one kv head.
+
+    Source: https://github.com/NVIDIA/TensorRT-LLM, tensorrt_llm/bench/build/tuning.py at 04cba88, `calc_engine_setting`.
+    """
+    room = 0.95 * (chip.hbm_bytes - model.parameters * costs.BYTES[weights] / tensor)
+    shared = tensor if model.kv_rank else min(tensor, model.kv_heads)
+    return max(int(room // (inference.cache_bytes(model, tokens, cache) / shared)), 0)
 
 
 @dataclass(frozen=True)
