@@ -181,7 +181,8 @@ def most_sequences(
 
     In 0.95 of the memory that the parameters leave; each chip has at least one kv head.
 
-    Source: https://github.com/NVIDIA/TensorRT-LLM, tensorrt_llm/bench/build/tuning.py at 04cba88, `calc_engine_setting`.
+    Source: https://github.com/NVIDIA/TensorRT-LLM, `calc_engine_setting` in tensorrt_llm/bench/build/tuning.py at
+    04cba88.
     """
     room = 0.95 * (chip.hbm_bytes - model.parameters * costs.BYTES[weights] / tensor)
     shared = tensor if model.kv_rank else min(tensor, model.kv_heads)
