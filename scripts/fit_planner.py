@@ -6,16 +6,16 @@ python scripts/fit_planner.py ranks      print the rank of each run's mesh among
 
 import sys
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 from scipy.optimize import minimize
 
 from shardlab import costs, inference, plan
+from shardlab.costs import serving
 from shardlab.costs.bands import KINDS_OF_PLANS
 from shardlab.costs.plan import DTYPES
 from shardlab.costs.published import RUNS, SERVERS
-from shardlab.machines import hardware
 
 
 def main():
@@ -25,8 +25,11 @@ def main():
     for kind in ("gpu", "tpu"):
         costs.FITTED[kind] = fit(kind)
         print(f"    {kind!r}: {costs.FITTED[kind]},")
-    inference.SERVED = fit_servers()
-    print(f"    {inference.SERVED}")
+    for kind in inference.SERVED:
+        inference.SERVED[kind] = fit_servers(kind)
+        print(f"    {kind!r}: {inference.SERVED[kind]},")
+    for name, band in server_bands().items():
+        print(f"    {name!r}: {band!r},")
     for name, run in RUNS.items():
         step = run.cost()
         print(
@@ -36,31 +39,81 @@ def main():
         )
 
 
-def server_errors(fit):
-    """The logarithms of measured over expected times, of the servers on GPUs."""
-    chosen = [server for server in SERVERS if server.fit == fit and not hardware.chip(server.chip).torus]
-    return np.log([server.slower() for server in chosen])
+def servers_of(kind, fit):
+    """The servers on GPUs or on TPUs that are fitted to, or that are left out."""
+    return [server for server in SERVERS if server.on_gpus == (kind == "gpu") and server.fit == fit]
 
 
-def fit_servers():
+def server_errors(servers):
+    """The logarithms of measured over expected times."""
+    return np.log([server.slower() for server in servers])
+
+
+def stacked(costs):
+    """A cost of arrays, from costs of numbers."""
+    of = type(costs[0])
+    return of(**{
+        part.name: costs[0].kind if part.name == "kind" else np.array([getattr(cost, part.name) for cost in costs])
+        for part in fields(of)
+    })  # fmt: skip
+
+
+def quick_errors(servers):
+    """A function that gives `server_errors` many times over: it composes the servers' parts once."""
+    plain = [server for server in servers if server.chunk is None]
+    chunked = [server for server in servers if server.chunk is not None]
+    parts = [server.parts() for server in plain]
+    steps, firsts, prompts = (stacked([getattr(part, of) for part in parts]) for of in ("step", "first", "prompts"))
+    together = np.array([part.together for part in parts])
+    batch, answer, tensor, measured, alone = np.array(
+        [(s.batch, s.answer, s.tensor, s.measured, s.kind == "first_token") for s in plain]
+    ).T
+
+    def errors():
+        way = serving.Parts(steps, firsts, prompts, together, None).ways()[1]
+        rate = serving.composed(way, batch, None, answer)[3]
+        return np.concatenate([
+            np.log(np.where(alone, measured / way.first, rate * answer / tensor / measured)), server_errors(chunked)
+        ])  # fmt: skip
+
+    return errors
+
+
+def fit_servers(kind):
     """What makes the squares of the servers' errors least; shares are kept between 0 and 1, times above 0."""
+    errors = quick_errors(servers_of(kind, True))
 
-    def served(values):
-        shares = 1 / (1 + np.exp(-values[:2]))
-        return inference.Served(*map(float, (*shares, *np.abs(values[2:]) * 1e-6)), 0.0)
+    def served(values, digits=9):
+        shares, seconds = 1 / (1 + np.exp(-values[:3])), np.abs(values[3:])
+        return inference.Served(
+            *(round(float(share), digits) for share in shares), *(round(float(s) * 1e-6, digits + 6) for s in seconds)
+        )
 
     def loss(values):
-        inference.SERVED = served(values)
-        return (server_errors(True) ** 2).sum()
+        inference.SERVED[kind] = served(values)
+        return (errors() ** 2).sum()
 
-    start = inference.SERVED
-    best = minimize(loss, [1, 0, 20, 3], method="Nelder-Mead", options={"maxfev": 1500})
-    inference.SERVED = served(best.x)
-    spread = float(np.exp(np.quantile(np.abs(server_errors(False)), 0.9, method="higher")))
+    start = inference.SERVED[kind]
     try:
-        return replace(inference.SERVED, spread=round(spread, 2))
+        best = minimize(loss, [0.5, 2, 0, 150, 5], method="Nelder-Mead", options={"maxfev": 3000})
+        return served(best.x, 2)
     finally:
-        inference.SERVED = start
+        inference.SERVED[kind] = start
+
+
+def server_bands():
+    """For each family of servers the `Band` of those that were left out."""
+    left = {}
+    for server in SERVERS:
+        if not server.fit:
+            left.setdefault(server.band, []).append(server)
+    return {
+        name: serving.Band(
+            float(np.ceil(100 * np.exp(np.quantile(np.abs(server_errors(servers)), 0.9, method="higher"))) / 100),
+            len(servers),
+        )
+        for name, servers in left.items()
+    }
 
 
 def ranked(run):

@@ -11,6 +11,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.cluster.processes`: start many JAX processes from a notebook, and run cells in them
 - `shardlab.costs`: predict the time and memory of programs by formula, on chips that you do not have
 - `shardlab.costs.inference`: predict what serving a model costs: prefill, decode and KV caches
+- `shardlab.costs.serving`: predict what a server's clients wait for, and its throughput, for every layout of its model
 - `shardlab.costs.plan`: list the meshes on which a model fits, by the step time to expect
 - `shardlab.costs.published`: training runs that others published, to which the costs are fitted, and on which tested
 - `shardlab.costs.ledger`: list what formulas predict beside what was measured, by others or by a reader

@@ -148,6 +148,7 @@ SHOWN = (
     "costs",
     "costs.inference",
     "costs.plan",
+    "costs.serving",
     "exercises.check",
     "exercises.testing",
     "machines.hardware",

@@ -1,16 +1,14 @@
 """`shardlab plan`: list the meshes on which a model fits, by predicted step time."""
 
 import argparse
-import json
 import sys
 import time
 
 from shardlab import costs
-from shardlab._tables import aligned
+from shardlab.cli import serve
 from shardlab.cli.arguments import Wrong
-from shardlab.costs import inference
 from shardlab.costs.parallelism import MESH_AXES
-from shardlab.costs.plan import FASTER, POWERS, plan, whole_number
+from shardlab.costs.plan import FASTER, plan, whole_number
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
@@ -25,7 +23,7 @@ EXAMPLES = """\
 examples:
   shardlab plan llama-3-70b v5p 512
   shardlab plan llama-3-8b h100 256 --batch-tokens 4M --sequence 8192 --json
-  shardlab plan llama-3-70b h100 8 --serve --context 8k --latency 40
+  shardlab plan llama-3-70b h100 8 --serve --prompt 2048 --output 256 --latency 60
 
 Times and bytes are predicted by formula; --verify 3 compares the bytes of the best three with the chips' own compiler,
 which needs no chips but takes minutes. A model of your own: give the path of its config.json, or its sizes.
@@ -92,12 +90,7 @@ def add_arguments(command):
     command.add_argument(
         "--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)"
     )
-    served = command.add_argument_group("serving instead of training")
-    served.add_argument("--serve", action="store_true", help="plan inference: prefill and decode on so many chips")
-    served.add_argument("--context", type=_number, default=8192, metavar="N", help="tokens of each sequence (8192)")
-    served.add_argument("--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds")
-    served.add_argument("--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)")
-    served.add_argument("--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)")
+    serve.add_arguments(command, _number)
 
 
 def run(options):
@@ -113,7 +106,7 @@ def _run(options):
         raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
     _refuse_ignored(options)
     if options.serve:
-        return _serve(options)
+        return serve.run(options)
 
     def planned(remat):
         return plan(
@@ -167,17 +160,14 @@ def _refuse_ignored(options):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     plain = vars(parser.parse_args(["model", "chip", "1"]))
-    serving = {"context", "latency", "weights", "cache"}
-    shared = {"model", "chip", "chips", "serve", "reserve"}
-    others = set(plain) - shared - serving if options.serve else serving
+    serving = set(serve.OPTIONS)
+    others = set(plain) - set(serve.SHARED) - serving if options.serve else serving
     ignored = [f"--{name.replace('_', '-')}" for name in sorted(others) if getattr(options, name) != plain[name]]
     if ignored:
         names, has = ", ".join(ignored), "has" if len(ignored) == 1 else "have"
         if options.serve:
             raise ValueError(f"--serve plans inference, where {names} {has} no effect; leave out what is for training")
         raise ValueError(f"without --serve, {names} {has} no effect; add --serve, or leave out what is for serving")
-    if options.latency is not None and not 0 < options.latency < float("inf"):
-        raise ValueError(f"--latency is {options.latency:g} ms; use a number above 0")
 
 
 def _other_remat(proposal, planned):
@@ -213,59 +203,3 @@ def _compare(proposal, best, limit, file):
         print(f"cannot compile: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _serve(options):
-    """Print what decode and prefill take for the batches that fit."""
-    model = models.parse(options.model)
-    machine = hardware.machine(options.chip, options.chips, reserve=options.reserve)
-    how, gpu = {"tensor": options.chips, "weights": options.weights, "cache": options.cache}, not machine.chip.torus
-    if not gpu:
-        how["torus_axes"] = max(sum(size > 1 for size in machine.shape), 1)
-    first = inference.prefill_cost(model, machine.chip, options.context, **how)
-    rows = [("batch", *["expected ms"] * gpu, "at least ms", "tokens/s", "bound by", "memory GB")]
-    found = []
-    for batch in POWERS:
-        step = inference.decode_cost(model, machine.chip, batch, options.context, **how)
-        seconds = float(step.expected_seconds if gpu else step.serial_seconds)
-        slow = options.latency is not None and seconds * 1e3 > options.latency
-        if step.total_bytes > machine.usable_bytes or slow:
-            break
-        found.append({
-            "batch": batch, "expected_seconds": seconds if gpu else None, "seconds": float(step.serial_seconds),
-            "bound": str(step.bound), "bytes": float(step.total_bytes), "tokens_per_second": batch / seconds,
-        })  # fmt: skip
-        cost = found[-1]
-        rows.append((
-            str(batch), *[f"{seconds * 1e3:.1f}"] * gpu, f"{cost['seconds'] * 1e3:.1f}",
-            f"{cost['tokens_per_second']:,.0f}", cost["bound"], f"{cost['bytes'] / 1e9:.1f}",
-        ))  # fmt: skip
-    if options.json:
-        prefill = {"prefill_seconds": float(first.seconds)}
-        prefill |= {"expected_prefill_seconds": float(first.expected_seconds) if gpu else None}
-        print(json.dumps(prefill | {"decode": found}, indent=1))
-        return 0 if found else 1
-    expected = f"{first.expected_seconds * 1e3:,.0f} ms expected, " if gpu else ""
-    print(
-        f"{model.name or 'model'} on {machine.name}, tensor-parallel over {options.chips}, with {options.context:,} "
-        "tokens of context\n"
-        f"prefill of one prompt: {expected}at least {first.seconds * 1e3:,.0f} ms, {first.bound}-bound\n"
-    )
-    print(aligned(rows, ">"))
-    if not found:
-        cost = inference.decode_cost(model, machine.chip, 1, options.context, **how)
-        large = cost.total_bytes > machine.usable_bytes
-        help_ = "more chips, a shorter context or --weights int8" if large else "a longer --latency or more chips"
-        print(
-            f"\nNot even one sequence: it needs {cost.total_bytes / 1e9:.1f} GB on each chip of "
-            f"{machine.usable_bytes / 1e9:.1f} GB, and at least {cost.serial_seconds * 1e3:.1f} ms a token; "
-            f"use {help_}."
-        )
-    elif gpu:
-        print(
-            f"\nExpected times are off by a factor of up to {inference.SERVED.spread:.2f} for nine in ten published "
-            "measurements of\nTensorRT-LLM on A100s and H100s that were left out of the fit."
-        )
-    else:
-        print("\nNo server on TPUs is fitted to: all times are lower bounds, and tokens/s an upper bound.")
-    return 0 if found else 1

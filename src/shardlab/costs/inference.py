@@ -2,7 +2,8 @@
 
 Prefill processes all tokens of a prompt at once, and its products are compute-bound like those of training. A decode
 step makes one token for each sequence of a batch: it reads all parameters and the whole KV cache, and is memory-bound
-unless the batch is large and the contexts are short. Arguments that are `Numbers` may be NumPy arrays, which broadcast.
+unless the batch is large and the contexts are short. `shardlab.serving` composes both into what a server does.
+Arguments that are `Numbers` may be NumPy arrays, which broadcast.
 """
 
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ import numpy as np
 
 from shardlab import costs
 from shardlab._arguments import Numbers, amount, first, one_of, whole
+from shardlab.costs.expected import axis_seconds
 from shardlab.machines import hardware
-from shardlab.machines.hardware import Chip
+from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
+from shardlab.machines.placement import Place, place
 
 __all__ = [
     "SERVED",
@@ -34,21 +37,28 @@ class Served:
     `python scripts/fit_planner.py` fits it again and tests it on the servers that were left out.
 
     Attributes:
-      products, links: the share of the chip's peak that products reach, and of its links' bandwidth that all-reduces
-        reach.
+      products, hbm, links: the share of the chip's peak that products reach, of its memory's bandwidth that reading
+        parameters and caches reaches, and of its links' bandwidth that collectives reach.
       layer_seconds: what each layer takes besides, such as the launch of its kernels.
       sequence_seconds: what each sequence takes besides in each step, such as the choice of its token.
-      spread: by which factor expected times are off, at most, for nine in ten of the servers that were left out.
     """
 
     products: float
+    hbm: float
     links: float
     layer_seconds: float
     sequence_seconds: float
-    spread: float
 
 
-SERVED = Served(0.71, 0.22, 246e-6, 4.7e-6, 1.32)  # of GPUs; too few servers of TPUs are published
+SERVED = {
+    "gpu": Served(products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6),
+    "tpu": Served(products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6),
+}
+
+
+def kind_of(chip: Chip) -> str:
+    """Which of `SERVED` was fitted to servers on such chips: "tpu" for a torus of them, "gpu" for a switch."""
+    return "tpu" if chip.torus else "gpu"
 
 
 def _size(name, dtype):
@@ -86,33 +96,79 @@ def _checked(model, chip, tensor):
     return model, chip, tensor
 
 
+def _spread(model, expert, pipeline):
+    """The sizes of the other two axes of a replica."""
+    expert, pipeline = whole("expert", expert), whole("pipeline", pipeline)
+    if np.any(expert > 1) and (not model.experts or np.any(model.experts % expert)):
+        raise ValueError(f"expert={first(expert, expert > 1)} does not divide {model.experts} experts")
+    if np.any(model.layers < pipeline):
+        raise ValueError(f"pipeline={first(pipeline, model.layers < pipeline)} exceeds {model.layers} layers")
+    return expert, pipeline
+
+
 def _touched(model, tokens):
-    """The matrices of which a step reads every element: of the routed experts, those that some token is sent to.
+    """Of the matrices, the share of those of routed experts that some of the tokens are sent to.
 
     Each token chooses its experts evenly and independently of the others.
     """
-    idle = (1 - model.experts_per_token / model.experts) ** tokens if model.experts else 0.0
-    routed = model.expert_layers * model.experts_per_token * model.expert_parameters  # those of one token
-    return model.matmul_parameters - routed + model.routed_parameters * (1 - idle)
+    return 1 - (1 - model.experts_per_token / model.experts) ** tokens if model.experts else 1.0
 
 
-def _sums(model, chip, tokens, tensor, torus_axes, dtype):
-    """The time of the two all-reduces of activations in each layer, over the chips that share it."""
-    activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
-    near = np.minimum(tensor, np.asarray(tensor if chip.torus else chip.node_chips))
-    far = np.ceil(tensor / near)
+def _matrices(model):
+    """(elements of the matrices that every token is multiplied with, those of the routed experts that a token uses)."""
+    routed = model.expert_layers * model.experts_per_token * model.expert_parameters
+    return model.matmul_parameters - routed, routed
+
+
+def _stored(model, tensor, expert, pipeline):
+    """Parameters on each chip."""
+    return ((model.parameters - model.routed_parameters) + model.routed_parameters / expert) / (tensor * pipeline)
+
+
+def _places(chip, tensor, expert, pipeline, torus_axes, machine):
+    """The `Place` of each axis of a replica: on a machine, or of "tensor" over stated torus axes of its own slice."""
+    one = np.asarray(1)
+    if machine is not None:
+        chips = np.multiply(np.multiply(tensor, expert), pipeline)
+        if np.any(machine.chips % chips):
+            wrong = first(chips, machine.chips % chips != 0)
+            raise ValueError(f"replicas of {wrong} chips do not fill {machine.name} evenly; use a divisor")
+        return place(lambda _: machine, [tensor, expert, pipeline, machine.chips // chips])[:3]
+    if np.any(np.multiply(expert, pipeline) > 1):
+        raise ValueError("expert and pipeline need a machine, on which their axes are placed; give machine=")
+    alone = Place(one, one, 1.0, 0, 0.0, one)
+    if not chip.torus:
+        near = np.minimum(tensor, chip.node_chips)
+        return Place(near, np.ceil(tensor / near), 1.0, near - 1, (near - 1) / near, one), alone, alone
+    axes = np.asarray(torus_axes, float)
+    around = np.maximum(axes, 1)
+    hops = around * tensor ** (1 / around) / 2 * np.greater(tensor, 1)
+    return Place(np.asarray(tensor), one, 2 * axes, hops, tensor / 8, one), alone, alone
+
+
+def _sums(model, chip, tokens, place, dtype):
+    """The time of the two all-reduces of activations in each layer, over the chips that share it.
+
+    As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
+    """
     calls = 2 * model.layers
-    if chip.torus:
-        axes = np.maximum(np.asarray(torus_axes, float), 1)
-        seconds = 2 * (near - 1) / near * activations / (2 * np.asarray(torus_axes, float)) / chip.link_bytes_per_second
-        hops = 2 * axes * near ** (1 / axes) / 2 * (near > 1)
-        seconds = np.maximum(seconds, hops * chip.link_seconds)
-    else:
-        seconds = np.maximum(
-            2 * (near - 1) / near * activations / chip.link_bytes_per_second, 2 * (near - 1) * chip.link_seconds
-        )
-    across = costs.hierarchical_seconds("all-reduce", activations / near, 1, far, chip, algorithm="tree")
-    return calls * np.maximum(seconds, across)
+    activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    near, far = axis_seconds("all-reduce", calls, calls * activations, place, True, chip)
+    return np.maximum(near, far), np.minimum(near, far)
+
+
+def _dispatch(model, chip, tokens, place, dtype):
+    """The time of the two all-to-alls of each layer with experts: tokens to their experts, and back."""
+    calls = 2 * model.expert_layers
+    sent = amount("tokens", tokens) * model.experts_per_token * model.d_model * float(_size("dtype", dtype))
+    return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, chip))
+
+
+def _hand_on(model, chip, tokens, place, pipeline, dtype):
+    """The time in which a micro-batch's activations pass from each stage to the next."""
+    sent = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    near, far = axis_seconds("collective-permute", pipeline, pipeline * sent, place, True, chip)
+    return np.where(pipeline > 1, np.maximum(near, far), 0.0)[()]
 
 
 @dataclass(frozen=True)
@@ -125,9 +181,14 @@ class DecodeCost:
       compute_seconds: the time of the products with the parameters.
       attention_seconds: the time of attention's own products, with the cached keys and values.
       tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
-      besides_seconds: what the layers and the sequences of a published server take besides; see `SERVED`.
       cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
       fits: whether the total is no more than the chip's HBM.
+      kind: which of `SERVED` was fitted to servers on such chips.
+      layers, sequences: what takes time besides in a published server: all layers, and the sequences of a group.
+      expert_seconds: the time in which tokens are sent to their experts and back.
+      pipeline_seconds: the time in which activations are sent from stage to stage.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
+        nodes overlap, which is not expected.
     """
 
     parameter_seconds: Numbers
@@ -135,40 +196,52 @@ class DecodeCost:
     compute_seconds: Numbers
     attention_seconds: Numbers
     tensor_seconds: Numbers
-    besides_seconds: Numbers
     cache_bytes: Numbers
     total_bytes: Numbers
     fits: bool | np.ndarray
+    kind: str
+    layers: Numbers
+    sequences: Numbers
+    expert_seconds: Numbers = 0.0
+    pipeline_seconds: Numbers = 0.0
+    hidden_seconds: Numbers = 0.0
+
+    @property
+    def sent_seconds(self) -> Numbers:
+        """The time of all communication."""
+        return self.tensor_seconds + self.expert_seconds + self.pipeline_seconds
 
     @property
     def seconds(self) -> Numbers:
         """Reading the cache or attention's products, plus the larger of reading parameters and multiplying with them.
 
-        The all-reduces, if they take longer.
+        The communication, if it takes longer.
         """
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
-        return np.maximum(attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.tensor_seconds)
+        return np.maximum(attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.sent_seconds)
 
     @property
     def serial_seconds(self) -> Numbers:
-        """The same with the all-reduces added, which stand between one product and the next."""
+        """The same with the communication added, which stands between one product and the next."""
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
-        return attention + np.maximum(self.parameter_seconds, self.compute_seconds) + self.tensor_seconds
+        return attention + np.maximum(self.parameter_seconds, self.compute_seconds) + self.sent_seconds
 
     @property
     def expected_seconds(self) -> Numbers:
-        """The time to expect of a published server on GPUs: products and links at their shares, and what is besides."""
-        attention = np.maximum(self.cache_seconds, self.attention_seconds / SERVED.products)
-        matrices = np.maximum(self.parameter_seconds, self.compute_seconds / SERVED.products)
-        return attention + matrices + self.tensor_seconds / SERVED.links + self.besides_seconds
+        """The time to expect of a published server: products, memory and links at their shares, and what is besides."""
+        rates = SERVED[self.kind]
+        attention = np.maximum(self.cache_seconds / rates.hbm, self.attention_seconds / rates.products)
+        matrices = np.maximum(self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products)
+        besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
+        return attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "parameters", "cache", "compute", "attention" or "tensor"."""
-        names = np.array(["parameters", "cache", "compute", "attention", "tensor"])
+        """The largest part: "parameters", "cache", "compute", "attention", "tensor", "expert" or "pipeline"."""
+        names = np.array(["parameters", "cache", "compute", "attention", "tensor", "expert", "pipeline"])
         parts = np.broadcast_arrays(
             self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.attention_seconds,
-            self.tensor_seconds,
+            self.tensor_seconds, self.expert_seconds, self.pipeline_seconds,
         )  # fmt: skip
         return names[np.stack(parts).argmax(0)]
 
@@ -183,6 +256,12 @@ def decode_cost(
     cache: str = "bf16",
     dtype: str = "bf16",
     torus_axes: Numbers = 1,
+    *,
+    expert: Numbers = 1,
+    pipeline: Numbers = 1,
+    machine: Machine | None = None,
+    chunk: Numbers = 0,
+    prompt: Numbers = 0,
 ) -> DecodeCost:
     """What one decoding step costs: a token for each of `batch` sequences.
 
@@ -201,32 +280,58 @@ def decode_cost(
       tensor: chips that share parameters, experts and cache evenly (beyond kv_heads, the cache is sharded along batch
         or context).
       weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs.
+      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a `machine`.
+      expert: over how many groups of such chips the routed experts are sharded. Each group serves its share of the
+        sequences with all other parameters, and sends tokens to their experts.
+      pipeline: over how many stages of such groups the layers are sharded; as many micro-batches are on their way.
+      machine: a `shardlab.hardware.Machine` of these chips or of a multiple of them, on which "tensor" is innermost,
+        then "expert", then "pipeline". Links that it does not have are not used.
+      chunk: tokens of a prompt that the same step prefills, for a sequence of one group.
+      prompt: tokens of that prompt.
 
     Returns:
       `DecodeCost`. With MLA, attention's products are those with the latent itself ("absorbed" matrices).
 
     Raises:
-      ValueError: a number, name or dtype is wrong, or `tensor` does not divide the heads.
+      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert` the experts.
 
-    Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput".
+    Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput";
+    for chunks Agrawal and others, "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
     """
     model, chip, tensor = _checked(model, chip, tensor)
+    expert, pipeline = _spread(model, expert, pipeline)
     batch, context = amount("batch", batch), amount("context", context)
-    cached = batch * cache_bytes(model, context, cache) / tensor
-    read = _touched(model, batch) * _size("weights", weights) / tensor
+    chunk, prompt = amount("chunk", chunk), amount("prompt", prompt)
+    groups = np.multiply(expert, pipeline)
+    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
+    rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
+    extra = chunk / pipeline  # as the chunk's tokens pass each stage once, while each stage has as many micro-batches
+    tokens = rows + extra
+    always, routed = _matrices(model)
+    cached = rows * cache_bytes(model, context, cache) / tensor
+    earlier = np.where(chunk > 0, cache_bytes(model, prompt / 2, cache) / tensor / pipeline, 0.0)
+    used = model.routed_parameters * _touched(model, tokens * expert) / expert
+    read = (always + used) * _size("weights", weights) / tensor
     width = model.kv_rank * 2 + model.rope_dim if model.kv_rank else 2 * model.head_dim
-    total = cached + model.parameters * _size("weights", weights) / tensor
+    seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
+    flops = 2.0 * (always + routed) * tokens
+    total = cached + _stored(model, tensor, expert, pipeline) * _size("weights", weights)
+    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
     return DecodeCost(
         parameter_seconds=read / chip.hbm_bytes_per_second,
-        cache_seconds=cached / chip.hbm_bytes_per_second,
-        compute_seconds=2.0 * batch * model.matmul_parameters / tensor / chip.peak(dtype),
-        attention_seconds=2.0 * batch * context * model.layers * model.heads * width / tensor / chip.peak(dtype),
-        tensor_seconds=_sums(model, chip, batch, tensor, torus_axes, dtype),
-        besides_seconds=model.layers * SERVED.layer_seconds + batch * SERVED.sequence_seconds,
+        cache_seconds=(cached + earlier) / chip.hbm_bytes_per_second,
+        compute_seconds=flops / tensor / chip.peak(dtype),
+        attention_seconds=2.0 * seen * model.layers * model.heads * width / tensor / chip.peak(dtype),
+        tensor_seconds=tensor_seconds,
         cache_bytes=cached,
         total_bytes=total,
         fits=total <= chip.hbm_bytes,
+        kind=kind_of(chip),
+        layers=model.layers,
+        sequences=batch / expert,
+        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
+        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        hidden_seconds=hidden,
     )
 
 
@@ -238,32 +343,49 @@ class PrefillCost:
       compute_seconds: the time of all FLOPs, those of attention included.
       hbm_seconds: the time to read the parameters and to write the KV cache.
       tensor_seconds: the time of two all-reduces of activations in each layer, over the chips.
-      besides_seconds: what the layers of a published server take besides; see `SERVED`.
       cache_bytes: bytes of the KV cache that the prompts leave, on all chips together.
+      kind: which of `SERVED` was fitted to servers on such chips.
+      layers: what takes time besides in a published server.
+      expert_seconds: the time in which tokens are sent to their experts and back.
+      pipeline_seconds: the time in which activations are sent from stage to stage.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
+        nodes overlap, which is not expected.
     """
 
     compute_seconds: Numbers
     hbm_seconds: Numbers
     tensor_seconds: Numbers
-    besides_seconds: Numbers
     cache_bytes: Numbers
+    kind: str
+    layers: Numbers
+    expert_seconds: Numbers = 0.0
+    pipeline_seconds: Numbers = 0.0
+    hidden_seconds: Numbers = 0.0
+
+    @property
+    def sent_seconds(self) -> Numbers:
+        """The time of all communication."""
+        return self.tensor_seconds + self.expert_seconds + self.pipeline_seconds
 
     @property
     def seconds(self) -> Numbers:
-        """The larger of compute and HBM, plus the all-reduces, which stand between the products."""
-        return np.maximum(self.compute_seconds, self.hbm_seconds) + self.tensor_seconds
+        """The larger of compute and HBM, plus the communication, which stands between the products."""
+        return np.maximum(self.compute_seconds, self.hbm_seconds) + self.sent_seconds
 
     @property
     def expected_seconds(self) -> Numbers:
-        """The time to expect of a published server on GPUs, as `DecodeCost` has it."""
-        work = np.maximum(self.compute_seconds / SERVED.products, self.hbm_seconds)
-        return work + self.tensor_seconds / SERVED.links + self.besides_seconds
+        """The time to expect of a published server, as `DecodeCost` has it."""
+        rates = SERVED[self.kind]
+        work = np.maximum(self.compute_seconds / rates.products, self.hbm_seconds / rates.hbm)
+        return work + (self.sent_seconds + self.hidden_seconds) / rates.links + self.layers * rates.layer_seconds
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The name of the largest part: "compute", "hbm" or "tensor"."""
-        parts = np.broadcast_arrays(self.compute_seconds, self.hbm_seconds, self.tensor_seconds)
-        return np.array(["compute", "hbm", "tensor"])[np.stack(parts).argmax(0)]
+        """The name of the largest part: "compute", "hbm", "tensor", "expert" or "pipeline"."""
+        parts = np.broadcast_arrays(
+            self.compute_seconds, self.hbm_seconds, self.tensor_seconds, self.expert_seconds, self.pipeline_seconds
+        )
+        return np.array(["compute", "hbm", "tensor", "expert", "pipeline"])[np.stack(parts).argmax(0)]
 
 
 def prefill_cost(
@@ -276,6 +398,10 @@ def prefill_cost(
     cache: str = "bf16",
     dtype: str = "bf16",
     torus_axes: Numbers = 1,
+    *,
+    expert: Numbers = 1,
+    pipeline: Numbers = 1,
+    machine: Machine | None = None,
 ) -> PrefillCost:
     """What the prefill of some prompts costs; for one prompt it is the least time to the first token.
 
@@ -290,28 +416,41 @@ def prefill_cost(
       batch: prompts.
       tensor: chips that share the model.
       weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs.
+      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a `machine`.
+      expert, pipeline, machine: as for `decode_cost`. Each group of `expert` takes its share of the prompts. The time
+        is that from the first stage to the last; while a stage works for these prompts, the others work for more.
 
     Returns:
       `PrefillCost`.
 
     Raises:
-      ValueError: a number, name or dtype is wrong, or `tensor` does not divide the heads.
+      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert` the experts.
 
     Source: Scaling Book, "All About Transformer Inference", "Prefill".
     """
     model, chip, tensor = _checked(model, chip, tensor)
+    expert, pipeline = _spread(model, expert, pipeline)
     prompt, batch = amount("prompt", prompt), amount("batch", batch)
-    tokens = prompt * batch
+    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
+    rows = np.where(expert > 1, np.ceil(batch / expert), batch)[()]  # prompts of a group
+    tokens = prompt * rows
+    always, routed = _matrices(model)
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
-    cached = batch * cache_bytes(model, prompt, cache)
-    read = _touched(model, tokens) * _size("weights", weights) + cached
+    flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)  # of experts each chip has its share
+    cached = rows * cache_bytes(model, prompt, cache)
+    used = model.routed_parameters * _touched(model, prompt * batch) / expert
+    read = (always + used) * _size("weights", weights) + cached
+    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
     return PrefillCost(
         compute_seconds=flops / tensor / chip.peak(dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
-        tensor_seconds=_sums(model, chip, tokens, tensor, torus_axes, dtype),
-        besides_seconds=model.layers * SERVED.layer_seconds,
-        cache_bytes=cached,
+        tensor_seconds=tensor_seconds,
+        cache_bytes=batch * cache_bytes(model, prompt, cache),
+        kind=kind_of(chip),
+        layers=model.layers,
+        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
+        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        hidden_seconds=hidden,
     )
 
 

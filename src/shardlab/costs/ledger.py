@@ -14,7 +14,8 @@ import numpy as np
 from shardlab import costs
 from shardlab._arguments import nearest, short
 from shardlab._tables import aligned, html_table
-from shardlab.costs import inference, published
+from shardlab.costs import inference, published, serving
+from shardlab.costs.bands import band_of
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
@@ -152,30 +153,34 @@ def of_run(run: published.Run) -> Entry:
     Args:
       run: a `shardlab.published.Run`.
     """
-    cost, rates = run.cost(), costs.FITTED["tpu" if run.machine.chip.torus else "gpu"]
+    cost, (band, own) = run.cost(), band_of(run.machine.chip, run.kind)
     return Entry(
-        run.name, "training step", run.seconds, "s", float(cost.seconds), float(cost.expected_seconds), rates.spread,
-        run.fit, run.source,
+        run.name, "training step", run.seconds, "s", float(cost.seconds), float(cost.expected_seconds),
+        band.factor if own else None, run.fit, run.source,
     )  # fmt: skip
+
+
+_SERVED = {
+    "throughput": ("throughput", "tokens/s"),
+    "first_token": ("time to first token", "s"),
+    "loaded": ("time to first token, others served", "s"),
+    "token": ("time per token", "s"),
+}
 
 
 def _of_server(server):
     """The entry of a published server."""
-    name = f"{server.model.name} {server.dtype} on {server.tensor} {server.chip}, {server.batch} x "
+    name = f"{server.model.name} {server.how['dtype']} on {server.tensor} {server.chip}, {server.batch} x "
     name += f"{server.prompt} + {server.answer} tokens"
-    torus = bool(hardware.chip(server.chip).torus)
-    bound = server.slower(expected=False)
-    expected = None if torus else server.slower()
-    if server.kind == "first_token":
-        kind, unit = "time to first token", "s"
-        of = lambda slower: server.measured / slower  # noqa: E731
-    else:
-        kind, unit = "throughput", "tokens/s"
-        of = lambda slower: server.measured * slower  # noqa: E731
+    kind, unit = _SERVED[server.kind]
+    bound, expected = (
+        server.measured * slower if unit in RATES else server.measured / slower
+        for slower in (server.slower(expected=False), server.slower())
+    )
+    band = serving.BANDS.get(server.band)
     return Entry(
-        name, kind, server.measured, unit, of(bound), None if expected is None else of(expected),
-        None if torus else inference.SERVED.spread, server.fit, server.source,
-    )  # fmt: skip
+        name, kind, server.measured, unit, bound, expected, band.factor if band else None, server.fit, server.source
+    )
 
 
 def _of_chip(name):
@@ -203,8 +208,8 @@ def _of_chip(name):
     for row in of.get("decode", ()):
         step = inference.decode_cost(row["model"], chip, row["sequences"], row["context"])
         name = f"{row['model']}, a token for {row['sequences']} x {row['context']}, layers as a {row['layers']}"
-        bound, expected = float(step.serial_seconds), float(step.expected_seconds)
-        yield Entry(name, "decode step", row["seconds"], "s", bound, expected, inference.SERVED.spread, by=by)
+        bound, expected, band = float(step.serial_seconds), float(step.expected_seconds), serving.BANDS["gpu"].factor
+        yield Entry(name, "decode step", row["seconds"], "s", bound, expected, band, by=by)
     for row in of.get("steps", ()):
         run = _step(row, chip)
         yield replace(of_run(run), by=by)

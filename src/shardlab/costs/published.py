@@ -7,13 +7,14 @@ definition that fits its other numbers. A run is used for fitting or for testing
 """
 
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from shardlab import costs
-from shardlab.costs import Parallelism, inference
+from shardlab.costs import Parallelism, inference, serving
 from shardlab.costs.bands import kind_of_plan
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
@@ -121,11 +122,13 @@ class Server:
       chip: the name of a `shardlab.hardware.Chip`; `tensor`: how many of them share the model.
       batch: sequences at a time.
       prompt, answer: tokens of each.
-      kind: what was measured: "throughput", in generated tokens per second and chip, or "first_token", in seconds.
+      kind: what was measured: "throughput", in generated tokens per second and chip; "first_token", in seconds, of a
+        prompt alone, or "loaded", while others are served; or "token", in seconds for each.
       measured: the number.
-      dtype: of parameters, cache and products.
       source: where it is published.
       fit: whether `shardlab.inference.SERVED` is fitted to it; otherwise it tests that.
+      how: the dtypes "weights", "cache" and "dtype".
+      chunk: tokens of prompts that are prefilled with each step; None if they are prefilled between steps.
     """
 
     model: Model
@@ -136,39 +139,70 @@ class Server:
     answer: int
     kind: str
     measured: float
-    dtype: str
     source: str
     fit: bool
+    how: Mapping[str, Any]
+    chunk: int | None = None
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether a switch connects its chips; what is fitted to servers differs."""
+        return inference.kind_of(hardware.chip(self.chip)) == "gpu"
+
+    @property
+    def band(self) -> str:
+        """Which of `shardlab.serving.BANDS` it tests, if it is left out."""
+        kind = "few" if self.kind == "token" and self.batch <= serving.FEW else self.kind
+        family = serving.family(hardware.chip(self.chip), self.model)
+        return family if kind == "throughput" else f"{family}, {kind}"
+
+    def parts(self) -> serving.Parts:
+        """What its time is composed of."""
+        layout, machine = serving.Layout(tensor=self.tensor), hardware.machine(self.chip, self.tensor)
+        how = {**self.how, "tensor": self.tensor, "machine": machine}
+        return serving.parts_of(self.model, machine.chip, self.prompt, self.answer, self.batch, layout, self.chunk, how)
 
     def slower(self, expected: bool = True) -> float:
         """The measured time over the expected one, or over the lower bound."""
-        torus = hardware.chip(self.chip).torus
-        how = dict.fromkeys(("weights", "cache", "dtype"), self.dtype) | {"torus_axes": 2 if torus else 1}
-        first = inference.prefill_cost(self.model, self.chip, self.prompt, self.batch, self.tensor, **how)
-        step = inference.decode_cost(
-            self.model, self.chip, self.batch, self.prompt + self.answer / 2, self.tensor, **how
-        )
-        begins, takes = (
-            (first.expected_seconds, step.expected_seconds) if expected else (first.seconds, step.serial_seconds)
-        )
-        if self.kind == "first_token":
-            return float(self.measured / begins)
-        return float((self.batch * self.answer / (begins + self.answer * takes) / self.tensor) / self.measured)
+        way = self.parts().ways()[expected]
+        if self.kind == "first_token":  # which waits for no other
+            return float(self.measured / way.first)
+        first, token, _, rate, _ = serving.composed(way, self.batch, self.prompt, self.answer, self.chunk)
+        if self.kind == "throughput":
+            return float(rate * self.answer / self.tensor / self.measured)
+        return float(self.measured / (token if self.kind == "token" else first))
+
+
+def _rows(table):
+    """(kind, a row) of a table; columns become rows, per chip."""
+    for kind in ("throughput", "first_token", "token", "loaded"):
+        for row in table.get(kind, ()):
+            yield kind, row
+    for model, tensor, column in table.get("columns", ()):
+        for (prompt, answer), measured in zip(table["lengths"], column, strict=True):
+            if measured:
+                yield "throughput", (model, tensor, None, prompt, answer, measured / tensor)
 
 
 def _servers(file):
-    """The servers of a TOML file: of each four on GPUs the second and third test, the others are fitted to."""
-    data, count = tomllib.loads(file.read_text("utf-8")), 0
+    """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left out of the fit."""
+    data, count = tomllib.loads(file.read_text("utf-8")), Counter()
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:
-        for kind in ("throughput", "first_token"):
-            for model, tensor, batch, prompt, answer, measured in table.get(kind, ()):
-                fit = count % 4 in (0, 3) and not hardware.chip(table["chip"]).torus
-                count += 1
-                yield Server(
-                    sizes[model], table["chip"], tensor, batch, prompt, answer, kind, measured, table["dtype"],
-                    table["source"], fit,
-                )  # fmt: skip
+        chip, dtype = hardware.chip(table["chip"]), table["dtype"]
+        how = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
+        for kind, (name, tensor, batch, prompt, answer, measured) in _rows(table):
+            most = serving.most_sequences(sizes[name], chip, tensor, prompt + answer, how["weights"], how["cache"])
+            if batch is None or "static" not in table:
+                batch = max(min(batch or table["most"], most), 1)
+            chunk = table["budget"] - batch if "budget" in table else None
+            fits = kind in ("throughput", "first_token")
+            fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
+            count[inference.kind_of(chip)] += fits
+            yield Server(
+                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, how,
+                chunk,
+            )  # fmt: skip
 
 
 RUNS = {run.name: run for run in _read(Path(__file__).with_suffix(".toml"))}

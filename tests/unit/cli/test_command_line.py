@@ -14,35 +14,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from places import ROOT
 
 from shardlab import plan, published
-from shardlab.__main__ import main
 
 pytestmark = pytest.mark.reads("src/shardlab", "scripts/record_gpu.py")
-
-
-@pytest.fixture
-def run(capsys):
-    """Run a command in this process; returns its status, and what it printed on stdout and stderr."""
-
-    def command(*arguments):
-        try:
-            status = main(list(arguments))
-        except SystemExit as left:
-            status = left.code
-        return status, *capsys.readouterr()
-
-    return command
-
-
-@pytest.fixture
-def refused(run):
-    """The line on stderr of a command that is refused."""
-
-    def command(*arguments):
-        status, out, err = run(*arguments)
-        assert status == 2 and not out and err.endswith("--help)\n") and err.count("\n") == 1, (status, out, err)
-        return err
-
-    return command
 
 
 # --- layout -----------------------------------------------------------------------------------------------------
@@ -165,14 +138,6 @@ def test_no_mesh_that_fits_is_another_status(run):
         ((*CHIPS[1:], "--axes", "data,model"), "axes='model' is not known; use one of data, fsdp"),
         ((*CHIPS[1:], "--products", "fp6"), "v5p has no peak for 'fp6'"),
         ((*CHIPS[1:], "--reserve", "2"), "reserve=2.0"),
-        ((*CHIPS[1:], "--latency", "30"), "without --serve, --latency has no effect; add --serve"),
-        ((*CHIPS[1:4], "--serve", "--latency", "nan"), "--latency is nan ms; use a number above 0"),
-        ((*CHIPS[1:4], "--serve", "--latency=-3"), "--latency is -3 ms"),
-        ((*CHIPS[1:4], "--serve", "--remat", "none", "--axes", "data"), "where --axes, --remat have no effect"),
-        *(
-            ((*CHIPS[1:4], "--serve", option, value), f"where {option} has no effect; leave out")
-            for option, value in (("--products", "fp8"), ("--slices", "2"), ("--verify", "1"), ("--plot", "plan.svg"))
-        ),
         ((*CHIPS[1:3], "1000000000"), "1,000,000,000 chips are more than the planner tries; use at most 131,072"),
     ],
 )
@@ -182,23 +147,6 @@ def test_a_wrong_plan_is_refused(refused, changed, said):
 
 def test_names_and_numbers_as_people_write_them(run):
     assert run("plan", "Llama3 8B", "V5P", "64", "--batch-tokens", "1_048_576") == run(*CHIPS)
-
-
-def test_serving_is_planned_up_to_the_memory_or_a_latency(run):
-    serve = ("plan", "llama-3-70b", "h100", "8", "--serve", "--context", "8k")
-    status, out, err = run(*serve)
-    assert status == 0 and not err and "ms expected, at least" in out and "off by a factor of up to 1.32" in out
-    fast = json.loads(run(*serve, "--latency", "33", "--json")[1])["decode"]
-    every = json.loads(run(*serve, "--json")[1])["decode"]
-    assert every[: len(fast)] == fast
-    assert fast[-1]["expected_seconds"] <= 33e-3 < every[len(fast)]["expected_seconds"]
-    assert all(step["seconds"] < step["expected_seconds"] for step in every)
-    speeds = [step["tokens_per_second"] for step in every]
-    assert speeds == sorted(speeds) and every[-1]["bytes"] <= 0.9 * 80e9
-    status, out, _ = run("plan", "llama-3-70b", "h100", "1", "--serve")
-    assert status == 1 and "Not even one sequence: it needs" in out
-    out = run("plan", "llama-3-70b", "v5p", "8", "--serve")[1]
-    assert "all times are lower bounds" in out and "expected" not in out
 
 
 def test_a_model_from_the_file_that_is_published_with_it(run, tmp_path):

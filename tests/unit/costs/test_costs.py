@@ -684,7 +684,7 @@ def test_errors_name_the_value(wrong, says):
 def test_units_are_in_names():
     """Attributes that are neither counts nor names say bytes, seconds, flops; so do functions."""
     units = ("bytes", "seconds", "flops", "per_second")
-    plain = {"memory", "axes", "fits", "mfu", "bubble"}
+    plain = {"memory", "axes", "fits", "mfu", "bubble", "kind", "layers", "sequences"}
     for thing in (costs.Memory, costs.StepCost, DecodeCost, costs.Roofline):
         assert {f.name for f in fields(thing) if not f.name.endswith(units)} <= plain
     chip_fields = {f.name for f in fields(Chip) if not f.name.endswith(units)}

@@ -1,0 +1,129 @@
+"""`shardlab plan --serve`: what it prints as text and as JSON, and which options it refuses."""
+
+import json
+
+import pytest
+
+from shardlab import machine, serving
+
+pytestmark = pytest.mark.reads("src/shardlab")
+
+PLAN = ("plan", "llama-3-70b", "h100", "8")
+SERVE = (*PLAN, "--serve", "--prompt", "2k", "--output", "256")
+
+
+def told(run, *arguments):
+    """What the command prints as JSON."""
+    status, out, err = run(*arguments, "--json")
+    assert not err
+    return status, json.loads(out)
+
+
+def test_the_layouts_are_those_of_the_plan(run):
+    status, plan = told(run, *SERVE, "--latency", "60")
+    expected = serving.server_plan("llama-3-70b", machine("h100", 8), 2048, 256, token_seconds=0.06)
+    assert status == 0 and plan["prompt_tokens"] == 2048 and plan["output_tokens"] == 256
+    assert [row["concurrency_requests"] for row in plan["layouts"]] == [cost.concurrency for cost in expected]
+    for row, cost in zip(plan["layouts"], expected, strict=True):
+        assert serving.Layout(**row["layout"]) == cost.layout and row["fits"] == cost.fits
+        assert serving.Times(**row["expected"]) == cost.expected and serving.Times(**row["at_least"]) == cost.least
+        for name, (low, high) in row["range"].items():
+            assert low < row["expected"][name] < high
+    assert [row["fast_enough"] for row in plan["layouts"]] == [True, True, True, False]
+
+
+def test_the_best_layout_is_shown_by_requests_up_to_its_memory(run):
+    _, plan = told(run, *SERVE)
+    rows, best = plan["batches"], plan["layouts"][0]
+    assert rows[-1] == best and all(row["layout"] == best["layout"] for row in rows)
+    speeds = [row["expected"]["tokens_per_second_per_chip"] for row in rows]
+    assert speeds == sorted(speeds) and rows[-1]["total_bytes_per_chip"] <= 0.9 * 80e9
+    assert 2 * rows[-2]["concurrency_requests"] == rows[-1]["concurrency_requests"]
+
+
+def test_the_text_has_what_is_expected_its_bound_and_its_range(run):
+    status, out, err = run(*SERVE, "--latency", "60", "--first-token", "300")
+    assert status == 0 and not err
+    lines = out.splitlines()
+    assert lines[0] == "llama-3-70b on h100:1x8: prompts of 2,048 tokens, answers of 256"
+    best, slow = (next(line for line in lines if line.lstrip().startswith(word)) for word in ("yes", "slow"))
+    assert "2 replicas of tensor 4" in best and "parameters" in best and slow
+    assert "for nine in ten of 119 published measurements left out" in out and "prompts take" in out
+    _, plan = told(run, *SERVE, "--latency", "60", "--first-token", "300")
+    times = plan["layouts"][0]
+    shown = f"{1e3 * times['expected']['token_seconds']:,.1f} ({1e3 * times['at_least']['token_seconds']:,.1f})"
+    assert shown in best and times["expected"]["first_token_seconds"] <= 0.3
+
+
+def test_chunks_are_compared_with_whole_prompts(run):
+    out = run(*SERVE, "--chunk", "512", "--concurrency", "64")[1]
+    assert "512 tokens of prompts with each step" in out and "Without --chunk, the first token takes" in out
+
+
+def test_what_does_not_fit_or_is_too_slow_is_another_status(run):
+    status, out, _ = run("plan", "llama-3-70b", "h100", "1", "--serve")
+    assert status == 1 and "Not even one sequence: one chip needs 143.8 GB" in out and "--weights int8" in out
+    status, out, _ = run(*SERVE, "--latency", "2")
+    assert status == 1 and "No layout is expected to be as fast as asked for" in out
+    status, plan = told(run, *SERVE, "--latency", "2")
+    assert status == 1 and plan["able"] == 0 and not any(row["fast_enough"] for row in plan["layouts"])
+
+
+def test_a_layout_or_a_chip_without_a_published_server_says_so(run):
+    assert "not tested on any published server" in run("plan", "llama-3-8b", "v5e", "4", "--serve")[1]
+    assert "of 10 published measurements left out" in run("plan", "llama-3-8b", "v6e", "4", "--serve")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        ((), (7936, 256)),
+        (("--context", "4k"), (3840, 256)),
+        (("--prompt", "100"), (100, 256)),
+        (("--output", "1k"), (7168, 1024)),
+        (("--context", "4k", "--output", "96"), (4000, 96)),
+        (("--context", "4k", "--prompt", "4000"), (4000, 96)),
+        (("--prompt", "7", "--output", "3"), (7, 3)),
+    ],
+)
+def test_a_context_is_a_prompt_and_an_answer(run, given, lengths):
+    _, plan = told(run, "plan", "llama-3-8b", "h100", "1", "--serve", *given)
+    assert (plan["prompt_tokens"], plan["output_tokens"]) == lengths
+
+
+def test_dtypes_slices_and_rows(run):
+    serve = (*PLAN[:3], "16", "--serve", "--weights", "fp8")
+    _, plan = told(run, *serve, "--products", "fp8", "--slices", "2", "--top", "2")
+    assert plan["machine"] == "h100:2x8" and len(plan["layouts"]) == 2
+    _, slower = told(run, *serve, "--top", "1")
+    fast, slow = (some["layouts"][0]["expected"]["tokens_per_second_per_chip"] for some in (plan, slower))
+    assert fast > 1.2 * slow
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--latency", "30"), "without --serve, --latency has no effect; add --serve"),
+        (("--prompt", "30", "--chunk", "8"), "without --serve, --chunk, --prompt have no effect"),
+        (("--serve", "--latency", "nan"), "--latency is nan ms; use a number above 0"),
+        (("--serve", "--latency=-3"), "--latency is -3 ms"),
+        (("--serve", "--first-token", "inf"), "--first-token is inf ms"),
+        (("--serve", "--first-token", "0"), "--first-token is 0 ms"),
+        (("--serve", "--prompt", "0"), "--prompt is 0; use a whole number"),
+        (("--serve", "--output", "2.5"), "'2.5' is no whole number"),
+        (("--serve", "--concurrency", "0"), "--concurrency is 0"),
+        (("--serve", "--chunk", "0"), "--chunk is 0"),
+        (("--serve", "--context", "256"), "a context of 256 tokens has no room for both"),
+        (("--serve", "--context", "9", "--prompt", "4", "--output", "5"), "leave one of the three out"),
+        (("--serve", "--weights", "fp6"), "weights='fp6' is not known"),
+        (("--serve", "--products", "fp4"), "H100 has no peak for 'fp4'"),
+        (("--serve", "--products", "fp6"), "dtype='fp6' is not known"),
+        (("--serve", "--reserve", "2"), "reserve=2.0"),
+        (("--serve", "--remat", "none", "--axes", "data"), "where --axes, --remat have no effect"),
+        (("--serve", "--verify", "1"), "where --verify has no effect; leave out"),
+        (("--serve", "--plot", "plan.svg"), "where --plot has no effect; leave out"),
+        (("--serve", "--sequence", "1k"), "where --sequence has no effect; leave out"),
+    ],
+)
+def test_a_wrong_option_is_refused(refused, options, says):
+    assert says in refused(*PLAN, *options)
