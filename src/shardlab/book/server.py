@@ -36,7 +36,7 @@ def parse(body: bytes, positions: int) -> tuple[list[int], int]:
         raise ValueError(f'"prompt" is {prompt!r}; send 1 to {positions - 1} of the symbols {SYMBOLS!r}')
     room = positions - len(prompt)
     if type(count) is not int or not 1 <= count <= room:
-        raise ValueError(f'"max_tokens" is {count!r}; beside this prompt, 1 to {room} fit')
+        raise ValueError(f'"max_tokens" is {count!r}; send an integer from 1 to {room}, the room beside this prompt')
     return [SYMBOLS.index(symbol) for symbol in prompt], count
 
 

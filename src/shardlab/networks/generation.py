@@ -81,13 +81,25 @@ def train(config: Config, steps: int = 200) -> tuple[dict, float]:
 
 
 def write(cache: Any, kv: jax.Array, at: jax.Array) -> jax.Array:
-    """A layer's cache, f32[2, B, S, K, H], with kv at positions i32[B, T]."""
+    """A layer's cache with new keys and values.
+
+    Args:
+      cache: f32[2, B, S, K, H].
+      kv: f32[2, B, T, K, H].
+      at: their positions, i32[B, T].
+    """
     rows = jnp.arange(at.shape[0])[:, None]
     return cache.at[:, rows, at].set(kv, mode="drop")  # none beyond S
 
 
 def look_back(q: jax.Array, cache: jax.Array, at: jax.Array) -> jax.Array:
-    """Attention of queries, f32[B, T, N, H], up to their own positions."""
+    """Attention to a cache: each query sees its own and earlier positions.
+
+    Args:
+      q: f32[B, T, N, H]; N / K queries share each key-value head.
+      cache: f32[2, B, S, K, H].
+      at: positions of the queries, i32[B, T].
+    """
     k, v = jnp.repeat(cache, q.shape[2] // cache.shape[3], axis=3)
     scores = jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5
     seen = jnp.arange(k.shape[1]) <= at[:, None, :, None]
@@ -96,7 +108,11 @@ def look_back(q: jax.Array, cache: jax.Array, at: jax.Array) -> jax.Array:
 
 
 def attend(q: jax.Array, kv: jax.Array, cache: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Write kv, f32[2, B, T, K, H], then attend; returns the longer cache."""
+    """Write, then look back; returns the values, and the longer cache.
+
+    Args:
+      q, kv, cache, at: as in `write` and `look_back`.
+    """
     cache = write(cache, kv, at)
     return look_back(q, cache, at), cache
 
@@ -104,7 +120,12 @@ def attend(q: jax.Array, kv: jax.Array, cache: jax.Array, at: jax.Array) -> tupl
 def attend_by_batch(
     q: jax.Array, kv: jax.Array, cache: jax.Array, at: jax.Array, axes: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """`attend` in a `shard_map`, with q by heads and the cache by batch."""
+    """`attend` on a device that has all sequences and its share of the heads, and a cache by batch.
+
+    Args:
+      q, kv, cache, at: as in `attend`; of q only this device's heads, of the cache only its sequences.
+      axes: of the mesh, over which both are sharded.
+    """
 
     def own(array, axis):
         start = lax.axis_index(axes) * cache.shape[1]
@@ -157,13 +178,24 @@ def extend(
 
 @jax.jit
 def step(parameters: dict, cache: Any, tokens: jax.Array, at: jax.Array) -> tuple[jax.Array, Any]:
-    """The token that follows each sequence, i32[B], and the longer cache."""
+    """The token that follows each sequence, i32[B], and the longer cache.
+
+    Args:
+      parameters, cache, tokens, at: as in `extend`.
+    """
     logits, cache = extend(parameters, cache, tokens, at)
     return logits[:, -1].argmax(-1), cache
 
 
 def generate(parameters: dict, cache: Any, prompts: Any, count: int, step: Callable = step) -> np.ndarray:
-    """The next `count` tokens of each prompt, greedily, int[B, count]."""
+    """The next tokens of each prompt, greedily, int[B, count].
+
+    Args:
+      parameters, cache: as in `extend`.
+      prompts: int[B, T], all of one length.
+      count: of tokens.
+      step: as the default; takes prompts, then single tokens.
+    """
     B, T = prompts.shape
     at = jnp.broadcast_to(jnp.arange(T), (B, T))
     token, cache = step(parameters, cache, prompts, at)
