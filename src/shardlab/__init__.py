@@ -28,6 +28,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.pods.pod`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
 - `shardlab.pods.transfer`: give a program that names a mesh inside the mesh of other devices
 - `shardlab.networks.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
+- `shardlab.networks.generation`: the same transformer with a KV cache, for prefill and decode
 - `shardlab.networks.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
 - `shardlab.networks.gradients`: gradients of a Flax NNX model that keep its other state; needs Flax
 - `shardlab.networks.training`: a decoder's training step, for compilers to judge a plan by
