@@ -8,7 +8,7 @@ const divisors = (n) => {
   const low = times(Math.floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
   return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
 };
-const AXES = ["data", "fsdp", "tensor", "pipeline", "context"]; // of a training step's mesh
+const AXES = ["data", "fsdp", "tensor", "pipeline", "context", "expert"]; // of a training step's mesh
 const plain = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 1 });
 const count = (n, noun) => `${plain(n)} ${noun}${n === 1 ? "" : "s"}`;
 

@@ -1,8 +1,8 @@
 // Every mesh for a model on a machine, ranked as by shardlab.plan, why each loses against the first, and its program.
-//   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
+//   case: { model, chip, chips, slices, batch, sequence, remat, reserve, and perhaps products and dtypes }
 (function (explorer) {
 "use strict";
-const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
+const { AXES, divisors, machine, noPeak, notAModel, places, sizesOf, splits, step, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, and with tensor axes within a node. Between
@@ -15,6 +15,7 @@ function meshes({ chip, near, chips, slices }, model, sequence, several) {
     tensor: every.filter((n) => n <= (chip.torus.length ? chips : near) && splits(model, n)),
     pipeline: every.filter((n) => n <= (several ? min(model.layers, pipeline) : 1)),
     context: every.filter((n) => n <= (several ? context : 1) && sequence % n === 0),
+    expert: every.filter((n) => n === 1 || (model.experts && model.experts % n === 0)),
     fsdp: every,
   };
   let found = [{ data: chips }];
@@ -36,7 +37,7 @@ function priced(made, some, given) {
   const [counted, sequences] = [sizesOf(given.model), given.batch / given.sequence];
   const { stages: most, faster, microbatches } = explorer.data.most;
   const choices = some.map((mesh) => {
-    const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
+    const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp * mesh.expert)];
     const able = most.filter((n) => n === 1 || (mesh.pipeline > 1 && mesh.pipeline * n <= given.model.layers));
     const ways = able.flatMap((stages) => (mesh.fsdp * mesh.context > 1 ? [2, 1] : [2]).map((gathers) => ({ stages, gathers })));
     const bests = ways.map(({ stages, gathers }) => {
@@ -63,7 +64,7 @@ function priced(made, some, given) {
 
 const shared = (made, { model, batch, sequence }, several) => {
   const all = meshes(made, model, sequence, several);
-  return [all, all.filter(({ data, fsdp }) => batch / sequence % (data * fsdp) === 0)];
+  return [all, all.filter(({ data, fsdp, expert }) => batch / sequence % (data * fsdp * expert) === 0)];
 };
 
 // If nothing fits: the smallest changes with which something does, each as [words, the best choice].
@@ -92,7 +93,7 @@ function plan(given) {
   const made = machine(chip, chips, slices);
   if (made.error) return made;
   const wrong = (words) => ({ error: { words } });
-  if (model.heads % model.kv_heads) return wrong(`${model.heads} heads cannot share ${model.kv_heads} kv_heads evenly; use a divisor`);
+  if (notAModel(model)) return notAModel(model);
   if (batch % sequence) {
     const below = batch - batch % sequence;
     return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use ` +
@@ -100,12 +101,13 @@ function plan(given) {
   }
   const [all, even] = shared(made, given, isSeveral(made));
   if (!even.length) {
-    const enough = all.reduce((least, { data, fsdp }) =>
-      min(least, Math.ceil(batch / sequence / (data * fsdp)) * data * fsdp), Infinity);
+    const enough = all.reduce((least, { data, fsdp, expert }) =>
+      min(least, Math.ceil(batch / sequence / (data * fsdp * expert)) * data * fsdp * expert), Infinity);
     return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
       `fits ${model.heads} heads; use ${enough} sequences (${enough * sequence} tokens), or fewer chips`);
   }
-  if (unknownHost(given)) return unknownHost(given);
+  const error = unknownHost(given) || noPeak(chip, given.products);
+  if (error) return error;
   const choices = priced(made, even, given);
   const fitting = choices.filter(({ fits }) => fits).length;
   return { choices, fitting, uneven: all.length - even.length, remedies: fitting ? [] : [...remedies(made, given)] };

@@ -104,6 +104,7 @@ def data() -> dict:
             for name, model in MODELS.items()
         },
         "rounds": {name: kind.rounds for name, kind in KINDS.items() if kind.rounds},
+        "widths": dict(costs.BYTES),
         "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {
@@ -121,7 +122,7 @@ def data() -> dict:
 _USES = {
     "layout": ("palette", "dtypes"),
     "matmul": ("palette", "dtypes", "bytes", "chips", "rounds"),
-    "fit": ("palette", "chips", "models", "rounds", "remat", "fitted", "most"),
+    "fit": ("palette", "chips", "models", "rounds", "widths", "remat", "fitted", "most"),
 }
 
 
