@@ -359,5 +359,5 @@ function fit(given) {
   return step(given.model, sizesOf(given.model), made, places(made, given), given);
 }
 
-Object.assign(explorer, { fit, flopsOf, machine, noPeak, notAModel, places, sizesOf, splits, step, unknownHost });
+Object.assign(explorer, { fit, flopsOf, machine, network, noPeak, notAModel, places, sizesOf, splits, step, unknownHost });
 })(window.explorer);

@@ -1,4 +1,4 @@
-// Every mesh for a model on a machine, ranked as by shardlab.plan, why each loses against the first, and its program.
+// Every mesh for a model on a machine, ranked as by shardlab.plan, and why each loses against the first.
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve, and perhaps products and dtypes }
 (function (explorer) {
 "use strict";
@@ -88,7 +88,7 @@ function* remedies(made, given) {
   }
 }
 
-function plan(given) {
+function plan(given, helps = true) {
   const { model, chip, chips, slices, batch, sequence } = given;
   const made = machine(chip, chips, slices);
   if (made.error) return made;
@@ -110,15 +110,10 @@ function plan(given) {
   if (error) return error;
   const choices = priced(made, even, given);
   const fitting = choices.filter(({ fits }) => fits).length;
-  return { choices, fitting, uneven: all.length - even.length, remedies: fitting ? [] : [...remedies(made, given)] };
+  return { choices, fitting, uneven: all.length - even.length, remedies: fitting || !helps ? [] : [...remedies(made, given)] };
 }
 
 // --- In words ---
-// How a mesh computes a step, if not in the plainest way.
-const howText = ({ microbatches, stages, gathers }) => [
-  microbatches > 1 ? `${microbatches} micro-batches` : "", stages > 1 ? `${stages} stages on each chip` : "",
-  gathers === 1 ? "gathered once" : "",
-].filter((words) => words).join(", ");
 const sizeText = (n) => (n < 1e8 ? `${Number((n / 1e6).toPrecision(2))} MB` : `${Number((n / 1e9).toPrecision(2))} GB`);
 const percent = (share) => `${share >= 0.1 ? Math.round(100 * share) : Number((100 * share).toPrecision(1))} %`;
 
@@ -145,46 +140,5 @@ function why(choice, first, usable) {
   return `${percent(slower)} slower: ${words}`;
 }
 
-// --- The program ---
-// The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are.
-function planCode(model, mesh, how) {
-  const { layers: L, d_model: D, d_ff: F, heads, kv_heads: kv, head_dim: H, vocab: V, gated, tied } = model;
-  const order = ["data", "pipeline", "fsdp", "context", "tensor"].filter((axis) =>
-    ["data", "fsdp", "tensor"].includes(axis) || mesh[axis] > 1);
-  const fsdp = mesh.context > 1 ? ["fsdp", "context"] : ["fsdp"];
-  const stage = mesh.pipeline > 1 ? ["pipeline"] : [];
-  const tensor = ["tensor"];
-  const keys = kv % mesh.tensor ? [] : tensor; // otherwise several chips share a head
-  const up = gated ? [[2], [[]]] : [[], []];
-  const weights = [
-    ["embed", [V, D], [tensor, fsdp]],
-    ...(tied ? [] : [["out", [D, V], [fsdp, tensor]]]),
-    ["norm", [D], []],
-    ["norms", [L, 2, D], stage.length ? [stage] : []],
-    ["q", [L, D, heads * H], [stage, fsdp, tensor]],
-    ["kv", [L, 2, D, kv * H], [stage, [], fsdp, keys]],
-    ["o", [L, heads * H, D], [stage, tensor, fsdp]],
-    ["up", [L, ...up[0], D, F], [stage, ...up[1], fsdp, tensor]],
-    ["down", [L, F, D], [stage, tensor, fsdp]],
-  ];
-  const lines = weights.map(([name, shape, spec]) => {
-    const pads = spec.flatMap((axes, i) => { // JAX shards evenly only
-      const n = product(axes.map((axis) => mesh[axis]));
-      return shape[i] % n ? [`; pad ${shape[i]} to ${Math.ceil(shape[i] / n) * n}`] : [];
-    });
-    return `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}${pads.join("")}`;
-  });
-  const batch = explorer.specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
-  const done = howText(how);
-  return `import jax
-from jax.sharding import AxisType, PartitionSpec as P
-
-${explorer.meshCode(order.map((axis) => [axis, mesh[axis]]))}
-specs = {  # of the weights, with all layers in one array
-${lines.join("\n")}
-}
-tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
-}
-
-Object.assign(explorer, { howText, plan, planCode, why });
+Object.assign(explorer, { plan, why });
 })(window.explorer);

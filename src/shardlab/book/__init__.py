@@ -1,1 +1,1 @@
-"""What only pages of the book use: the explorer's calculators and the comparison of specs."""
+"""What only pages of the book use: the explorer's calculators, the planner, and the comparison of specs."""
