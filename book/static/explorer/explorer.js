@@ -53,24 +53,10 @@ function settle(widget, changed) {
   total.value = product(part.sizes(get({ form })).map((name) => Number(elements[name].value)));
 }
 
-// Let each dimension choose among the axes that there are, and show the controls that are needed.
+// Show the controls that are needed, with what they offer now.
 function arrange(widget) {
   const { form: { elements }, form, part } = widget;
-  for (const select of form.querySelectorAll("[data-axes]")) {
-    const orders = [[]];
-    for (const order of orders) {
-      for (let i = 0; i < elements.axes.value && order.length < select.dataset.axes; i++) {
-        const { value } = elements[`name${i}`];
-        if (!order.includes(value)) orders.push([...order, value]);
-      }
-    }
-    const { value, selectedIndex, length } = select;
-    select.replaceChildren(...orders.map((names) => h("option", { value: names.join(".") || "-" },
-      names.length > 1 ? `(${names.join(", ")})` : names[0] ?? "no axis")));
-    if (length === orders.length) select.selectedIndex = selectedIndex; // its axis may have another name now
-    else select.value = value;
-    if (!select.value) select.selectedIndex = 0;
-  }
+  part.axes?.(form);
   for (const shown of form.querySelectorAll("[data-if]")) {
     const [key, ...values] = shown.dataset.if.split(" ");
     const { value } = elements[key];
@@ -86,13 +72,7 @@ function arrange(widget) {
     slider.value = Math.round(Math.log2(value));
     slider.setAttribute("aria-valuetext", value);
   }
-  widget.offered = problem(widget) ? [] : part.meshes(get(widget));
-  const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => elements[name].value)];
-  if (!select) return;
-  const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
-  const others = widget.offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
-  select.replaceChildren(...[...others, ...widget.offered].map(option));
-  select.value = now.join("x");
+  part.offer?.(form, sizes, problem(widget) ? [] : part.meshes(get(widget)));
 }
 
 // What the event of a control has changed: its name, after a slider has set its number and a choice its mesh.

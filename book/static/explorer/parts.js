@@ -1,7 +1,7 @@
 // The explorer's three calculators: what the address calls their controls, which meshes they offer, how they show answers.
 (function (explorer) {
 "use strict";
-const { AXES: ALL, bar, bytesText, codeBox, divisors, drawLayout, folded, h, indexText, meshText, pictures, plain, product, refused,
+const { AXES: ALL, bar, bytesText, codeBox, divisors, drawLayout, folded, h, indexText, meshText, pictures, plain, product,
   share, specText, table, timeText, times } = explorer;
 
 // --- Reading ---
@@ -25,6 +25,31 @@ const devices = {
     if (Object.keys(Object.fromEntries(mesh)).length < mesh.length) return "two axes have the same name";
     return devices > 64 && `this mesh has ${devices} devices; use up to 64`;
   },
+  // Let each dimension choose among the axes that there are.
+  axes(form) {
+    for (const select of form.querySelectorAll("[data-axes]")) {
+      const orders = [[]];
+      for (const order of orders) {
+        for (let i = 0; i < form.elements.axes.value && order.length < select.dataset.axes; i++) {
+          const { value } = form.elements[`name${i}`];
+          if (!order.includes(value)) orders.push([...order, value]);
+        }
+      }
+      const { value, selectedIndex, length } = select;
+      select.replaceChildren(...orders.map((names) => h("option", { value: names.join(".") || "-" },
+        names.length > 1 ? `(${names.join(", ")})` : names[0] ?? "no axis")));
+      if (length === orders.length) select.selectedIndex = selectedIndex; // its axis may have another name now
+      else select.value = value;
+      if (!select.value) select.selectedIndex = 0;
+    }
+  },
+  offer(form, sizes, offered) {
+    const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => form.elements[name].value)];
+    const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
+    const others = offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
+    select.replaceChildren(...[...others, ...offered].map(option));
+    select.value = now.join("x");
+  },
   // The most even one first.
   meshes(form) {
     const all = factored(Number(form.devices), Number(form.axes)).sort((p, q) => Math.max(...p) - Math.max(...q));
@@ -34,6 +59,10 @@ const devices = {
     });
   },
 };
+
+const refused = ({ words, jax }, ...nodes) => ({
+  refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
+});
 
 // --- Which device holds which shard ---
 const [DIM, AXES] = [["dim0", "dim1", "dim2"], ["axes0", "axes1", "axes2"]];

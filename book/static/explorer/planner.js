@@ -1,13 +1,13 @@
 // The planner's page: what its address calls its controls, its answer, its tables, and speed and latency against the batch.
 (function (explorer) {
 "use strict";
-const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, howText, meshText, noPeak, pictures, plain, planCode, rect,
+const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
   share, sizesOf, table, text, timeText } = explorer;
-const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"];
-const EXPERTS = ["experts", "experts_per_token", "shared_experts", "expert_d_ff", "dense_layers", "kv_rank", "q_rank", "rope_dim"];
+const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
+  "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = ["use", "model", ...SIZES, "gated", "tied", ...EXPERTS, "chip", "chips", "slices", "batch", "sequence", "remat", "tokens",
-  "products", ...Object.keys(STATE), "context", "latency", "weights", "cache", "reserve", "choice"];
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products parameters gradients moments master context " +
+  "latency weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
 const signed = (n) => (n >= 1e12 ? `${digits(n / 1e12)} trillion` : n >= 1e9 ? `${digits(n / 1e9)} billion` : `${digits(n / 1e6)} million`);
@@ -16,7 +16,7 @@ const count = (n) => (n < 10 ? digits(n) : plain(Math.round(n)));
 // --- Reading ---
 function given(form) {
   const number = (names) => names.map((name) => [name, Number(form[name])]);
-  const own = { ...Object.fromEntries(number([...SIZES, ...EXPERTS])), gated: form.gated === "yes", tied: form.tied === "yes" };
+  const own = { ...Object.fromEntries(number(ALL)), gated: form.gated === "yes", tied: form.tied === "yes" };
   const chosen = (names) => names.map((name) => [name, form[name]]);
   return {
     model: explorer.data.models[form.model] || own, chip: form.chip,
@@ -29,7 +29,7 @@ function given(form) {
 
 // The command that answers the same; what a command has no word for is said below it.
 function command(form, tensor) {
-  const sizes = [...SIZES, ...EXPERTS].filter((name) => Number(form[name])).map((name) => `${name}=${form[name]}`);
+  const sizes = ALL.filter((name) => Number(form[name])).map((name) => `${name}=${form[name]}`);
   const plainOwn = form.gated === "yes" && form.tied === "no";
   const model = explorer.data.models[form.model] ? form.model : plainOwn ? sizes.join() : "config.json";
   const option = (name, value, usual) => (value === usual ? "" : ` --${name} ${value}`);
@@ -71,6 +71,7 @@ function tiles(numbers) {
 }
 const commandBox = (words, ...more) => [h("p", { class: "planner-command" }, "The same in a terminal:"),
   h("pre", { tabindex: 0, role: "group", "aria-label": "Command" }, h("code", {}, words)), ...more];
+const answered = (...nodes) => h("div", { class: "planner-answer" }, ...nodes);
 const fitMark = (fits) => h("span", { class: fits ? "planner-fits" : "planner-bad" }, fits ? "✓ fits" : "✗ too much");
 const range = (n, spread, write) => `${write(n / spread)} to ${write(n * spread)}`;
 
@@ -82,14 +83,16 @@ function plot(name, of, points, spread, write, wide) {
   const x = (n) => left + (Math.log2(n) - xs[0]) / (xs[xs.length - 1] - xs[0] || 1) * (width - left - 14);
   const y = (n) => low - n / most * (low - 8);
   const path = (all) => all.map(([n, value], i) => `${i ? "L" : "M"}${g(x(n))} ${g(y(value))}`).join("");
-  const band = path(points.map(([n, value]) => [n, value * spread])) +
+  const area = path(points.map(([n, value]) => [n, value * spread])) +
     path(points.map(([n, value]) => [n, value / spread]).reverse()).replace("M", "L") + "Z";
   const shapes = [h("path", { d: `M${left} 8V${low}H${width}`, fill: "none", stroke: "currentColor" })];
-  if (spread > 1) shapes.push(h("path", { d: band, fill: "currentColor", "fill-opacity": 0.14 }));
+  if (spread > 1) shapes.push(h("path", { d: area, fill: "currentColor", "fill-opacity": 0.14 }));
   shapes.push(h("path", { d: path(points), fill: "none", style: "stroke:var(--device-0,#0072b2)", "stroke-width": 2 }));
-  points.forEach(([n, value, fits, now]) => {
+  const say = ([n, value, fits]) => `${wide(n)}: ${write(value)}${fits ? "" : ", does not fit"}`;
+  points.forEach((point) => {
+    const [n, value, fits, now] = point;
     const dot = rect(x(n) - 4, y(value) - 4, 8, 8, fits ? "var(--device-0,#0072b2)" : "none");
-    dot.append(h("title", {}, `${wide(n)}: ${write(value)}${fits ? "" : ", does not fit"}`));
+    dot.append(h("title", {}, say(point)));
     shapes.push(dot);
     if (now) shapes.push(h("path", { d: `M${g(x(n))} ${low}V${g(y(value) + 5)}`, stroke: "currentColor", "stroke-dasharray": "3 3" }));
   });
@@ -100,9 +103,9 @@ function plot(name, of, points, spread, write, wide) {
     shapes.push(text(left - 4, y(part * most / 1.05) + 4, write(part * most / 1.05), 11, { "text-anchor": "end" }));
   }
   shapes.push(text((left + width) / 2, height - 2, of, 11));
-  const said = points.map(([n, value, fits]) => `${wide(n)}: ${write(value)}${fits ? "" : ", does not fit"}`).join("; ");
-  return figure(shapes, width, height, `${name} against ${of}`, said, h("strong", {}, name));
+  return figure(shapes, width, height, `${name} against ${of}`, points.map(say).join("; "), h("strong", {}, name));
 }
+const seconds = (n) => (n ? timeText(n) : "0");
 const short = (n) => (n >= 2 ** 20 ? `${digits(n / 2 ** 20)}M` : n >= 1024 ? `${digits(n / 1024)}k` : `${n}`);
 const atoms = (n) => (n >= 1000 ? `${digits(n / 1000)}k` : digits(n));
 
@@ -136,7 +139,7 @@ function against(box, asked, spread) {
     if (found.length > 1) {
       box.replaceChildren(
         plot("Tokens per second on each chip", "tokens in a batch", points((n, seconds) => n / seconds / asked.chips), spread, atoms, short),
-        plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, timeText, short));
+        plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
     }
   };
   setTimeout(next, 150);
@@ -156,6 +159,7 @@ function train(form) {
   const [tokens, twenty] = [form.tokens * 1e9, 20 * active];
   const { speed, days } = rates(asked, step, tokens);
   const lines = beyond(shown, asked);
+  const band = (n, write) => `${lines.length ? "untested: " : ""}${range(n, spread, write)}`;
   const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
     meshText(best.mesh, best));
   const none = helps.length ? `What would fit: ${helps.join("; ")}.` : "Neither up to sixteen times the chips nor more rematerialisation fits.";
@@ -183,18 +187,17 @@ function train(form) {
     refused: !shown.fits, words,
     answer: { choice: shown, speed, days, twenty, lines, mfu: shown.expected_mfu },
     nodes: [
-      tiles({
-        Step: [timeText(step), `${range(step, spread, timeText)}`],
-        "Tokens/s per chip": [count(speed), range(speed, spread, count)],
+      answered(tiles({
+        Step: [timeText(step), band(step, timeText)],
+        "Tokens/s per chip": [count(speed), band(speed, count)],
         MFU: [share(shown.expected_mfu), `${asked.products === "bf16" ? "of the bf16 peak" : `of the ${asked.products} peak`}`],
         Memory: [`${(shown.total_bytes / 1e9).toFixed(1)} of ${digits(of.hbm_bytes / 1e9)} GB`,
           shown.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(shown.total_bytes - usable)} too much`, !shown.fits],
-        [`Days for ${signed(tokens)} tokens`]: [count(days), range(days, spread, count)],
+        [`Days for ${signed(tokens)} tokens`]: [count(days), band(days, count)],
         [`Days for ${signed(twenty)}`]: [count(rates(asked, step, twenty).days), `20 for each ${model.experts ? "active " : ""}parameter`],
-      }),
-      ...(lines.length ? marks(lines) : [h("p", { class: "planner-range" }, "Ranges hold nine in ten published runs that no fit has seen.")]),
+      }), ...(lines.length ? marks(lines) : [h("p", { class: "planner-range" }, "Ranges hold nine in ten published runs that no fit has seen.")]),
       ...commandBox(command(form), ...(state ? [h("p", {}, "The command takes the usual dtypes of the state; these are arguments of " +
-        "shardlab.costs.step_cost.")] : [])),
+        "shardlab.costs.step_cost.")] : []))),
       h("h2", {}, "Meshes, ranked"),
       h("p", {}, `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit` +
         `${uneven ? `; ${uneven} more cannot share them` : ""}. Choose one to see it.`),
@@ -227,7 +230,7 @@ function serve(form) {
   const at = form.choice ? layouts.findIndex((one) => namedLayout(one) === form.choice) : 0;
   const layout = layouts[Math.max(at, 0)];
   const { best, first, tensor, replicas, points, able } = layout;
-  const share_ = (n, write) => (tpu ? "a bound; no server on TPUs is fitted" : range(n, spread, write));
+  const band = (n, write) => (tpu ? "a bound; no server on TPUs is fitted" : range(n, spread, write));
   const one = (n, tokens) => `${n > 1 ? `${n} replicas, each` : "one model"} over ${tokens} chip${tokens > 1 ? "s" : ""}`;
   const why = best.fits ? `no batch keeps ${form.latency} ms` : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
   const words = `${at < 0 ? `“${form.choice}” is no layout of these chips; here is the first. ` : ""}` +
@@ -246,17 +249,16 @@ function serve(form) {
   return {
     refused: !able, words, answer: { layout },
     nodes: [
-      tiles({
-        "Time per token": [timeText(best.takes), share_(best.takes, timeText)],
-        "Tokens/s per chip": [count(best.speed), share_(best.speed, count)],
+      answered(tiles({
+        "Time per token": [timeText(best.takes), band(best.takes, timeText)],
+        "Tokens/s per chip": [count(best.speed), band(best.speed, count)],
         "First token": [timeText(first.takes), `of ${plain(asked.context)} tokens, ${first.bound}-bound`],
         Memory: [`${(best.total_bytes / 1e9).toFixed(1)} of ${digits(has / 1e9)} GB`,
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
         "All chips": [`${count(best.speed * asked.chips)} tokens/s`, `${plain(best.batch * replicas)} sequences`],
         "Bound by": [best.bound, tpu ? "at least" : `at least ${timeText(best.seconds)}`],
-      }),
-      ...marks(tpu ? ["No published server on TPUs is fitted to: all times are lower bounds."] : []),
-      ...commandBox(command(form, tensor)),
+      }), ...marks(tpu ? ["No published server on TPUs is fitted to: all times are lower bounds."] : []),
+      ...commandBox(command(form, tensor))),
       h("h2", {}, "Layouts, ranked"),
       h("p", {}, "Each replica of the model is tensor-parallel over its chips, with the batch that yields most tokens."),
       h("div", { class: "planner-table" }, table("Layouts, ranked", ["fits", "layout", "tokens/s per chip", "per token", "first token", "memory",
@@ -264,7 +266,7 @@ function serve(form) {
       h("h2", {}, "Speed and latency against the batch"),
       h("div", { class: "shardlab explorer-pictures planner-plots" }, ...(drawn.length > 1 ? [
         plot("Tokens per second on each chip", "sequences of a replica", dots(({ speed }) => speed), grey, atoms, plain),
-        plot("Time per token", "sequences of a replica", dots(({ takes }) => takes), grey, timeText, plain)] : [])),
+        plot("Time per token", "sequences of a replica", dots(({ takes }) => takes), grey, seconds, plain)] : [])),
     ],
   };
 }
@@ -273,7 +275,6 @@ const planner = {
   keys: Object.fromEntries(KEYS.map((name) => [name, [name]])),
   each: true, // of an address, what is right is kept
   sizes: () => [],
-  meshes: () => [],
   show: (form) => (form.use === "serve" ? serve(form) : train(form)),
   // A model from a file or a text; and another question begins with its own first mesh.
   begin({ form }, change) {
@@ -283,7 +284,7 @@ const planner = {
       says.textContent = sizes?.error ? `${sizes.error.words}.` : sizes ? `Read: ${signed(sizesOf(sizes).parameters)} parameters.` : "";
       if (!sizes || sizes.error) return;
       const yes = (value) => (value ? "yes" : "no");
-      change({ ...Object.fromEntries([...SIZES, ...EXPERTS].map((name) => [name, `${sizes[name]}`])), gated: yes(sizes.gated),
+      change({ ...Object.fromEntries(ALL.map((name) => [name, `${sizes[name]}`])), gated: yes(sizes.gated),
         tied: yes(sizes.tied), model: "own", choice: "" });
     };
     form.querySelector("textarea").addEventListener("change", ({ target }) => take(target.value));

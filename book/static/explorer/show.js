@@ -21,9 +21,6 @@ const folded = (name, open, inside) => h("details", open ? { open } : {}, h("sum
 const codeBox = (code) => folded("JAX code", false,
   h("pre", { tabindex: 0, role: "group", "aria-label": "JAX code" }, h("code", {}, code)));
 const pictures = (...figures) => h("div", { class: "shardlab explorer-pictures" }, ...figures);
-const refused = ({ words, jax }, ...nodes) => ({
-  refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
-});
 
 const gigabytes = (n) => `${(n / 1e9).toFixed(2)} GB`;
 const tenth = (n) => Math.round(10 * n) / 10;
@@ -121,6 +118,6 @@ ${lines.join("\n")}
 tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
 }
 
-Object.assign(explorer, { bar, bytesText, codeBox, folded, gigabytes, howText, meshText, pictures, planCode, refused, share, table,
+Object.assign(explorer, { bar, bytesText, codeBox, folded, gigabytes, howText, meshText, pictures, planCode, share, table,
   timeText });
 })(window.explorer);

@@ -28,6 +28,7 @@ SCRIPTS = (
     "words.js", "layout.js", "svg.js", "draw.js", "matmul.js", "fit.js", "names.js", "show.js", "parts.js",
     "compare.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
+STYLES = ("explorer.css", "calculators.css")
 _OF_FIT = ("fit.js",)  # what no other calculator needs
 OF_TYPED = ("explorer.css", "spec.css", "words.js", "layout.js", "svg.js", "draw.js", "names.js", "spec.js")
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
@@ -100,7 +101,7 @@ def data() -> dict:
 def _part(name, start, controls, picture):
     """A calculator with the scripts and the data that it uses."""
     known = {key: value for key, value in data().items() if key in _USES[name]}
-    files = [file for file in ("explorer.css", *SCRIPTS) if name == "fit" or file not in _OF_FIT]
+    files = [file for file in (*STYLES, *SCRIPTS) if name == "fit" or file not in _OF_FIT]
     return Part(name, start, controls, picture, tuple(files), known)
 
 

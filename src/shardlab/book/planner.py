@@ -25,6 +25,7 @@ FILES = (
     "show.js", "planner.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
 OWN = "own"
+RESERVE = 10  # per cent of a chip's memory, as in `shardlab.plan`
 USES = {"train": "train it", "serve": "serve it"}
 STATE = {"parameters": ("bf16", "f32"), "gradients": ("bf16", "f32"), "moments": ("f32", "bf16")}
 MASTER = ("none", "f32")
@@ -141,10 +142,10 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
 
 
 _OUTPUT = (
-    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div>'
+    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p>'
     '<div class="explorer-bar"><button type="button" name="link">Copy link</button>'
     '<button type="button" name="code">Copy command</button><button type="button" name="again">Start again</button>'
-    '<span role="status"></span></div></div>'
+    '<span role="status"></span></div><div class="explorer-output"></div></div>'
 )
 
 
@@ -160,7 +161,7 @@ def planner(
 
     >>> made = planner.planner("llama-3-70b", "v5p", 512)
     >>> made.start
-    'use=train&model=llama-3-70b&chip=v5p&slices=1&chips=512&batch=4194304&sequence=4096&remat=block'
+    'use=train&model=llama-3-70b&chip=v5p&slices=1&chips=512&batch=4194304&sequence=4096&remat=block&reserve=10'
 
     Args:
       model: the name of one in `shardlab.models.MODELS`.
@@ -179,7 +180,7 @@ def planner(
     made = plan(model, chip, chips, batch_tokens, sequence=sequence, remat=remat)
     slices = "&slices=1" if made.chip.torus else ""
     start = f"use=train&model={model}&chip={chip}{slices}&chips={chips}&batch={batch_tokens}&sequence={sequence}"
-    start += f"&remat={remat}"
+    start += f"&remat={remat}&reserve={RESERVE}"
     command = f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
     command += f" --remat {remat}" * (remat != "block")
     without = (
