@@ -935,7 +935,10 @@ def test_a_machine_that_does_not_exist_is_refused_with_the_nearest(visit):
 def test_the_planner_is_asked_for_the_same_model_and_machine(visit):
     page = visit("#fit?model=own&layers=16&chip=v5p&chips=8&slices=2")
     link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute("href")
-    assert link.startswith("planner.html#planner?model=own&layers=16&d_model=4096&") and "chip=v5p&chips=8&slices=2&" in link
+    assert (
+        link.startswith("planner.html#planner?model=own&layers=16&d_model=4096&")
+        and "chip=v5p&chips=8&slices=2&" in link
+    )
     control(page, "Model", "fit").select_option("llama-3-8b")
     control(page, "Chip", "fit").select_option("H100")
     link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute("href")

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/ex
 def bare(browser, tmp_path_factory):
     """The planner on a page by itself, opened from a file."""
     file = tmp_path_factory.mktemp("bare") / "bare.html"
-    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in FILES if name[-2:] == "js")
+    scripts = "".join(
+        f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in FILES if name[-2:] == "js"
+    )
     body = planner()._repr_html_() + scripts
     file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}")
     page = browser.new_page()
@@ -123,7 +125,9 @@ def test_rates_days_and_what_no_run_tests_are_those_of_a_plan(bare):
         assert rates == pytest.approx({"speed": each, "days": 1e12 / each / case["chips"] / 86_400})
         assert mfu == pytest.approx(first.mfu, rel=1e-9)
         kinds.update([bool(lines), *re.findall(r"fp8 products|sequences of|mixtures?|the \w+", "".join(lines))])
-    assert kinds[True] > 10 and kinds[False] > 5 and kinds["fp8 products"] and kinds["mixture"] + kinds["mixtures"], kinds
+    assert kinds[True] > 10 and kinds[False] > 5 and kinds["fp8 products"] and kinds["mixture"] + kinds["mixtures"], (
+        kinds
+    )
 
 
 # --- Servers: against shardlab.inference ---------------------------------------------------------------------------
@@ -197,12 +201,14 @@ DENSE = {
 MIXED = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "head_dim": 128}
 LATENT = {
     "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-    "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
 }  # fmt: skip
 CONFIGS = [
     DENSE | {"model_type": "llama", "tie_word_embeddings": False},
     DENSE | {"model_type": "qwen3", "head_dim": 128, "tie_word_embeddings": True},
-    {name: size for name, size in DENSE.items() if "key" not in name} | {"model_type": "llama", "tie_word_embeddings": False},
+    {name: size for name, size in DENSE.items() if "key" not in name}
+    | {"model_type": "llama", "tie_word_embeddings": False},
     DENSE | {"model_type": "mistral", "head_dim": None, "tie_word_embeddings": False},
     DENSE | {"model_type": "qwen2", "tie_word_embeddings": False},
     DENSE | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False},
@@ -419,7 +425,10 @@ def test_a_link_shows_the_same_page(visit):
         ("chip=H1000&chips=128", "“Chip” cannot be “H1000”, only v4, "),
         ("chip=h100&chips=128", "did you mean “H100”?"),
         ("model=lama-3-70b&chips=128", "did you mean “llama-3-70b”?"),
-        ("chips=128&batch=0", "“Tokens in a batch” cannot be “0”, only a whole number from 1 to 1,000,000,000; the nearest is 1"),
+        (
+            "chips=128&batch=0",
+            "“Tokens in a batch” cannot be “0”, only a whole number from 1 to 1,000,000,000; the nearest is 1",
+        ),
         ("chips=128&sequence=12.4", "the nearest is 12"),
         ("chips=128&tokens=many", "“Training tokens, billions” cannot be “many”"),
         ("chips=128&reserve=11", "“Memory reserve, %” cannot be “11”, only 0, 5, 10, 20, 30"),
@@ -492,8 +501,8 @@ def test_everything_is_reached_by_keyboard(visit):
     for _ in range(60):
         reached.add(page.evaluate("document.activeElement.name || document.activeElement.dataset.choose || ''"))
         page.keyboard.press("Tab")
-    assert {"use", "model", "chip", "chips", "batch", "sequence", "remat", "tokens", "master", "reserve", "link", "code",
-            "fsdp-64"} <= reached and control_names > 5  # fmt: skip
+    assert {"use", "model", "chip", "chips", "batch", "sequence", "remat", "tokens", "master", "reserve", "link",
+            "code", "fsdp-64"} <= reached and control_names > 5  # fmt: skip
     assert page.locator(".explorer-words").get_attribute("aria-live") == "polite"
 
 

@@ -16,7 +16,9 @@ from shardlab import CHIPS, MODELS, Model, costs, explorer, machine, plan as pla
 STATIC = ROOT / "book" / "static" / "explorer"
 
 
-SIZES_OF = {name: {size: value for size, value in asdict(model).items() if size != "name"} for name, model in MODELS.items()}
+SIZES_OF = {
+    name: {size: value for size, value in asdict(model).items() if size != "name"} for name, model in MODELS.items()
+}
 STATE = ("parameters", "gradients", "moments", "master")
 
 
@@ -30,7 +32,9 @@ def dtypes(chance):
     """Those of the state, or none for the usual ones; and of the products."""
     found = {"products": chance.choice(("bf16", "bf16", "fp8", "int8"))} if chance.random() < 0.3 else {}
     if chance.random() < 0.4:
-        found |= {name: chance.choice(("f32", "bf16")) for name in STATE[:3]} | {"master": chance.choice(("f32", "none"))}
+        found |= {name: chance.choice(("f32", "bf16")) for name in STATE[:3]} | {
+            "master": chance.choice(("f32", "none"))
+        }
     return found
 
 
@@ -82,7 +86,8 @@ def fit_cases():
                 "model": model, "chip": chip, "slices": chance.choice((1, 1, 1, 2, 4)), "remat": remat,
                 "batch": 2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
                 "sequence": chance.choice((512, 4096, 32_768)), "reserve": explorer.RESERVES[len(cases) % 5],
-                **dict(zip(costs.MESH_AXES, sizes, strict=True)), **dtypes(chance), "microbatches": 2 ** chance.randrange(8),
+                **dict(zip(costs.MESH_AXES, sizes, strict=True)), **dtypes(chance),
+                "microbatches": 2 ** chance.randrange(8),
                 "stages": chance.choice((1, 1, 1, 2, 4)), "gathers": chance.choice((1, 2, 2)), "chips": prod(sizes),
             }  # fmt: skip
             try:
@@ -110,7 +115,16 @@ def compare_steps(cases, answers):
             kinds["refused"] += 1
             continue
         memory = step.memory
-        held = ("parameter", "gradient", "moment", *["master"] * bool(memory.master_bytes), "activation", "working", "gathered", "logits")
+        held = (
+            "parameter",
+            "gradient",
+            "moment",
+            *["master"] * bool(memory.master_bytes),
+            "activation",
+            "working",
+            "gathered",
+            "logits",
+        )
         names = (
             "flops",
             "seconds",

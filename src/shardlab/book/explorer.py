@@ -15,7 +15,7 @@ from shardlab import costs
 from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
-from shardlab.book.forms import Part, form, number, pulled, select
+from shardlab.book.forms import Part, form, label, number, pulled, select
 from shardlab.costs.kinds import KINDS
 from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
@@ -376,12 +376,12 @@ def _bar(sizes, has, percent):
     scale = width / max(total, has)
     end, usable = has * scale, has * (1 - percent / 100) * scale
     shapes, numbers = [], []
-    for number, (colour, size) in enumerate(zip(PALETTE, sizes.values(), strict=False), 1):
+    for n, (colour, size) in enumerate(zip(PALETTE, sizes.values(), strict=False), 1):
         wide = size * scale
         shapes.append(rect(round(left, 1), top, round(wide, 1), height, colour))
         if wide > 12:
             rim = f'<text paint-order="stroke" stroke="{colour}" stroke-width="5" '
-            placed = text(round(left + wide / 2, 1), top + 23, number, size=13, fill=ink(colour))
+            placed = text(round(left + wide / 2, 1), top + 23, n, size=13, fill=ink(colour))
             numbers.append(placed.replace("<text ", rim))
         left += wide
     shapes.append(rect(0, top, round(end, 1), height))  # the chip's memory, full or not
@@ -404,8 +404,8 @@ def _bar(sizes, has, percent):
     sentence = "; ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
     style = "display:inline-block;margin-right:1em;white-space:nowrap"
     keys = " ".join(
-        f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{number}</b> '
+        f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{n}</b> '
         f"{name} {_gigabytes(size)}</span>"
-        for number, (colour, (name, size)) in enumerate(zip(PALETTE, sizes.items(), strict=False), 1)
+        for n, (colour, (name, size)) in enumerate(zip(PALETTE, sizes.items(), strict=False), 1)
     )
     return row(figure(shapes, width, 66, title, f"{sentence}; {marks}.", f"{keys}<br>{title}; {marks}."))

@@ -1,6 +1,7 @@
 """What the calculators of the book's pages are made of: controls, and a part of a page with its scripts and data."""
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -51,17 +52,21 @@ class Part:
         return self.picture.text
 
 
-def label(words, control, shown=""):
+def label(words: str, control: str, shown: str = "") -> str:
+    """A control with its words; `shown` is a control and for which of its values this one is shown."""
     shown = f' data-if="{shown}"' if shown else ""
     return f"<label{shown}><span>{words}</span>{control}</label>"
 
 
-def number(name, words, value, most, shown="", attributes=""):
+def number(name: str, words: str, value: int, most: int, shown: str = "", attributes: str = "") -> str:
+    """A whole number of at least 1."""
     control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required{attributes} '
     return label(words, control + f'title="a whole number from 1 to {most:,}">', shown)
 
 
-def pulled(name, words, value, most, shown="", attributes="", reach=None):
+def pulled(
+    name: str, words: str, value: int, most: int, shown: str = "", attributes: str = "", reach: int | None = None
+) -> str:
     """A number that can be typed or pulled: its slider goes up to `reach` in powers of two."""
     top = (reach or most).bit_length() - 1
     slider = f'<input type="range" min="0" max="{top}" data-of="{name}" aria-label="{words}, doubled or halved">'
@@ -69,14 +74,15 @@ def pulled(name, words, value, most, shown="", attributes="", reach=None):
     return f'<div class="explorer-pulled"{shown}>{number(name, words, value, most, "", attributes)}{slider}</div>'
 
 
-def select(name, words, options, shown="", attributes=""):
-    # Options are values, or a dict from each value to the words that the page shows for it.
-    named = options if isinstance(options, dict) else {option: option for option in options}
+def select(name: str, words: str, options: Iterable | Mapping, shown: str = "", attributes: str = "") -> str:
+    """A choice among values, or of a dict from each value to the words that the page shows for it."""
+    named = options if isinstance(options, Mapping) else {option: option for option in options}
     options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
     name = f' name="{name}"' if name else ""
     return label(words, f"<select{name}{attributes}>{options}</select>", shown)
 
 
-def form(name, groups):
+def form(name: str, groups: Mapping[str, str]) -> str:
+    """A form of groups of controls, by their headings."""
     fields = "".join(f"<fieldset><legend>{legend}</legend>{controls}</fieldset>" for legend, controls in groups.items())
     return f'<form aria-label="{name}">{fields}</form>'

@@ -7,7 +7,6 @@ On the page, scripts (book/static/explorer) plan anew on each change, with the f
 from dataclasses import asdict
 from html import escape
 
-from shardlab import costs
 from shardlab.book import explorer
 from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference
@@ -136,8 +135,8 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         more += f"<fieldset{shown}><legend>{escape(legend)}</legend>{controls}</fieldset>"
     return form("Planner", {"What do you have?": asked}).replace(
         "</form>",
-        '<input type="hidden" name="choice" value=""><details class="planner-more"><summary>More: dtypes, remat, slices, '
-        f"your config.json</summary>{more}</details></form>",
+        '<input type="hidden" name="choice" value=""><details class="planner-more"><summary>More: dtypes, remat, '
+        f"slices, your config.json</summary>{more}</details></form>",
     )
 
 
@@ -159,7 +158,7 @@ def planner(
 ) -> Part:
     """The planner: a plan as a table; on the page, with a form for all others.
 
-    >>> made = planner.planner("llama-3-70b", "v5p", 512)
+    >>> made = planner("llama-3-70b", "v5p", 512)
     >>> made.start
     'use=train&model=llama-3-70b&chip=v5p&slices=1&chips=512&batch=4194304&sequence=4096&remat=block&reserve=10'
 
