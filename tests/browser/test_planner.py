@@ -494,7 +494,7 @@ def test_speed_and_latency_are_drawn_against_the_batch(visit):
 
 def test_everything_is_reached_by_keyboard(visit):
     page = visit()
-    reached, control_names = set(), page.locator("[data-explorer] form").get_by_role("combobox").count()
+    reached = set()
     page.get_by_text("More: dtypes").focus()
     page.keyboard.press("Enter")
     page.locator("[name=use]").focus()
@@ -502,7 +502,7 @@ def test_everything_is_reached_by_keyboard(visit):
         reached.add(page.evaluate("document.activeElement.name || document.activeElement.dataset.choose || ''"))
         page.keyboard.press("Tab")
     assert {"use", "model", "chip", "chips", "batch", "sequence", "remat", "tokens", "master", "reserve", "link",
-            "code", "fsdp-64"} <= reached and control_names > 5  # fmt: skip
+            "code", "fsdp-64"} <= reached  # fmt: skip
     assert page.locator(".explorer-words").get_attribute("aria-live") == "polite"
 
 
