@@ -16,6 +16,7 @@ from shardlab.arrays.rules import (
     target as target,
 )
 from shardlab.book import explorer as explorer
+from shardlab.book.planner import planner as planner
 from shardlab.book.specs import compare_specs as compare_specs
 from shardlab.cluster.processes import Processes as Processes, ProcessFailure as ProcessFailure, start as start
 from shardlab.costs import inference as inference, published as published, serving as serving

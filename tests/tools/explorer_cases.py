@@ -3,6 +3,7 @@
 import random
 import re
 from collections import Counter
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from math import prod
@@ -16,14 +17,43 @@ STATIC = ROOT / "book" / "static" / "explorer"
 
 
 SIZES_OF = {
-    name: {size: getattr(MODELS[name], size) for size in explorer.data()["models"][name]} for name in explorer.MODELS
+    name: {size: value for size, value in asdict(model).items() if size != "name"} for name, model in MODELS.items()
 }
+STATE = ("parameters", "gradients", "moments", "master")
 
 
 def machine_of(case):
     """The machine of a case, or ValueError."""
     slices = case["slices"] if CHIPS[case["chip"]].torus else None
     return machine(case["chip"], case["chips"], slices=slices, reserve=case["reserve"] / 100)
+
+
+def dtypes(chance):
+    """Those of the state, or none for the usual ones; and of the products."""
+    found = {"products": chance.choice(("bf16", "bf16", "fp8", "int8"))} if chance.random() < 0.3 else {}
+    if chance.random() < 0.4:
+        found |= {name: chance.choice(("f32", "bf16")) for name in STATE[:3]} | {
+            "master": chance.choice(("f32", "none"))
+        }
+    return found
+
+
+def arguments_of(case):
+    """The dtypes of a case as arguments of `step_cost`."""
+    return {name: None if case[name] == "none" else case[name] for name in (*STATE, "products") if name in case}
+
+
+def mixture(chance, model):
+    """What makes a mixture of experts of a dense model, perhaps with latent attention."""
+    experts = chance.choice((4, 6, 8, 64))
+    found = {
+        "experts": experts, "experts_per_token": chance.choice((1, 2, 4)) + 5 * (chance.random() < 0.05),
+        "shared_experts": chance.choice((0, 0, 1)), "expert_d_ff": chance.choice((0, 512, 2048)),
+        "dense_layers": min(chance.choice((0, 0, 1, 3)), model["layers"] + (chance.random() < 0.05)),
+    }  # fmt: skip
+    if chance.random() < 0.4:
+        found |= {"kv_rank": 512, "q_rank": chance.choice((0, 1536)), "rope_dim": 64}
+    return model | found
 
 
 @cache
@@ -44,15 +74,20 @@ def fit_cases():
                     "head_dim": chance.choice((64, 100, 128)), "vocab": chance.randrange(100, 200_000),
                     "gated": chance.random() < 0.5, "tied": chance.random() < 0.5,
                 }  # fmt: skip
+                if chance.random() < 0.3:
+                    model = mixture(chance, model)
             sizes = [
                 2 ** chance.randrange(6) * chance.choice((1, 1, 1, 3)) if chance.random() < often else 1
                 for often in (0.6, 0.7, 0.6, 0.3, 0.3)
             ]
+            ways = [n for n in (1, 2, 4, 8) if n <= model.get("experts", 0) and model["experts"] % n == 0] or [1]
+            sizes.append(chance.choice(ways) if chance.random() < 0.97 else 3)
             case = {
                 "model": model, "chip": chip, "slices": chance.choice((1, 1, 1, 2, 4)), "remat": remat,
                 "batch": 2 ** chance.randrange(12, 23) + chance.choice((0, 0, 17)),
                 "sequence": chance.choice((512, 4096, 32_768)), "reserve": explorer.RESERVES[len(cases) % 5],
-                **dict(zip(explorer.STEP_AXES, sizes, strict=True)), "microbatches": 2 ** chance.randrange(8),
+                **dict(zip(costs.MESH_AXES, sizes, strict=True)), **dtypes(chance),
+                "microbatches": 2 ** chance.randrange(8),
                 "stages": chance.choice((1, 1, 1, 2, 4)), "gathers": chance.choice((1, 2, 2)), "chips": prod(sizes),
             }  # fmt: skip
             try:
@@ -68,19 +103,28 @@ def compare_steps(cases, answers):
     """Hold the page's steps to those of `step_cost`; returns how many cases of which kind there were."""
     kinds = Counter()
     for case, answer in zip(cases, answers, strict=True):
-        axes = {axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")}
+        axes = {axis: case[axis] for axis in (*costs.MESH_AXES, "microbatches", "stages")}
         try:
             made, model = machine_of(case), Model(**case["model"])
             step = costs.step_cost(
                 model, made, costs.Parallelism(**axes), case["batch"], case["sequence"], case["remat"],
-                gathers=case["gathers"],
+                gathers=case["gathers"], **arguments_of(case),
             )  # fmt: skip
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}, case
             kinds["refused"] += 1
             continue
         memory = step.memory
-        held = ("parameter", "gradient", "moment", "activation", "working", "gathered", "logits")
+        held = (
+            "parameter",
+            "gradient",
+            "moment",
+            *["master"] * bool(memory.master_bytes),
+            "activation",
+            "working",
+            "gathered",
+            "logits",
+        )
         names = (
             "flops",
             "seconds",
@@ -91,16 +135,16 @@ def compare_steps(cases, answers):
             "mfu",
             "expected_mfu",
         )
-        parts = ("compute", "hbm", "host", *explorer.STEP_AXES)
+        parts = ("compute", "hbm", "host", *costs.MESH_AXES)
         expected = [
             *(getattr(memory, f"{kind}_bytes") for kind in (*held, "total", "state", "host")),
             *(getattr(step, name) for name in names), *(step.parts[part] for part in parts),
-            *(step.axes[axis].bytes for axis in explorer.STEP_AXES),
+            *(step.axes[axis].bytes for axis in costs.MESH_AXES),
         ]  # fmt: skip
         found = [
             *answer["memory"].values(), answer["total_bytes"], answer["state_bytes"], answer["host_bytes"],
             *(answer[name] for name in names),
-            *(answer["parts"][part] for part in parts), *(answer["sent_bytes"][axis] for axis in explorer.STEP_AXES),
+            *(answer["parts"][part] for part in parts), *(answer["sent_bytes"][axis] for axis in costs.MESH_AXES),
         ]  # fmt: skip
         assert found == pytest.approx(list(map(float, expected)), rel=1e-9), case
         assert (answer["parameters"], answer["hbm_bytes"]) == (model.parameters, made.chip.hbm_bytes)
@@ -113,6 +157,8 @@ def compare_steps(cases, answers):
         full = memory.total_bytes <= made.chip.hbm_bytes
         kinds["fits without a reserve only"] += bool(full and not step.fits)
         kinds.update([answer["bound"], answer["fits"], *(axis for axis in axes if axes[axis] > 1)])
+        kinds["latents"] += model.kv_rank > 0
+        kinds.update([name for name in (*STATE, "products") if name in case])
     return kinds
 
 
@@ -129,7 +175,7 @@ def plan_cases():
             "batch": chance.choice((1, 1, 9, 15)) * 2 ** chance.randrange(13, 23),
             "sequence": chance.choice((2048, 4096, 6144, 8192, 32_768)),
             "reserve": chance.choice(explorer.RESERVES),
-        }  # fmt: skip
+        } | ({"products": "fp8"} if chance.random() < 0.1 else {})  # fmt: skip
         try:
             machine_of(case)
         except ValueError:
@@ -141,12 +187,13 @@ def plan_cases():
 
 def planned_for(case):
     options = {name: case[name] for name in ("sequence", "remat")} | {"reserve": case["reserve"] / 100}
+    options |= {"products": case.get("products", "bf16")}
     slices = case["slices"] if CHIPS[case["chip"]].torus else None
     return planned(case["name"], case["chip"], case["chips"], case["batch"], slices=slices, **options)
 
 
 def same_choice(found, choice):
-    assert [found["mesh"][axis] for axis in explorer.STEP_AXES] == [getattr(choice, a) for a in explorer.STEP_AXES]
+    assert [found["mesh"][axis] for axis in costs.MESH_AXES] == [getattr(choice, axis) for axis in costs.MESH_AXES]
     same = ("microbatches", "stages", "gathers", "fits", "bound")
     assert [found[name] for name in same] == [getattr(choice, name) for name in same]
     names = ("expected_seconds", "exposed_seconds", "seconds", "serial_seconds", "total_bytes", "bubble")
@@ -175,6 +222,7 @@ def compare_plans(cases, answers):
         kinds.update(
             {"fits": first.fits, "remedy": bool(made.remedies), "uneven": made.uneven > 0,
              "micro-batches": first.microbatches > 1, "nodes": any(choice.context > 1 for choice in made.choices),
+             "expert": any(c.expert > 1 for c in top),
              "gathered once": any(c.gathers == 1 for c in top), "interleaved": any(c.stages > 1 for c in top)}
         )  # fmt: skip
     return kinds

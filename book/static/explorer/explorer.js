@@ -1,4 +1,4 @@
-// The page around the calculators. The controls of each are its state, which the address keeps, such as
+// The page around the calculators and the planner. The controls of each are its state, which the address keeps, such as
 // "#layout?mesh=x:2,y:4&shape=8,16"; behind a "~" stands the state that is pinned. Scripts share window.explorer: modules fail on file://.
 (function (explorer) {
 "use strict";
@@ -15,6 +15,13 @@ function takes({ title, options }, value) {
   if (title) return title;
   const known = [...options].map((option) => option.value);
   return known.join(", ") + meant(value, known);
+}
+// What a control takes, and of numbers the nearest to what was asked for.
+function wants(control, value) {
+  const { min, max, step, type } = control;
+  const n = step === "any" || isNaN(value) ? Number(value) : Math.round(value);
+  const near = Math.min(Math.max(n, min), max || Infinity);
+  return takes(control, value) + (type === "number" && value && !isNaN(near) ? `; the nearest is ${near}` : "");
 }
 const meant = (name, known) => (nearest(name, known) ? `; did you mean “${nearest(name, known)}”?` : "");
 
@@ -37,6 +44,7 @@ function take({ part, form, form: { elements } }, { sizes, also = {} }) {
 function settle(widget, changed) {
   const { part, form, form: { elements } } = widget;
   const total = elements[part.total];
+  if (!total) return;
   if (changed === part.total) {
     const [best] = total.validity.valid ? part.meshes(get({ form })) : [];
     if (!best) return;
@@ -45,24 +53,10 @@ function settle(widget, changed) {
   total.value = product(part.sizes(get({ form })).map((name) => Number(elements[name].value)));
 }
 
-// Let each dimension choose among the axes that there are, and show the controls that are needed.
+// Show the controls that are needed, with what they offer now.
 function arrange(widget) {
   const { form: { elements }, form, part } = widget;
-  for (const select of form.querySelectorAll("[data-axes]")) {
-    const orders = [[]];
-    for (const order of orders) {
-      for (let i = 0; i < elements.axes.value && order.length < select.dataset.axes; i++) {
-        const { value } = elements[`name${i}`];
-        if (!order.includes(value)) orders.push([...order, value]);
-      }
-    }
-    const { value, selectedIndex, length } = select;
-    select.replaceChildren(...orders.map((names) => h("option", { value: names.join(".") || "-" },
-      names.length > 1 ? `(${names.join(", ")})` : names[0] ?? "no axis")));
-    if (length === orders.length) select.selectedIndex = selectedIndex; // its axis may have another name now
-    else select.value = value;
-    if (!select.value) select.selectedIndex = 0;
-  }
+  part.axes?.(form);
   for (const shown of form.querySelectorAll("[data-if]")) {
     const [key, ...values] = shown.dataset.if.split(" ");
     const { value } = elements[key];
@@ -70,7 +64,7 @@ function arrange(widget) {
   }
   // A slider stands at the nearest power of two, and goes no further than there may be devices.
   const sizes = part.sizes(get(widget));
-  const room = elements[part.total].max / product(sizes.map((name) => Number(elements[name].value)));
+  const room = (elements[part.total]?.max ?? 1) / product(sizes.map((name) => Number(elements[name].value)));
   for (const slider of form.querySelectorAll("[data-of]")) {
     const { value } = elements[slider.dataset.of];
     const most = sizes.includes(slider.dataset.of) ? Math.floor(Math.log2(room * value)) : Infinity;
@@ -78,13 +72,7 @@ function arrange(widget) {
     slider.value = Math.round(Math.log2(value));
     slider.setAttribute("aria-valuetext", value);
   }
-  widget.offered = problem(widget) ? [] : part.meshes(get(widget));
-  const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => elements[name].value)];
-  if (!select) return;
-  const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
-  const others = widget.offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
-  select.replaceChildren(...[...others, ...widget.offered].map(option));
-  select.value = now.join("x");
+  part.offer?.(form, sizes, problem(widget) ? [] : part.meshes(get(widget)));
 }
 
 // What the event of a control has changed: its name, after a slider has set its number and a choice its mesh.
@@ -111,7 +99,7 @@ function put(widget, values) {
   arrange(widget);
   const bad = controls(widget).find((control) => control.name in values && !hidden(control) && (asked || !follows(control)) &&
     (control.value !== values[control.name] || !control.validity.valid));
-  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”, only ${takes(bad, values[bad.name])}` : problem(widget);
+  const wrong = bad ? `“${label(bad)}” cannot be “${values[bad.name]}”, only ${wants(bad, values[bad.name])}` : problem(widget);
   if (wrong) {
     set(widget, before);
     throw new Wrong(wrong);
@@ -153,6 +141,19 @@ function read(widget, text) {
   put(widget, values);
 }
 
+// Of a part that keeps what it can: each entry by itself. Returns what is wrong with the others.
+function each(widget, text) {
+  return text.split("&").filter((pair) => pair).flatMap((pair) => {
+    try {
+      read(widget, pair);
+    } catch (error) {
+      if (error instanceof Wrong) return [error.message];
+      throw error;
+    }
+    return [];
+  });
+}
+
 // The state that is shown, and perhaps one that is pinned.
 function decode(widget, text) {
   const [before, [now, other]] = [get(widget), text.split("~")];
@@ -183,8 +184,10 @@ function show(widget, words = "") {
   if (folds().length === open.length) folds().forEach((fold, i) => { fold.open = open[i]; });
   widget.words.classList.toggle("explorer-refused", !!shown.refused);
   widget.words.textContent = words + (compared?.words ?? "") + shown.words;
-  buttons.pin.textContent = pinned ? "Unpin" : "Pin to compare";
-  buttons.pin.disabled = !pinned && !shown.numbers;
+  if (buttons.pin) {
+    buttons.pin.textContent = pinned ? "Unpin" : "Pin to compare";
+    buttons.pin.disabled = !pinned && !shown.numbers;
+  }
   if (buttons.code) buttons.code.hidden = !output.querySelector("pre");
   return !wrong;
 }
@@ -205,7 +208,8 @@ function build(box) {
     made.querySelector(what));
   const name = box.dataset.explorer;
   const buttons = Object.fromEntries([...made.querySelectorAll("button")].map((button) => [button.name, button]));
-  const widget = { box, name, part: parts[name], form, words, output, buttons, pinned: null };
+  const part = parts[name];
+  const widget = { box, name, part, form, words, output, buttons, pinned: null };
   decode(widget, box.dataset.start);
   const copy = (text, done, failed) => (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(
     () => { said.textContent = done; }, () => { said.textContent = failed; });
@@ -236,9 +240,13 @@ function build(box) {
   output.addEventListener("click", ({ target }) => { // a mesh in the ranking
     const { choose } = target.dataset;
     if (choose === undefined) return;
-    take(widget, widget.offered[choose]);
+    take(widget, { sizes: [], also: { choice: choose } });
     if (show(widget)) remember(widget);
     output.querySelector(`[data-choose="${choose}"]`)?.focus();
+  });
+  part.begin?.(widget, (values) => { // what else changes it, such as a file
+    put(widget, values);
+    if (show(widget)) remember(widget);
   });
   show(widget); // if this fails, the page stays as it was
   box.replaceChildren(made);
@@ -253,7 +261,13 @@ function follow() {
   let words = "";
   try {
     if (!own(widgets, name)) throw new Wrong(`there is no calculator “${name}” on this page${meant(name, Object.keys(widgets))}`);
-    decode(widget, decodeURIComponent(text));
+    if (widget.part.each) {
+      decode(widget, widget.box.dataset.start);
+      const wrong = each(widget, decodeURIComponent(text));
+      if (wrong.length) words = `Not as the address asks: ${wrong.join("; ")}. The rest of it is shown. `;
+    } else {
+      decode(widget, decodeURIComponent(text));
+    }
   } catch (error) {
     if (!(error instanceof Wrong || error instanceof URIError)) throw error;
     words = `The address is ignored: ${error.message}. `;

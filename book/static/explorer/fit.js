@@ -1,7 +1,8 @@
-// The memory and the time of a dense model's training step on each chip: shardlab.hardware.machine and
-// shardlab.costs.step_cost, with the same operations in the same order, so that even ties are ranked as there.
-//   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context,
-//   microbatches, stages, gathers, remat, reserve }, with the reserve in per cent; the number of chips follows from the mesh
+// The memory and the time of a training step on each chip: shardlab.hardware.machine and shardlab.costs.step_cost, with
+// the same operations in the same order, so that even ties are ranked as there.
+//   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context, expert,
+//   microbatches, stages, gathers, remat, reserve, and dtypes }, with the reserve in per cent; the number of chips follows
+//   from the mesh. What only some cases have: the sizes of experts and latents, expert, products, parameters and so on.
 (function (explorer) {
 "use strict";
 const { AXES, plain, product, times } = explorer;
@@ -76,10 +77,11 @@ function pieces(shape, rings, sizes) {
 // Links that a chip sends over at once, hops from end to end, groups on a link.
 function along(parts) {
   const each = parts.filter(([n]) => n > 1).map(([n, stride, ring]) => [n, stride, ring ? 2 : 1]);
-  if (!each.length) return { ways: 1, hops: 0, crowd: 1 };
+  if (!each.length) return { ways: 1, hops: 0, routed: 0, crowd: 1 };
   return {
     ways: each.reduce((all, [, stride, way]) => all + way / stride, 0),
     hops: each.reduce((all, [n, stride, way]) => all + stride * (way === 2 ? floor(n / 2) : n - 1), 0),
+    routed: max(...each.map(([n, stride, way]) => floor(n * n / 4) / n / way * stride)),
     crowd: min(...each.map(([, stride]) => stride)),
   };
 }
@@ -96,23 +98,31 @@ function place({ chip, shape, rings, near: all }, sizes) {
     return inside;
   });
   const links = chip.torus.length ? pieces(shape, rings, [...near]).map(along)
-    : near.map((n) => ({ ways: linkShare(chip, n), hops: n - 1, crowd: 1 / linkShare(chip, 2) }));
+    : near.map((n) => ({
+      ways: linkShare(chip, n), hops: n - 1, routed: (n - 1) / n / linkShare(chip, n), crowd: 1 / linkShare(chip, 2),
+    }));
   return sizes.map((size, i) => ({ near: near[i], far: ceil(size / near[i]), ...links[i] }));
 }
 
-function places(made, { data, fsdp, tensor, pipeline, context }) {
-  const found = place(made, [tensor, context, fsdp, pipeline, data]);
-  const sharded = place(made, [tensor, fsdp * context, pipeline, data])[1]; // the state
-  return { tensor: found[0], context: found[1], fsdp: sharded, pipeline: found[3], data: found[4] };
+// Of each axis; of those together over which the state is sharded; and of the routed experts' state.
+function places(made, { data, fsdp, tensor, pipeline, context, expert = 1 }) {
+  const found = place(made, [tensor, context, expert, fsdp, pipeline, data]);
+  return {
+    tensor: found[0], context: found[1], expert: found[2], pipeline: found[4], data: found[5],
+    fsdp: place(made, [tensor, fsdp * context * expert, pipeline, data])[1],
+    routed: expert > 1 ? place(made, [tensor, expert, context * fsdp, pipeline, data])[2] : place(made,
+      [tensor, context * fsdp, pipeline, data])[1],
+  };
 }
 
 // --- Collectives ---
-const rounds = (kind) => explorer.data.rounds[kind]; // how often the array goes around; none for sends
-const sentBytes = (kind, bytes, n) => (rounds(kind) ? rounds(kind) * (n - 1) / n * bytes : n > 1 ? bytes : 0);
+const [PERMUTE, ROUTE] = ["collective-permute", "all-to-all"];
+const rounds = (kind) => explorer.data.rounds[kind]; // how often the array goes around; none where chunks go straight
+const sentBytes = (kind, bytes, n) => (kind === PERMUTE ? (n > 1 ? bytes : 0) : (rounds(kind) || 1) * (n - 1) / n * bytes);
 
 // The time between slices or nodes, by the faster of rings and trees.
 function network(kind, bytes, outer, chip, waiting) {
-  const ring = rounds(kind) ? rounds(kind) * (outer - 1) : outer > 1 ? 1 : 0;
+  const ring = kind === PERMUTE ? Number(outer > 1) : (rounds(kind) || 1) * (outer - 1);
   const tree = rounds(kind) ? rounds(kind) * ceil(log2(outer)) : ring;
   const [first, second] = [ring, tree].map((steps) => max(sentBytes(kind, bytes, outer) / chip.network_bytes_per_second,
     waiting * steps * chip.network_seconds));
@@ -120,12 +130,12 @@ function network(kind, bytes, outer, chip, waiting) {
 }
 
 // [the time within a slice or node, that between them] of so many collectives of these bytes together.
-function axisSeconds(kind, count, bytes, { near, far, ways, hops, crowd }, waits, chip) {
+function axisSeconds(kind, count, bytes, { near, far, ways, hops, routed, crowd }, waits, chip) {
   const link = chip.link_bytes_per_second;
-  const within = rounds(kind) ? sentBytes(kind, bytes, near) / (ways * link) : near > 1 ? crowd * bytes / link : 0;
-  const late = count * (rounds(kind) ? rounds(kind) * hops : Number(near > 1)) * chip.link_seconds;
-  const between = rounds(kind) ? bytes / near : far > 1 ? bytes : 0;
-  return [max(within, late), network(kind, between, far, chip, waits ? count : min(count, 1))];
+  const [within, between, late] = kind === ROUTE ? [routed * (bytes / far) / link, bytes, hops]
+    : kind === PERMUTE ? [near > 1 ? crowd * bytes / link : 0, far > 1 ? bytes : 0, Number(near > 1)]
+    : [sentBytes(kind, bytes, near) / (ways * link), bytes / near, rounds(kind) * hops];
+  return [max(within, count * late * chip.link_seconds), network(kind, between, far, chip, waits ? count : min(count, 1))];
 }
 
 // What a collective takes on GPUs besides its bytes.
@@ -141,13 +151,39 @@ function latency(kind, { near, far }, fitted) {
 }
 
 // --- A step ---
-// Parameters, and what a layer keeps of each token.
-function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab, gated, tied }) {
-  const [attention, mlp, embedding] = [2 * d * head_dim * (heads + kv), (gated ? 3 : 2) * d * f, (tied ? 1 : 2) * vocab * d];
-  const parameters = layers * (attention + 2 * d) + layers * mlp + embedding + d;
-  const [queries, keys, ins] = [heads * head_dim, kv * head_dim, gated ? 2 : 1];
-  const width = (counts) => counts[0] * d + counts[1] * queries + counts[2] * keys + counts[3] * ins * f;
-  return { attention, mlp, embedding, parameters, width, multiplied: layers * (attention + mlp) + vocab * d };
+// Parameters, what a layer keeps of each token, and what a chip gathers of a layer whose experts so many chips share.
+function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab, gated, tied, experts = 0,
+  experts_per_token: chosen = 0, shared_experts: shared = 0, expert_d_ff = 0, dense_layers: plain = 0, kv_rank = 0, q_rank = 0,
+  rope_dim: rope = 0 }) {
+  const [ways, ins, wide, queries] = [gated ? 3 : 2, gated ? 2 : 1, expert_d_ff || f, heads * (head_dim + rope)];
+  const attention = kv_rank ? (q_rank ? q_rank * (d + queries) : d * queries) + d * (kv_rank + rope) +
+    heads * head_dim * (2 * kv_rank + d) : 2 * d * head_dim * (heads + kv);
+  const [mlp, each, embedding] = [ways * d * f, ways * d * wide, (tied ? 1 : 2) * vocab * d];
+  const mixed = experts ? layers - plain : 0; // layers with experts
+  const routed = mixed * experts * each;
+  const mean = (used, dense) => (experts ? (mixed * used + plain * dense) / layers : dense);
+  const [ff, hidden] = [mean((chosen + shared) * each + d * experts, mlp), mean((chosen + shared) * wide, f)];
+  const parameters = layers * (attention + 2 * d) + (layers - mixed) * mlp + mixed * (shared * each + d * experts) + routed +
+    embedding + d;
+  return {
+    attention, ff, embedding, parameters, mixed, each, wide, routed, cached: layers * (kv_rank ? kv_rank + rope : 2 * kv * head_dim),
+    active: parameters - mixed * (experts - chosen) * each, multiplied: layers * (attention + ff) + vocab * d,
+    width: (counts) => counts[0] * d + counts[1] * queries + counts[2] * kv * head_dim + counts[3] * ins * hidden,
+    gathered: (by) => attention + (experts ? shared * each + experts * each / by : mlp),
+  };
+}
+
+// FLOPs of a token: of a forward pass, and of what is computed again; and those of its scores in a layer.
+function flopsOf(model, { attention, ff, mixed, each, multiplied }, sequence, recomputes) {
+  const { layers, d_model: d, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen, rope_dim = 0 } = model;
+  const scores = sequence * heads * (4 * head_dim + 2 * rope_dim);
+  const routed = experts ? 2 * chosen * each * mixed / layers : 0;
+  const mlp = routed + (2 * ff - routed) * (gated ? 2 / 3 : 1 / 2); // nothing needs the last product again, but a router
+  const [out, queries, keys] = [2 * d * heads * head_dim, heads * head_dim, kv * head_dim];
+  const one = (2 * attention - out) / (queries + 2 * keys); // of the projections, for each element of their results
+  const parts = { query: one * queries, key: one * keys, value: one * keys, out, mlp, scores };
+  const repeat = recomputes.reduce((all, part) => all + parts[part], 0);
+  return [2 * multiplied + layers * scores, layers * repeat, scores];
 }
 
 // Whether so many chips can share the heads of a layer.
@@ -162,102 +198,127 @@ function unknownHost({ chip, remat }) {
     `for ${known.join(", ")}`);
 }
 
+// Why there is no such model.
+function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token: chosen = 0, dense_layers: plain = 0 }) {
+  if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
+  if (experts && !(chosen >= 1 && chosen <= experts)) {
+    return wrong(`experts_per_token is ${chosen}; use a number from 1 to ${experts}, the experts`);
+  }
+  return plain > layers ? wrong(`dense_layers is ${plain}; use a number from 0 to ${layers}, the layers`) : null;
+}
+
+// Why a chip cannot multiply in this dtype.
+function noPeak(name, dtype = "bf16") {
+  const peaks = explorer.data.chips[name].flops_per_second;
+  return peaks[dtype] ? null : wrong(`${name} has no peak for '${dtype}'; it has ${Object.keys(peaks).join(", ")}`);
+}
+
 // Why there is no such step.
 function refused(model, given) {
-  const [{ heads, kv_heads: kv, layers }, { tensor, pipeline, stages }] = [model, given];
-  if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
-  if (unknownHost(given)) return unknownHost(given);
+  const [{ heads, kv_heads: kv, layers, experts }, { tensor, pipeline, stages, expert = 1 }] = [model, given];
+  const error = notAModel(model) || unknownHost(given);
+  if (error) return error;
   if (pipeline * stages > layers) return wrong(`${pipeline * stages} stages are more than the ${layers} layers`);
-  return splits(model, tensor) ? null : wrong(`a tensor axis of ${tensor} cannot split ${heads} heads and ${kv} kv_heads ` +
-    `evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
+  if (expert > 1 && (!experts || experts % expert)) {
+    return wrong(`an expert axis of ${expert} cannot share ${experts ? `${experts} experts` : "a model without experts"}; use a ` +
+      "divisor of them");
+  }
+  return splits(model, tensor) ? noPeak(given.chip, given.products) : wrong(`a tensor axis of ${tensor} cannot split ${heads} ` +
+    `heads and ${kv} kv_heads evenly; use a divisor of ${heads} that divides ${kv} or is a multiple of it`);
 }
+
+// Bytes of an element: of parameters, of their gradients, of each of two moments, of master weights.
+const DTYPES = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
+const widths = (given) => Object.entries(DTYPES).map(([name, dtype]) => explorer.data.widths[given[name] ?? dtype] ?? 0);
 
 // [the memory of a chip, that of its host]: of the first stage of a pipeline, which keeps a micro-batch for each stage.
 function memoryOf(model, counted, given) {
-  const { batch, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat } = given;
+  const { batch, data, fsdp, tensor, pipeline, context, expert = 1, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
-  const { attention, mlp, embedding, parameters, width } = counted;
-  const tokens = batch / (data * fsdp * context * micro); // of a micro-batch
-  const shards = fsdp * context * tensor;
+  const { embedding, parameters, width } = counted;
+  const [wide, gradient, moment, master] = widths(given);
+  const tokens = batch / (data * fsdp * expert * context * micro); // of a micro-batch
+  const shards = fsdp * context * expert * tensor;
   const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
   const { recomputes, keeps, hosts } = explorer.data.remat[remat];
-  const whole = (gathers === 1 ? 4 * layers / pipeline : 4) * (attention + mlp); // of two layers; or of all, with gradients
-  return [{ // in bf16, except moments and logits
-    parameters: 2 * held,
-    gradients: 2 * held,
-    moments: 8 * held,
+  const once = min(wide, 2); // wider parameters are cast before they are gathered
+  const whole = (gathers === 1 ? (once + gradient) * layers / pipeline : 2 * once) * counted.gathered(expert);
+  return [{ // activations in bf16, logits in f32
+    parameters: wide * held,
+    gradients: gradient * held,
+    moments: 2 * moment * held,
+    ...(master ? { "master weights": master * held } : {}),
     activations: 2 * tokens * (keeping * width(keeps) + min(keeping, 2) * width(hosts)) / tensor,
     working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor,
-    gathered: shards > tensor ? whole / tensor : 0,
+    gathered: shards > tensor * expert ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   }, 2 * tokens * keeping * width(hosts) / tensor];
 }
 
 // The cost of a step, on a machine whose places are known.
 function step(model, counted, made, where, given) {
-  const { layers: allLayers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, vocab } = model;
-  const { attention, mlp, parameters, width, multiplied } = counted;
-  const { batch, sequence, data, fsdp, tensor, pipeline, context, microbatches: micro, stages, gathers, remat, reserve } = given;
+  const { layers: allLayers, d_model: d, heads, kv_heads: kv, head_dim, vocab, experts, experts_per_token: chosen } = model;
+  const { attention, ff, mixed, parameters, routed, width } = counted;
+  const { batch, sequence, data, fsdp, tensor, pipeline, context, expert = 1, microbatches: micro, stages, gathers, remat,
+    reserve } = given;
   const { chip } = made;
   const { recomputes, reads, pairs: repeated, keeps, hosts } = explorer.data.remat[remat];
   const [memory, onHost] = memoryOf(model, counted, given);
-  const state = memory.parameters + memory.gradients + memory.moments;
+  const [wide, gradient] = widths(given);
+  const state = memory.parameters + memory.gradients + memory.moments + (memory["master weights"] || 0);
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
-  const tokens = batch / (data * fsdp * context); // of a tensor group, in all micro-batches
-  const [layers, peak] = [allLayers / pipeline, chip.flops_per_second.bf16];
+  const tokens = batch / (data * fsdp * expert * context); // of a tensor group, in all micro-batches
+  const [layers, peak, fast] = [allLayers / pipeline, chip.flops_per_second.bf16, chip.flops_per_second[given.products || "bf16"]];
 
   // Compute.
-  const scores = sequence * heads * (4 * head_dim);
-  const twoThirds = 2 * mlp * (model.gated ? 2 / 3 : 1 / 2); // nothing needs the last product again
-  const [output, queries, keysOf] = [2 * d * heads * head_dim, heads * head_dim, kv * head_dim];
-  const one = (2 * attention - output) / (queries + 2 * keysOf); // of the projections, for each element of their results
-  const parts = { query: one * queries, key: one * keysOf, value: one * keysOf, out: output, mlp: twoThirds, scores };
-  const repeat = recomputes.reduce((all, part) => all + parts[part], 0);
-  const forwards = tokens / tensor * (2 * multiplied + allLayers * scores) / pipeline;
-  const again = tokens / tensor * (allLayers * repeat) / pipeline;
+  const [forward, repeat, scores] = flopsOf(model, counted, sequence, recomputes);
+  const [forwards, again] = [tokens / tensor * forward / pipeline, tokens / tensor * repeat / pipeline];
   const flops = 3 * forwards + again;
-  const products = 3 * (2 * allLayers * (attention + mlp) * tokens / (tensor * pipeline)) + again -
+  const products = 3 * (2 * allLayers * (attention + ff) * tokens / (tensor * pipeline)) + again -
     (recomputes.includes("scores") ? scores * layers * tokens / tensor : 0);
-  const seconds = { compute: products / peak + (flops - products) / peak };
+  const seconds = { compute: products / fast + (flops - products) / peak };
 
   // HBM.
-  const dense = parameters / (tensor * pipeline);
+  const [many, dense] = [routed / expert, parameters - routed].map((n) => n / (tensor * pipeline)); // of experts, and others
   const update = 2 * (state - memory.gradients) + memory.gradients;
   const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
   const moved = width(hosts) * forToken;
   const bandwidth = chip.hbm_bytes_per_second;
-  seconds.hbm = (micro * (reads * 2 + 2) * dense + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
+  seconds.hbm = (micro * (reads * wide + gradient) * (many + dense) + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
   seconds.host = moved ? 2 * moved / chip.host_bytes_per_second : 0;
 
-  // Communication: for each axis which kind, how often, and the bytes of all its arrays together.
+  // Communication: for each axis where, which kind, how often, and the bytes of all its arrays together.
   const held = tokens * d * 2;
   const pairs = layers * (4 + repeated) + 2;
-  const keys = 2 * kv * head_dim / tensor;
+  const keys = model.kv_rank ? model.kv_rank + model.rope_dim : 2 * kv * head_dim / tensor;
   const blocks = (3 + recomputes.includes("scores")) * layers * micro;
   const crossings = pipeline > 1 ? 2 * stages : 0;
   const [gather, scatter] = gathers === 2 ? [2 * micro, micro] : [1, 1];
-  const permute = "collective-permute";
+  const sent = (chosen || 0) * mixed / pipeline * (4 + 2 * recomputes.includes("mlp")); // arrays to the experts and back
+  const sharded = (at, n) => [[at, "all-gather", gather * layers, gather * n * min(wide, 2)],
+    [at, "reduce-scatter", scatter * layers, scatter * n * gradient]];
   const moves = {
-    data: [["all-reduce", layers, dense * tensor / (fsdp * context * tensor) * 2]],
-    fsdp: [["all-gather", gather * layers, gather * dense * 2], ["reduce-scatter", scatter * layers, scatter * dense * 2]],
-    tensor: [["all-reduce", micro * pairs, pairs * held]],
-    pipeline: [[permute, crossings * micro, crossings * held / tensor]],
-    context: [[permute, blocks * (context - 1), (context - 1) * blocks / micro * tokens * keys * 2]],
+    data: [["data", "all-reduce", layers, (dense + many * expert) * tensor / (fsdp * context * expert * tensor) * gradient]],
+    fsdp: [...sharded("fsdp", dense), ...(experts ? sharded("routed", many) : [])],
+    tensor: [["tensor", "all-reduce", micro * pairs, pairs * held]],
+    pipeline: [["pipeline", PERMUTE, crossings * micro, crossings * held / tensor]],
+    context: [["context", PERMUTE, blocks * (context - 1), (context - 1) * blocks / micro * tokens * keys * 2]],
+    expert: [["expert", ROUTE, sent * micro / max(chosen || 0, 1), sent * held / tensor]],
   };
   const fitted = explorer.data.fitted[chip.torus.length ? "tpu" : "gpu"];
-  const [took, sent] = [{}, {}];
+  const [took, bytesOf] = [{}, {}];
   for (const axis of AXES) {
     let [near, far, late] = [0, 0, 0];
-    sent[axis] = 0;
-    for (const [kind, count, bytes] of moves[axis]) {
-      const waits = !["data", "fsdp"].includes(axis) || !chip.torus.length;
-      const [one, other] = axisSeconds(kind, count, bytes, where[axis], waits, chip);
+    bytesOf[axis] = 0;
+    const waits = !["data", "fsdp"].includes(axis) || !chip.torus.length;
+    for (const [at, kind, count, bytes] of moves[axis]) {
+      const [one, other] = axisSeconds(kind, count, bytes, where[at], waits, chip);
       [near, far] = [near + one, far + other];
-      late += count * latency(kind, where[axis], fitted);
-      const of = where[axis].near * where[axis].far;
-      sent[axis] += of > 1 ? sentBytes(kind, bytes, of) : 0;
+      late += count * latency(kind, where[at], fitted);
+      const of = where[at].near * where[at].far;
+      bytesOf[axis] += of > 1 ? sentBytes(kind, bytes, of) : 0;
     }
     seconds[axis] = max(near, far);
     took[axis] = max(near / fitted.links, far / fitted.network) + late;
@@ -266,41 +327,44 @@ function step(model, counted, made, where, given) {
   // The time to expect: products at the share of the peak that their sizes reach, and what nothing hides.
   const [, share] = Object.entries(fitted.products).find(([name]) => given.chip.startsWith(name)) || [0, fitted.other];
   const rows = max(tokens / micro, 1e-9);
-  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) +
-    mlp * (1 + fitted.half / min(rows, d, f / tensor))) / (attention + mlp);
-  const work = (products / peak * slower + (flops - products) / peak) / share;
+  const least = experts ? min(rows * chosen * expert / experts, counted.wide / tensor) : min(rows, d, model.d_ff / tensor);
+  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) + ff * (1 + fitted.half / least)) /
+    (attention + ff);
+  const work = (products / fast * slower + (flops - products) / peak) / share;
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
   const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
-  const exposed = took.tensor + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * scatter) + open("data") +
+  const exposed = took.tensor + took.expert + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * scatter) + open("data") +
     took.data / layers + open("context") + host;
   const [bubble, updating] = [(pipeline - 1) / (micro * stages), update / bandwidth];
   const longest = max(...Object.values(seconds));
-  const least = longest * (1 + bubble);
+  const lower = longest * (1 + bubble);
   const sum = AXES.reduce((all, axis) => all + seconds[axis], seconds.host);
   const expected = (work + exposed) * (1 + bubble) + updating;
-  const mfu = 3 * forwards / peak / least;
+  const mfu = 3 * forwards / fast / lower;
   return {
     parameters, memory, total_bytes: total, state_bytes: state, host_bytes: onHost, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
     fits: total <= chip.hbm_bytes * (1 - reserve / 100),
-    parts: seconds, sent_bytes: sent, seconds: least,
+    parts: seconds, sent_bytes: bytesOf, seconds: lower,
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
     bound: Object.keys(seconds).find((part) => seconds[part] === longest),
-    expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * least / expected,
-    moved_bytes: { ...sent, host: 2 * moved }, work_seconds: work, update_seconds: updating,
+    expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * lower / expected,
+    moved_bytes: { ...bytesOf, host: 2 * moved }, work_seconds: work, update_seconds: updating,
     exposed: {
       data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
-      pipeline: took.pipeline / micro, context: open("context"), host,
+      pipeline: took.pipeline / micro, context: open("context"), expert: took.expert, host,
     },
   };
 }
 
 function fit(given) {
-  const made = machine(given.chip, product(AXES.map((axis) => given[axis])), given.slices);
+  const made = machine(given.chip, product(AXES.map((axis) => given[axis] ?? 1)), given.slices);
   const error = made.error ? made : refused(given.model, given);
   if (error) return error;
   return step(given.model, sizesOf(given.model), made, places(made, given), given);
 }
 
-Object.assign(explorer, { fit, linkShare, machine, places, sizesOf, splits, step, unknownHost });
+Object.assign(explorer, {
+  fit, flopsOf, linkShare, machine, network, noPeak, notAModel, places, sizesOf, splits, step, unknownHost,
+});
 })(window.explorer);

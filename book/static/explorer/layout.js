@@ -2,24 +2,7 @@
 //   case: { mesh: [["x", 2], ["y", 4]], shape: [8, 16], spec: [["x"], ["y"]], dtype: "float32" }
 (function (explorer) {
 "use strict";
-const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
-const times = (n, make) => Array.from({ length: n }, (_, i) => make(i));
-const divisors = (n) => {
-  const low = times(Math.floor(Math.sqrt(n)), (i) => i + 1).filter((d) => n % d === 0);
-  return [...new Set([...low, ...low.map((d) => n / d).reverse()])];
-};
-const AXES = ["data", "fsdp", "tensor", "pipeline", "context"]; // of a training step's mesh
-const plain = (n) => n.toLocaleString("en-US", { maximumFractionDigits: 1 });
-const count = (n, noun) => `${plain(n)} ${noun}${n === 1 ? "" : "s"}`;
-
-// As Python writes them.
-const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
-const quoted = (name) => `"${name}"`;
-const entry = (axes) => (axes.length === 0 ? "None" : axes.length === 1 ? quoted(axes[0]) : tuple(axes.map(quoted)));
-const specText = (spec) => `P(${spec.map(entry).join(", ")})`;
-const indexText = (index) => `[${index.map(([start, stop]) => `${start}:${stop}`).join(", ")}]`;
-const over = (axes) => (axes.length === 0 ? "" : axes.length === 1 ? axes[0] : `(${axes.join(",")})`);
-
+const { count, meshCode, over, plain, product, specText, times, tuple } = explorer;
 const shardsOver = (sizes, axes) => product(axes.map((axis) => sizes[axis]));
 
 // What JAX refuses, in the order in which it looks; `jax` is from its own message.
@@ -89,11 +72,6 @@ function layout(given) {
   };
 }
 
-const meshCode = (mesh) => `mesh = jax.make_mesh(
-    ${tuple(mesh.map(([, size]) => size))}, ${tuple(mesh.map(([name]) => quoted(name)))},
-    axis_types=(AxisType.Auto,) * ${mesh.length},
-)`;
-
 const layoutCode = ({ mesh, shape, spec, dtype }) => `import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
@@ -102,7 +80,5 @@ ${meshCode(mesh)}
 sharding = NamedSharding(mesh, ${specText(spec)})
 x = jax.device_put(jnp.zeros(${tuple(shape)}, jnp.${dtype}), sharding)`;
 
-Object.assign(explorer, {
-  AXES, count, divisors, indexText, layout, meshCode, over, plain, product, refusal, specText, times, tuple,
-});
-})((window.explorer = window.explorer || {}));
+Object.assign(explorer, { layout, refusal });
+})(window.explorer);

@@ -1,8 +1,8 @@
-// The three calculators: what the address calls their controls, which meshes they offer, and how they show answers.
+// The explorer's three calculators: what the address calls their controls, which meshes they offer, how they show answers.
 (function (explorer) {
 "use strict";
-const { AXES: STEP_AXES, divisors, drawLayout, figure, h, hatching, indexText, plain, product, rect, specText, text, textWidth,
-  times } = explorer;
+const { AXES: ALL, bar, bytesText, codeBox, divisors, drawLayout, folded, h, indexText, meshText, pictures, plain, product,
+  share, specText, table, timeText, times } = explorer;
 
 // --- Reading ---
 const meshKeys = (most) => times(most, (i) => [`name${i}`, `size${i}`]).flat();
@@ -25,6 +25,31 @@ const devices = {
     if (Object.keys(Object.fromEntries(mesh)).length < mesh.length) return "two axes have the same name";
     return devices > 64 && `this mesh has ${devices} devices; use up to 64`;
   },
+  // Let each dimension choose among the axes that there are.
+  axes(form) {
+    for (const select of form.querySelectorAll("[data-axes]")) {
+      const orders = [[]];
+      for (const order of orders) {
+        for (let i = 0; i < form.elements.axes.value && order.length < select.dataset.axes; i++) {
+          const { value } = form.elements[`name${i}`];
+          if (!order.includes(value)) orders.push([...order, value]);
+        }
+      }
+      const { value, selectedIndex, length } = select;
+      select.replaceChildren(...orders.map((names) => h("option", { value: names.join(".") || "-" },
+        names.length > 1 ? `(${names.join(", ")})` : names[0] ?? "no axis")));
+      if (length === orders.length) select.selectedIndex = selectedIndex; // its axis may have another name now
+      else select.value = value;
+      if (!select.value) select.selectedIndex = 0;
+    }
+  },
+  offer(form, sizes, offered) {
+    const [select, now] = [form.querySelector("[data-meshes]"), sizes.map((name) => form.elements[name].value)];
+    const option = ({ sizes: mesh, words }) => h("option", { value: mesh.join("x") }, words);
+    const others = offered.some(({ sizes: mesh }) => `${mesh}` === `${now}`) ? [] : [{ sizes: now, words: now.join(" × ") }];
+    select.replaceChildren(...[...others, ...offered].map(option));
+    select.value = now.join("x");
+  },
   // The most even one first.
   meshes(form) {
     const all = factored(Number(form.devices), Number(form.axes)).sort((p, q) => Math.max(...p) - Math.max(...q));
@@ -35,25 +60,6 @@ const devices = {
   },
 };
 
-// --- Showing ---
-const scaled = (n, units) => {
-  const i = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log10(n || 1) / 3)));
-  return `${Number((n / 1000 ** i).toPrecision(3))} ${units[i]}`;
-};
-const bytesText = (n) => scaled(n, ["bytes", "kB", "MB", "GB", "TB"]);
-const timeText = (n) => scaled(n * 1e9, ["ns", "µs", "ms", "s"]);
-
-function table(name, ...rows) {
-  const lines = rows.map((row, r) => h("tr", {}, ...row.map((cell, i) => h(r && i ? "td" : "th", {
-    scope: r && i ? null : r ? "row" : "col", class: i > 0 && /^\d/.test(rows[1][i]) && "explorer-number",
-  }, cell))));
-  return h("div", { class: "explorer-table", role: "region", "aria-label": name, tabindex: 0 }, h("table", {},
-    h("thead", {}, lines[0]), h("tbody", {}, ...lines.slice(1))));
-}
-const folded = (name, open, inside) => h("details", open ? { open } : {}, h("summary", {}, name), inside);
-const codeBox = (code) => folded("JAX code", false,
-  h("pre", { tabindex: 0, role: "group", "aria-label": "JAX code" }, h("code", {}, code)));
-const pictures = (...figures) => h("div", { class: "shardlab explorer-pictures" }, ...figures);
 const refused = ({ words, jax }, ...nodes) => ({
   refused: true, nodes, words: jax ? `JAX refuses this. ${words} In its words: “… ${jax} …”` : `${words}.`,
 });
@@ -155,57 +161,8 @@ const matmul = {
 // --- A training step ---
 const SIZES = ["layers", "d_model", "d_ff", "heads", "kv_heads", "head_dim", "vocab"];
 const pick = (form, names) => Object.fromEntries(names.map((name) => [name, Number(form[name])]));
-const gigabytes = (n) => `${(n / 1e9).toFixed(2)} GB`;
-const tenth = (n) => Math.round(10 * n) / 10;
-
-// The memory of a chip as a bar: a line where it ends, a dashed one where its reserve begins, and a legend. What is
-// beyond the memory is hatched. `most` bytes are as long as the bar; a brief one has no legend.
-function bar(memory, total, has, reserve, most, brief) {
-  const [width, top, height] = [312, 20, 36];
-  const scale = width / most;
-  const [end, usable] = [has * scale, has * (1 - reserve / 100) * scale];
-  let left = 0;
-  const labels = [];
-  const shapes = Object.values(memory).map((bytes, i) => {
-    const [colour, fill] = explorer.data.palette[i];
-    const [wide, from] = [bytes * scale, left];
-    const rim = { "paint-order": "stroke", stroke: colour, "stroke-width": 5 };
-    if (wide > 12) labels.push(text(tenth(from + wide / 2), top + 23, i + 1, 13, { fill, ...rim }));
-    left += wide;
-    return rect(tenth(from), top, tenth(wide), height, colour);
-  });
-  shapes.push(rect(0, top, tenth(end), height, "none"));
-  if (total > has) {
-    shapes.push(hatching(tenth(end), top, tenth(left - end), height, "#000", 2), h("path", {
-      d: `M${end.toFixed(1)} ${top + height + 5}H${left.toFixed(1)}`, style: "stroke:var(--bad,#b3261e)", "stroke-width": 5,
-    }));
-  }
-  shapes.push(...labels);
-  const room = `${gigabytes(has)} of the chip`;
-  shapes.push(text(tenth(end), 11, room, 12, { "text-anchor": end > textWidth(room) ? "end" : "start" }));
-  for (const [place, thick, dashes] of [[usable, 2, "4 3"], [end, 4, null]]) {
-    shapes.push(h("path", { d: `M${place.toFixed(1)} ${top - 5}v${height + 14}`, stroke: "currentColor", "stroke-width": thick,
-      "stroke-dasharray": dashes }));
-  }
-  const over = total > has ? `; ${gigabytes(total - has)} more than it has, hatched` : "";
-  const title = `${gigabytes(total)} on each chip${over}`;
-  const marks = "the solid line is the end of the chip's memory" +
-    (Number(reserve) ? `, the dashed line the beginning of the ${reserve} % that are reserved` : "");
-  const said = Object.entries(memory).map(([kind, bytes]) => `${kind} ${gigabytes(bytes)}`).join("; ");
-  const keys = Object.entries(memory).flatMap(([kind, bytes], i) => {
-    const [background, color] = explorer.data.palette[i];
-    return [i ? " " : "", h("span", { class: "explorer-key" },
-      h("b", { style: `color:${color};background:${background}` }, `${i + 1}`), ` ${kind} ${gigabytes(bytes)}`)];
-  });
-  const legend = brief ? [`${title}.`] : [...keys, h("br", {}), `${title}; ${marks}.`];
-  return figure(shapes, width, 66, title, `${said}; ${marks}.`, ...legend);
-}
-
 const HOW = ["microbatches", "stages", "gathers"];
-const meshText = (mesh, how) => [STEP_AXES.filter((axis) => mesh[axis] > 1).map((axis) => `${axis} ${mesh[axis]}`).join(" × ") ||
-  "one chip", explorer.howText(how)].filter((words) => words).join(", ");
-const share = (part) => `${plain(100 * part)} %`;
-const plans = new Map(); // the last few
+const STEP_AXES = ALL.filter((axis) => axis !== "expert");
 
 const fit = {
   keys: Object.fromEntries(["model", ...SIZES, "gated", "tied", "chip", "chips", "slices", "batch", "sequence", ...STEP_AXES,
@@ -220,66 +177,21 @@ const fit = {
   solve(form) {
     return explorer.fit(this.given(form));
   },
-  plan(form) {
-    const { microbatches, stages, gathers, data, fsdp, tensor, pipeline, context, ...asked } = this.given(form);
-    const key = JSON.stringify(asked);
-    if (plans.size > 8) plans.clear();
-    if (!plans.has(key)) plans.set(key, explorer.plan(asked));
-    return plans.get(key);
-  },
-  // No such machine; or one whose meshes the planner cannot tell, so that there is no first one to take.
   wrong(form) {
-    const { chip, chips, slices, ...sizes } = this.given(form);
-    if (!(Number.isInteger(chips) && chips > 0 && chips <= explorer.data.most.chips)) return "";
-    const error = explorer.machine(chip, chips, slices).error ||
-      (product(STEP_AXES.map((axis) => sizes[axis])) !== chips && this.plan(form).error);
-    return error?.words;
+    const { chip, chips, slices } = this.given(form);
+    return Number.isInteger(chips) && chips > 0 && chips <= explorer.data.most.chips &&
+      explorer.machine(chip, chips, slices).error?.words;
   },
-  meshes(form) {
-    return (this.plan(form).choices || []).map((choice) =>
-      ({ sizes: STEP_AXES.map((axis) => choice.mesh[axis]), also: pick(choice, HOW) }));
-  },
-  // The first ten as a table, and the one that is shown.
-  ranking(form, usable) {
-    const { choices, error, remedies } = this.plan(form);
-    if (error) return { words: `No ranking: ${error.words}.`, nodes: [] };
-    const asked = this.given(form);
-    const now = choices.findIndex(({ mesh }) => STEP_AXES.every((axis) => mesh[axis] === asked[axis]));
-    const shown = [...new Set([...times(Math.min(10, choices.length), (i) => i), ...(now < 0 ? [] : [now])])];
-    const same = now >= 0 && HOW.every((name) => choices[now][name] === asked[name]);
-    const rows = shown.map((i) => {
-      const choice = choices[i];
-      const button = h("button", { type: "button", "data-choose": i, "aria-pressed": `${same && i === now}` },
-        `${i + 1}. ${meshText(choice.mesh, choice)}`);
-      return [
-        [button, h("small", {}, explorer.why(choice, choices[0], usable))],
-        timeText(choice.expected_seconds), timeText(choice.seconds),
-        share(choice.exposed_seconds / choice.expected_seconds), choice.bound,
-        [`${(choice.total_bytes / 1e9).toFixed(1)} GB`, h("small", {}, choice.fits ? "fits" : "too much")],
-      ];
-    });
-    const fitting = choices.filter(({ fits }) => fits).length;
-    const place = now < 0 ? "this is none of them" : same ? `this is number ${now + 1}`
-      : `this is number ${now + 1}, for which the planner takes ${explorer.howText(choices[now]) || "one micro-batch"}`;
-    const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
-      meshText(best.mesh, best));
-    const none = fitting ? "" : helps.length ? ` What would fit: ${helps.join("; ")}.`
-      : " Neither up to sixteen times the chips nor more rematerialisation fits.";
-    const name = "Meshes, ranked";
-    return {
-      words: `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit; ${place}.${none}`,
-      nodes: [
-        h("p", { class: "explorer-side" }, h("strong", {}, name), ", with what each loses against the first. Choose one to see it."),
-        table(name, ["mesh", "expected", "at least", "exposed", "bound by", "memory"], ...rows),
-      ],
-    };
-  },
+  meshes: ({ chips }) => [{ sizes: STEP_AXES.map((axis) => (axis === "fsdp" ? chips : 1)) }], // of so many chips
   show(form) {
     const [answer, asked] = [this.solve(form), this.given(form)];
     const has = explorer.data.chips[form.chip].hbm_bytes;
     const usable = has * (1 - form.reserve / 100);
-    const ranked = this.ranking(form, usable);
-    if (answer.error) return refused(answer.error, ...ranked.nodes);
+    const asks = ["model", ...(asked.model === explorer.data.models[form.model] ? [] : [...SIZES, "gated", "tied"]), "chip",
+      "chips", ...(explorer.data.chips[form.chip].torus.length ? ["slices"] : []), "batch", "sequence", "remat", "reserve"];
+    const ranked = h("p", {}, h("a", { href: `planner.html#planner?${asks.map((name) => `${name}=${form[name]}`).join("&")}` },
+      "All meshes for this model and machine"), ", ranked by the planner.");
+    if (answer.error) return refused(answer.error, ranked);
     const { memory, total_bytes: total, fits, expected_seconds: expected, exposed_seconds: exposed, bubble } = answer;
     const used = ([part]) => asked[part] !== 1 && (part !== "host" || answer.moved_bytes.host);
     const rows = Object.entries(answer.parts).filter(used).map(([part, seconds]) =>
@@ -292,7 +204,7 @@ const fit = {
       words: `${fits ? "This fits" : "This does not fit"}: a chip must hold ${bytesText(total)} of ${bytesText(has)}, ` +
         `${fits ? `with ${form.reserve} % reserved` : `${bytesText(total - usable)} more than a reserve of ${form.reserve} % leaves`}. ` +
         `Expect ${timeText(expected)} for a step, and at least ${timeText(answer.seconds)}: its longest part is ${answer.bound}.` +
-        `${waits}${there} ${ranked.words}`,
+        `${waits}${there}`,
       said: ["all on a chip", "expected"],
       extent: Math.max(total, has),
       draw: (most = Math.max(total, has), brief = false) => pictures(bar(memory, total, has, form.reserve, most, brief)),
@@ -304,7 +216,7 @@ const fit = {
         "longest part": [answer.bound, String], MFU: [answer.expected_mfu, share],
       },
       nodes: [
-        ...ranked.nodes,
+        ranked,
         folded("Time of a step, by part", false,
           table("Time of a step", ["part", "sent by a chip", "time", "not hidden"], ...rows,
             ["without overlap", "", timeText(answer.serial_seconds), timeText(exposed)])),
@@ -315,5 +227,5 @@ const fit = {
   },
 };
 
-Object.assign(explorer, { table, parts: { layout, matmul, fit } });
+explorer.parts = { layout, matmul, fit };
 })(window.explorer);

@@ -1,8 +1,8 @@
-// Every mesh for a model on a machine, ranked as by shardlab.plan, why each loses against the first, and its program.
-//   case: { model, chip, chips, slices, batch, sequence, remat, reserve }
+// Every mesh for a model on a machine, ranked as by shardlab.plan, and why each loses against the first.
+//   case: { model, chip, chips, slices, batch, sequence, remat, reserve, and perhaps products and dtypes }
 (function (explorer) {
 "use strict";
-const { AXES, divisors, machine, plain, places, product, sizesOf, splits, step, times, tuple, unknownHost } = explorer;
+const { AXES, divisors, machine, noPeak, notAModel, places, sizesOf, splits, step, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, for long sequences with a context axis, and with
@@ -15,6 +15,7 @@ function meshes({ chip, near, chips, slices }, model, sequence, several) {
     tensor: every.filter((n) => n <= (chip.torus.length ? chips : near) && splits(model, n)),
     pipeline: every.filter((n) => n <= (several ? min(model.layers, pipeline) : 1)),
     context: every.filter((n) => n <= (several || sequence >= long ? context : 1) && sequence % n === 0),
+    expert: every.filter((n) => n === 1 || (model.experts && model.experts % n === 0)),
     fsdp: every,
   };
   let found = [{ data: chips }];
@@ -36,7 +37,7 @@ function priced(made, some, given) {
   const [counted, sequences] = [sizesOf(given.model), given.batch / given.sequence];
   const { stages: most, faster, microbatches } = explorer.data.most;
   const choices = some.map((mesh) => {
-    const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp)];
+    const [where, each] = [places(made, mesh), sequences / (mesh.data * mesh.fsdp * mesh.expert)];
     // Powers of two, and those that leave a power of two of sequences in each micro-batch.
     const dividing = microbatches.filter((n) => each % n === 0);
     const numbers = [...new Set(dividing.flatMap((n) => [n, each / n]))].filter((n) => n <= microbatches.at(-1))
@@ -66,7 +67,7 @@ function priced(made, some, given) {
 
 const shared = (made, { model, batch, sequence }, several) => {
   const all = meshes(made, model, sequence, several);
-  return [all, all.filter(({ data, fsdp }) => batch / sequence % (data * fsdp) === 0)];
+  return [all, all.filter(({ data, fsdp, expert }) => batch / sequence % (data * fsdp * expert) === 0)];
 };
 
 // If nothing fits: the smallest changes with which something does, each as [words, the best choice].
@@ -90,12 +91,12 @@ function* remedies(made, given) {
   }
 }
 
-function plan(given) {
+function plan(given, helps = true) {
   const { model, chip, chips, slices, batch, sequence } = given;
   const made = machine(chip, chips, slices);
   if (made.error) return made;
   const wrong = (words) => ({ error: { words } });
-  if (model.heads % model.kv_heads) return wrong(`${model.heads} heads cannot share ${model.kv_heads} kv_heads evenly; use a divisor`);
+  if (notAModel(model)) return notAModel(model);
   if (batch % sequence) {
     const below = batch - batch % sequence;
     return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use ` +
@@ -103,23 +104,19 @@ function plan(given) {
   }
   const [all, even] = shared(made, given, isSeveral(made));
   if (!even.length) {
-    const enough = all.reduce((least, { data, fsdp }) =>
-      min(least, Math.ceil(batch / sequence / (data * fsdp)) * data * fsdp), Infinity);
+    const enough = all.reduce((least, { data, fsdp, expert }) =>
+      min(least, Math.ceil(batch / sequence / (data * fsdp * expert)) * data * fsdp * expert), Infinity);
     return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
       `fits ${model.heads} heads; use ${enough} sequences (${enough * sequence} tokens), or fewer chips`);
   }
-  if (unknownHost(given)) return unknownHost(given);
+  const error = unknownHost(given) || noPeak(chip, given.products);
+  if (error) return error;
   const choices = priced(made, even, given);
   const fitting = choices.filter(({ fits }) => fits).length;
-  return { choices, fitting, uneven: all.length - even.length, remedies: fitting ? [] : [...remedies(made, given)] };
+  return { choices, fitting, uneven: all.length - even.length, remedies: fitting || !helps ? [] : [...remedies(made, given)] };
 }
 
 // --- In words ---
-// How a mesh computes a step, if not in the plainest way.
-const howText = ({ microbatches, stages, gathers }) => [
-  microbatches > 1 ? `${microbatches} micro-batches` : "", stages > 1 ? `${stages} stages on each chip` : "",
-  gathers === 1 ? "gathered once" : "",
-].filter((words) => words).join(", ");
 const sizeText = (n) => (n < 1e8 ? `${Number((n / 1e6).toPrecision(2))} MB` : `${Number((n / 1e9).toPrecision(2))} GB`);
 const percent = (share) => `${share >= 0.1 ? Math.round(100 * share) : Number((100 * share).toPrecision(1))} %`;
 
@@ -146,46 +143,5 @@ function why(choice, first, usable) {
   return `${percent(slower)} slower: ${words}`;
 }
 
-// --- The program ---
-// The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are.
-function planCode(model, mesh, how) {
-  const { layers: L, d_model: D, d_ff: F, heads, kv_heads: kv, head_dim: H, vocab: V, gated, tied } = model;
-  const order = ["data", "pipeline", "fsdp", "context", "tensor"].filter((axis) =>
-    ["data", "fsdp", "tensor"].includes(axis) || mesh[axis] > 1);
-  const fsdp = mesh.context > 1 ? ["fsdp", "context"] : ["fsdp"];
-  const stage = mesh.pipeline > 1 ? ["pipeline"] : [];
-  const tensor = ["tensor"];
-  const keys = kv % mesh.tensor ? [] : tensor; // otherwise several chips share a head
-  const up = gated ? [[2], [[]]] : [[], []];
-  const weights = [
-    ["embed", [V, D], [tensor, fsdp]],
-    ...(tied ? [] : [["out", [D, V], [fsdp, tensor]]]),
-    ["norm", [D], []],
-    ["norms", [L, 2, D], stage.length ? [stage] : []],
-    ["q", [L, D, heads * H], [stage, fsdp, tensor]],
-    ["kv", [L, 2, D, kv * H], [stage, [], fsdp, keys]],
-    ["o", [L, heads * H, D], [stage, tensor, fsdp]],
-    ["up", [L, ...up[0], D, F], [stage, ...up[1], fsdp, tensor]],
-    ["down", [L, F, D], [stage, tensor, fsdp]],
-  ];
-  const lines = weights.map(([name, shape, spec]) => {
-    const pads = spec.flatMap((axes, i) => { // JAX shards evenly only
-      const n = product(axes.map((axis) => mesh[axis]));
-      return shape[i] % n ? [`; pad ${shape[i]} to ${Math.ceil(shape[i] / n) * n}`] : [];
-    });
-    return `    "${name}": ${explorer.specText(spec)},  # ${tuple(shape)}${pads.join("")}`;
-  });
-  const batch = explorer.specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
-  const done = howText(how);
-  return `import jax
-from jax.sharding import AxisType, PartitionSpec as P
-
-${explorer.meshCode(order.map((axis) => [axis, mesh[axis]]))}
-specs = {  # of the weights, with all layers in one array
-${lines.join("\n")}
-}
-tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
-}
-
-Object.assign(explorer, { howText, plan, planCode, why });
+Object.assign(explorer, { plan, why });
 })(window.explorer);

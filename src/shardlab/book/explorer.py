@@ -6,7 +6,7 @@ of `shardlab.arrays.layout` and `shardlab.costs` in JavaScript. tests/browser/te
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -15,6 +15,7 @@ from shardlab import costs
 from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
+from shardlab.book.forms import Part, form, label, number, pulled, select
 from shardlab.costs.kinds import KINDS
 from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
@@ -24,10 +25,12 @@ from shardlab.pictures.svg import PALETTE, Picture, figure, hatching, ink, rect,
 __all__ = ["Part", "data", "fit", "layout", "matmul", "typed"]
 
 SCRIPTS = (
-    "layout.js", "draw.js", "matmul.js", "fit.js", "plan.js", "names.js", "parts.js", "compare.js", "explorer.js",
+    "words.js", "layout.js", "svg.js", "draw.js", "matmul.js", "fit.js", "names.js", "show.js", "parts.js",
+    "compare.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
-_OF_FIT = ("fit.js", "plan.js")  # what no other calculator needs
-OF_TYPED = ("explorer.css", "spec.css", "layout.js", "draw.js", "names.js", "spec.js")
+STYLES = ("explorer.css", "calculators.css")
+_OF_FIT = ("fit.js",)  # what no other calculator needs
+OF_TYPED = ("explorer.css", "spec.css", "words.js", "layout.js", "svg.js", "draw.js", "names.js", "spec.js")
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}  # of shardlab.costs, and JAX's names
 RESERVES = (0, 5, 10, 20, 30)  # per cent of a chip's memory
@@ -41,35 +44,12 @@ REACH = {"stages": 2**4}  # of a slider, if it is not 4096
 REMATERIALISED = {name: remat.label for name, remat in costs.REMAT.items()}
 
 
-@dataclass(frozen=True)
-class Part:
-    """A calculator of the explorer in its initial state.
-
-    Attributes:
-      name: "layout", "matmul" or "fit".
-      start: the address of the initial state, without the "#name?".
-      form: the HTML of its controls.
-      picture: a `Picture` of the initial state, with its numbers.
-    """
-
-    name: str
-    start: str
-    form: str
-    picture: Picture
-
-    def _repr_html_(self):
-        known = {key: value for key, value in data().items() if key in _USES[self.name]}
-        blob = json.dumps(known).replace("<", "\\u003c")
-        files = [name for name in ("explorer.css", *SCRIPTS) if self.name == "fit" or name not in _OF_FIT]
-        files = " ".join(f"explorer/{name}" for name in files)
-        return (
-            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{files}">'
-            f'<template><div class="explorer-both">{self.form}{_OUTPUT}</div></template>{self.picture.html}</div>'
-            f'<script type="application/json" class="explorer-data">{blob}</script>'
-        )
-
-    def __repr__(self) -> str:
-        return self.picture.text
+# What each calculator needs of the data, so that it can stand on a page by itself.
+_USES = {
+    "layout": ("palette", "dtypes"),
+    "matmul": ("palette", "dtypes", "bytes", "chips", "rounds"),
+    "fit": ("palette", "chips", "models", "rounds", "widths", "remat", "fitted", "most"),
+}
 
 
 def data() -> dict:
@@ -104,6 +84,7 @@ def data() -> dict:
             for name, model in MODELS.items()
         },
         "rounds": {name: kind.rounds for name, kind in KINDS.items() if kind.rounds},
+        "widths": dict(costs.BYTES),
         "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {
@@ -118,12 +99,11 @@ def data() -> dict:
     }
 
 
-# What each calculator needs of the data, so that it can stand on a page by itself.
-_USES = {
-    "layout": ("palette", "dtypes"),
-    "matmul": ("palette", "dtypes", "bytes", "chips", "rounds"),
-    "fit": ("palette", "chips", "models", "rounds", "remat", "fitted", "most"),
-}
+def _part(name, start, controls, picture):
+    """A calculator with the scripts and the data that it uses."""
+    known = {key: value for key, value in data().items() if key in _USES[name]}
+    files = [file for file in (*STYLES, *SCRIPTS) if name == "fit" or file not in _OF_FIT]
+    return Part(name, start, controls, picture, tuple(files), known)
 
 
 def _known(kind, name, known):
@@ -135,48 +115,15 @@ def _known(kind, name, known):
 
 # --- Controls ----------------------------------------------------------------------------------------------------
 
-_OUTPUT = (
-    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div>'
-    '<div class="explorer-bar"><button type="button" name="pin">Pin to compare</button>'
-    '<button type="button" name="link">Copy link</button><button type="button" name="code">Copy code</button>'
-    '<button type="button" name="again">Start again</button><span role="status"></span></div></div>'
-)
-
-
-def _label(words, control, shown=""):
-    shown = f' data-if="{shown}"' if shown else ""
-    return f"<label{shown}><span>{words}</span>{control}</label>"
-
-
-def _number(name, words, value, most, shown="", attributes=""):
-    control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required{attributes} '
-    return _label(words, control + f'title="a whole number from 1 to {most:,}">', shown)
-
-
-def _pulled(name, words, value, most, shown="", attributes="", reach=None):
-    """A number that can be typed or pulled: its slider goes up to `reach` in powers of two."""
-    top = (reach or most).bit_length() - 1
-    slider = f'<input type="range" min="0" max="{top}" data-of="{name}" aria-label="{words}, doubled or halved">'
-    shown = f' data-if="{shown}"' if shown else ""
-    return f'<div class="explorer-pulled"{shown}>{_number(name, words, value, most, "", attributes)}{slider}</div>'
-
-
-def _select(name, words, options, shown="", attributes=""):
-    # Options are values, or a dict from each value to the words that the page shows for it.
-    named = options if isinstance(options, dict) else {option: option for option in options}
-    options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
-    name = f' name="{name}"' if name else ""
-    return _label(words, f"<select{name}{attributes}>{options}</select>", shown)
-
 
 def _total(name, words, value, most, reach=None):
     """How many devices there are, which follows from the mesh."""
-    return _pulled(name, words, value, most, "", " data-follows", reach)
+    return pulled(name, words, value, most, "", " data-follows", reach)
 
 
 def _meshes():
     """The meshes of so many devices, to choose from; the scripts fill them in."""
-    return _select("", "Possible meshes", (), "", " data-meshes")
+    return select("", "Possible meshes", (), "", " data-meshes")
 
 
 def _mesh_controls(most):
@@ -184,20 +131,15 @@ def _mesh_controls(most):
     for i in range(most):
         named = f'<input name="name{i}" value="{"xyz"[i]}" pattern="[A-Za-z_][A-Za-z0-9_]*" maxlength="10" required '
         named += 'title="letters, digits and _, no digit first" autocomplete="off" spellcheck="false">'
-        axes += _label(f"Axis {i + 1}, name", named, f"axes {i}")
-        axes += _pulled(f"size{i}", f"Axis {i + 1}, devices", 2, MOST_DEVICES, f"axes {i}")
+        axes += label(f"Axis {i + 1}, name", named, f"axes {i}")
+        axes += pulled(f"size{i}", f"Axis {i + 1}, devices", 2, MOST_DEVICES, f"axes {i}")
     total = _total("devices", "Devices", 4, MOST_DEVICES)
-    return _select("axes", "Axes", range(1, most + 1)) + total + axes + _meshes()
+    return select("axes", "Axes", range(1, most + 1)) + total + axes + _meshes()
 
 
 def _sharded(name, words, most, shown=""):
     """A choice of mesh axes, at most so many, for one dimension; the scripts fill in the axes that there are."""
-    return _select(name, words, (), shown, f' data-axes="{most}"')
-
-
-def _form(name, groups):
-    fields = "".join(f"<fieldset><legend>{legend}</legend>{controls}</fieldset>" for legend, controls in groups.items())
-    return f'<form aria-label="{name}">{fields}</form>'
+    return select(name, words, (), shown, f' data-axes="{most}"')
 
 
 def _mesh_address(mesh):
@@ -242,12 +184,12 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float3
     ]
     spec = _spec_address(sharding.spec, len(shape))
     start = f"{_mesh_address(sharding.mesh)}&shape={','.join(map(str, shape))}&spec={spec}&dtype={dtype}"
-    array = _select("dims", "Dimensions", range(4)) + _select("dtype", "Type of an element", DTYPES)
+    array = select("dims", "Dimensions", range(4)) + select("dtype", "Type of an element", DTYPES)
     for i in range(3):
-        array += _pulled(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}", reach=2**10)
+        array += pulled(f"dim{i}", f"Dimension {i}, size", 8, 2**20, f"dims {i}", reach=2**10)
         array += _sharded(f"axes{i}", f"Dimension {i}, axes", 3, f"dims {i}")
-    form = _form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
-    return Part("layout", start, form, _picture(draw(described), ("device", "slice", "replica", "bytes"), rows))
+    controls = form("Sharding of an array", {"Mesh": _mesh_controls(3), "Array": array})
+    return _part("layout", start, controls, _picture(draw(described), ("device", "slice", "replica", "bytes"), rows))
 
 
 def typed(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float32") -> Picture:
@@ -318,21 +260,21 @@ def matmul(
     rows = [(name, str(layout)) for name, layout in settings.items()]
     specs = "&".join(f"{name}={_spec_address(spec, 2)}" for name, spec in zip("abc", (a, b, c), strict=True))
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
-    product = "".join(_pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
+    product = "".join(pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     sharded = "".join(
         _sharded(f"{of.lower()}{i}", f"{dim} of {of}", 1)
         for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
         for i, dim in enumerate(dims)
     )
-    product += _select("dtype", "Precision", tuple(PRECISIONS))
-    chips = _select("chip", "Chip", tuple(hardware.CHIPS))
+    product += select("dtype", "Precision", tuple(PRECISIONS))
+    chips = select("chip", "Chip", tuple(hardware.CHIPS))
     groups = {
         "Mesh and chip": _mesh_controls(2) + chips,
         "A[I, J] · B[J, K] = C[I, K]": product,
         "Sharded over": sharded,
     }
-    return Part(
-        "matmul", start, _form("Matrix product", groups), _picture(draw(**settings), ("array", "sharding"), rows)
+    return _part(
+        "matmul", start, form("Matrix product", groups), _picture(draw(**settings), ("array", "sharding"), rows)
     )
 
 
@@ -347,7 +289,7 @@ def fit(
     slices: int = 1,
     gathers: int = 2,
 ) -> Part:
-    """Whether a training step fits in the memory of its chips and how long it takes; on the page, the planner.
+    """Whether a training step fits in the memory of its chips and how long it takes.
 
     On 16 chips of a v5e FSDP alone holds too much for 64 sequences of 4,096 tokens of Llama 3 8B:
 
@@ -395,30 +337,30 @@ def fit(
     start = f"model={model}&chip={chip}" + f"&slices={slices}" * is_tpu + f"&batch={batch_tokens}&sequence={sequence}"
     start += "".join(f"&{name}={size}" for name, size in mesh.items())
     start += f"&gathers={gathers}&remat={remat}&reserve={percent}"
-    own = "".join(_number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
-    own += _select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
-    own += _select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
+    own = "".join(number(name, name, getattr(sizes, name), 10**7, f"model {OWN}") for name in models.SIZES)
+    own += select("gated", "Gated MLP", ("yes", "no"), f"model {OWN}")
+    own += select("tied", "Tied embedding", ("no", "yes"), f"model {OWN}")
     tpus = " ".join(name for name, chip_type in hardware.CHIPS.items() if chip_type.torus)
     words = {"microbatches": "Micro-batches", "stages": "Stages on each chip"}
     groups = {
-        "Model and machine": _select("model", "Model", (*MODELS, OWN))
-        + _select("chip", "Chip", tuple(hardware.CHIPS))
+        "Model and machine": select("model", "Model", (*MODELS, OWN))
+        + select("chip", "Chip", tuple(hardware.CHIPS))
         + own
         + _total("chips", "Chips", chips, MOST_CHIPS, reach=2**14)
-        + _pulled("slices", "Slices", slices, 2**9, f"chip {tpus}"),
-        "Step": _pulled("batch", "Tokens in a batch", batch_tokens, 10**9, reach=2**24)
-        + _pulled("sequence", "Tokens of a sequence", sequence, 10**7, reach=2**20)
-        + _select("remat", "Rematerialised", REMATERIALISED)
-        + _select("reserve", "Memory reserve, %", RESERVES),
+        + pulled("slices", "Slices", slices, 2**9, f"chip {tpus}"),
+        "Step": pulled("batch", "Tokens in a batch", batch_tokens, 10**9, reach=2**24)
+        + pulled("sequence", "Tokens of a sequence", sequence, 10**7, reach=2**20)
+        + select("remat", "Rematerialised", REMATERIALISED)
+        + select("reserve", "Memory reserve, %", RESERVES),
         "Mesh": "".join(
-            _pulled(name, words.get(name, name), size, MOST_CHIPS, reach=REACH.get(name, 2**12))
+            pulled(name, words.get(name, name), size, MOST_CHIPS, reach=REACH.get(name, 2**12))
             for name, size in mesh.items()
         )
-        + _select("gathers", "Parameters are gathered", GATHERED),
+        + select("gathers", "Parameters are gathered", GATHERED),
     }
     sentence = f"{total / 1e9:.1f} GB on each chip"
     drawn = Picture(_bar(bytes_of, has, percent), sentence)
-    return Part("fit", start, _form("Training step", groups), _picture(drawn, ("part", "on each chip"), rows))
+    return _part("fit", start, form("Training step", groups), _picture(drawn, ("part", "on each chip"), rows))
 
 
 def _gigabytes(size):
@@ -435,12 +377,12 @@ def _bar(sizes, has, percent):
     scale = width / max(total, has)
     end, usable = has * scale, has * (1 - percent / 100) * scale
     shapes, numbers = [], []
-    for number, (colour, size) in enumerate(zip(PALETTE, sizes.values(), strict=False), 1):
+    for n, (colour, size) in enumerate(zip(PALETTE, sizes.values(), strict=False), 1):
         wide = size * scale
         shapes.append(rect(round(left, 1), top, round(wide, 1), height, colour))
         if wide > 12:
             rim = f'<text paint-order="stroke" stroke="{colour}" stroke-width="5" '
-            placed = text(round(left + wide / 2, 1), top + 23, number, size=13, fill=ink(colour))
+            placed = text(round(left + wide / 2, 1), top + 23, n, size=13, fill=ink(colour))
             numbers.append(placed.replace("<text ", rim))
         left += wide
     shapes.append(rect(0, top, round(end, 1), height))  # the chip's memory, full or not
@@ -463,8 +405,8 @@ def _bar(sizes, has, percent):
     sentence = "; ".join(f"{name} {_gigabytes(size)}" for name, size in sizes.items())
     style = "display:inline-block;margin-right:1em;white-space:nowrap"
     keys = " ".join(
-        f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{number}</b> '
+        f'<span style="{style}"><b style="padding:0 .4em;color:{ink(colour)};background:{colour}">{n}</b> '
         f"{name} {_gigabytes(size)}</span>"
-        for number, (colour, (name, size)) in enumerate(zip(PALETTE, sizes.items(), strict=False), 1)
+        for n, (colour, (name, size)) in enumerate(zip(PALETTE, sizes.items(), strict=False), 1)
     )
     return row(figure(shapes, width, 66, title, f"{sentence}; {marks}.", f"{keys}<br>{title}; {marks}."))

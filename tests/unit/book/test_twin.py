@@ -19,7 +19,7 @@ def solve():
     """Calls a function of the scripts on every case."""
     with mini_racer() as engine:
         engine.eval("var window = { explorer: {} }, explorer = window.explorer")
-        for name in ("layout.js", "matmul.js", "fit.js", "plan.js"):
+        for name in ("words.js", "fit.js", "plan.js"):
             engine.eval((STATIC / name).read_text("utf-8"))
         engine.eval(f"explorer.data = {json.dumps(explorer.data())}")
 

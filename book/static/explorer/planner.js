@@ -1,0 +1,297 @@
+// The planner's page: what its address calls its controls, its answer, its tables, and speed and latency against the batch.
+(function (explorer) {
+"use strict";
+const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
+  share, sizesOf, table, text, timeText } = explorer;
+const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
+  "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
+const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products parameters gradients moments master context " +
+  "latency weights cache reserve choice gated tied").split(" "), ...ALL];
+const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
+const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
+const signed = (n) => (n >= 1e12 ? `${digits(n / 1e12)} trillion` : n >= 1e9 ? `${digits(n / 1e9)} billion` : `${digits(n / 1e6)} million`);
+const count = (n) => (n < 10 ? digits(n) : plain(Math.round(n)));
+
+// --- Reading ---
+function given(form) {
+  const number = (names) => names.map((name) => [name, Number(form[name])]);
+  const own = { ...Object.fromEntries(number(ALL)), gated: form.gated === "yes", tied: form.tied === "yes" };
+  const chosen = (names) => names.map((name) => [name, form[name]]);
+  return {
+    model: explorer.data.models[form.model] || own, chip: form.chip,
+    ...Object.fromEntries(number(["chips", "reserve"])),
+    ...Object.fromEntries(form.use === "serve" ? [...number(["context", "latency"]), ...chosen(["weights", "cache"])]
+      : [...number(["batch", "sequence"]), ...chosen(["remat", "products", ...Object.keys(STATE)])]),
+    slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
+  };
+}
+
+// The command that answers the same; what a command has no word for is said below it.
+function command(form, tensor) {
+  const sizes = ALL.filter((name) => Number(form[name])).map((name) => `${name}=${form[name]}`);
+  const plainOwn = form.gated === "yes" && form.tied === "no";
+  const model = explorer.data.models[form.model] ? form.model : plainOwn ? sizes.join() : "config.json";
+  const option = (name, value, usual) => (value === usual ? "" : ` --${name} ${value}`);
+  const reserve = option("reserve", form.reserve, "10").replace(/\d+$/, (n) => n / 100);
+  const words = `shardlab plan ${model} ${form.chip}`;
+  if (form.use === "serve") {
+    return `${words} ${tensor} --serve --context ${form.context}${option("latency", form.latency, "")}` +
+      `${option("weights", form.weights, "bf16")}${option("cache", form.cache, "bf16")}${reserve}`;
+  }
+  return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
+    `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "block")}` +
+    `${option("products", form.products, "bf16")}${reserve}`;
+}
+
+// --- What no run tests ---
+// The lines of shardlab.plan's report about its first mesh.
+function beyond(choice, { model, chip, sequence, products = "bf16" }) {
+  const [kind, tested] = isTpu(chip) ? ["TPUs", explorer.data.tested.tpu] : ["GPUs", explorer.data.tested.gpu];
+  const most = (n) => ` (at most ${plain(n)})`;
+  const axes = explorer.data.order.filter((axis) => choice.mesh[axis] > Math.max(tested.axes[axis], 1));
+  const missing = axes.map((axis) => `${axis} over ${plain(choice.mesh[axis])}${tested.axes[axis] > 1 ? most(tested.axes[axis]) : ""}`);
+  if (sequence > tested.sequence) missing.push(`sequences of ${plain(sequence)} tokens${most(tested.sequence)}`);
+  if (!tested.products.includes(products)) missing.push(`${products} products`);
+  if (!tested.chips.includes(chip)) missing.push(`the ${chip}`);
+  if (model.experts && !tested.mixtures.length) missing.push("a mixture of experts");
+  const lines = missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
+  if (model.experts && tested.mixtures.length) {
+    lines.push(`Published runs of mixtures of experts took ${tested.mixtures.map((off) => off.toFixed(2)).join(", ")} times as long ` +
+      "as expected.");
+  }
+  return lines;
+}
+
+// --- Showing ---
+const marks = (lines) => (lines.length ? [h("p", { class: "planner-beyond" }, h("strong", {}, "Extrapolated. "), lines.join(" "))] : []);
+function tiles(numbers) {
+  return h("dl", { class: "planner-tiles" }, ...Object.entries(numbers).map(([name, [value, more, bad]]) => h("div",
+    bad ? { class: "planner-bad" } : {}, h("dt", {}, name), h("dd", {}, value, more ? h("small", {}, more) : []))));
+}
+const commandBox = (words, ...more) => [h("p", { class: "planner-command" }, "The same in a terminal:"),
+  h("pre", { tabindex: 0, role: "group", "aria-label": "Command" }, h("code", {}, words)), ...more];
+const answered = (...nodes) => h("div", { class: "planner-answer" }, ...nodes);
+const fitMark = (fits) => h("span", { class: fits ? "planner-fits" : "planner-bad" }, fits ? "✓ fits" : "✗ too much");
+const range = (n, spread, write) => `${write(n / spread)} to ${write(n * spread)}`;
+
+// A plot: a line through points [x, y, whether it fits], over x that doubles, with the range of y in grey.
+function plot(name, of, points, spread, write, wide) {
+  const [width, height, left, low] = [300, 150, 46, 118];
+  const [xs, ys] = [points.map(([x]) => Math.log2(x)), points.map(([, y]) => y)];
+  const most = Math.max(...ys) * spread * 1.05;
+  const x = (n) => left + (Math.log2(n) - xs[0]) / (xs[xs.length - 1] - xs[0] || 1) * (width - left - 14);
+  const y = (n) => low - n / most * (low - 8);
+  const path = (all) => all.map(([n, value], i) => `${i ? "L" : "M"}${g(x(n))} ${g(y(value))}`).join("");
+  const area = path(points.map(([n, value]) => [n, value * spread])) +
+    path(points.map(([n, value]) => [n, value / spread]).reverse()).replace("M", "L") + "Z";
+  const shapes = [h("path", { d: `M${left} 8V${low}H${width}`, fill: "none", stroke: "currentColor" })];
+  if (spread > 1) shapes.push(h("path", { d: area, fill: "currentColor", "fill-opacity": 0.14 }));
+  shapes.push(h("path", { d: path(points), fill: "none", style: "stroke:var(--device-0,#0072b2)", "stroke-width": 2 }));
+  const say = ([n, value, fits]) => `${wide(n)}: ${write(value)}${fits ? "" : ", does not fit"}`;
+  points.forEach((point) => {
+    const [n, value, fits, now] = point;
+    const dot = rect(x(n) - 4, y(value) - 4, 8, 8, fits ? "var(--device-0,#0072b2)" : "none");
+    dot.append(h("title", {}, say(point)));
+    shapes.push(dot);
+    if (now) shapes.push(h("path", { d: `M${g(x(n))} ${low}V${g(y(value) + 5)}`, stroke: "currentColor", "stroke-dasharray": "3 3" }));
+  });
+  points.forEach(([n], i) => {
+    if (i % 2 === (points.length - 1) % 2) shapes.push(text(x(n), low + 14, wide(n), 11));
+  });
+  for (const part of [0, 0.5, 1]) {
+    shapes.push(text(left - 4, y(part * most / 1.05) + 4, write(part * most / 1.05), 11, { "text-anchor": "end" }));
+  }
+  shapes.push(text((left + width) / 2, height - 2, of, 11));
+  return figure(shapes, width, height, `${name} against ${of}`, points.map(say).join("; "), h("strong", {}, name));
+}
+const seconds = (n) => (n ? timeText(n) : "0");
+const short = (n) => (n >= 2 ** 20 ? `${digits(n / 2 ** 20)}M` : n >= 1024 ? `${digits(n / 1024)}k` : `${n}`);
+const atoms = (n) => (n >= 1000 ? `${digits(n / 1000)}k` : digits(n));
+
+// --- Training ---
+const plans = new Map(); // the last few
+function planned(asked, helps) {
+  const key = JSON.stringify([asked, helps]);
+  if (plans.size > 64) plans.clear();
+  if (!plans.has(key)) plans.set(key, explorer.plan(asked, helps));
+  return plans.get(key);
+}
+const named = ({ mesh }) => explorer.data.order.filter((axis) => mesh[axis] > 1).map((axis) => `${axis}-${mesh[axis]}`).join(".") ||
+  "data-1";
+
+// Tokens per second and chip and the days for so many tokens, of a step that takes so long.
+const rates = (asked, seconds, tokens) => ({ speed: asked.batch / seconds / asked.chips, days: tokens / (asked.batch / seconds) / 86400 });
+
+// Both lines against the batch, drawn one batch after another, so that the page stays quick.
+let turn = 0;
+function against(box, asked, spread) {
+  const mine = ++turn;
+  const batches = [-3, -2, -1, 0, 1, 2, 3].map((n) => asked.batch * 2 ** n).filter((batch) => batch % asked.sequence === 0 && batch <= 1e9);
+  const found = [];
+  const next = () => {
+    if (mine !== turn) return;
+    const batch = batches.shift();
+    const [best] = batch ? planned({ ...asked, batch }, batch === asked.batch).choices || [] : [];
+    if (best) found.push([batch, best]);
+    if (batch) return void setTimeout(next);
+    const points = (of) => found.map(([n, one]) => [n, of(n, one.expected_seconds), one.fits, n === asked.batch]);
+    if (found.length > 1) {
+      box.replaceChildren(
+        plot("Tokens per second on each chip", "tokens in a batch", points((n, seconds) => n / seconds / asked.chips), spread, atoms, short),
+        plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
+    }
+  };
+  setTimeout(next, 150);
+}
+
+function train(form) {
+  const asked = given(form);
+  const { choices, error, fitting, remedies, uneven } = planned(asked, true);
+  if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form)) };
+  const { model, chip, batch } = asked;
+  const of = explorer.data.chips[chip];
+  const { spread } = explorer.data.fitted[isTpu(chip) ? "tpu" : "gpu"];
+  const usable = of.hbm_bytes * (1 - asked.reserve / 100);
+  const at = form.choice ? choices.findIndex((choice) => named(choice) === form.choice) : 0;
+  const shown = choices[Math.max(at, 0)];
+  const [step, { parameters, active }] = [shown.expected_seconds, sizesOf(model)];
+  const [tokens, twenty] = [form.tokens * 1e9, 20 * active];
+  const { speed, days } = rates(asked, step, tokens);
+  const lines = beyond(shown, asked);
+  const band = (n, write) => `${lines.length ? "untested: " : ""}${range(n, spread, write)}`;
+  const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
+    meshText(best.mesh, best));
+  const none = helps.length ? `What would fit: ${helps.join("; ")}.` : "Neither up to sixteen times the chips nor more rematerialisation fits.";
+  const words = `${at < 0 ? `“${form.choice}” is no mesh of this plan; here is the first. ` : ""}` + (fitting
+    ? `${at > 0 ? "Mesh" : "Best mesh"}: ${meshText(shown.mesh, shown)}. Expect ${timeText(step)} for a step` +
+      `${shown.fits ? "" : ", but it does not fit"}.` : `No mesh fits. ${none}`);
+  const order = [...new Set([...choices.slice(0, 10).keys(), Math.max(at, 0)])];
+  const rows = order.map((i) => {
+    const choice = choices[i];
+    const button = h("button", { type: "button", "data-choose": named(choice), "aria-pressed": `${choice === shown}` },
+      `${i + 1}. ${meshText(choice.mesh, choice)}`);
+    return [fitMark(choice.fits), [button, h("small", {}, explorer.why(choice, choices[0], usable))], timeText(choice.expected_seconds),
+      count(rates(asked, choice.expected_seconds, 0).speed), share(choice.expected_mfu),
+      `${(choice.total_bytes / 1e9).toFixed(1)} GB`, timeText(choice.seconds),
+      share(choice.exposed_seconds / choice.expected_seconds), choice.bound];
+  });
+  const state = Object.entries(STATE).some(([name, usual]) => asked[name] !== usual);
+  const used = ([part]) => shown.mesh[part] !== 1 && (part !== "host" || shown.moved_bytes.host);
+  const parts = Object.entries(shown.parts).filter(used).map(([part, seconds]) =>
+    [part, bytesText(shown.moved_bytes[part] || 0), timeText(seconds), part in shown.exposed ? timeText(shown.exposed[part]) : ""]);
+  const plots = h("div", { class: "shardlab explorer-pictures planner-plots" });
+  against(plots, asked, spread);
+  const most = Math.max(shown.total_bytes, of.hbm_bytes);
+  return {
+    refused: !shown.fits, words,
+    answer: { choice: shown, speed, days, twenty, lines, mfu: shown.expected_mfu },
+    nodes: [
+      answered(tiles({
+        Step: [timeText(step), band(step, timeText)],
+        "Tokens/s per chip": [count(speed), band(speed, count)],
+        MFU: [share(shown.expected_mfu), `${asked.products === "bf16" ? "of the bf16 peak" : `of the ${asked.products} peak`}`],
+        Memory: [`${(shown.total_bytes / 1e9).toFixed(1)} of ${digits(of.hbm_bytes / 1e9)} GB`,
+          shown.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(shown.total_bytes - usable)} too much`, !shown.fits],
+        [`Days for ${signed(tokens)} tokens`]: [count(days), band(days, count)],
+        [`Days for ${signed(twenty)}`]: [count(rates(asked, step, twenty).days), `20 for each ${model.experts ? "active " : ""}parameter`],
+      }), ...(lines.length ? marks(lines) : [h("p", { class: "planner-range" }, "Ranges hold nine in ten published runs that no fit has seen.")]),
+      ...commandBox(command(form), ...(state ? [h("p", {}, "The command takes the usual dtypes of the state; these are arguments of " +
+        "shardlab.costs.step_cost.")] : []))),
+      h("h2", {}, "Meshes, ranked"),
+      h("p", {}, `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit` +
+        `${uneven ? `; ${uneven} more cannot share them` : ""}. Choose one to see it.`),
+      h("div", { class: "planner-table" }, table("Meshes, ranked", ["fits", "mesh", "expected", "tokens/s per chip", "MFU", "memory",
+        "at least", "exposed", "bound by"], ...rows)),
+      h("h2", {}, "Speed and latency against the batch"),
+      h("p", {}, `The best mesh for each batch. An empty mark does not fit${spread > 1 ? "; the grey band is the range" : ""}.`),
+      plots,
+      h("h2", {}, "The chosen mesh"),
+      pictures(bar(shown.memory, shown.total_bytes, of.hbm_bytes, asked.reserve, most)),
+      folded("Time of a step, by part", false, table("Time of a step", ["part", "sent by a chip", "time", "not hidden"], ...parts,
+        ["without overlap", "", timeText(shown.serial_seconds), timeText(shown.exposed_seconds)])),
+      codeBox(planCode(model, shown.mesh, shown)),
+      h("p", {}, `The model has ${plain(parameters)} parameters${active < parameters ? `, of which a token uses ${plain(active)}` : ""}.` +
+        `${shown.host_bytes ? ` The host needs ${bytesText(shown.host_bytes)} of memory for each of its chips.` : ""}` +
+        `${shown.bubble ? ` The pipeline waits ${share(shown.bubble)} of the time that it works.` : ""}`),
+    ],
+  };
+}
+
+// --- Serving ---
+const namedLayout = ({ tensor }) => `tensor-${tensor}`;
+function serve(form) {
+  const asked = given(form);
+  const { layouts, error, usable } = explorer.serve(asked);
+  if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form, form.chips)) };
+  const { model, chip } = asked;
+  const [tpu, has] = [isTpu(chip), explorer.data.chips[chip].hbm_bytes];
+  const { spread } = explorer.data.served;
+  const at = form.choice ? layouts.findIndex((one) => namedLayout(one) === form.choice) : 0;
+  const layout = layouts[Math.max(at, 0)];
+  const { best, first, tensor, replicas, points, able } = layout;
+  const band = (n, write) => (tpu ? "a bound; no server on TPUs is fitted" : range(n, spread, write));
+  const one = (n, tokens) => `${n > 1 ? `${n} replicas, each` : "one model"} over ${tokens} chip${tokens > 1 ? "s" : ""}`;
+  const why = best.fits ? `no batch keeps ${form.latency} ms` : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
+  const words = `${at < 0 ? `“${form.choice}” is no layout of these chips; here is the first. ` : ""}` +
+    (able ? `${at > 0 ? "Layout" : "Best layout"}: ${one(replicas, tensor)}, ${plain(best.batch)} sequences at a time. ` +
+      `${tpu ? "A token takes at least" : "Expect"} ${timeText(best.takes)}${tpu ? "" : " for a token"}.`
+      : `${one(replicas, tensor)}: this does not work, as ${why}.`);
+  const rows = layouts.map((each, i) => {
+    const button = h("button", { type: "button", "data-choose": namedLayout(each), "aria-pressed": `${each === layout}` },
+      `${i + 1}. tensor ${each.tensor} × ${each.replicas} replicas`);
+    return [fitMark(each.best.fits), [button, h("small", {}, each.able ? `${plain(each.best.batch)} sequences` : "not within these limits")],
+      count(each.best.speed), timeText(each.best.takes), timeText(each.first.takes), `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
+  });
+  const drawn = points.filter(({ fits, batch }) => fits || batch === 1);
+  const dots = (of) => drawn.map((point) => [point.batch, of(point), point.fits, point.batch === best.batch]);
+  const grey = tpu ? 1 : spread;
+  return {
+    refused: !able, words, answer: { layout },
+    nodes: [
+      answered(tiles({
+        "Time per token": [timeText(best.takes), band(best.takes, timeText)],
+        "Tokens/s per chip": [count(best.speed), band(best.speed, count)],
+        "First token": [timeText(first.takes), `of ${plain(asked.context)} tokens, ${first.bound}-bound`],
+        Memory: [`${(best.total_bytes / 1e9).toFixed(1)} of ${digits(has / 1e9)} GB`,
+          best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
+        "All chips": [`${count(best.speed * asked.chips)} tokens/s`, `${plain(best.batch * replicas)} sequences`],
+        "Bound by": [best.bound, tpu ? "at least" : `at least ${timeText(best.seconds)}`],
+      }), ...marks(tpu ? ["No published server on TPUs is fitted to: all times are lower bounds."] : []),
+      ...commandBox(command(form, tensor))),
+      h("h2", {}, "Layouts, ranked"),
+      h("p", {}, "Each replica of the model is tensor-parallel over its chips, with the batch that yields most tokens."),
+      h("div", { class: "planner-table" }, table("Layouts, ranked", ["fits", "layout", "tokens/s per chip", "per token", "first token", "memory",
+        "bound by"], ...rows)),
+      h("h2", {}, "Speed and latency against the batch"),
+      h("div", { class: "shardlab explorer-pictures planner-plots" }, ...(drawn.length > 1 ? [
+        plot("Tokens per second on each chip", "sequences of a replica", dots(({ speed }) => speed), grey, atoms, plain),
+        plot("Time per token", "sequences of a replica", dots(({ takes }) => takes), grey, seconds, plain)] : [])),
+    ],
+  };
+}
+
+const planner = {
+  keys: Object.fromEntries(KEYS.map((name) => [name, [name]])),
+  each: true, // of an address, what is right is kept
+  sizes: () => [],
+  show: (form) => (form.use === "serve" ? serve(form) : train(form)),
+  // A model from a file or a text; and another question begins with its own first mesh.
+  begin({ form }, change) {
+    const says = form.querySelector("[data-config]");
+    const take = (words) => {
+      const sizes = words.trim() ? fromConfig(words) : null;
+      says.textContent = sizes?.error ? `${sizes.error.words}.` : sizes ? `Read: ${signed(sizesOf(sizes).parameters)} parameters.` : "";
+      if (!sizes || sizes.error) return;
+      const yes = (value) => (value ? "yes" : "no");
+      change({ ...Object.fromEntries(ALL.map((name) => [name, `${sizes[name]}`])), gated: yes(sizes.gated),
+        tied: yes(sizes.tied), model: "own", choice: "" });
+    };
+    form.querySelector("textarea").addEventListener("change", ({ target }) => take(target.value));
+    form.querySelector("[type=file]").addEventListener("change", ({ target }) => target.files[0]?.text().then(take));
+    form.addEventListener("input", () => { form.elements.choice.value = ""; }, true);
+  },
+};
+
+Object.assign(explorer, { beyond, command, given, parts: { planner }, rates });
+})(window.explorer);
