@@ -117,13 +117,14 @@ def _is_free(port):
     return False
 
 
-def join(process, coordinator, n, options):
+def join(process, coordinator, n, options, sigterm_seconds):
     """Connect to the other processes; JAX then sees the devices of all of them."""
     import jax
 
-    from shardlab.cluster.join import on_this_host
+    from shardlab.cluster.join import end_after_sigterm, on_this_host
 
     jax.distributed.initialize(coordinator, n, process, **on_this_host(coordinator) | options)
+    end_after_sigterm(sigterm_seconds)
     return {"value": len(jax.devices())}
 
 

@@ -90,6 +90,7 @@ def start(
     join: bool = True,
     limit: float = 180,
     preemption: bool = False,
+    sigterm_seconds: float = 100,
     environment: Mapping[str, str] | None = None,
     **initialize: Any,
 ) -> "Processes":
@@ -107,7 +108,8 @@ def start(
       join: whether to call `jax.distributed.initialize` in each. If not, a cell has to do it, with
         `group.coordinator` as `coordinator_address`.
       limit: seconds after which starting fails.
-      preemption: whether JAX's preemption service handles SIGTERM in them.
+      preemption: whether JAX's preemption service handles SIGTERM in them. If not, the signal ends a process.
+      sigterm_seconds: how long a process may still run after SIGTERM where that service handles it.
       environment: variables to set in each process before JAX starts, as a dict.
       **initialize: more arguments for `jax.distributed.initialize`, such as `heartbeat_timeout_seconds=10`.
 
@@ -129,6 +131,7 @@ def start(
     settings = {
         "devices": devices,
         "preemption": preemption,
+        "sigterm_seconds": sigterm_seconds if preemption else 0,  # JAX 0.7 takes the signal in any case
         "environment": environment or {},
         "initialize": initialize,
     }
@@ -320,7 +323,8 @@ class Processes:
         )
 
     def _join(self, end):
-        self._do(end, engine.join, self.coordinator, self.n, self._settings["initialize"])
+        options = self._settings["initialize"], self._settings["sigterm_seconds"]
+        self._do(end, engine.join, self.coordinator, self.n, *options)
 
     def _controller_pid(self):
         return getattr(self._cluster.controller, "pid", -1)

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -167,6 +168,18 @@ def test_devices_arguments_and_environment_reach_the_processes():
     with start(2, join=False) as group:
         assert group["__import__('jax').distributed.is_initialized()"] == [False, False]
         assert group.coordinator.startswith("localhost:")
+
+
+@pytest.mark.parametrize(("preemption", "error"), [(True, "exit status 143"), (False, "SIGTERM|exit status 143")])
+def test_sigterm_ends_a_process_that_hangs_in_a_collective(preemption, error):
+    """Also where JAX's preemption service takes the signal."""
+    with start(2, preemption=preemption, sigterm_seconds=1) as group:
+        group.run("import os, signal, threading, jax\nfrom jax.experimental.multihost_utils import assert_equal")
+        group.run("assert_equal(1)")
+        hang = "threading.Timer(2, os.kill, [os.getpid(), signal.SIGTERM]).start()\nassert_equal(1)"
+        with pytest.raises(ProcessFailure) as failure:
+            group.run(hang, only=[0], limit=PATIENCE)
+    assert failure.value.having("died") == [0] and re.search(error, failure.value.outcomes[0].error)
 
 
 def test_nothing_listens_to_other_hosts(group):
