@@ -102,7 +102,8 @@ def start(
 
     Args:
       n: how many processes, 1 or more.
-      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds.
+      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds: if
+        several processes are on a host, each takes the GPU whose number is its index there.
       cluster: the launcher: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
         `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your own.
       join: whether to call `jax.distributed.initialize` in each. If not, a cell has to do it, with
@@ -323,7 +324,9 @@ class Processes:
         )
 
     def _join(self, end):
-        options = self._settings["initialize"], self._settings["sigterm_seconds"]
+        places = [self.hosts[:i].count(host) for i, host in enumerate(self.hosts)]
+        several = self._settings["devices"] is None and len(set(self.hosts)) < self.n  # on a host
+        options = self._settings["initialize"], self._settings["sigterm_seconds"], places if several else None
         self._do(end, engine.join, self.coordinator, self.n, *options)
 
     def _controller_pid(self):

@@ -330,7 +330,7 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
 def test_it_is_a_module_of_shardlab_too(tmp_path):
     command = [sys.executable, "-m", "shardlab.cluster.preflight"]
     given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
-    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32"}, **given)
+    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": ""}, **given)
     assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
 
 
@@ -342,7 +342,7 @@ def test_logs_of_other_processes_stay(tmp_path):
     for name in ("preflight.py", "join.py"):
         shutil.copy(FOLDER / name, tmp_path)
     command = f'echo kept > "$TMPDIR/preflight-nccl.$$0.host"; exec {sys.executable} preflight.py'
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "TMPDIR": str(logs)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": "", "TMPDIR": str(logs)}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout
     assert [file.read_text() for file in logs.iterdir() if file.is_file()] == ["kept\n"]

@@ -182,6 +182,16 @@ def test_sigterm_ends_a_process_that_hangs_in_a_collective(preemption, error):
     assert failure.value.having("died") == [0] and re.search(error, failure.value.outcomes[0].error)
 
 
+def test_each_process_of_a_host_takes_a_gpu_of_its_own_in_a_step_of_slurm_too():
+    """There JAX would ask Slurm, for which all of them are the first task."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "1"}
+    step |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    with start(2, devices=None, environment=step) as group:
+        group.run("import jax")
+        found = group["jax.process_index(), jax.process_count(), jax.config.read('jax_cuda_visible_devices')"]
+    assert found == [(0, 2, "0"), (1, 2, "1")]
+
+
 def test_nothing_listens_to_other_hosts(group):
     own = psutil.Process().children(recursive=True)
     listening = [c.laddr.ip for one in own for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
