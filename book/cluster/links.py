@@ -7,13 +7,13 @@ The bytes are read from the counters of the network interfaces, which count all 
 
 import argparse
 import json
-import os
+import socket
 import statistics
 import time
 from pathlib import Path
 
 import jax
-from join import join
+from join import exchange, join
 
 options = argparse.ArgumentParser()
 options.add_argument("--megabytes", type=float, default=4, help="MiB on each device")
@@ -27,7 +27,9 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-nodes = int(os.environ["SLURM_JOB_NUM_NODES"])
+nodes = len(set(exchange("host", socket.gethostname())))  # of this step, which may have fewer than its job
+if jax.device_count() % nodes:
+    raise SystemExit(f"{jax.device_count()} devices are not shared evenly by {nodes} nodes")
 each = jax.device_count() // nodes
 mesh = jax.make_mesh((nodes, each), ("node", "local"), axis_types=(AxisType.Auto,) * 2)
 both_axes = ("node", "local")

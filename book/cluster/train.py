@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import jax
-from join import join
+from join import exchange, join
 
 options = argparse.ArgumentParser()
 options.add_argument("--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share")
@@ -39,6 +39,7 @@ import optax
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
+first = jax.process_index() == 0
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 adam = optax.adam(1e-2)
 
@@ -70,9 +71,34 @@ def batch(step):
     return jax.make_array_from_callback((64, 8), NamedSharding(mesh, P("data")), make_rows)
 
 
+def restore(manager, state):
+    """The latest step that every process can read, with its state; damaged folders are named and set aside."""
+    target, damaged = jax.tree.map(ocp.utils.to_shape_dtype_struct, state), []
+    for step in sorted(manager.all_steps(), reverse=True):
+        try:
+            state, error = manager.restore(step, args=ocp.args.StandardRestore(target)), ""
+        except Exception as caught:  # of many kinds, from a missing file to one that ends too soon
+            error = f"{type(caught).__name__}: {caught}".splitlines()[0][:200]
+        errors = [error for error in exchange(f"restore {step}", error) if error]  # all take the same step
+        if not errors:
+            break
+        damaged.append(step)
+        if first:
+            print(f"WARNING: cannot restore {manager.directory / str(step)}: {errors[0]}", flush=True)
+    else:
+        if damaged:  # all of them: then the program may have changed, and not the files
+            raise SystemExit(f"no checkpoint in {manager.directory} can be restored")
+        return 0, state
+    if damaged and first:
+        for old in damaged:
+            (manager.directory / str(old)).rename(manager.directory / f"damaged-{old}")
+    exchange("set aside", "")
+    manager.reload()
+    return step, state
+
+
 replicated = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(create))
 state = jax.jit(create, out_shardings=replicated)()
-first = jax.process_index() == 0
 if first:
     counts = {"process": jax.process_count(), "device": jax.device_count()}
     plural = {"process": "processes", "device": "devices"}
@@ -80,13 +106,11 @@ if first:
 
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
 folder = options.folder if "://" in options.folder else Path(options.folder).resolve()  # gs://... is no path
-with ocp.CheckpointManager(folder, options=keep) as manager:
-    begin, stopped = manager.latest_step() or 0, None
-    if begin:
-        target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-        state = manager.restore(begin, args=ocp.args.StandardRestore(target))
-        if first:
-            print(f"resumes after step {begin}", flush=True)
+with ocp.CheckpointManager(folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep) as manager:
+    begin, state = restore(manager, state)
+    stopped = None
+    if first and begin:
+        print(f"resumes after step {begin}", flush=True)
     for step in range(begin + 1, options.steps + 1):
         state, value = train(state, batch(step))
         if first:

@@ -117,13 +117,20 @@ def _is_free(port):
     return False
 
 
-def join(process, coordinator, n, options):
-    """Connect to the other processes; JAX then sees the devices of all of them."""
+def join(process, coordinator, n, options, sigterm_seconds, places):
+    """Connect to the other processes; JAX then sees the devices of all of them.
+
+    `places` has the index of each process on its host, for the GPU of that number; None leaves all of them to it. JAX
+    does not ask Slurm: in a step of one task every process would get the first GPU.
+    """
     import jax
 
-    from shardlab.cluster.join import on_this_host
+    from shardlab.cluster.join import end_after_sigterm, on_this_host
 
-    jax.distributed.initialize(coordinator, n, process, **on_this_host(coordinator) | options)
+    own = {"local_device_ids": places[process]} if places else {}
+    own |= on_this_host(coordinator) | {"cluster_detection_method": "deactivate"}
+    jax.distributed.initialize(coordinator, n, process, **own | options)
+    end_after_sigterm(sigterm_seconds)
     return {"value": len(jax.devices())}
 
 

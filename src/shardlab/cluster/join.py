@@ -1,8 +1,18 @@
 """Join the processes of a job into one JAX program, whichever launcher started them."""
 
+import faulthandler
+import hashlib
 import inspect
+import json
 import os
+import signal
+import socket
 import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from signal import SIG_BLOCK, SIG_UNBLOCK
 
 import jax
 
@@ -27,10 +37,90 @@ def leave_at_once(kind, error, traceback):
     os._exit(1)
 
 
-def join(*, any_platform=False, **options):
+def end_after_sigterm(seconds):
+    """Let this process end itself if it still runs that many seconds after SIGTERM, with its stacks and status 143.
+
+    JAX's preemption service takes the signal so that a program can save, and a process in a collective that hangs would
+    stay for ever. Python's own handlers wait for the main thread; faulthandler's does not, and calls JAX's as well.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    faulthandler.register(signal.SIGTERM, writer, chain=True)
+    # SIGTERM ends a forked child, such as a worker that loads data, from its first instruction on. With these handlers
+    # the child would go on, and this process would take the signal for its own.
+    block, unblock = (partial(signal.pthread_sigmask, how, [signal.SIGTERM]) for how in (SIG_BLOCK, SIG_UNBLOCK))
+    default = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=lambda: (default(), unblock()))
+
+    def wait():
+        os.read(reader, 1)
+        time.sleep(seconds)
+        who = f"process {jax.process_index()} on {socket.gethostname()}"
+        print(f"{who}: still running {seconds:g} s after SIGTERM, ends now", file=sys.stderr, flush=True)
+        faulthandler.dump_traceback()
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def exchange(key, text):
+    """What every process says under a key, as a list by process index, through the coordinator: no GPU takes part."""
+    try:
+        from jax._src import distributed  # no public name leads to the coordinator's store
+
+        store = distributed.global_state.client
+        if store is None:
+            return [text]
+        store.key_value_set(f"{key}/{jax.process_index()}", text)
+        store.wait_at_barrier(key, 10**5)  # ms
+        said = store.key_value_dir_get(f"{key}/")
+    except (ImportError, AttributeError):  # a JAX that keeps it elsewhere
+        return _gathered(text)
+    return [value for _, value in sorted(said, key=lambda pair: int(pair[0].rpartition("/")[2]))]
+
+
+def _gathered(text):
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return [text]
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    rows = multihost_utils.process_allgather(np.pad(data, (0, int(sizes.max()) - len(data))))
+    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes.ravel(), strict=True)]
+
+
+def names(numbers):
+    """Process 3; processes 0, 1 and 5; processes 0, 1, 2 and 29 more."""
+    numbers = list(map(str, numbers))
+    if len(numbers) == 1:
+        return f"process {numbers[0]}"
+    last = numbers[-1] if len(numbers) <= 4 else f"{len(numbers) - 3} more"
+    return f"processes {', '.join(numbers[:-1][:3])} and {last}"
+
+
+def check_program():
+    """End all processes if they run different programs: then they compute another result, or hang."""
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
+    mine = {"arguments": " ".join(sys.argv[1:]) or "none", f"text of {file.name}": f"SHA-256 {digest}"}
+    every = [json.loads(text) for text in exchange("program", json.dumps(mine))]
+    for what in dict.fromkeys(what for one in every for what in one):
+        who = {}
+        for index, one in enumerate(every):
+            who.setdefault(one.get(what, "missing"), []).append(index)
+        if len(who) > 1:
+            differ = "; ".join(f"{value} in {names(indices)}" for value, indices in who.items())
+            raise SystemExit(f"the processes run different programs, {what}: {differ}")
+
+
+def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **options):
     """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
 
     An uncaught exception then ends its process at once; since JAX 0.8.2 any other end waits a minute for the others.
+    Ends all processes if their arguments or main files differ (unless any_program), and each one sigterm_seconds after
+    SIGTERM if it has not ended by itself: less than the 120 s that `--signal=TERM@120` leaves.
     Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
     Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
     launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
@@ -43,13 +133,18 @@ def join(*, any_platform=False, **options):
         options = on_this_host(os.environ["COORDINATOR"]) | options
         options["cluster_detection_method"] = "deactivate"  # within a Slurm job too, where JAX would ask Slurm
     else:
-        names = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
-        expected = next((int(os.environ[name]) for name in names if name in os.environ), 1)
+        counts = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
+        expected = next((int(os.environ[name]) for name in counts if name in os.environ), 1)
+    if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):  # SLURM_INTERACTIVE_STEP in slurm.h
+        raise SystemExit(
+            f"{expected} tasks, but this is the interactive step of salloc, which has one: start with srun"
+        )
     if expected > 1:
         if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:  # since JAX 0.8.2
             options = {"shutdown_timeout_seconds": 60} | options
         jax.distributed.initialize(**options)
         sys.excepthook = leave_at_once
+        end_after_sigterm(sigterm_seconds)
     try:
         count = jax.process_count()
     except (AssertionError, RuntimeError) as error:  # JAX 0.12 raises an empty AssertionError without a plugin for it
@@ -57,6 +152,8 @@ def join(*, any_platform=False, **options):
         raise SystemExit(f"JAX finds no device for JAX_PLATFORMS={platforms}: {error!r}") from error
     if count != expected:
         raise SystemExit(f"{expected} processes were started, but JAX sees {count}")
-    if jax.default_backend() == "cpu" and not any_platform and "cpu" not in os.environ.get("JAX_PLATFORMS", ""):
+    if jax.default_backend() == "cpu" and not any_platform and jax.config.jax_platforms != "cpu":
         cure = "If you mean CPUs, set JAX_PLATFORMS=cpu; else JAX_PLATFORMS=cuda shows what JAX lacks"
         raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")
+    if expected > 1 and not any_program:
+        check_program()

@@ -12,8 +12,10 @@ some ten seconds; a process that waits longer than --limit seconds says for what
 
 import argparse
 import atexit
+import errno
 import faulthandler
 import importlib.metadata
+import ipaddress
 import json
 import os
 import re
@@ -29,8 +31,24 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+try:
+    from join import exchange, join, names  # beside this file
+except ImportError:  # in the package
+    from shardlab.cluster.join import exchange, join, names
+
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")
+LIBRARIES = r"jax-(cuda|rocm)\d+-(plugin|pjrt)|nvidia-(nccl|cudnn)-cu\d+"  # names of packages that drive GPUs
+SMI = {"nvidia": "nvidia-smi", "amd": "rocm-smi"}
+HIDES = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # that gRPC reads, in this order
+DIRECT = "no_grpc_proxy", "no_proxy"  # the same, for the hosts that it reaches without
+OF_A_FOLDER = {
+    "EROFS": "this file system is read-only for the job: take another, such as the scratch",
+    "ENOSPC": "the file system is full (df -h, and df -i for the number of files): delete, or take another",
+    "EDQUOT": "your quota is used up (the site's quota command): delete old checkpoints, or take another folder",
+    "EACCES": "you may not write there: look at ls -ld, and at the group of your project",
+}
 UNREACHED = (
     "the processes do not reach process 0: were all of them started, is its name resolved "
     "(JAX_COORDINATOR_ADDRESS=name:port), is the port open?"
@@ -65,7 +83,8 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
     if all(fact["platform"] == "gpu" and fact["visible"] for fact in facts):
         checks.append(_claims(facts))
     elif any(fact["platform"] == "gpu" and not fact["visible"] for fact in facts):
-        checks.append(Check("GPUs", None, "nvidia-smi lists none, so who uses which cannot be compared"))
+        (smi, *_) = [SMI[fact.get("vendor", "nvidia")] for fact in facts if not fact["visible"]]
+        checks.append(Check("GPUs", None, f"{smi} lists none, so who uses which cannot be compared"))
     checks += [_cores(facts), _versions(facts)]
     if any(fact["reads"] is not None for fact in facts):
         checks.append(_folder(facts))
@@ -77,15 +96,6 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
 
 def _many(count, noun):
     return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("s") else f"{count} {noun}s"
-
-
-def _names(numbers):
-    """Process 3; processes 0, 1 and 5; processes 0, 1, 2 and 29 more."""
-    numbers = list(map(str, numbers))
-    if len(numbers) == 1:
-        return f"process {numbers[0]}"
-    last = numbers[-1] if len(numbers) <= 4 else f"{len(numbers) - 3} more"
-    return f"processes {', '.join(numbers[:-1][:3])} and {last}"
 
 
 def _counted(facts, processes, devices):
@@ -103,19 +113,52 @@ def _counted(facts, processes, devices):
 def _platform(facts, cpus):
     kinds = Counter((fact["platform"], fact["kind"]) for fact in facts)
     shown = ", ".join(f"{platform} ({kind}) in {_many(n, 'process')}" for (platform, kind), n in kinds.items())
-    slow = [fact["process"] for fact in facts if fact["platform"] == "cpu"]
+    slow = [fact for fact in facts if fact["platform"] == "cpu"]
     if slow and not cpus:
-        card = any(fact["visible"] for fact in facts)
-        cure = (
-            "the driver sees GPUs, so JAX lacks its plugin: pip install 'jax[cuda12]' in this environment"
-            if card
-            else "ask for GPUs (--gres=gpu:4), look at nvidia-smi on the node; if CPUs are meant, set JAX_PLATFORMS=cpu"
-        )
-        return Check("platform", False, f"{_names(slow)} fell back to CPUs ({shown})", cure)
+        who = names(fact["process"] for fact in slow)
+        return Check("platform", False, f"{who} fell back to CPUs ({shown})", _why_cpus(slow[0]))
     if len(kinds) > 1:
         cure = "the processes have different devices: name one kind of node, as by --constraint"
         return Check("platform", False, shown, cure)
     return Check("platform", True, shown)
+
+
+def _why_cpus(fact):
+    """What kept JAX from the GPUs of a process, and the cure: what it has seen decides, and only then what is usual."""
+    smi = SMI[fact.get("vendor", "nvidia")]
+    platforms, versions = fact.get("platforms") or "", fact["versions"]
+    if fact.get("unknown"):
+        return (
+            f"{' '.join(fact['unknown'])} is among the visible devices, but {smi} does not list it: unset the variable"
+        )
+    if not fact["visible"]:
+        hidden = f"{fact['hidden']} hides all GPUs: unset it, or " if fact.get("hidden") else ""
+        meant = "if CPUs are meant, set JAX_PLATFORMS=cpu"
+        return f"{hidden}ask for GPUs (--gres=gpu:4), look at {smi} on the node; {meant}"
+    if platforms.split(",")[0] == "cpu":
+        return f"JAX_PLATFORMS={platforms} asks for CPUs, and there are GPUs: set JAX_PLATFORMS=cuda (rocm on AMD)"
+    plugins = [name for name in versions if re.fullmatch(r"jax-(cuda|rocm)\d+-plugin", name)]
+    ours = [name for name in plugins if name.startswith("jax-rocm") == (fact.get("vendor") == "amd")]
+    if not ours:
+        how = "ROCm's plugin, as docs.jax.dev/en/latest/installation.html says" if fact.get("vendor") == "amd" else ""
+        there = f" ({', '.join(plugins)} is for other GPUs)" if plugins else ""
+        return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or PIP}"
+    if other := _mismatch(versions):
+        return f"{other}: install all of them at once, as {PIP} does"
+    driver = f"driver {versions['driver']}" if "driver" in versions else f"the driver that {smi} names"
+    return f"{', '.join(ours)} is there: compare its CUDA or ROCm with {driver}; unset LD_LIBRARY_PATH"
+
+
+PIP = "pip install 'jax[cuda12]' in this environment"
+
+
+def _mismatch(versions):
+    """A plugin of another version than jaxlib's, in words; JAX uses a CUDA plugin only if the numbers agree."""
+    number = {name: re.match(r"[\d.]*", version)[0].rstrip(".") for name, version in versions.items()}
+    for name in versions:
+        if re.fullmatch(r"jax-cuda\d+-(plugin|pjrt)", name) and number[name] != number.get("jaxlib", number[name]):
+            return f"{name} {versions[name]} is not of the version of jaxlib, {versions['jaxlib']}"
+    return ""
 
 
 def _claims(facts):
@@ -130,7 +173,7 @@ def _claims(facts):
             "let each task see all GPUs of its node, so that JAX chooses, or set JAX_LOCAL_DEVICE_IDS=0 where the site "
             "binds one GPU to each task; one process per node takes JAX_LOCAL_DEVICE_IDS=0,1,2,3"
         )
-        return Check("GPUs", False, f"{_names(who)} on {host} use one GPU, {gpu}", cure)
+        return Check("GPUs", False, f"{names(who)} on {host} use one GPU, {gpu}", cure)
     idle = len({(fact["host"], gpu) for fact in facts for gpu in fact["visible"]} - set(owners))
     if idle:
         cure = "start one task per GPU, or one per node with JAX_LOCAL_DEVICE_IDS=0,1,2,3"
@@ -143,7 +186,13 @@ def _cores(facts):
     few = [fact for fact in facts if len(fact["cores"]) < 2]
     cure = "divide the cores of a node by its tasks: --cpus-per-task, export SRUN_CPUS_PER_TASK, --hint=nomultithread"
     if few:
-        return Check("cores", False, f"{_names(f['process'] for f in few)} on {few[0]['host']} has 1 core", cure)
+        return Check("cores", False, f"{names(f['process'] for f in few)} on {few[0]['host']} has 1 core", cure)
+    far = [fact for fact in facts if fact.get("near") and not set(fact["near"]) & set(fact["cores"])]
+    if far:
+        (fact, *_), who = far, names(fact["process"] for fact in far)
+        said = f"{who}: no core near the GPU, {_ranges(fact['cores'])} instead of {_ranges(fact['near'])}"
+        near = "let Slurm bind by GPU (srun --gpu-bind=closest, --cpu-bind=map_ldom:...), as nvidia-smi topo -m shows"
+        return Check("cores", False, f"{said} on {fact['host']}", near)
     most, least = (choose(len(fact["cores"]) for fact in facts) for choose in (max, min))
     for host in {fact["host"] for fact in facts}:
         sets = [set(fact["cores"]) for fact in facts if fact["host"] == host]
@@ -153,24 +202,44 @@ def _cores(facts):
     return Check("cores", True, f"{least} cores for a process" if least == most else f"{least} to {most} cores")
 
 
+def _ranges(numbers):
+    """0-3,8: the form of taskset and of Linux."""
+    text, numbers = [], sorted(numbers)
+    for number in numbers:
+        if number - 1 not in numbers:
+            text.append(str(number))
+        elif number + 1 not in numbers:
+            text[-1] += f"-{number}"
+    return ",".join(text)
+
+
 def _versions(facts):
     for name in sorted({name for fact in facts for name in fact["versions"]}):
         by_version = {}
         for fact in facts:
             by_version.setdefault(fact["versions"].get(name, "missing"), []).append(fact["process"])
         if len(by_version) > 1:
-            sentence = "; ".join(f"{version} in {_names(who)}" for version, who in by_version.items())
+            sentence = "; ".join(f"{version} in {names(who)}" for version, who in by_version.items())
             cure = "activate one environment, on a disk that all nodes share, in the batch script"
             return Check("versions", False, f"{name}: {sentence}", cure)
+    for fact in facts:
+        if other := _mismatch(fact["versions"]):
+            return Check("versions", False, f"{other} in {names([fact['process']])}", f"install them together: {PIP}")
     shown = [f"{name} {facts[0]['versions'][name]}" for name in ("python", "jax") if name in facts[0]["versions"]]
     return Check("versions", True, f"{', '.join(shown)}, the same in all" if shown else "the same in all")
 
 
 def _folder(facts):
+    failed = [fact for fact in facts if fact.get("errno")]
+    if failed:
+        code = failed[0]["errno"]
+        which = [fact["process"] for fact in failed if fact["errno"] == code]
+        cure = OF_A_FOLDER.get(code, f"look at it on {failed[0]['host']}: ls -ld, df -h; all nodes have to mount it")
+        return Check("folder", False, f"{names(which)} cannot write there: {code}, {failed[0]['error']}", cure)
     blind = [fact["process"] for fact in facts if not fact["reads"]]
     if blind:
         cure = "name a folder on a file system that all nodes mount (not /tmp), and that every process may use"
-        return Check("folder", False, f"{_names(blind)} cannot read there what process 0 has written", cure)
+        return Check("folder", False, f"{names(blind)} cannot read there what process 0 has written", cure)
     return Check("folder", True, "what process 0 writes, all read")
 
 
@@ -194,28 +263,109 @@ def _network(first, several_hosts, gbit):
 
 
 def _proxies(facts):
-    names = sorted({name for fact in facts for name in fact.get("proxies", ())})
-    cure = f"unset {' '.join(names)} in the batch script: connections to the coordinator would go through them"
-    return Check("proxies", False, f"set: {', '.join(names)}", cure)
+    variables = sorted({name for fact in facts for name in fact.get("proxies", ())})
+    return Check("proxies", False, f"connections to the coordinator go through {', '.join(variables)}", UNSET)
+
+
+UNSET = "unset the variable in the batch script, or name the nodes in no_proxy (their names, or the end of these)"
 
 
 # --- What a process finds ----------------------------------------------------------------------------------------
 
 
-def cards():
-    """The UUIDs of the GPUs that this process may use: those that the driver lists, less CUDA_VISIBLE_DEVICES."""
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
+def coordinator_host():
+    """The host of process 0 as far as the environment tells, or ""."""
+    address = os.environ.get("COORDINATOR") or os.environ.get("JAX_COORDINATOR_ADDRESS") or ""
+    nodes = re.match(r"([^,\[]*)(?:\[(\w+))?", os.environ.get("SLURM_STEP_NODELIST", ""))
+    return address.rpartition(":")[0] or "".join(part for part in nodes.groups() if part)
+
+
+def uses_proxy():
+    """The variable that leads gRPC's connections to the coordinator through a proxy, or "".
+
+    gRPC reads these and no others, in this order: grpc.github.io/grpc/core/md_doc_core_default_http_proxy_mapper.html.
+    """
+    proxy = next((name for name in PROXIES if os.environ.get(name)), "")
+    direct = next((os.environ[name] for name in DIRECT if name in os.environ), "").lower().split(",")
+    host = coordinator_host().lower()
+    near = host and any(host.endswith(end.strip()) for end in direct if end.strip())
+    return "" if near or _in_networks(host, direct) else proxy
+
+
+def _in_networks(host, entries):
+    """Whether an address is in one of the networks that entries such as 10.0.0.0/8 name."""
+    for entry in entries:
+        with suppress(ValueError):
+            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+    return False
+
+
+def coordinator_port():
+    """The port of the coordinator as far as the environment tells, or ""; in Slurm's jobs it follows their number."""
+    address = os.environ.get("COORDINATOR") or os.environ.get("JAX_COORDINATOR_ADDRESS") or ""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    own = str(2**16 - 2**12 + int(job) % 2**12) if job.isdigit() else ""
+    return os.environ.get("JAX_COORDINATOR_PORT") or address.rpartition(":")[2] or own
+
+
+def _output(*command):
+    with suppress(OSError, subprocess.TimeoutExpired):
         process = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    every = process.stdout.split() if process.returncode == 0 else []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return every
-    chosen = [name.strip() for name in visible.split(",") if name.strip()]
-    numbered = [every[int(name)] for name in chosen if name.isdigit() and int(name) < len(every)]
-    return numbered + [uuid for name in chosen for uuid in every if uuid.startswith(name)]
+        return process.stdout if process.returncode == 0 else ""
+    return ""
+
+
+def cards():
+    """The GPUs that this process may use: those that the driver lists, less those that variables hide.
+
+    Returns:
+      A dict: "vendor", "nvidia" or "amd"; "visible", the identifiers of the GPUs (or of the parts made by MIG);
+      "unknown", names in a variable that the driver does not list; "hidden", the variable that hides all; "driver", its
+      version; "near", for each visible GPU the cores on its NUMA node, where Linux says.
+    """
+    text = _output("nvidia-smi", "-L")
+    listed = [(gpu or mig) for gpu, mig in re.findall(r"UUID: (?:(GPU-[^)\s]+)|(MIG-[^)\s]+))\)", text)]
+    parts = {}
+    for name in listed:  # a GPU, and below it its parts
+        parts.update({name: []} if name.startswith("GPU-") else {})
+        if name.startswith("MIG-"):
+            parts[list(parts)[-1]].append(name)
+    vendor, driver, near = "nvidia", "", {}
+    asked = "--query-gpu=uuid,pci.bus_id,driver_version", "--format=csv,noheader"
+    for line in _output("nvidia-smi", *asked).splitlines():
+        uuid, bus, driver = (word.strip() for word in line.split(","))
+        near[uuid] = _cores_near(bus)
+    if not parts and (amd := re.findall(r"^card\d+, *(\S+)$", _output("rocm-smi", "--showuniqueid", "--csv"), re.M)):
+        vendor, parts = "amd", {name: [] for name in amd}
+        driver = "".join(re.findall(r"Driver version, *(\S+)", _output("rocm-smi", "--showdriverversion", "--csv")))
+    found = {"vendor": vendor, "unknown": [], "hidden": "", "driver": driver}
+    visible = [mig for gpu in parts for mig in parts[gpu][:1] or [gpu]]  # CUDA takes one part of a GPU
+    every = [*visible, *(name for gpu in parts for name in [gpu, *parts[gpu]])]
+    for variable in HIDES[vendor]:
+        if (value := os.environ.get(variable)) is None:
+            continue
+        chosen, before = [name.strip() for name in value.split(",") if name.strip()], visible
+        visible = [before[int(name)] for name in chosen if name.isdigit() and int(name) < len(before)]
+        for name in chosen:
+            same = [one for one in dict.fromkeys(every) if one.startswith(name)]
+            if not name.isdigit() and parts:
+                visible += same[:1]
+                found["unknown"] += [] if same else [name]
+        if parts and not visible:
+            found["hidden"] = f"{variable}={value}"
+    of = {mig: gpu for gpu in parts for mig in parts[gpu]}
+    return found | {"visible": visible, "near": [near.get(of.get(name, name), []) for name in visible]}
+
+
+def _cores_near(bus, devices="/sys/bus/pci/devices"):
+    """The cores on the NUMA node of a device, by its address on the PCI bus; [] where Linux does not say."""
+    domain, _, rest = bus.lower().partition(":")
+    with suppress(OSError, ValueError):
+        text = Path(devices, f"{domain[-4:]}:{rest}", "local_cpulist").read_text()
+        ends = [part.split("-") for part in text.strip().split(",")]
+        return [core for end in ends for core in range(int(end[0]), int(end[-1]) + 1)]
+    return []
 
 
 def transport(platform, log):
@@ -228,20 +378,25 @@ def transport(platform, log):
     return ", ".join([*(f"network {name}" for name in dict.fromkeys(using)), *ways]) or "NCCL"
 
 
+def _package_versions(seen):
+    """The versions of what JAX needs on this host, the driver's among them."""
+    versions = {"python": sys.version.split()[0]}
+    for distribution in importlib.metadata.distributions():
+        name = str(distribution.name).lower()
+        if name in PACKAGES or re.fullmatch(LIBRARIES, name):
+            versions[name] = distribution.version
+    return versions | ({"driver": seen["driver"]} if seen["driver"] else {})
+
+
 def _facts():
     """What this process sees."""
     import jax
 
-    visible = cards()
+    seen = cards()
+    visible = seen["visible"]
     local = jax.local_devices()
     numbers = [d.local_hardware_id for d in local if d.platform == "gpu"]
     gpus = [visible[number] for number in numbers if number in range(len(visible))]
-    versions = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return {
         "process": jax.process_index(),
@@ -251,25 +406,15 @@ def _facts():
         "devices": len(local),
         "gpus": gpus,
         "visible": visible,
+        "vendor": seen["vendor"],
+        "unknown": seen["unknown"],
+        "hidden": seen["hidden"],
+        "platforms": jax.config.jax_platforms,
+        "near": seen["near"][numbers[0]] if len(numbers) == 1 and numbers[0] < len(visible) else [],
         "cores": sorted(cores),
-        "versions": versions,
-        "reads": None,
-        "proxies": [name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy")],
+        "versions": _package_versions(seen),
+        "proxies": [uses_proxy()] if uses_proxy() and jax.process_count() > 1 else [],
     }
-
-
-def _shared(key, value, every=True):
-    """What all processes (or process 0 alone) say under a key, through the coordinator: no GPU takes part."""
-    import jax
-    from jax._src import distributed  # where JAX itself keeps it; no public name leads there
-
-    store, mine = distributed.global_state.client, json.dumps(value)
-    if store is None:
-        return [value]
-    whose = range(jax.process_count()) if every else [0]
-    if jax.process_index() in whose:
-        store.key_value_set(f"preflight/{key}/{jax.process_index()}", mine)
-    return [json.loads(store.blocking_key_value_get(f"preflight/{key}/{rank}", 10**8)) for rank in whose]
 
 
 def _measured():
@@ -294,24 +439,32 @@ def _measured():
     return min(seconds)
 
 
-def _reads(folder):
-    """Whether this process reads in a folder what process 0 has written there just now; None without a folder."""
+def _folder_facts(folder):
+    """Whether this process reads in a folder what process 0 wrote there just now, and its own error in writing."""
     import jax
 
     if not folder:
-        return None
-    file, word = Path(folder) / ".preflight", f"{socket.gethostname()} {os.getpid()} {time.time()}"
-    if jax.process_index() == 0:
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(word)
-    [word] = _shared("word", word, every=False)
+        return {"reads": None}
+    rank, error, word = jax.process_index(), None, f"{socket.gethostname()} {os.getpid()} {time.time()}"
+    own, file = Path(folder, f".preflight-{rank}"), Path(folder, ".preflight-0")
+    try:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(word)
+    except OSError as caught:
+        error = caught
+    (word, *_) = exchange("preflight/word", word)
+    reads = False
     for _ in range(50):  # a shared file system may be slow to tell
         with suppress(OSError):
-            if file.read_text() == word:
-                return True
+            reads = file.read_text() == word
+        if reads or error:
+            break
         time.sleep(0.1)
-    return False
+    exchange("preflight/read", "")  # all have looked
+    with suppress(OSError):
+        own.unlink()
+    why = {"errno": errno.errorcode.get(error.errno or 0, "?"), "error": error.strerror or str(error)} if error else {}
+    return {"reads": reads} | why
 
 
 class _Patience:
@@ -363,17 +516,14 @@ def main():
 
     import jax
 
-    try:
-        from join import join  # beside this file
-    except ImportError:  # in the package
-        from shardlab.cluster.join import join
-
     rank = os.environ.get(LAUNCHERS.get(launcher, ""), "0")
     patience = _Patience(rank, options.limit)
-    patience.over("for the others in jax.distributed.initialize", UNREACHED)
+    proxy = uses_proxy()
+    waits = f"connections go through {proxy}, which may not know the nodes: {UNSET}" if proxy else UNREACHED
+    patience.over("for the others in jax.distributed.initialize", waits)
     begin = time.perf_counter()
     try:
-        join(any_platform=True, initialization_timeout=options.limit + 60)
+        join(any_platform=True, any_program=True, initialization_timeout=options.limit + 60)
     except (RuntimeError, ValueError, SystemExit) as error:
         message = (
             f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
@@ -383,8 +533,8 @@ def main():
     started = time.perf_counter() - begin
     patience.over("for what the other processes see", "look at the processes that print nothing: did they all start?")
     facts = _facts()
-    facts["reads"] = _reads(options.folder)
-    every = _shared("facts", facts)
+    facts |= _folder_facts(options.folder)
+    every = [json.loads(text) for text in exchange("preflight/facts", json.dumps(facts))]
     every[0]["all_devices"] = sum(facts_of_one["devices"] for facts_of_one in every)
     if every[0]["all_devices"] > 1:
         every[0]["seconds"] = "the processes have different platforms"
@@ -404,8 +554,6 @@ def main():
         both = {"checks": [asdict(check) for check in checks], "processes": every}
         text = json.dumps(both) if options.json else _table(checks)
         print(f"{text}\n", end="", flush=True)  # one write, so that lines of several processes do not mix
-    if options.folder and jax.process_index() == 0:
-        Path(options.folder, ".preflight").unlink(missing_ok=True)
     return 1 if any(check.ok is False for check in checks) else 0
 
 
@@ -421,27 +569,27 @@ def _table(checks):
 
 def _cure_of(error):
     """What to do about an error at the start."""
-    if "DEADLINE_EXCEEDED" in str(error):
+    text = str(error)
+    if "RPC server" in text or "already in use" in text:
+        port = coordinator_port()
+        how = "PORT=... for ssh.sh, JAX_COORDINATOR_PORT=... under Slurm"
+        return f"another program listens at port {port} of this host: choose a free one ({how}), or end that program"
+    if "interactive step" in text:
+        return "start it by srun in this shell: srun python -u ..."
+    if "DEADLINE_EXCEEDED" in text:
         return UNREACHED
-    if "no device" in str(error):
+    if "no device" in text:
         import jax
 
-        sees, asks = cards(), str(jax.config.read("jax_cuda_visible_devices"))
+        seen = cards()
+        asks = str(jax.config.read("jax_cuda_visible_devices"))
+        sees = seen["visible"]
         if sees and asks.isdigit() and int(asks) >= len(sees):
             return (
                 f"this task sees {_many(len(sees), 'GPU')}, but JAX asks for number {asks}: request GPUs per node "
                 "(--gres=gpu:4), or set JAX_LOCAL_DEVICE_IDS=0"
             )
-        if not sees:
-            return "nvidia-smi lists no GPU for this task: request some (--gres=gpu:4), and look at it on the node"
-        plugins = [
-            name
-            for distribution in importlib.metadata.distributions()
-            if "plugin" in (name := distribution.name.lower())
-        ]
-        if not any(name.startswith("jax-") for name in plugins):
-            return "install JAX's plugin in this environment: pip install 'jax[cuda12]'"
-        return f"{', '.join(plugins)} is there: compare its CUDA with the driver's in nvidia-smi; unset LD_LIBRARY_PATH"
+        return _why_cpus(seen | {"platforms": "", "versions": _package_versions(seen)})
     return "start it by srun, mpirun, or with COORDINATOR, NUM_PROCESSES and PROCESS_ID set, as ssh.sh does"
 
 

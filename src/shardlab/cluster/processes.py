@@ -90,6 +90,7 @@ def start(
     join: bool = True,
     limit: float = 180,
     preemption: bool = False,
+    sigterm_seconds: float = 100,
     environment: Mapping[str, str] | None = None,
     **initialize: Any,
 ) -> "Processes":
@@ -101,13 +102,15 @@ def start(
 
     Args:
       n: how many processes, 1 or more.
-      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds.
+      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds: if
+        several processes are on a host, each takes the GPU whose number is its index there.
       cluster: the launcher: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
         `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your own.
       join: whether to call `jax.distributed.initialize` in each. If not, a cell has to do it, with
         `group.coordinator` as `coordinator_address`.
       limit: seconds after which starting fails.
-      preemption: whether JAX's preemption service handles SIGTERM in them.
+      preemption: whether JAX's preemption service handles SIGTERM in them. If not, the signal ends a process.
+      sigterm_seconds: how long a process may still run after SIGTERM where that service handles it.
       environment: variables to set in each process before JAX starts, as a dict.
       **initialize: more arguments for `jax.distributed.initialize`, such as `heartbeat_timeout_seconds=10`.
 
@@ -129,6 +132,7 @@ def start(
     settings = {
         "devices": devices,
         "preemption": preemption,
+        "sigterm_seconds": sigterm_seconds if preemption else 0,  # JAX 0.7 takes the signal in any case
         "environment": environment or {},
         "initialize": initialize,
     }
@@ -320,7 +324,10 @@ class Processes:
         )
 
     def _join(self, end):
-        self._do(end, engine.join, self.coordinator, self.n, self._settings["initialize"])
+        places = [self.hosts[:i].count(host) for i, host in enumerate(self.hosts)]
+        several = self._settings["devices"] is None and len(set(self.hosts)) < self.n  # on a host
+        options = self._settings["initialize"], self._settings["sigterm_seconds"], places if several else None
+        self._do(end, engine.join, self.coordinator, self.n, *options)
 
     def _controller_pid(self):
         return getattr(self._cluster.controller, "pid", -1)

@@ -1,5 +1,6 @@
 """The check before a job: each fault of a launch is found and its cure named. test_slurm.py runs it on two nodes."""
 
+import errno
 import json
 import os
 import shutil
@@ -75,7 +76,16 @@ def test_a_healthy_job_is_ready():
          "one environment"),
         ({"versions": {"python": "3.13.0"}}, "versions", "missing in process 5", "one environment"),
         ({"reads": False}, "folder", "process 5 cannot read", "all nodes mount"),
-        ({"proxies": ["http_proxy"]}, "proxies", "set: http_proxy", "unset http_proxy"),
+        ({"proxies": ["http_proxy"]}, "proxies", "go through http_proxy", "no_proxy"),
+        ({"reads": False, "errno": "EROFS", "error": "Read-only file system"}, "folder",
+         "process 5 cannot write there: EROFS, Read-only file system", "take another"),
+        ({"errno": "ENOSPC", "error": "No space"}, "folder", "ENOSPC", "df -h"),
+        ({"errno": "EDQUOT", "error": "Quota"}, "folder", "EDQUOT", "quota"),
+        ({"errno": "EIO", "error": "Input/output error"}, "folder", "EIO", "on node2"),
+        ({"near": [64, 65, 66, 67, 80]}, "cores", "process 5: no core near the GPU, 4-7 instead of 64-67,80 on node2",
+         "closest"),
+        ({"versions": VERSIONS | {"driver": "535.54"}}, "versions",
+         "driver: missing in processes 0, 1, 2 and 4 more; 535", "one environment"),
     ],
 )  # fmt: skip
 def test_each_fault_is_found_alone_and_its_cure_is_named(changed, name, found, cure):
@@ -122,25 +132,156 @@ def test_the_transport_is_read_from_the_log_of_nccl(tmp_path):
     assert preflight.transport("cpu", tmp_path / "nccl.7") == "gloo"
 
 
+LISTS = {  # what the drivers' programs print, as in NVIDIA's guide to MIG and the documentation of rocm-smi
+    "four": "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}-abc)\n" for n in range(4)),
+    "MIG": """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef)
+  MIG 3g.20gb     Device  1: (UUID: MIG-cba663e8)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-77ba0d01)
+""",
+    "AMD": "device,Unique ID\ncard0,0x1a\ncard1,0x2b\ncard2,0x3c\n",
+}
+
+
 @pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A stand-in for the driver's program, which lists four GPUs."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\nfor n in 0 1 2 3; do echo GPU-$n-abc; done\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+def drivers(tmp_path, monkeypatch):
+    """A function that puts stand-ins for the drivers' programs in front of others, and clears what hides GPUs."""
+    (tmp_path / "bin").mkdir()
+    for name in [name for names in preflight.HIDES.values() for name in names]:
+        monkeypatch.delenv(name, raising=False)
+
+    def place(case):
+        name = "rocm-smi" if case == "AMD" else "nvidia-smi"
+        option = "--showuniqueid" if case == "AMD" else "-L"
+        text = f"#!/bin/sh\n[ $1 = {option} ] && cat <<'END'\n{LISTS[case]}END\ntrue\n"
+        if case == "four":
+            text += "[ $1 != -L ] && for n in 0 1 2 3; do echo GPU-$n-abc, 0000000$n:17:00.0, 580.65; done\ntrue\n"
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    return place
+
+
+CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 
 
 @pytest.mark.parametrize(
-    ("visible", "left"),
-    [(None, "0123"), ("", ""), ("2", "2"), ("3,1", "31"), ("GPU-2", "2"), ("0,9", "0")],
+    ("case", "variables", "visible", "other"),
+    [
+        ("four", {}, ["GPU-0-abc", "GPU-1-abc", "GPU-2-abc", "GPU-3-abc"], {"vendor": "nvidia", "driver": "580.65"}),
+        ("four", {CUDA: ""}, [], {"hidden": f"{CUDA}=", "unknown": []}),
+        ("four", {CUDA: "2"}, ["GPU-2-abc"], {"hidden": ""}),
+        ("four", {CUDA: "3,1"}, ["GPU-3-abc", "GPU-1-abc"], {}),
+        ("four", {CUDA: "GPU-2"}, ["GPU-2-abc"], {"unknown": []}),
+        ("four", {CUDA: "0,9"}, ["GPU-0-abc"], {}),
+        ("four", {CUDA: "GPU-7,GPU-1"}, ["GPU-1-abc"], {"unknown": ["GPU-7"]}),
+        ("MIG", {}, ["MIG-c6d4f1ef", "GPU-77ba0d01"], {"driver": ""}),
+        ("MIG", {CUDA: "MIG-cba663e8"}, ["MIG-cba663e8"], {"unknown": []}),
+        ("MIG", {CUDA: "0"}, ["MIG-c6d4f1ef"], {}),
+        ("AMD", {}, ["0x1a", "0x2b", "0x3c"], {"vendor": "amd"}),
+        ("AMD", {ROCR: "1,2", HIP: "1"}, ["0x3c"], {}),
+        ("AMD", {HIP: ""}, [], {"hidden": f"{HIP}="}),
+    ],
 )
-def test_the_gpus_that_a_task_sees_are_those_of_cuda_visible_devices(nvidia_smi, monkeypatch, visible, left):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert preflight.cards() == [f"GPU-{n}-abc" for n in left]
+def test_the_gpus_that_a_task_sees_are_those_that_no_variable_hides(
+    drivers, monkeypatch, case, variables, visible, other
+):
+    drivers(case)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    seen = preflight.cards()
+    assert seen["visible"] == visible and other.items() <= seen.items()
+
+
+def test_without_a_driver_no_variable_is_to_blame(monkeypatch):
+    monkeypatch.setattr(preflight, "_output", lambda *_: "")
+    monkeypatch.setenv(CUDA, "0,1,GPU-2")
+    assert preflight.cards() | {"vendor": ""} == {
+        "vendor": "", "visible": [], "unknown": [], "hidden": "", "driver": "", "near": [],
+    }  # fmt: skip
+
+
+def test_cores_near_a_gpu_are_those_that_linux_lists(tmp_path):
+    (tmp_path / "0000:c1:00.0").mkdir()
+    (tmp_path / "0000:c1:00.0" / "local_cpulist").write_text("0-2,64\n")
+    assert preflight._cores_near("00000000:C1:00.0", tmp_path) == [0, 1, 2, 64]
+    assert preflight._cores_near("00000000:C2:00.0", tmp_path) == []
+    assert preflight._ranges([64, 0, 2, 1]) == "0-2,64"
+
+
+CUDA12 = {"jax-cuda12-plugin": "0.12.0", "jax-cuda12-pjrt": "0.12.0", "jaxlib": "0.12.0"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "cure", "never"),
+    [
+        ({"visible": []}, "ask for GPUs (--gres=gpu:4), look at nvidia-smi", "plugin"),
+        ({"visible": [], "hidden": "CUDA_VISIBLE_DEVICES="}, "CUDA_VISIBLE_DEVICES= hides all GPUs", "plugin"),
+        ({"visible": [], "vendor": "amd"}, "look at rocm-smi", "nvidia"),
+        ({"unknown": ["MIG-1"], "visible": []}, "MIG-1 is among the visible devices, but nvidia-smi does not",
+         "--gres"),
+        ({"platforms": "cpu,cuda", "versions": CUDA12}, "JAX_PLATFORMS=cpu,cuda asks for CPUs", "pip"),
+        ({"versions": {"jaxlib": "0.12.0"}}, "JAX lacks its plugin: pip install 'jax[cuda12]'", "ROCm"),
+        ({"versions": {"jaxlib": "0.12.0"}, "vendor": "amd"}, "JAX lacks its plugin: ROCm's plugin", "cuda12"),
+        ({"versions": CUDA12, "vendor": "amd"}, "(jax-cuda12-plugin is for other GPUs): ROCm's", "'jax[cuda12]'"),
+        ({"versions": CUDA12 | {"jaxlib": "0.11.2"}}, "0.12.0 is not of the version of jaxlib, 0.11.2", "driver"),
+        ({"versions": CUDA12 | {"jax-cuda12-pjrt": "0.9"}}, "pjrt 0.9 is not of the version", "driver"),
+        ({"versions": {**CUDA12, "jaxlib": "0.12.0", "driver": "470.1"}}, "compare its CUDA or ROCm with driver 470.1",
+         "nvidia-smi"),
+    ],
+)  # fmt: skip
+def test_why_a_process_fell_back_to_cpus_is_told_by_evidence(changed, cure, never):
+    versions = {"versions": VERSIONS | {"jaxlib": "0.12.0"}}
+    facts = [fact(0) | versions | {"platform": "cpu", "kind": "cpu", "gpus": []} | changed]
+    text = failures(facts)["platform"].cure
+    assert cure in text and never not in text
+
+
+@pytest.mark.parametrize(
+    ("variables", "used"),
+    [
+        ({"http_proxy": "p:1"}, "http_proxy"),
+        ({"http_proxy": "p:1", "grpc_proxy": "p:2"}, "grpc_proxy"),
+        ({"all_proxy": "p:1", "HTTP_PROXY": "p:1"}, ""),
+        ({"http_proxy": "p:1", "no_proxy": "x, .cluster"}, ""),
+        ({"http_proxy": "p:1", "no_proxy": "localhost"}, "http_proxy"),
+        ({"http_proxy": "p:1", "no_grpc_proxy": "y", "no_proxy": ".cluster"}, "http_proxy"),
+        ({"https_proxy": "p:1", "COORDINATOR": "10.1.2.3:99", "no_proxy": "10.0.0.0/8"}, ""),
+        ({"https_proxy": "p:1", "COORDINATOR": "11.1.2.3:99", "no_proxy": "10.0.0.0/8"}, "https_proxy"),
+        ({"http_proxy": "p:1", "COORDINATOR": "", "SLURM_STEP_NODELIST": "n[07-12],m1", "no_proxy": "n07"}, ""),
+        (
+            {"http_proxy": "p:1", "COORDINATOR": "", "SLURM_STEP_NODELIST": "m1,n[07-12]", "no_proxy": "n07"},
+            "http_proxy",
+        ),
+    ],
+)
+def test_a_proxy_counts_if_grpc_takes_it_for_the_coordinator(monkeypatch, variables, used):
+    """Which variables gRPC reads: its guide to the default proxy mapper."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy") or name.startswith(("JAX_COORD", "SLURM")):
+            monkeypatch.delenv(name)
+    for name, value in ({"COORDINATOR": "n1.cluster:99"} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert preflight.uses_proxy() == used
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES])
+def test_why_a_folder_cannot_be_used_is_told_by_the_error_of_the_system(monkeypatch, tmp_path, number):
+    def write(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(preflight.Path, "write_text", write)
+    facts = preflight._folder_facts(tmp_path)
+    assert facts == {"reads": False, "errno": errno.errorcode[number], "error": os.strerror(number)}
+    check = preflight._folder([fact() | facts])
+    assert check.cure == preflight.OF_A_FOLDER[errno.errorcode[number]]
+
+
+def test_a_folder_below_a_file_is_none(tmp_path):
+    (tmp_path / "file").touch()
+    assert preflight._folder_facts(tmp_path / "file" / "run")["errno"] == "ENOTDIR"
+    assert preflight._folder_facts(tmp_path / "run") == {"reads": True} and not list((tmp_path / "run").iterdir())
 
 
 def begin(folder, *arguments, index=None, processes=2, port=0, **environment):
@@ -189,7 +330,7 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
 def test_it_is_a_module_of_shardlab_too(tmp_path):
     command = [sys.executable, "-m", "shardlab.cluster.preflight"]
     given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
-    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, **given)
+    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": ""}, **given)
     assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
 
 
@@ -201,7 +342,7 @@ def test_logs_of_other_processes_stay(tmp_path):
     for name in ("preflight.py", "join.py"):
         shutil.copy(FOLDER / name, tmp_path)
     command = f'echo kept > "$TMPDIR/preflight-nccl.$$0.host"; exec {sys.executable} preflight.py'
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TMPDIR": str(logs)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": "", "TMPDIR": str(logs)}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout
     assert [file.read_text() for file in logs.iterdir() if file.is_file()] == ["kept\n"]
@@ -242,17 +383,18 @@ def test_gpus_that_nvidia_smi_does_not_list_are_not_called_well():
     ("sees", "asks", "plugins", "cure"),
     [
         (1, "2", ["jax-cuda13-plugin"], "this task sees 1 GPU, but JAX asks for number 2"),
-        (0, "0", ["jax-cuda13-plugin"], "nvidia-smi lists no GPU for this task"),
-        (4, "2", [], "install JAX's plugin"),
+        (0, "0", ["jax-cuda13-plugin"], "ask for GPUs (--gres=gpu:4), look at nvidia-smi"),
+        (4, "2", [], "JAX lacks its plugin"),
         (4, "2", ["jax-cuda13-plugin", "jax-cuda13-pjrt"], "jax-cuda13-plugin is there: compare its CUDA"),
     ],
 )
 def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, asks, plugins, cure):
     import jax
 
-    monkeypatch.setattr(preflight, "cards", lambda: [f"GPU-{n}" for n in range(sees)])
+    seen = {"visible": [f"GPU-{n}" for n in range(sees)], "vendor": "nvidia", "driver": ""}
+    monkeypatch.setattr(preflight, "cards", lambda: seen)
     monkeypatch.setattr(jax.config, "read", {"jax_cuda_visible_devices": asks}.get)
-    made = [type("Distribution", (), {"name": name}) for name in ["numpy", *plugins]]
+    made = [type("Distribution", (), {"name": name, "version": "1.0"}) for name in ["numpy", *plugins]]
     monkeypatch.setattr(preflight.importlib.metadata, "distributions", lambda: made)
     assert cure in preflight._cure_of(SystemExit("JAX finds no device for JAX_PLATFORMS=cuda: AssertionError()"))
 
@@ -261,7 +403,41 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
 def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
     status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda"))
     assert status == 2 and "JAX finds no device for JAX_PLATFORMS=cuda" in text
-    assert "     cure: nvidia-smi lists no GPU for this task" in text
+    assert "     cure: ask for GPUs" in text
+
+
+@pytest.mark.slow
+def test_a_shell_of_salloc_is_not_a_task(tmp_path):
+    """The step in which salloc opens a shell has one process, however many tasks the job has."""
+    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    nodes = {"SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0", "JAX_PLATFORMS": "cpu"}
+    status, text, _ = end(begin(tmp_path, **shell, **nodes))
+    assert status == 2 and "8 tasks, but this is the interactive step of salloc" in text
+    assert "cure: start it by srun in this shell" in text
+    alone = shell | nodes | {"SLURM_NTASKS": "1"}
+    status, text, _ = end(begin(tmp_path, **alone))
+    assert status == 0 and text.endswith("ready")
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_named(tmp_path):
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+        status, text, _ = end(begin(tmp_path, index=0, port=port, JAX_PLATFORMS="cpu"))
+    assert status == 2 and f"cure: another program listens at port {port} of this host" in text and "PORT=" in text
+
+
+@pytest.mark.slow
+def test_a_proxy_is_named_where_processes_wait_in_vain(tmp_path):
+    given = {"JAX_PLATFORMS": "cpu", "http_proxy": "http://localhost:9", "no_proxy": ""}
+    status, text, _ = end(begin(tmp_path, "--limit", 5, index=1, port=a_port(), **given))
+    assert status == 2 and "cure: connections go through http_proxy, which may not know the nodes" in text
+
+
+@pytest.mark.slow
+def test_cpus_beside_cuda_are_a_fall_back(tmp_path):
+    status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda,cpu"))
+    assert status == 1 and "FAIL platform: process 0 fell back to CPUs" in text
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -167,6 +168,28 @@ def test_devices_arguments_and_environment_reach_the_processes():
     with start(2, join=False) as group:
         assert group["__import__('jax').distributed.is_initialized()"] == [False, False]
         assert group.coordinator.startswith("localhost:")
+
+
+@pytest.mark.parametrize(("preemption", "error"), [(True, "exit status 143"), (False, "SIGTERM|exit status 143")])
+def test_sigterm_ends_a_process_that_hangs_in_a_collective(preemption, error):
+    """Also where JAX's preemption service takes the signal."""
+    with start(2, preemption=preemption, sigterm_seconds=1) as group:
+        group.run("import os, signal, threading, jax\nfrom jax.experimental.multihost_utils import assert_equal")
+        group.run("assert_equal(1)")
+        hang = "threading.Timer(2, os.kill, [os.getpid(), signal.SIGTERM]).start()\nassert_equal(1)"
+        with pytest.raises(ProcessFailure) as failure:
+            group.run(hang, only=[0], limit=PATIENCE)
+    assert failure.value.having("died") == [0] and re.search(error, failure.value.outcomes[0].error)
+
+
+def test_each_process_of_a_host_takes_a_gpu_of_its_own_in_a_step_of_slurm_too():
+    """There JAX would ask Slurm, for which all of them are the first task."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "1"}
+    step |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    with start(2, devices=None, environment=step) as group:
+        group.run("import jax")
+        found = group["jax.process_index(), jax.process_count(), jax.config.read('jax_cuda_visible_devices')"]
+    assert found == [(0, 2, "0"), (1, 2, "1")]
 
 
 def test_nothing_listens_to_other_hosts(group):

@@ -1,13 +1,16 @@
 """The scripts that readers copy: what stands in a variable reaches the other hosts as it is, and as nothing else."""
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from places import ROOT
+from waiting import PATIENCE
 
 from shardlab.cluster.engine import free_ports
 
@@ -75,6 +78,47 @@ def test_a_signal_ends_the_programs_on_all_hosts(hosts, number):
     assert script.returncode == 1 and sorted(rest.splitlines()) == ["ended one", "ended two"]
 
 
+@pytest.fixture
+def joined(tmp_path):
+    """A function that starts a program with join.py beside it in two processes, each with arguments of its own."""
+    shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
+    (port,) = free_ports(1)
+    settings = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    started = []
+
+    def begin(*programs, arguments=((), ()), **variables):
+        for index, text in enumerate(programs if len(programs) == 2 else 2 * programs):
+            folder = tmp_path / f"host{index}" if len(programs) == 2 else tmp_path
+            folder.mkdir(exist_ok=True)
+            (folder / "program.py").write_text(text)
+            command = [sys.executable, folder / "program.py", *arguments[index]]
+            given = os.environ | settings | {"PROCESS_ID": str(index), "PYTHONPATH": str(tmp_path)} | variables
+            started.append(subprocess.Popen(command, cwd=tmp_path, env=given, start_new_session=True, **pipes))
+        return started
+
+    def end():
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # children too
+
+    limit = threading.Timer(PATIENCE, end)
+    limit.start()
+    yield begin
+    limit.cancel()
+    end()
+    for process in started:
+        process.communicate()
+
+
+def until(process, word):
+    """Read what a process prints until a line has this word."""
+    lines = []
+    while not lines or word not in lines[-1]:
+        lines.append(process.stdout.readline())
+        assert lines[-1], "".join(lines)
+
+
 FAILS = """
 from join import join
 
@@ -89,23 +133,119 @@ input()
 
 
 @pytest.mark.slow
-def test_a_process_that_has_joined_and_raises_ends_at_once(tmp_path):
+def test_a_process_that_has_joined_and_raises_ends_at_once(joined):
     """Without `join`'s hook it would wait 300 seconds for the other, which waits for it."""
-    (port,) = free_ports(1)
-    (tmp_path / "fails.py").write_text(FAILS)
+    healthy, broken = joined(FAILS)
+    out, _ = broken.communicate(timeout=PATIENCE)
+    assert broken.returncode == 1 and "joined 2" in out and "ValueError: a bug in one process" in out
+    assert healthy.poll() is None  # it is the launcher that ends the others
+
+
+HANGS = """
+from join import join
+
+join(sigterm_seconds=1)
+import os, signal, time
+import jax
+from jax.experimental import multihost_utils
+
+multihost_utils.sync_global_devices("a collective of both")
+if (child := os.fork()) == 0:
+    time.sleep(1000)
+os.kill(child, signal.SIGTERM)  # as a loader of data ends its workers
+assert os.waitpid(child, 0)[1] == signal.SIGTERM
+time.sleep(3)  # the signal of a child is none to this process
+print("waits", flush=True)
+if jax.process_index() == 0:
+    multihost_utils.sync_global_devices("a collective of one")
+input()
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process_that_hangs_in_a_collective(joined):
+    """JAX's preemption service takes the signal, and the step at which a program would save never ends."""
+    hanging, other = joined(HANGS)
+    until(hanging, "waits"), until(other, "waits")
+    hanging.send_signal(signal.SIGTERM)
+    out, _ = hanging.communicate(timeout=PATIENCE)
+    assert hanging.returncode == 128 + signal.SIGTERM, out
+    assert f"process 0 on {os.uname().nodename}: still running 1 s after SIGTERM, ends now" in out
+    assert "in sync_global_devices" in out and "program.py" in out
+    assert other.poll() is None
+
+
+SAVES = """
+from join import join
+
+join()
+import time
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+for step in range(10**6):
+    print("step", step, flush=True)
+    if reached_preemption_sync_point(step):
+        break
+    time.sleep(0.05)
+print("saves", step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_still_leads_to_a_step_at_which_all_save(joined):
+    both = joined(SAVES)
+    for process in both:
+        until(process, "step 3")
+    both[1].send_signal(signal.SIGTERM)
+    ends = [process.communicate(timeout=PATIENCE)[0].splitlines()[-1] for process in both]
+    assert ends[0] == ends[1] and ends[0].startswith("saves") and [process.returncode for process in both] == [0, 0]
+
+
+TRAINS = "from join import join\njoin()\nprint('trains', flush=True)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("programs", "arguments", "says"),
+    [
+        ((TRAINS,), (["--steps", "3"], ["--steps", "4"]), "arguments: --steps 3 in process 0; --steps 4 in process 1"),
+        ((TRAINS,), ([], ["--steps", "4"]), "arguments: none in process 0; --steps 4 in process 1"),
+        ((TRAINS, f"{TRAINS}# new\n"), ([], []), "text of program.py: SHA-256 "),
+    ],
+)
+def test_processes_with_other_arguments_or_another_file_end_and_say_what_differs(joined, programs, arguments, says):
+    for process in joined(*programs, arguments=arguments):
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1 and "trains" not in out
+        assert f"the processes run different programs, {says}" in out
+
+
+TELLS = """
+import jax, types
+from join import exchange, join
+
+join()
+print("store", exchange("who", "ä" + jax.process_index() * "b"))
+jax._src.distributed = types.SimpleNamespace()  # JAX does not promise to keep the coordinator's store there
+print("again", exchange("again", "ä" + jax.process_index() * "b"))
+"""
+
+
+@pytest.mark.slow
+def test_processes_exchange_words_with_the_coordinator_s_store_and_without(joined):
+    """And the same program at two paths is the same."""
+    for process in joined(TELLS, TELLS):
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert "store ['ä', 'äb']" in out and "again ['ä', 'äb']" in out, out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("platforms", "status"), [("cpu", 0), ("cuda,cpu", 1), ("", 1)])
+def test_cpus_are_accepted_only_where_they_alone_are_asked_for(tmp_path, platforms, status):
     shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
-    settings = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    healthy, broken = (
-        subprocess.Popen(
-            [sys.executable, "fails.py"], cwd=tmp_path, env=os.environ | settings | {"PROCESS_ID": str(index)}, **pipes
-        )
-        for index in range(2)
-    )
-    try:
-        out, _ = broken.communicate(timeout=200)
-        assert broken.returncode == 1 and "joined 2" in out and "ValueError: a bug in one process" in out
-        assert healthy.poll() is None  # it is the launcher that ends the others
-    finally:
-        healthy.kill()
-        healthy.communicate()
+    (tmp_path / "program.py").write_text(TRAINS)
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
+    command = [sys.executable, "program.py"]
+    given = settings | {"JAX_PLATFORMS": platforms, "NPROC": "32"}
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status and ("JAX finds no GPU or TPU and uses CPUs" in done.stderr) == bool(status)
