@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import random
 import re
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from explorer_cases import SIZES_OF, STATIC, compare_plans, plan_cases, planned_for
 from places import ROOT
 
-from shardlab import CHIPS, MODELS, Model, costs, inference, machine, models, plan as planned, planner
+from shardlab import CHIPS, MODELS, Model, costs, inference, machine, models, plan as planned, planner, serving
 from shardlab.book.planner import FILES, TYPES, data
 from shardlab.cli import main
 
@@ -111,85 +112,78 @@ def test_each_mesh_says_what_it_loses_against_the_first(bare):
 def test_rates_days_and_what_no_run_tests_are_those_of_a_plan(bare):
     script = """cases => cases.map((given) => {
         const { choices } = explorer.plan(given);
-        return choices && [explorer.beyond(choices[0], given), explorer.rates(given, choices[0].expected_seconds, 1e12),
-            choices[0].expected_mfu];
+        return choices && [explorer.beyond(choices[0], given), explorer.bandOf(choices[0], given),
+            explorer.rates(given, choices[0].expected_seconds, 1e12), choices[0].expected_mfu];
     })"""
     kinds = Counter()
     for case, answer in zip(plan_cases(), bare.evaluate(script, plan_cases()), strict=True):
         if not answer:
             continue
-        made, (lines, rates, mfu) = planned_for(case), answer
+        made, (lines, band, rates, mfu) = planned_for(case), answer
         first = made.choices[0]
         assert lines == made._beyond().splitlines()[1:], case
+        assert (band["kind"], band["words"]) == (made.kind, " ".join(costs.band_words(made.chip, made.kind).split()))
         each = case["batch"] / first.expected_seconds / case["chips"]
         assert rates == pytest.approx({"speed": each, "days": 1e12 / each / case["chips"] / 86_400})
         assert mfu == pytest.approx(first.mfu, rel=1e-9)
-        kinds.update([bool(lines), *re.findall(r"fp8 products|sequences of|mixtures?|the \w+", "".join(lines))])
-    assert kinds[True] > 10 and kinds[False] > 5 and kinds["fp8 products"] and kinds["mixture"] + kinds["mixtures"], (
-        kinds
-    )
+        kinds.update([bool(lines), made.kind, *re.findall(r"fp8 products|sequences of|the \w+", "".join(lines))])
+    assert kinds[True] > 10 and kinds[False] > 5, kinds
+    assert min(kinds[kind] for kind in ("mixture", "long", "narrow", "chip", "dense")) > 1, kinds
 
 
-# --- Servers: against shardlab.inference ---------------------------------------------------------------------------
+# --- Servers: against shardlab.serving -----------------------------------------------------------------------------
 
 
 def server_cases():
     chance = random.Random(77)
     cases = []
-    while len(cases) < 150:
+    while len(cases) < 60:
         name = chance.choice(list(SIZES_OF))
         cases.append({
             "name": name, "model": SIZES_OF[name], "chip": list(CHIPS)[len(cases) % len(CHIPS)],
-            "chips": chance.choice((1, 2, 4, 8, 16, 24, 64)), "context": chance.choice((1, 100, 8192, 131_072)),
-            "weights": chance.choice(("bf16", "int8", "fp4")), "cache": chance.choice(("bf16", "fp8")),
-            "reserve": chance.choice((0, 10, 30)), "latency": chance.choice((0, 0, 5, 40)),
+            "chips": chance.choice((1, 2, 4, 8, 16, 24, 64)), "prompt": chance.choice((1, 100, 2048, 131_072)),
+            "output": chance.choice((1, 256, 4096)), "weights": chance.choice(("bf16", "int8", "fp4")),
+            "cache": chance.choice(("bf16", "fp8")), "reserve": chance.choice((0, 10, 30)),
+            "latency": chance.choice((0, 0, 30, 60)), "first": chance.choice((0, 0, 500)),
         })  # fmt: skip
     return cases
 
 
-def test_servers_take_what_shardlab_inference_says(bare):
+def test_servers_take_what_shardlab_serving_says(bare):
     cases, kinds = server_cases(), Counter()
     for case, answer in zip(cases, solve(bare, "serve", cases), strict=True):
         try:
-            machine(case["chip"], case["chips"])
+            on = machine(case["chip"], case["chips"], reserve=case["reserve"] / 100)
         except ValueError as error:
             assert answer == {"error": {"words": str(error)}}
             kinds["refused"] += 1
             continue
-        chip, model = CHIPS[case["chip"]], MODELS[case["name"]]
-        usable = chip.hbm_bytes * (1 - case["reserve"] / 100)
-        assert answer["usable"] == pytest.approx(usable) and answer["layouts"]
-        ranks = []
-        for layout in answer["layouts"]:
-            tensor = layout["tensor"]
-            on = {"tensor": tensor, "weights": case["weights"], "cache": case["cache"]}
-            if chip.torus:
-                on["torus_axes"] = max(sum(size > 1 for size in machine(chip, tensor).shape), 1)
-            first = inference.prefill_cost(model, chip, case["context"], **on)
-            found = layout["first"]
-            assert [found["seconds"], found["expected_seconds"]] == pytest.approx(
-                [float(first.seconds), float(first.expected_seconds)], rel=1e-9
-            )
-            assert found["bound"] == str(first.bound) and layout["replicas"] * tensor == case["chips"]
-            able = []
-            for point in layout["points"]:
-                step = inference.decode_cost(model, chip, point["batch"], case["context"], **on)
-                wanted = (step.serial_seconds, step.expected_seconds, step.total_bytes)
-                names = ("seconds", "expected_seconds", "total_bytes")
-                assert [point[name] for name in names] == pytest.approx([float(w) for w in wanted], rel=1e-9)
-                takes = float(step.serial_seconds if chip.torus else step.expected_seconds)
-                assert point["bound"] == str(step.bound) and point["takes"] == pytest.approx(takes, rel=1e-9)
-                late = bool(case["latency"]) and takes * 1e3 > case["latency"]
-                assert (point["fits"], point["late"]) == (bool(step.total_bytes <= usable), late)
-                if point["fits"] and not late:
-                    able.append(point["batch"] / takes / tensor)
-            assert layout["able"] == bool(able)
-            if able:
-                assert layout["best"]["speed"] == pytest.approx(max(able), rel=1e-9)
-                ranks.append(max(able))
-            kinds.update([str(step.bound), layout["able"], "torus" if chip.torus else "switch", "nodes" * (tensor > 8)])
-        assert ranks == sorted(ranks, reverse=True) and not any(one["able"] for one in answer["layouts"][len(ranks) :])
-    assert min(kinds[kind] for kind in (True, False, "torus", "switch", "nodes", "refused")) > 5, kinds
+        plans = serving.server_plan(
+            MODELS[case["name"]], on, case["prompt"], case["output"], weights=case["weights"], cache=case["cache"],
+            token_seconds=case["latency"] / 1e3 or math.inf, first_token_seconds=case["first"] / 1e3 or math.inf,
+        )  # fmt: skip
+        assert answer["usable"] == pytest.approx(on.usable_bytes)
+        axes = ("replicas", "pipeline", "expert", "tensor")
+        assert [tuple(layout[axis] for axis in axes) for layout in answer["layouts"]] == [
+            tuple(getattr(plan_.layout, axis) for axis in axes) for plan_ in plans
+        ]
+        for layout, cost in zip(answer["layouts"], plans, strict=True):
+            best, times = layout["best"], cost.expected
+            assert (best["requests"], best["fits"], best["bound"]) == (cost.concurrency, cost.fits, cost.bound)
+            found = [best["expected"]["token"], best["expected"]["first"], best["speed"], best["requests_per_second"]]
+            found += [best["least"]["token"], best["least"]["first"], best["total_bytes"], best["expected"]["prompts"]]
+            wanted = [times.token_seconds, times.first_token_seconds, times.tokens_per_second_per_chip]
+            wanted += [times.requests_per_second, cost.least.token_seconds, cost.least.first_token_seconds]
+            assert found == pytest.approx([*wanted, cost.total_bytes, cost.prefill_share], rel=1e-9)
+            bands = [layout["bands"][name] for name in ("first", "token", "throughput")]
+            assert bands == [asdict(band) for band in (cost.bands.first_token, cost.bands.token, cost.bands.throughput)]
+            kinds.update([
+                cost.bound, best["meets"], "torus" if on.chip.torus else "switch", "nodes" * (on.slices > 1),
+                "experts" * (cost.layout.expert > 1), "stages" * (cost.layout.pipeline > 1),
+                "tested" if cost.bands.token.tested else "untested",
+            ])  # fmt: skip
+    many = (True, False, "torus", "switch", "nodes", "refused", "experts", "stages", "tested", "untested")
+    assert min(kinds[kind] for kind in many) > 5, kinds
 
 
 # --- Configurations: against shardlab.models -----------------------------------------------------------------------
@@ -249,7 +243,7 @@ def test_what_is_no_such_configuration_is_said(bare, text, said):
 def test_the_data_is_that_of_shardlab():
     known = data()
     assert {name: Model(**sizes, name=name) for name, sizes in known["models"].items()} == dict(MODELS)
-    assert known["served"] == asdict(inference.SERVED)
+    assert known["served"]["rates"] == {kind: asdict(served) for kind, served in inference.SERVED.items()}
 
 
 # --- The page ------------------------------------------------------------------------------------------------------
@@ -328,7 +322,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         found = tiles(page)
         assert words(page).startswith(f"Best mesh: {first}. Expect 7.75 s for a step.".replace(" x ", " × "))
-        spread = costs.FITTED["gpu"].spread
+        spread = costs.band_of(made.chip, made.kind)[0].factor
         step, band = found["Step"]
         assert quantity(step) == pytest.approx(first.expected_seconds, rel=0.006)
         assert [quantity(end) for end in band.split(" to ")] == pytest.approx(
@@ -364,22 +358,37 @@ def test_the_command_gives_the_same_plan(visit, address):
                    if re.fullmatch(r"[\d,]+", n)), (expected, line)  # fmt: skip
     beyond = page.locator(".planner-beyond")
     said = " ".join(report.split())
-    assert beyond.count() == ("No published run" in said or "Published runs of mixtures" in said)
+    assert beyond.count() == bool(re.search(r"No published run on \w+ tests (?!such plans)", said))
+    assert page.locator(".planner-range").inner_text() in said
     if beyond.count():
         assert beyond.inner_text().removeprefix("Extrapolated. ") in said
         assert tiles(page)["Step"][1].startswith("untested: ")
 
 
-def test_the_command_serves_the_same(visit):
-    page = visit("#planner?use=serve&model=llama-3-70b&chip=H100&chips=64&context=4096&latency=30&cache=fp8")
-    report, found = printed(command(page)), tiles(page)
-    rows = {row.split()[0]: row.split() for row in report.splitlines() if re.match(r" *\d+ ", row)}
-    batch = re.search(r"([\d,]+) sequences at a time", words(page))[1].replace(",", "")
-    assert quantity(found["Time per token"][0]) * 1e3 == pytest.approx(float(rows[batch][1]), rel=0.006)
-    assert re.search(r"prefill of one prompt: (\d+) ms", report)[1] == found["First token"][0].split()[0]
-    page = visit("#planner?use=serve&model=llama-3-70b&chip=v5e&chips=16")
-    assert "at least" in words(page) and "all times are lower bounds" in page.locator(".planner-beyond").inner_text()
-    assert "lower bounds" in printed(command(page))
+@pytest.mark.parametrize(
+    "address",
+    [
+        "model=llama-3-70b&chip=H100&chips=64&prompt=3840&output=256&latency=40&cache=fp8",
+        "model=llama-3-70b&chip=v5e&chips=16&weights=int8",
+        "model=deepseek-v3&chip=B200&chips=16&first=2000",
+    ],
+)
+def test_the_command_serves_the_same(visit, address):
+    page = visit(f"#planner?use=serve&{address}")
+    told, found = json.loads(printed(f"{command(page)} --json")), tiles(page)
+    best = told["layouts"][0]
+    times = best["expected"]
+    assert told["able"] and best["fast_enough"]
+    assert quantity(found["Time per token"][0]) == pytest.approx(times["token_seconds"], rel=0.006)
+    assert quantity(found["First token"][0]) == pytest.approx(times["first_token_seconds"], rel=0.006)
+    requests = re.search(r"([\d,]+) requests at a time", words(page))[1].replace(",", "")
+    assert int(requests) == best["concurrency_requests"]
+    untested = not any(best["tested_servers"].values())
+    assert page.locator(".planner-beyond").count() == untested
+    for name, of in (("Time per token", "token_seconds"), ("First token", "first_token_seconds")):
+        band = found[name][1].removeprefix("untested: ")
+        assert [quantity(end) for end in band.split(" to ")] == pytest.approx(best["range"][of], rel=0.006)
+        assert (band == found[name][1]) == bool(best["tested_servers"][of])
 
 
 def test_what_fits_stays_in_sight(visit):

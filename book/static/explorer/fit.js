@@ -365,6 +365,6 @@ function fit(given) {
 }
 
 Object.assign(explorer, {
-  fit, flopsOf, linkShare, machine, network, noPeak, notAModel, places, sizesOf, splits, step, unknownHost,
+  axisSeconds, fit, flopsOf, linkShare, machine, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
 });
 })(window.explorer);

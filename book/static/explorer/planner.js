@@ -6,8 +6,8 @@ const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, me
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
   "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = [...("use model chip chips slices batch sequence remat tokens products parameters gradients moments master context " +
-  "latency weights cache reserve choice gated tied").split(" "), ...ALL];
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products parameters gradients moments master prompt " +
+  "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
 const signed = (n) => (n >= 1e12 ? `${digits(n / 1e12)} trillion` : n >= 1e9 ? `${digits(n / 1e9)} billion` : `${digits(n / 1e6)} million`);
@@ -21,14 +21,14 @@ function given(form) {
   return {
     model: explorer.data.models[form.model] || own, chip: form.chip,
     ...Object.fromEntries(number(["chips", "reserve"])),
-    ...Object.fromEntries(form.use === "serve" ? [...number(["context", "latency"]), ...chosen(["weights", "cache"])]
+    ...Object.fromEntries(form.use === "serve" ? [...number(["prompt", "output", "latency", "first"]), ...chosen(["weights", "cache"])]
       : [...number(["batch", "sequence"]), ...chosen(["remat", "products", ...Object.keys(STATE)])]),
     slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
   };
 }
 
 // The command that answers the same; what a command has no word for is said below it.
-function command(form, tensor) {
+function command(form) {
   const sizes = ALL.filter((name) => Number(form[name])).map((name) => `${name}=${form[name]}`);
   const plainOwn = form.gated === "yes" && form.tied === "no";
   const model = explorer.data.models[form.model] ? form.model : plainOwn ? sizes.join() : "config.json";
@@ -36,8 +36,8 @@ function command(form, tensor) {
   const reserve = option("reserve", form.reserve, "10").replace(/\d+$/, (n) => n / 100);
   const words = `shardlab plan ${model} ${form.chip}`;
   if (form.use === "serve") {
-    return `${words} ${tensor} --serve --context ${form.context}${option("latency", form.latency, "")}` +
-      `${option("weights", form.weights, "bf16")}${option("cache", form.cache, "bf16")}${reserve}`;
+    return `${words} ${form.chips} --serve --prompt ${form.prompt} --output ${form.output}` +
+      `${option("latency", form.latency, "")}${option("first-token", form.first, "")}${option("weights", form.weights, "bf16")}${option("cache", form.cache, "bf16")}${reserve}`;
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
     `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "block")}` +
@@ -54,13 +54,27 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   if (sequence > tested.sequence) missing.push(`sequences of ${plain(sequence)} tokens${most(tested.sequence)}`);
   if (!tested.products.includes(products)) missing.push(`${products} products`);
   if (!tested.chips.includes(chip)) missing.push(`the ${chip}`);
-  if (model.experts && !tested.mixtures.length) missing.push("a mixture of experts");
-  const lines = missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
-  if (model.experts && tested.mixtures.length) {
-    lines.push(`Published runs of mixtures of experts took ${tested.mixtures.map((off) => off.toFixed(2)).join(", ")} times as long ` +
-      "as expected.");
-  }
-  return lines;
+  return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
+}
+
+// How far off expected times were for the kind of plan that a choice is, in the words of shardlab.plan's report.
+function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
+  const { bands: { kinds, enough }, most, order } = explorer.data;
+  const [family, { bands, products: shares }] = isTpu(chip) ? ["TPUs", explorer.data.fitted.tpu] : ["GPUs", explorer.data.fitted.gpu];
+  const axes = order.filter((axis) => mesh[axis] > 1);
+  const has = {
+    mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
+    chip: !Object.keys(shares).some((name) => chip.startsWith(name)), pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
+  };
+  const kind = Object.keys(kinds).find((name) => has[name]);
+  const [own, few] = [bands[kind]?.runs >= enough, bands[kind]];
+  const widest = Object.values(bands).filter(({ runs }) => runs >= enough).reduce((one, other) => (other.factor > one.factor ? other : one));
+  const band = own ? few : widest;
+  const tested = few ? `Only ${few.runs} published runs on ${family} test` : `No published run on ${family} tests`;
+  const words = own ? `Of ${band.runs} published runs on ${family} of this kind (${kinds[kind]}), to which nothing was fitted, half took ` +
+    `more than ${band.median.toFixed(2)} times as long as expected; nine in ten were within a factor of ${band.factor.toFixed(2)}.`
+    : `${tested} such plans: ${kinds[kind]}. Expect errors of up to a factor of ${band.factor.toFixed(2)}, the widest of all kinds.`;
+  return { kind, own, factor: band.factor, words };
 }
 
 // --- Showing ---
@@ -151,15 +165,14 @@ function train(form) {
   if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form)) };
   const { model, chip, batch } = asked;
   const of = explorer.data.chips[chip];
-  const { spread } = explorer.data.fitted[isTpu(chip) ? "tpu" : "gpu"];
   const usable = of.hbm_bytes * (1 - asked.reserve / 100);
   const at = form.choice ? choices.findIndex((choice) => named(choice) === form.choice) : 0;
   const shown = choices[Math.max(at, 0)];
   const [step, { parameters, active }] = [shown.expected_seconds, sizesOf(model)];
   const [tokens, twenty] = [form.tokens * 1e9, 20 * active];
   const { speed, days } = rates(asked, step, tokens);
-  const lines = beyond(shown, asked);
-  const band = (n, write) => `${lines.length ? "untested: " : ""}${range(n, spread, write)}`;
+  const [lines, { own, factor: spread, words: says }] = [beyond(shown, asked), bandOf(shown, asked)];
+  const band = (n, write) => `${lines.length || !own ? "untested: " : ""}${range(n, spread, write)}`;
   const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
     meshText(best.mesh, best));
   const none = helps.length ? `What would fit: ${helps.join("; ")}.` : "Neither up to sixteen times the chips nor more rematerialisation fits.";
@@ -195,7 +208,7 @@ function train(form) {
           shown.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(shown.total_bytes - usable)} too much`, !shown.fits],
         [`Days for ${signed(tokens)} tokens`]: [count(days), band(days, count)],
         [`Days for ${signed(twenty)}`]: [count(rates(asked, step, twenty).days), `20 for each ${model.experts ? "active " : ""}parameter`],
-      }), ...(lines.length ? marks(lines) : [h("p", { class: "planner-range" }, "Ranges hold nine in ten published runs that no fit has seen.")]),
+      }), h("p", { class: "planner-range" }, says), ...marks(lines),
       ...commandBox(command(form), ...(state ? [h("p", {}, "The command takes the usual dtypes of the state; these are arguments of " +
         "shardlab.costs.step_cost.")] : []))),
       h("h2", {}, "Meshes, ranked"),
@@ -219,54 +232,63 @@ function train(form) {
 }
 
 // --- Serving ---
-const namedLayout = ({ tensor }) => `tensor-${tensor}`;
+const AXES = ["pipeline", "expert", "tensor"];
+const namedLayout = (layout) => AXES.map((axis) => `${axis}-${layout[axis]}`).join(".");
+function layoutText(layout) {
+  const one = AXES.filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(" × ") || "one chip";
+  return layout.replicas > 1 ? `${plain(layout.replicas)} replicas of ${one}` : one;
+}
+const tested = ({ factor, tested: many }) => (many ? `within a factor of ${factor.toFixed(2)} for nine in ten of ${many} published ` +
+  "measurements left out" : `not tested on any published server; a factor of ${factor.toFixed(2)} is a guess`);
 function serve(form) {
   const asked = given(form);
   const { layouts, error, usable } = explorer.serve(asked);
-  if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form, form.chips)) };
-  const { model, chip } = asked;
-  const [tpu, has] = [isTpu(chip), explorer.data.chips[chip].hbm_bytes];
-  const { spread } = explorer.data.served;
+  if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form)) };
+  const has = explorer.data.chips[asked.chip].hbm_bytes;
   const at = form.choice ? layouts.findIndex((one) => namedLayout(one) === form.choice) : 0;
   const layout = layouts[Math.max(at, 0)];
-  const { best, first, tensor, replicas, points, able } = layout;
-  const band = (n, write) => (tpu ? "a bound; no server on TPUs is fitted" : range(n, spread, write));
-  const one = (n, tokens) => `${n > 1 ? `${n} replicas, each` : "one model"} over ${tokens} chip${tokens > 1 ? "s" : ""}`;
-  const why = best.fits ? `no batch keeps ${form.latency} ms` : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
+  const { best, points, bands } = layout;
+  const band = (of, n, write) => `${of.tested ? "" : "untested: "}${range(n, of.factor, write)}`;
+  const why = best.fits ? "no number of requests is as fast as asked for"
+    : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
   const words = `${at < 0 ? `“${form.choice}” is no layout of these chips; here is the first. ` : ""}` +
-    (able ? `${at > 0 ? "Layout" : "Best layout"}: ${one(replicas, tensor)}, ${plain(best.batch)} sequences at a time. ` +
-      `${tpu ? "A token takes at least" : "Expect"} ${timeText(best.takes)}${tpu ? "" : " for a token"}.`
-      : `${one(replicas, tensor)}: this does not work, as ${why}.`);
-  const rows = layouts.map((each, i) => {
+    (best.meets ? `${at > 0 ? "Layout" : "Best layout"}: ${layoutText(layout)}, ${plain(best.requests)} requests at a time. ` +
+      `Expect ${timeText(best.expected.token)} for a token.` : `${layoutText(layout)}: this does not work, as ${why}.`);
+  const rows = layouts.slice(0, Math.max(10, at + 1)).map((each, i) => {
     const button = h("button", { type: "button", "data-choose": namedLayout(each), "aria-pressed": `${each === layout}` },
-      `${i + 1}. tensor ${each.tensor} × ${each.replicas} replicas`);
-    return [fitMark(each.best.fits), [button, h("small", {}, each.able ? `${plain(each.best.batch)} sequences` : "not within these limits")],
-      count(each.best.speed), timeText(each.best.takes), timeText(each.first.takes), `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
+      `${i + 1}. ${layoutText(each)}`);
+    return [fitMark(each.best.fits), [button, h("small", {}, each.best.meets ? `${plain(each.best.requests)} requests`
+      : each.best.fits ? "slower than asked for" : "not even one sequence")],
+      count(each.best.speed), timeText(each.best.expected.token), timeText(each.best.expected.first),
+      `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
   });
-  const drawn = points.filter(({ fits, batch }) => fits || batch === 1);
-  const dots = (of) => drawn.map((point) => [point.batch, of(point), point.fits, point.batch === best.batch]);
-  const grey = tpu ? 1 : spread;
+  const dots = (of) => points.map((point) => [point.requests, of(point), point.meets, point.requests === best.requests]);
+  const untested = Object.values(bands).every(({ tested: many }) => !many);
   return {
-    refused: !able, words, answer: { layout },
+    refused: !best.meets, words, answer: { layout },
     nodes: [
       answered(tiles({
-        "Time per token": [timeText(best.takes), band(best.takes, timeText)],
-        "Tokens/s per chip": [count(best.speed), band(best.speed, count)],
-        "First token": [timeText(first.takes), `of ${plain(asked.context)} tokens, ${first.bound}-bound`],
+        "Time per token": [timeText(best.expected.token), band(bands.token, best.expected.token, timeText)],
+        "Tokens/s per chip": [count(best.speed), band(bands.throughput, best.speed, count)],
+        "First token": [timeText(best.expected.first), band(bands.first, best.expected.first, timeText)],
         Memory: [`${(best.total_bytes / 1e9).toFixed(1)} of ${digits(has / 1e9)} GB`,
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
-        "All chips": [`${count(best.speed * asked.chips)} tokens/s`, `${plain(best.batch * replicas)} sequences`],
-        "Bound by": [best.bound, tpu ? "at least" : `at least ${timeText(best.seconds)}`],
-      }), ...marks(tpu ? ["No published server on TPUs is fitted to: all times are lower bounds."] : []),
-      ...commandBox(command(form, tensor))),
+        "All chips": [`${count(best.requests_per_second)} requests/s`, `${plain(best.requests)} at a time`],
+        "At least": [`${timeText(best.least.token)} a token`, `at most ${count(best.most)} tokens/s per chip`],
+      }), h("p", { class: "planner-range" }, `Time for each token: ${tested(bands.token)}. Throughput: ${tested(bands.throughput)}. ` +
+        `Time to the first token: ${tested(bands.first)}.`),
+      ...marks(untested ? ["No published server is like this one."] : []),
+      ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),
-      h("p", {}, "Each replica of the model is tensor-parallel over its chips, with the batch that yields most tokens."),
+      h("p", {}, `${plain(layouts.length)} layouts fill these chips, each with the number of requests of the highest throughput. Prompts take ` +
+        `${share(best.expected.prompts)} of the time of the one shown.`),
       h("div", { class: "planner-table" }, table("Layouts, ranked", ["fits", "layout", "tokens/s per chip", "per token", "first token", "memory",
         "bound by"], ...rows)),
-      h("h2", {}, "Speed and latency against the batch"),
-      h("div", { class: "shardlab explorer-pictures planner-plots" }, ...(drawn.length > 1 ? [
-        plot("Tokens per second on each chip", "sequences of a replica", dots(({ speed }) => speed), grey, atoms, plain),
-        plot("Time per token", "sequences of a replica", dots(({ takes }) => takes), grey, seconds, plain)] : [])),
+      h("h2", {}, "Speed and latency against the requests"),
+      h("p", {}, "An empty mark is slower than asked for; the grey band is the range."),
+      h("div", { class: "shardlab explorer-pictures planner-plots" }, ...(points.length > 1 ? [
+        plot("Tokens per second on each chip", "requests at a time", dots(({ speed }) => speed), bands.throughput.factor, atoms, plain),
+        plot("Time per token", "requests at a time", dots(({ expected }) => expected.token), bands.token.factor, seconds, plain)] : [])),
     ],
   };
 }
@@ -293,5 +315,5 @@ const planner = {
   },
 };
 
-Object.assign(explorer, { beyond, command, given, parts: { planner }, rates });
+Object.assign(explorer, { bandOf, beyond, command, given, parts: { planner }, rates });
 })(window.explorer);

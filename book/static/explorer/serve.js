@@ -1,92 +1,151 @@
-// What serving costs: shardlab.inference.decode_cost and prefill_cost, over the chips that share a model.
-//   case: { model, chip, chips, context, weights, cache, reserve, latency } with the latency in ms, or 0 for any
+// What serving costs: shardlab.serving, for requests of one kind on every layout of the chips.
+//   case: { model, chip, chips, prompt, output, weights, cache, reserve, latency, first }: the longest time for a token and
+//   to the first one in ms, or 0 for any
 (function (explorer) {
 "use strict";
-const { divisors, flopsOf, machine, network, notAModel, sizesOf } = explorer;
-const { ceil, max, min } = Math;
+const { axisSeconds, divisors, flopsOf, machine, notAModel, place, sizesOf, splits } = explorer;
+const { ceil, floor, max, min } = Math;
 
-// The matrices of which a step reads every element: of the routed experts, those that some token is sent to.
-function touched({ experts, experts_per_token: chosen }, { mixed, each, multiplied, routed }, tokens) {
-  return experts ? multiplied - mixed * chosen * each + routed * (1 - (1 - chosen / experts) ** tokens) : multiplied;
+// --- Parts: shardlab.inference ---
+// Of the routed experts' matrices, the share that some token is sent to.
+const touched = ({ experts, experts_per_token: chosen }, tokens) => (experts ? 1 - (1 - chosen / experts) ** tokens : 1);
+
+// What all axes of a replica send, in a pair: at least, and more where nodes and links are not expected to overlap.
+function sending({ model, counted, made: { chip }, places: [over, experts, stages], pipeline }, tokens) {
+  const { layers, d_model: d, experts_per_token: chosen } = model;
+  const pair = (kind, calls, bytes, where) => axisSeconds(kind, calls, calls * bytes, where, true, chip);
+  const sums = pair("all-reduce", 2 * layers, tokens * d * 2, over);
+  const routed = counted.mixed ? max(...pair("all-to-all", 2 * counted.mixed, tokens * chosen * d * 2, experts)) : 0;
+  const handed = pipeline > 1 ? max(...pair("collective-permute", pipeline, tokens * d * 2, stages)) : 0;
+  const parts = { tensor: max(...sums), expert: routed, pipeline: handed };
+  return { parts, sent: parts.tensor + routed + handed, hidden: min(...sums) };
 }
-
-// The two all-reduces of activations in each layer.
-function sums({ layers, d_model: d }, chip, tokens, tensor, torusAxes) {
-  const bytes = tokens * d * 2;
-  const near = chip.torus.length ? tensor : min(tensor, chip.node_chips);
-  const sent = 2 * (near - 1) / near * bytes;
-  const axes = max(torusAxes, 1);
-  const within = chip.torus.length
-    ? max(sent / (2 * torusAxes) / chip.link_bytes_per_second, (near > 1 ? 2 * axes * near ** (1 / axes) / 2 : 0) * chip.link_seconds)
-    : max(sent / chip.link_bytes_per_second, 2 * (near - 1) * chip.link_seconds);
-  return 2 * layers * max(within, network("all-reduce", bytes / near, ceil(tensor / near), chip, 1));
-}
-
 const most = (parts) => Object.keys(parts).reduce((one, other) => (parts[other] > parts[one] ? other : one));
 
 // One token for each sequence of a batch.
-function decode(given, { counted, chip, tensor, torusAxes }, batch) {
-  const { model, context, weights, cache } = given;
-  const { layers, heads, head_dim, kv_rank: latent, rope_dim: rope } = model;
-  const { widths, served } = explorer.data;
+function decode(given, on, batch, context) {
+  const { model, weights, cache } = given;
+  const { layers, heads, head_dim, kv_rank: latent, rope_dim: rope, experts_per_token: chosen } = model;
+  const { counted, made: { chip }, tensor, expert, pipeline, rates } = on;
+  const { widths } = explorer.data;
   const [bandwidth, peak] = [chip.hbm_bytes_per_second, chip.flops_per_second.bf16];
-  const cached = batch * context * counted.cached * widths[cache] / tensor;
+  const rows = expert * pipeline > 1 ? ceil(batch / (expert * pipeline)) : batch;
+  const routed = counted.mixed * (chosen || 0) * counted.each;
+  const cached = rows * context * counted.cached * widths[cache] / tensor;
   const wide = latent ? 2 * latent + rope : 2 * head_dim;
+  const used = counted.routed * touched(model, rows * expert) / expert;
+  const { parts: sums, sent, hidden } = sending(on, rows);
   const parts = {
-    parameters: touched(model, counted, batch) * widths[weights] / tensor / bandwidth,
+    parameters: (counted.multiplied - routed + used) * widths[weights] / tensor / bandwidth,
     cache: cached / bandwidth,
-    compute: 2 * batch * counted.multiplied / tensor / peak,
-    attention: 2 * batch * context * layers * heads * wide / tensor / peak,
-    tensor: sums(model, chip, batch, tensor, torusAxes),
+    compute: 2 * rows * counted.multiplied / tensor / peak,
+    attention: 2 * rows * context * layers * heads * wide / tensor / peak,
+    ...sums,
   };
-  const besides = layers * served.layer_seconds + batch * served.sequence_seconds;
+  const stored = (counted.parameters - counted.routed + counted.routed / expert) / (tensor * pipeline);
   return {
-    batch, parts, bound: most(parts), total_bytes: cached + counted.parameters * widths[weights] / tensor,
-    seconds: max(parts.cache, parts.attention) + max(parts.parameters, parts.compute) + parts.tensor,
-    expected_seconds: max(parts.cache, parts.attention / served.products) +
-      max(parts.parameters, parts.compute / served.products) + parts.tensor / served.links + besides,
+    bound: most(parts), total_bytes: cached + stored * widths[weights],
+    seconds: max(parts.cache, parts.attention) + max(parts.parameters, parts.compute) + sent,
+    expected_seconds: max(parts.cache / rates.hbm, parts.attention / rates.products) +
+      max(parts.parameters / rates.hbm, parts.compute / rates.products) + (sent + hidden) / rates.links +
+      layers * rates.layer_seconds + batch / expert * rates.sequence_seconds,
   };
 }
 
-// The prefill of one prompt: the time to the first token.
-function prefill(given, { counted, chip, tensor, torusAxes }) {
-  const { model, context: prompt, weights, cache } = given;
-  const { widths, served } = explorer.data;
-  const [forward] = flopsOf(model, counted, prompt, []);
-  const compute = prompt * forward / tensor / chip.flops_per_second.bf16;
-  const read = touched(model, counted, prompt) * widths[weights] + prompt * counted.cached * widths[cache];
-  const hbm = read / tensor / chip.hbm_bytes_per_second;
-  const sent = sums(model, chip, prompt, tensor, torusAxes);
+// The prefill of some prompts.
+function prefill(given, on, batch) {
+  const { model, prompt, weights, cache } = given;
+  const { counted, made: { chip }, tensor, expert, rates } = on;
+  const { widths } = explorer.data;
+  const rows = expert > 1 ? ceil(batch / expert) : batch;
+  const [tokens, [forward]] = [prompt * rows, flopsOf(model, counted, prompt, [])];
+  const routed = counted.mixed * (model.experts_per_token || 0) * counted.each;
+  const flops = tokens * forward - 2 * routed * (tokens - prompt * batch / expert);
+  const used = counted.routed * touched(model, prompt * batch) / expert;
+  const read = (counted.multiplied - routed + used) * widths[weights] + rows * prompt * counted.cached * widths[cache];
+  const [compute, hbm] = [flops / tensor / chip.flops_per_second.bf16, read / tensor / chip.hbm_bytes_per_second];
+  const { sent, hidden } = sending(on, tokens);
   return {
-    bound: most({ compute, hbm, tensor: sent }), seconds: max(compute, hbm) + sent,
-    expected_seconds: max(compute / served.products, hbm) + sent / served.links + model.layers * served.layer_seconds,
+    seconds: max(compute, hbm) + sent,
+    expected_seconds: max(compute / rates.products, hbm / rates.hbm) + (sent + hidden) / rates.links +
+      model.layers * rates.layer_seconds,
   };
 }
 
-// Each number of chips that can share the model, with the batch that yields most tokens: those that fit first, and the most
-// tokens per second and chip first. GPUs have times to expect; for TPUs there are lower bounds only.
+// --- A server: shardlab.serving ---
+// Times of a replica that prefills prompts between its steps: to the first token, for each token, and requests per second.
+function composed(step, first, prompt, waits, sequences, output) {
+  const token = step + (sequences - 1) * prompt / output;
+  return { first: first + waits, token, rate: sequences / (first + output * token), prompts: prompt / (prompt + output * step / sequences) };
+}
+
+// So many sequences on each replica of a layout.
+function server(given, on, sequences) {
+  const { prompt, output, chips, latency, first: longest } = given;
+  const { replicas, pipeline, expert, usable } = on;
+  const many = min(sequences, expert * max(floor(explorer.data.prefill / prompt), 1));
+  const step = decode(given, on, sequences, prompt + output / 2);
+  const [alone, together] = [prefill(given, on, 1), prefill(given, on, many)];
+  const way = (name, waits) => composed(step[name], alone[name], together[name] / (many * pipeline), waits, sequences, output);
+  const [least, expected] = [way("seconds", 0), way("expected_seconds", step.expected_seconds / 2)];
+  const { total_bytes } = decode(given, on, sequences, prompt + output);
+  const fits = total_bytes <= usable;
+  const slow = (most, seconds) => most > 0 && seconds > most / 1e3;
+  const speed = ({ rate }) => rate * replicas * output / chips;
+  return {
+    requests: sequences * replicas, sequences, bound: step.bound, total_bytes, fits, least, expected,
+    speed: speed(expected), most: speed(least), requests_per_second: expected.rate * replicas,
+    meets: fits && !slow(latency, expected.token) && !slow(longest, expected.first),
+  };
+}
+
+// By which factor the expected times of so many sequences are off, at most, and on how many servers that was tested.
+function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequences) {
+  const { bands, few, tested_chips: tested } = explorer.data.served;
+  const unknown = { factor: max(...Object.values(bands).map(({ factor }) => factor)), tested: 0 };
+  if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) {
+    return { first: unknown, token: unknown, throughput: unknown };
+  }
+  const name = `${made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
+  const throughput = bands[name];
+  return {
+    throughput, first: bands[`${name}, loaded`] || bands[`${name}, first_token`] || unknown,
+    token: sequences <= few ? bands[`${name}, few`] || unknown : bands[`${name}, token`] || throughput,
+  };
+}
+
+// Every layout of the chips, each with the number of requests that has the highest throughput: those that fit and are fast
+// enough first, then those that fit.
 function serve(given) {
-  const { model, chip: name, chips, reserve, latency } = given;
-  const whole = machine(name, chips);
-  if (whole.error) return whole;
+  const { model, chip, chips, reserve } = given;
+  const made = machine(chip, chips);
+  if (made.error) return made;
   if (notAModel(model)) return notAModel(model);
-  const [counted, usable] = [sizesOf(model), whole.chip.hbm_bytes * (1 - reserve / 100)];
-  const time = (cost) => (whole.chip.torus.length ? cost.seconds : cost.expected_seconds);
-  const able = divisors(chips).map((tensor) => [tensor, machine(name, tensor)]).filter(([tensor, made]) =>
-    model.heads % tensor === 0 && !made.error);
-  const layouts = able.map(([tensor, { chip, shape }]) => {
-    const on = { counted, chip, tensor, torusAxes: max(shape.filter((size) => size > 1).length, 1) };
-    const costs = explorer.data.most.microbatches.map((batch) => decode(given, on, batch));
-    const points = costs.map((cost) => ({ ...cost, takes: time(cost), speed: cost.batch / time(cost) / tensor,
-      fits: cost.total_bytes <= usable, late: latency > 0 && time(cost) * 1e3 > latency }));
-    const first = prefill(given, on);
-    const able = points.filter(({ fits, late }) => fits && !late);
-    const best = able.length ? able.reduce((one, other) => (other.speed > one.speed ? other : one)) : points[0];
-    return { tensor, replicas: chips / tensor, points, best, first: { ...first, takes: time(first) }, able: able.length > 0 };
-  });
-  return { layouts: layouts.sort((p, q) => q.able - p.able || (p.able ? q.best.speed - p.best.speed
-    : q.best.fits - p.best.fits || p.best.total_bytes - q.best.total_bytes)), usable };
+  const { powers, rates } = explorer.data.served;
+  const [counted, usable, every] = [sizesOf(model), made.chip.hbm_bytes * (1 - reserve / 100), divisors(chips)];
+  const layouts = [];
+  for (const pipeline of every.filter((n) => made.slices % n === 0 && n <= model.layers)) {
+    for (const expert of every.filter((n) => n === 1 || (model.experts && model.experts % n === 0))) {
+      for (const tensor of every.filter((n) => splits(model, n) && chips % (pipeline * expert * n) === 0)) {
+        const replicas = chips / (pipeline * expert * tensor);
+        const places = place(made, [tensor, expert, pipeline, replicas]);
+        const on = { counted, made, usable, places, tensor, expert, pipeline, replicas, rates: rates[made.chip.torus.length ? "tpu" : "gpu"] };
+        const points = [];
+        for (const sequences of powers) {
+          const point = server(given, on, sequences);
+          if (!point.fits) break;
+          points.push(point);
+        }
+        const able = points.filter(({ meets }) => meets);
+        const best = able.length ? able.reduce((one, other) => (other.speed > one.speed ? other : one)) : server(given, on, 1);
+        layouts.push({ tensor, expert, pipeline, replicas, points, best, bands: servedBands(given, on, best.sequences) });
+      }
+    }
+  }
+  layouts.sort((p, q) => p.replicas - q.replicas || p.pipeline - q.pipeline || p.expert - q.expert);
+  return { layouts: layouts.sort(({ best: p }, { best: q }) => q.meets - p.meets || q.fits - p.fits ||
+    (p.fits ? q.speed - p.speed : p.total_bytes - q.total_bytes)), usable };
 }
 
-Object.assign(explorer, { decode, prefill, serve });
+Object.assign(explorer, { serve });
 })(window.explorer);

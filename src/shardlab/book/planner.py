@@ -1,7 +1,7 @@
 """The book's page "Planner" as it is before its scripts run: its form, one plan as a table, and the data.
 
 On the page, scripts (book/static/explorer) plan anew on each change, with the formulas of `shardlab.costs`,
-`shardlab.plan` and `shardlab.inference` in JavaScript. tests/browser/test_planner.py compares the two.
+`shardlab.plan` and `shardlab.serving` in JavaScript. tests/browser/test_planner.py compares the two.
 """
 
 from dataclasses import asdict
@@ -9,7 +9,8 @@ from html import escape
 
 from shardlab.book import explorer
 from shardlab.book.forms import Part, form, label, number, select
-from shardlab.costs import inference
+from shardlab.costs import inference, serving
+from shardlab.costs.bands import ENOUGH, KINDS_OF_PLANS
 from shardlab.costs.dtypes import BYTES
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
@@ -63,14 +64,22 @@ def data() -> dict:
         "models": {name: {size: getattr(model, size) for size in sizes} for name, model in models.MODELS.items()},
         "order": ORDER,
         "tested": {"tpu": _tested(torus=True), "gpu": _tested(torus=False)},
-        "served": asdict(inference.SERVED),
+        "bands": {"kinds": KINDS_OF_PLANS, "enough": ENOUGH},
+        "prefill": serving.PREFILL_TOKENS,
+        "served": {
+            "rates": {kind: asdict(served) for kind, served in inference.SERVED.items()},
+            "bands": {name: asdict(band) for name, band in serving.BANDS.items()},
+            "few": serving.FEW,
+            "tested_chips": serving.TESTED_CHIPS,
+            "powers": serving.POWERS,
+        },
         "types": TYPES,
         "keys": KEYS,
     }
 
 
 def _tested(torus):
-    """What published runs on TPUs or on GPUs test: the longest axes and sequences, dtypes, chips, and mixtures."""
+    """What published runs on TPUs or on GPUs test: the longest axes and sequences, dtypes and chips."""
     runs = [run for run in RUNS.values() if bool(run.machine.chip.torus) == torus]
     names = [run.machine.chip.name for run in runs]
     return {
@@ -78,7 +87,6 @@ def _tested(torus):
         "sequence": max(run.sequence for run in runs),
         "products": sorted({run.how.get("products", "bf16") for run in runs}),
         "chips": [chip for chip in hardware.CHIPS if any(name.startswith(chip) for name in names)],
-        "mixtures": [run.seconds / float(run.cost().expected_seconds) for run in runs if run.model.experts],
     }
 
 
@@ -104,8 +112,8 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         + number("chips", "Chips", chips, MOST_CHIPS)
         + number("batch", "Tokens in a batch", batch_tokens, 10**9, "use train")
         + number("sequence", "Tokens of a sequence", sequence, 10**7, "use train")
-        + number("context", "Tokens of context", 8192, 10**7, "use serve")
-        + _any("latency", "ms for a token, at most", "", "use serve")
+        + number("prompt", "Tokens of a prompt", 2048, 10**7, "use serve")
+        + number("output", "Tokens of an answer", 256, 10**7, "use serve")
     )
     step = (
         number("slices", "Slices", 1, 2**9, f"chip {tpus}")
@@ -115,6 +123,8 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     )
     state = "".join(select(name, name.capitalize(), dtypes) for name, dtypes in STATE.items())
     state += select("master", "Master weights", MASTER)
+    bounds = _any("latency", "ms for a token, at most", "", "")
+    bounds += _any("first", "ms to the first token, at most", "", "")
     served = select("weights", "Weights", STORED) + select("cache", "KV cache", STORED)
     sizes = models.model(model)
     own = "".join(_count(name, name, getattr(sizes, name), 1) for name in models.SIZES)
@@ -125,7 +135,7 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     config += 'spellcheck="false"></textarea></label><p role="status" data-config></p>'
     groups = {
         ("Training", "use train"): step, ("Dtypes of the state", "use train"): state,
-        ("Dtypes in serving", "use serve"): served,
+        ("Bounds", "use serve"): bounds, ("Dtypes in serving", "use serve"): served,
         ("Memory", ""): select("reserve", "Memory reserve, %", explorer.RESERVES),
         ("A model's config.json", ""): config, ("Own model", f"model {OWN}"): own,
     }  # fmt: skip
