@@ -129,7 +129,7 @@ function serve(given) {
       for (const tensor of every.filter((n) => splits(model, n) && chips % (pipeline * expert * n) === 0)) {
         const replicas = chips / (pipeline * expert * tensor);
         const places = place(made, [tensor, expert, pipeline, replicas]);
-        const on = { counted, made, usable, places, tensor, expert, pipeline, replicas, rates: rates[made.chip.torus.length ? "tpu" : "gpu"] };
+        const on = { model, counted, made, usable, places, tensor, expert, pipeline, replicas, rates: rates[made.chip.torus.length ? "tpu" : "gpu"] };
         const points = [];
         for (const sequences of powers) {
           const point = server(given, on, sequences);
