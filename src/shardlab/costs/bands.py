@@ -55,7 +55,19 @@ def _family(chip):
 
 
 def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
-    """(the band of a kind of plan on such chips, whether it is its own): if it has too few runs, the widest of all."""
+    """The band of a kind of plan on such chips; the widest of all kinds if fewer than four runs are of this one.
+
+    >>> band, own = costs.band_of(chip("H100"), "dense")
+    >>> band.factor, own
+    (1.42, True)
+
+    Args:
+      chip: a `shardlab.hardware.Chip`.
+      kind: one of `KINDS_OF_PLANS`.
+
+    Returns:
+      (the `Band`, whether it is that of the kind).
+    """
     bands = FITTED[_family(chip)].bands
     if kind in bands and bands[kind].runs >= ENOUGH:
         return bands[kind], True

@@ -343,7 +343,7 @@ def plan(
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
         pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert.
       microbatches: how many; by default for each mesh the number with which it fits and is fastest, of powers of two
-        and of those that leave a power of two of sequences in each.
+        and of those that leave each a power of two of sequences.
       stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
       gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2, in both passes of
         each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
