@@ -110,6 +110,7 @@ BANDS = {
     "tpu, experts": Band(factor=1.44, tested=2),
     "tpu, experts, token": Band(factor=1.32, tested=1),
 }
+ALIKE = 0.98  # of the highest throughput is as good, if fewer requests wait
 FEW = 4  # requests on a replica; published throughputs are of many
 # The chips on which those servers ran.
 TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
@@ -413,7 +414,8 @@ def server_plan(
     Args:
       model, machine, prompt, output: as for `server_cost`.
       concurrency: requests at a time, of all replicas; by default for each layout the power of two on each replica
-        that has the highest throughput of those that fit and are as fast as asked for.
+        that has the highest throughput of those that fit and are as fast as asked for, or a smaller one whose
+        throughput is nearly as high.
       token_seconds, first_token_seconds: the longest expected times.
       how: further arguments of `server_cost`.
 
@@ -436,9 +438,11 @@ def server_plan(
     plans = []
     for layout in layouts(model, machine):
         if concurrency is None:
-            able = filter(meets, batches(model, machine, prompt, output, layout, **how))
-            one = server_cost(model, machine, prompt, output, layout.replicas, layout, **how)
-            plans.append(max(able, key=throughput, default=one))
+            able = [*filter(meets, batches(model, machine, prompt, output, layout, **how))]
+            most = max(map(throughput, able), default=0.0)
+            plans += [cost for cost in able if throughput(cost) > ALIKE * most][:1] or [
+                server_cost(model, machine, prompt, output, layout.replicas, layout, **how)
+            ]
         elif concurrency >= layout.replicas:
             plans.append(server_cost(model, machine, prompt, output, concurrency, layout, **how))
     return sorted(

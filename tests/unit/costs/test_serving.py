@@ -156,6 +156,9 @@ def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
     assert more.expected.token_seconds > 0.06 or not more.fits
     impossible = server_plan(LLAMA, H100, 2048, 256, token_seconds=1e-3)
     assert {cost.concurrency for cost in impossible} == {1, 2, 4, 8}
+    # At most eight sequences of a replica generate, while a ninth is prefilled; of more, the others would only wait.
+    chunked = server_plan(LLAMA, H100, 4096, 64, **FP8, chunk=512)[0]
+    assert chunked.concurrency == 16 * chunked.layout.replicas
     stated = server_plan(LLAMA, H100, 2048, 256, 3)
     assert {cost.layout.replicas for cost in stated} == {1, 2}  # no replica is without a request
 
