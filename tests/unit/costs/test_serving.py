@@ -176,7 +176,10 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
         for band in fields(serving.Bands):
             unknown = getattr(serving.bands(machine(name, chips), MIXTRAL, layout, 64), band.name)
             assert unknown.tested == 0 and unknown.factor == widest and "not tested" in str(unknown)
-    assert bands.throughput.range(132) == pytest.approx((100, 174.24))
+    assert bands.throughput.range(130) == pytest.approx((100, 169))
+    b200, eight = machine("b200", 8), Layout(tensor=8)
+    assert serving.bands(b200, MIXTRAL, eight, 64, "fp4").throughput == serving.BANDS["gpu, experts, fp4"]
+    assert serving.server_cost(LLAMA, b200, 64, 64, 64, dtype="fp4").bands.throughput == serving.BANDS["gpu, fp4"]
     assert set(serving.TESTED_CHIPS) < set(CHIPS)
 
 
