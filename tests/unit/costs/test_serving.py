@@ -67,6 +67,19 @@ def test_where_chunks_of_prompts_are_short_fewer_sequences_generate_and_the_othe
     assert edge[1].token_seconds == pytest.approx(edge[0].token_seconds, rel=0.02)  # both sides of the limit agree
 
 
+def test_a_chunk_is_shared_by_groups_and_stages():
+    """So its products take as long in every layout of as many chips."""
+    sixteen = machine("h200", 16)
+    for how in ({"tensor": 16}, {"tensor": 2, "expert": 8}, {"tensor": 4, "pipeline": 2, "expert": 2}):
+        with_, without = (
+            inference.decode_cost(MIXTRAL, "H200", 256, 2048, **how, machine=sixteen, chunk=chunk, prompt=1024)
+            for chunk in (512, 0)
+        )
+        products = 2 * 512 * MIXTRAL.matmul_parameters / 16 / CHIPS["H200"].peak()
+        assert with_.compute_seconds - without.compute_seconds == pytest.approx(products)
+        assert with_.attention_seconds > without.attention_seconds
+
+
 def test_replicas_share_the_requests_and_add_up():
     one = server_cost(LLAMA, machine("h100", 4), 2048, 256, 32)
     two = server_cost(LLAMA, H100, 2048, 256, 64, Layout(replicas=2, tensor=4))
