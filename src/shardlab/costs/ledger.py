@@ -14,7 +14,7 @@ import numpy as np
 from shardlab import costs
 from shardlab._arguments import nearest, short
 from shardlab._tables import aligned, html_table
-from shardlab.costs import inference, published
+from shardlab.costs import inference, published, serving
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
@@ -161,21 +161,17 @@ def of_run(run: published.Run) -> Entry:
 
 def _of_server(server):
     """The entry of a published server."""
-    name = f"{server.model.name} {server.dtype} on {server.tensor} {server.chip}, {server.batch} x "
+    name = f"{server.model.name} {server.how['dtype']} on {server.tensor} {server.chip}, {server.batch} x "
     name += f"{server.prompt} + {server.answer} tokens"
-    torus = bool(hardware.chip(server.chip).torus)
-    bound = server.slower(expected=False)
-    expected = None if torus else server.slower()
-    if server.kind == "first_token":
-        kind, unit = "time to first token", "s"
-        of = lambda slower: server.measured / slower  # noqa: E731
-    else:
+    bound, expected = server.slower(expected=False), server.slower()
+    if server.kind == "throughput":
         kind, unit = "throughput", "tokens/s"
         of = lambda slower: server.measured * slower  # noqa: E731
-    return Entry(
-        name, kind, server.measured, unit, of(bound), None if expected is None else of(expected),
-        None if torus else inference.SERVED.spread, server.fit, server.source,
-    )  # fmt: skip
+    else:
+        kind, unit = {"token": "time per token"}.get(server.kind, "time to first token"), "s"
+        of = lambda slower: server.measured / slower  # noqa: E731
+    band = serving.BANDS[server.band].factor if server.band in serving.BANDS else None
+    return Entry(name, kind, server.measured, unit, of(bound), of(expected), band, server.fit, server.source)
 
 
 def _of_chip(name):
@@ -204,7 +200,7 @@ def _of_chip(name):
         step = inference.decode_cost(row["model"], chip, row["sequences"], row["context"])
         name = f"{row['model']}, a token for {row['sequences']} x {row['context']}, layers as a {row['layers']}"
         bound, expected = float(step.serial_seconds), float(step.expected_seconds)
-        yield Entry(name, "decode step", row["seconds"], "s", bound, expected, inference.SERVED.spread, by=by)
+        yield Entry(name, "decode step", row["seconds"], "s", bound, expected, serving.BANDS["gpu"].factor, by=by)
     for row in of.get("steps", ()):
         run = _step(row, chip)
         yield replace(of_run(run), by=by)
