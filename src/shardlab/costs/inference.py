@@ -286,8 +286,8 @@ def decode_cost(
       pipeline: over how many stages of such groups the layers are sharded; as many micro-batches are on their way.
       machine: a `shardlab.hardware.Machine` of these chips or of a multiple of them, on which "tensor" is innermost,
         then "expert", then "pipeline". Links that it does not have are not used.
-      chunk: tokens of a prompt that the same step prefills, for a sequence of one group.
-      prompt: tokens of that prompt.
+      chunk: tokens of prompts that the same step prefills, which all groups and micro-batches share.
+      prompt: tokens of each of these prompts.
 
     Returns:
       `DecodeCost`. With MLA, attention's products are those with the latent itself ("absorbed" matrices).
@@ -305,7 +305,7 @@ def decode_cost(
     groups = np.multiply(expert, pipeline)
     places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
     rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
-    extra = chunk / pipeline  # as the chunk's tokens pass each stage once, while each stage has as many micro-batches
+    extra = chunk / groups  # of the chunk's tokens, with each micro-batch of a group
     tokens = rows + extra
     always, routed = _matrices(model)
     cached = rows * cache_bytes(model, context, cache) / tensor

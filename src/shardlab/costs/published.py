@@ -153,7 +153,7 @@ class Server:
     def band(self) -> str:
         """Which of `shardlab.serving.BANDS` it tests, if it is left out."""
         kind = "few" if self.kind == "token" and self.batch <= serving.FEW else self.kind
-        family = serving.family(hardware.chip(self.chip), self.model)
+        family = serving.family(hardware.chip(self.chip), self.model, self.how["dtype"])
         return family if kind == "throughput" else f"{family}, {kind}"
 
     def parts(self) -> serving.Parts:

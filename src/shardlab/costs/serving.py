@@ -100,24 +100,28 @@ class Band:
 # By family of servers: of throughput, and where it is named of the time to the first token, alone or while others are
 # served ("loaded"), and of the time for each token, of many or of few requests. From `python scripts/fit_planner.py`.
 BANDS = {
-    "gpu": Band(factor=1.32, tested=119),
+    "gpu": Band(factor=1.3, tested=99),
     "gpu, first_token": Band(factor=1.24, tested=8),
     "gpu, few": Band(factor=1.78, tested=3),
-    "gpu, experts": Band(factor=1.61, tested=59),
+    "gpu, fp4": Band(factor=1.48, tested=20),
+    "gpu, experts": Band(factor=1.3, tested=44),
+    "gpu, experts, fp4": Band(factor=2.05, tested=15),
     "tpu": Band(factor=1.45, tested=10),
     "tpu, token": Band(factor=1.46, tested=5),
     "tpu, loaded": Band(factor=1.17, tested=3),
     "tpu, experts": Band(factor=1.44, tested=2),
     "tpu, experts, token": Band(factor=1.32, tested=1),
 }
+ALIKE = 0.98  # of the highest throughput is as good, if fewer requests wait
 FEW = 4  # requests on a replica; published throughputs are of many
 # The chips on which those servers ran.
 TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
 
 
-def family(chip: Chip, model: Model) -> str:
-    """Which servers are like those of a model on a chip: "gpu", "tpu", "gpu, experts" or "tpu, experts"."""
-    return f"{inference.kind_of(chip)}{', experts' if model.experts else ''}"
+def family(chip: Chip, model: Model, dtype: str) -> str:
+    """Which servers are alike: "gpu" or "tpu", with ", experts" for a mixture of them and ", fp4" for such products."""
+    experts, small = ", experts" if model.experts else "", ", fp4" if dtype == "fp4" else ""
+    return f"{inference.kind_of(chip)}{experts}{small}"
 
 
 @dataclass(frozen=True)
@@ -129,16 +133,16 @@ class Bands:
     throughput: Band
 
 
-def bands(machine: Machine, model: Model, layout: Layout, sequences: int) -> Bands:
+def bands(machine: Machine, model: Model, layout: Layout, sequences: int, dtype: str = "bf16") -> Bands:
     """How far the expected times of a replica with so many sequences can be trusted.
 
     Published servers are tensor-parallel within a node or slice; other layouts have not been tested.
     """
-    name, unknown = family(machine.chip, model), Band(max(band.factor for band in BANDS.values()), 0)
+    name, unknown = family(machine.chip, model, dtype), Band(max(band.factor for band in BANDS.values()), 0)
     apart = layout.pipeline * layout.expert > 1 or layout.tensor > machine.near
     if apart or machine.chip.name not in TESTED_CHIPS:
         return Bands(unknown, unknown, unknown)
-    throughput = BANDS[name]
+    throughput = BANDS.get(name, unknown)
     token = BANDS.get(f"{name}, few", unknown) if sequences <= FEW else BANDS.get(f"{name}, token", throughput)
     first = BANDS.get(f"{name}, loaded", BANDS.get(f"{name}, first_token", unknown))
     return Bands(first, token, throughput)
@@ -336,7 +340,7 @@ def server_cost(
     return ServerCost(
         layout, concurrency, _times(least, layout, output), _times(expected, layout, output), float(expected[4]),
         prompt + output / 2, str(parts.step.bound), float(total), bool(total <= machine.usable_bytes),
-        bands(machine, model, layout, sequences),
+        bands(machine, model, layout, sequences, dtype),
     )  # fmt: skip
 
 
@@ -413,7 +417,8 @@ def server_plan(
     Args:
       model, machine, prompt, output: as for `server_cost`.
       concurrency: requests at a time, of all replicas; by default for each layout the power of two on each replica
-        that has the highest throughput of those that fit and are as fast as asked for.
+        that has the highest throughput of those that fit and are as fast as asked for, or a smaller one whose
+        throughput is nearly as high.
       token_seconds, first_token_seconds: the longest expected times.
       how: further arguments of `server_cost`.
 
@@ -436,9 +441,11 @@ def server_plan(
     plans = []
     for layout in layouts(model, machine):
         if concurrency is None:
-            able = filter(meets, batches(model, machine, prompt, output, layout, **how))
-            one = server_cost(model, machine, prompt, output, layout.replicas, layout, **how)
-            plans.append(max(able, key=throughput, default=one))
+            able = [*filter(meets, batches(model, machine, prompt, output, layout, **how))]
+            most = max(map(throughput, able), default=0.0)
+            plans += [cost for cost in able if throughput(cost) > ALIKE * most][:1] or [
+                server_cost(model, machine, prompt, output, layout.replicas, layout, **how)
+            ]
         elif concurrency >= layout.replicas:
             plans.append(server_cost(model, machine, prompt, output, concurrency, layout, **how))
     return sorted(

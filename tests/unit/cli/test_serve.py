@@ -48,7 +48,7 @@ def test_the_text_has_what_is_expected_its_bound_and_its_range(run):
     assert lines[0] == "llama-3-70b on h100:1x8: prompts of 2,048 tokens, answers of 256"
     best, slow = (next(line for line in lines if line.lstrip().startswith(word)) for word in ("yes", "slow"))
     assert "2 replicas of tensor 4" in best and "parameters" in best and slow
-    assert "for nine in ten of 119 published measurements left out" in out and "prompts take" in out
+    assert "for nine in ten of 99 published measurements left out" in out and "prompts take" in out
     _, plan = told(run, *SERVE, "--latency", "60", "--first-token", "300")
     times = plan["layouts"][0]
     shown = f"{1e3 * times['expected']['token_seconds']:,.1f} ({1e3 * times['at_least']['token_seconds']:,.1f})"

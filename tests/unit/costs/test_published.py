@@ -134,11 +134,11 @@ def test_servers_have_sources_and_none_is_faster_than_it_can_be():
 
 
 def test_what_was_fitted_to_servers_of_2023_expected_those_that_followed(monkeypatch):
-    """207 measurements of dense models, by newer servers and also on H200, B200 and GB200, that it had not seen."""
+    """167 measurements of dense models in bf16 and fp8, by newer servers and also on H200, that it had not seen."""
     monkeypatch.setitem(inference.SERVED, "gpu", inference.Served(0.71, 1.0, 0.22, 246e-6, 4.7e-6))
     newer = [server for server in SERVERS if server.band == "gpu" and "138f96d" not in server.source]
     off = np.abs(fit_planner.server_errors(newer))
-    assert len(off) > 200 and np.quantile(off, 0.9) < np.log(1.36)
+    assert len(off) > 160 and np.quantile(off, 0.9) < np.log(1.36)
 
 
 def test_quick_errors_are_the_errors():

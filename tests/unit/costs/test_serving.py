@@ -67,6 +67,19 @@ def test_where_chunks_of_prompts_are_short_fewer_sequences_generate_and_the_othe
     assert edge[1].token_seconds == pytest.approx(edge[0].token_seconds, rel=0.02)  # both sides of the limit agree
 
 
+def test_a_chunk_is_shared_by_groups_and_stages():
+    """So its products take as long in every layout of as many chips."""
+    sixteen = machine("h200", 16)
+    for how in ({"tensor": 16}, {"tensor": 2, "expert": 8}, {"tensor": 4, "pipeline": 2, "expert": 2}):
+        with_, without = (
+            inference.decode_cost(MIXTRAL, "H200", 256, 2048, **how, machine=sixteen, chunk=chunk, prompt=1024)
+            for chunk in (512, 0)
+        )
+        products = 2 * 512 * MIXTRAL.matmul_parameters / 16 / CHIPS["H200"].peak()
+        assert with_.compute_seconds - without.compute_seconds == pytest.approx(products)
+        assert with_.attention_seconds > without.attention_seconds
+
+
 def test_replicas_share_the_requests_and_add_up():
     one = server_cost(LLAMA, machine("h100", 4), 2048, 256, 32)
     two = server_cost(LLAMA, H100, 2048, 256, 64, Layout(replicas=2, tensor=4))
@@ -156,6 +169,9 @@ def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
     assert more.expected.token_seconds > 0.06 or not more.fits
     impossible = server_plan(LLAMA, H100, 2048, 256, token_seconds=1e-3)
     assert {cost.concurrency for cost in impossible} == {1, 2, 4, 8}
+    # At most eight sequences of a replica generate, while a ninth is prefilled; of more, the others would only wait.
+    chunked = server_plan(LLAMA, H100, 4096, 64, **FP8, chunk=512)[0]
+    assert chunked.concurrency == 16 * chunked.layout.replicas
     stated = server_plan(LLAMA, H100, 2048, 256, 3)
     assert {cost.layout.replicas for cost in stated} == {1, 2}  # no replica is without a request
 
@@ -173,7 +189,10 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
         for band in fields(serving.Bands):
             unknown = getattr(serving.bands(machine(name, chips), MIXTRAL, layout, 64), band.name)
             assert unknown.tested == 0 and unknown.factor == widest and "not tested" in str(unknown)
-    assert bands.throughput.range(132) == pytest.approx((100, 174.24))
+    assert bands.throughput.range(130) == pytest.approx((100, 169))
+    b200, eight = machine("b200", 8), Layout(tensor=8)
+    assert serving.bands(b200, MIXTRAL, eight, 64, "fp4").throughput == serving.BANDS["gpu, experts, fp4"]
+    assert serving.server_cost(LLAMA, b200, 64, 64, 64, dtype="fp4").bands.throughput == serving.BANDS["gpu, fp4"]
     assert set(serving.TESTED_CHIPS) < set(CHIPS)
 
 
