@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -129,6 +130,21 @@ def test_rates_days_and_what_no_run_tests_are_those_of_a_plan(bare):
         kinds.update([bool(lines), made.kind, *re.findall(r"fp8 products|sequences of|the \w+", "".join(lines))])
     assert kinds[True] > 10 and kinds[False] > 5, kinds
     assert min(kinds[kind] for kind in ("mixture", "long", "narrow", "chip", "dense")) > 1, kinds
+
+
+def test_the_code_of_a_mixture_makes_its_mesh(bare):
+    made, made_names = planned("mixtral-8x7b", "H100", 64, 2**21), set()
+    for choice in made.choices[:40]:
+        sizes = {axis: getattr(choice, axis) for axis in costs.MESH_AXES}
+        how = {name: getattr(choice, name) for name in ("microbatches", "stages", "gathers")}
+        names = {}
+        exec(bare.evaluate("(given) => explorer.planCode(...given)", [SIZES_OF["mixtral-8x7b"], sizes, how]), names)
+        assert {axis: n for axis, n in names["mesh"].shape.items() if n > 1} == choice.mesh and "specs" not in names
+        assert (
+            prod(names["mesh"].shape[axis] for axis in names["tokens"][0]) == choice.data * choice.fsdp * choice.expert
+        )
+        made_names.update(choice.mesh)
+    assert {"expert", "fsdp", "tensor"} <= made_names
 
 
 # --- Servers: against shardlab.serving -----------------------------------------------------------------------------

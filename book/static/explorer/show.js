@@ -78,10 +78,11 @@ const meshText = (mesh, how) => [AXES.filter((axis) => mesh[axis] > 1).map((axis
   "one chip", howText(how)].filter((words) => words).join(", ");
 const share = (part) => `${plain(100 * part)} %`;
 
-// The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are.
+// The mesh and the specs of shardlab.training, whose arrays hold all layers, with pipeline and context axes if there are;
+// of mixtures of experts and of latent attention, which it has not, the mesh and the batch alone.
 function planCode(model, mesh, how) {
   const { layers: L, d_model: D, d_ff: F, heads, kv_heads: kv, head_dim: H, vocab: V, gated, tied } = model;
-  const order = ["data", "pipeline", "fsdp", "context", "tensor"].filter((axis) =>
+  const order = ["data", "pipeline", "fsdp", "expert", "context", "tensor"].filter((axis) =>
     ["data", "fsdp", "tensor"].includes(axis) || mesh[axis] > 1);
   const fsdp = mesh.context > 1 ? ["fsdp", "context"] : ["fsdp"];
   const stage = mesh.pipeline > 1 ? ["pipeline"] : [];
@@ -106,16 +107,17 @@ function planCode(model, mesh, how) {
     });
     return `    "${name}": ${specText(spec)},  # ${tuple(shape)}${pads.join("")}`;
   });
-  const batch = specText([["data", "fsdp"], mesh.context > 1 ? ["context"] : []]);
+  const groups = mesh.expert > 1 ? ["data", "fsdp", "expert"] : ["data", "fsdp"];
+  const batch = specText([groups, mesh.context > 1 ? ["context"] : []]);
   const done = howText(how);
   return `import jax
 from jax.sharding import AxisType, PartitionSpec as P
 
 ${explorer.meshCode(order.map((axis) => [axis, mesh[axis]]))}
-specs = {  # of the weights, with all layers in one array
+${model.experts || model.kv_rank ? "" : `specs = {  # of the weights, with all layers in one array
 ${lines.join("\n")}
 }
-tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
+`}tokens = ${batch}  # (sequences, tokens of each)${done && `, in ${done}`}`;
 }
 
 Object.assign(explorer, { bar, bytesText, codeBox, folded, gigabytes, howText, meshText, pictures, planCode, share, table,
