@@ -569,6 +569,9 @@ def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapt
     wait_until(lambda: cluster.show(job)["Restarts"] == "1", partial(cluster.told, job))
     assert cluster.show(job)["JobState"] in ("PENDING", "COMPLETING", "REQUEUED")
     cluster.run("scancel", job)
+    failures = FOLDER / f"failures-{job}"
+    assert len(failures.read_text().splitlines()) == 1
+    failures.unlink()
 
 
 def test_a_job_array_is_several_jobs_with_a_number_each(cluster):
