@@ -270,15 +270,15 @@ def truncate(folder):
 @pytest.mark.parametrize("damage", [empty, truncate])
 def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path, damage):
     run = tmp_path / "run"
-    whole = alone("train.py", "--folder", run, "--steps", 6)
+    whole = alone("train.py", "--folder", run, "--steps", 6, devices=1)
     damage(run / "6")
-    lines = alone("train.py", "--folder", run, "--steps", 6)
+    lines = alone("train.py", "--folder", run, "--steps", 6, devices=1)
     assert lines[1].startswith(f"WARNING: cannot restore {run / '6'}: ") and lines[2] == "resumes after step 4"
     same(lines[3:], whole[5:])
     assert sorted(folder.name for folder in run.iterdir()) == ["4", "6", "damaged-6"]
     damage(run / "4"), damage(run / "6")
     command = [sys.executable, "train.py", "--folder", run, "--steps", "8"]
-    given = {"cwd": FOLDER, "env": outside_slurm() | on_cpus(8), "capture_output": True, "text": True}
+    given = {"cwd": FOLDER, "env": outside_slurm() | on_cpus(1), "capture_output": True, "text": True}
     done = subprocess.run(command, **given, timeout=PATIENCE)
     assert done.returncode == 1 and f"no checkpoint in {run} can be restored" in done.stderr
     assert sorted(folder.name for folder in run.iterdir()) == ["4", "6", "damaged-6"]  # nothing else is touched
@@ -286,7 +286,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path, damage)
 
 def test_two_processes_that_have_joined_take_the_older_checkpoint_together(tmp_path):
     run = tmp_path / "run"
-    whole = alone("train.py", "--folder", run, "--steps", 6)
+    whole = alone("train.py", "--folder", run, "--steps", 6, devices=1)
     truncate(run / "6")
     (port,) = free_ports(1)
     joined = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2"}
@@ -569,6 +569,9 @@ def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapt
     wait_until(lambda: cluster.show(job)["Restarts"] == "1", partial(cluster.told, job))
     assert cluster.show(job)["JobState"] in ("PENDING", "COMPLETING", "REQUEUED")
     cluster.run("scancel", job)
+    failures = FOLDER / f"failures-{job}"
+    assert len(failures.read_text().splitlines()) == 1
+    failures.unlink()
 
 
 def test_a_job_array_is_several_jobs_with_a_number_each(cluster):

@@ -14,6 +14,7 @@ import argparse
 import atexit
 import errno
 import faulthandler
+import importlib
 import importlib.metadata
 import ipaddress
 import json
@@ -31,10 +32,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-try:
-    from join import exchange, join, names  # beside this file
-except ImportError:  # in the package
-    from shardlab.cluster.join import exchange, join, names
+# A copy of this file has join.py beside it; the package has it too.
+_join = importlib.import_module(f"{__package__}.join" if __package__ else "join")
+exchange, join, names = _join.exchange, _join.join, _join.names
 
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")

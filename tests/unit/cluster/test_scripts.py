@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from waiting import PATIENCE
 
 from shardlab.cluster.engine import free_ports
 
-pytestmark = pytest.mark.reads("book/cluster", "src/shardlab")
+pytestmark = pytest.mark.reads("book/cluster", "book/clusters.md", "src/shardlab")
 
 
 @pytest.fixture
@@ -76,6 +77,22 @@ def test_a_signal_ends_the_programs_on_all_hosts(hosts, number):
     script.send_signal(number)
     rest, _ = script.communicate(timeout=100)  # returns when all that could write have ended
     assert script.returncode == 1 and sorted(rest.splitlines()) == ["ended one", "ended two"]
+
+
+def test_failures_are_counted_and_not_planned_restarts(hosts):
+    """The lines of the chapter that put a failed job back into the queue, with stand-ins for Slurm's programs."""
+    text = (ROOT / "book" / "clusters.md").read_text()
+    (block,) = re.findall(r"^```bash\n(srun [^`]*scontrol requeue[^`]*)```$", text, re.MULTILINE)
+    for name, says in {"srun": "exit 1", "scontrol": 'echo "scontrol $*"'}.items():
+        (hosts / "bin" / name).write_text(f"#!/bin/bash\n{says}\n")
+        (hosts / "bin" / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "9", "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}"}
+    runs = [
+        subprocess.run(["bash", "-euc", block], cwd=hosts, env=os.environ | job, capture_output=True, text=True)
+        for _ in range(5)
+    ]
+    assert [run.stdout for run in runs] == 3 * ["scontrol requeue 7\n"] + 2 * [""]
+    assert [run.returncode for run in runs] == 5 * [1] and not any(run.stderr for run in runs)
 
 
 @pytest.fixture
