@@ -76,7 +76,8 @@ function prefill(given, on, batch) {
 // Times of a replica that prefills prompts between its steps: to the first token, for each token, and requests per second.
 function composed(step, first, prompt, waits, sequences, output) {
   const token = step + (sequences - 1) * prompt / output;
-  return { first: first + waits, token, rate: sequences / (first + output * token), prompts: prompt / (prompt + output * step / sequences) };
+  const prompts = prompt / (prompt + output * step / sequences); // the share of the time that they take
+  return { first: first + waits, token, rate: sequences / (first + output * token), prompts };
 }
 
 // So many sequences on each replica of a layout.
@@ -107,7 +108,7 @@ function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequen
     return { first: unknown, token: unknown, throughput: unknown };
   }
   const name = `${made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
-  const throughput = bands[name];
+  const throughput = bands[name] || unknown;
   return {
     throughput, first: bands[`${name}, loaded`] || bands[`${name}, first_token`] || unknown,
     token: sequences <= few ? bands[`${name}, few`] || unknown : bands[`${name}, token`] || throughput,
@@ -122,6 +123,7 @@ function serve(given) {
   if (made.error) return made;
   if (notAModel(model)) return notAModel(model);
   const { powers, rates } = explorer.data.served;
+  const fitted = rates[made.chip.torus.length ? "tpu" : "gpu"];
   const [counted, usable, every] = [sizesOf(model), made.chip.hbm_bytes * (1 - reserve / 100), divisors(chips)];
   const layouts = [];
   for (const pipeline of every.filter((n) => made.slices % n === 0 && n <= model.layers)) {
@@ -129,7 +131,7 @@ function serve(given) {
       for (const tensor of every.filter((n) => splits(model, n) && chips % (pipeline * expert * n) === 0)) {
         const replicas = chips / (pipeline * expert * tensor);
         const places = place(made, [tensor, expert, pipeline, replicas]);
-        const on = { model, counted, made, usable, places, tensor, expert, pipeline, replicas, rates: rates[made.chip.torus.length ? "tpu" : "gpu"] };
+        const on = { model, counted, made, usable, places, tensor, expert, pipeline, replicas, rates: fitted };
         const points = [];
         for (const sequences of powers) {
           const point = server(given, on, sequences);
