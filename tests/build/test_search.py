@@ -130,6 +130,7 @@ FIRST = {
     "which line sends": ["shardlab#explain-"],
     "license": ["about#"],
     "pip install shardlab": ["shardlab#shardlab-"],
+    "how accurate": ["ledger#predictions-by-kind"],
     "how many gpus": ["explorer#memory-"],
     "torch to jax": ["your_model#names-and-layouts-"],
     "quantization": ["serving#bytes-of-a-kv-cache-"],
