@@ -169,18 +169,19 @@ class Chip:
 #          cards are the builder's choice; 400 Gbit/s a GPU are common.
 # Looked up on 2026-11-27 in [ML], https://github.com/stas00/ml-engineering at 744d01e, compute/accelerator/README.md
 # and network/README.md, which names the maker's page for each number:
-#   [A100-40GB] https://www.nvidia.com/en-us/data-center/a100/: as A100, with 40 GB at 1555 GB/s
-#   [L40S] [ML], https://www.nvidia.com/en-us/data-center/l40s/: 362 TFLOP/s bf16, 733 fp8 and int8; 48 GB, 864 GB/s;
+#   [A100-40GB] https://huggingface.co/RajBhope/gpu-runtime-predictor, gpu_catalog.json: 40 GB at 1555 GB/s, else as
+#          A100; no data sheet of NVIDIA was seen. That nodes have 1600 Gbit/s is in llm-foundry's table of MPT.
+#   [L40S] https://www.nvidia.com/en-us/data-center/l40s/: 362 TFLOP/s bf16, 733 fp8 and int8; 48 GB, 864 GB/s;
 #          no NVLink, so GPUs of a node reach each other over PCIe 4.0 x16, 64 GB/s in both directions. Nodes are the
 #          builder's choice; AWS g6e.48xlarge has 8 with 400 Gbit/s together.
-#   [B300] [ML], https://www.nvidia.com/en-us/data-center/dgx-b300/ and hgx/: as B200, with 12.6 PFLOP/s fp4; 8 GPUs
+#   [B300] https://www.nvidia.com/en-us/data-center/dgx-b300/ and hgx/: as B200, with 12.6 PFLOP/s fp4; 8 GPUs
 #          have 2.1 TB, 14.4 TB/s of NVLink in both directions, and 800 Gbit/s each
 #   [GB300] https://www.nvidia.com/en-us/data-center/gb300-nvl72/, as https://verda.com/blog/gb300-nvl72-architecture
 #          has it: 72 GPUs have 180 PFLOP/s bf16, 360 fp8 and 1080 fp4 without sparsity; 20 TB, 576 TB/s; NVLink 130
 #          TB/s in both directions. 800 Gbit/s a GPU between racks, [ML].
-#   [MI325X] [ML], https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html: as MI300X, 256 GB at 6
+#   [MI325X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html: as MI300X, 256 GB at 6
 #          TB/s
-#   [MI355X] [ML], https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html: 2.5 PFLOP/s bf16, 5 fp8
+#   [MI355X] https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html: 2.5 PFLOP/s bf16, 5 fp8
 #          and int8, 10.1 fp4; 288 GB, 8 TB/s; to each of 7 others 153 GB/s in both directions; PCIe 5.0 x16. Network
 #          cards are the builder's choice; 400 Gbit/s a GPU are common.
 #   Between Grace and a GPU [ML] knows "no public spec of the speed"; tpu-recipes,
