@@ -13,6 +13,7 @@ only from itself and from those before it. Each module does one thing:
 - `shardlab.costs.inference`: predict what serving a model costs: prefill, decode and KV caches
 - `shardlab.costs.plan`: list the meshes on which a model fits, by the step time to expect
 - `shardlab.costs.published`: training runs that others published, to which the costs are fitted, and on which tested
+- `shardlab.costs.ledger`: list what formulas predict beside what was measured, by others or by a reader
 - `shardlab.programs.hlo`: read the text of a compiled program: its instructions, their types, and how often they run
 - `shardlab.programs.collectives`: list the collectives of a compiled program, and their bytes
 - `shardlab.programs.origins`: find an instruction's source line, its pass, and the argument that it moves

@@ -130,6 +130,7 @@ FIRST = {
     "which line sends": ["shardlab#explain-"],
     "license": ["about#"],
     "pip install shardlab": ["shardlab#shardlab-"],
+    "how accurate": ["ledger#predictions-by-kind"],
     "how many gpus": ["planner#planner-"],
     "planner": ["planner#planner-"],
     "which mesh": ["planner#planner-"],

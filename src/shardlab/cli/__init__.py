@@ -1,11 +1,11 @@
-"""The command line of shardlab: describe a layout, plan a run, explain a program, grade notebooks, as text or JSON."""
+"""The command line of shardlab: layouts, plans, what programs send, what was measured, and grades, as text or JSON."""
 
 import argparse
 import sys
 
 from shardlab import __version__
 from shardlab._arguments import nearest
-from shardlab.cli import explain, grade, layout, plan
+from shardlab.cli import explain, grade, layout, ledger, plan
 from shardlab.cli.arguments import Wrong
 
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for module in (layout, plan, explain, grade):
+    for module in (layout, plan, explain, ledger, grade):
         name, about = module.__name__.rpartition(".")[2], module.ABOUT
         command = commands.add_parser(
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=module.EXAMPLES,

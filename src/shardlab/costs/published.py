@@ -70,10 +70,10 @@ def _read(file):
     for table in data["tables"]:
         runs = table.pop("runs")
         for keys in runs:
-            yield _run({**table, **keys}, chips, sizes)
+            yield run_of({**table, **keys}, chips, sizes)
 
 
-def _run(keys, chips, sizes):
+def run_of(keys, chips, sizes):
     """The `Run` of some keys; those that are left over are arguments of `step_cost`."""
     parallelism = Parallelism(**{axis.name: keys.pop(axis.name) for axis in fields(Parallelism) if axis.name in keys})
     chip, name = keys.pop("chip"), keys.pop("model")

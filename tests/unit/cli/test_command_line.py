@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 from places import ROOT
 
-from shardlab import plan
+from shardlab import plan, published
 from shardlab.__main__ import main
 
 pytestmark = pytest.mark.reads("src/shardlab", "scripts/record_gpu.py")
@@ -333,12 +333,39 @@ if __name__ == "__main__":
     assert "all-reduce" in said(script, "explain", "step.txt")
 
 
+# --- ledger -----------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_lists_what_was_measured(run, tmp_path):
+    status, out, err = run("ledger")
+    assert status == 0 and not err and all(run_.name in out for run_ in published.RUNS.values())
+    status, out, _ = run("ledger", "--kind", "decode step", "--misses", "--json")
+    rows = json.loads(out)
+    assert status == 0 and rows and all(row["misses"] and row["kind"] == "decode step" for row in rows)
+    mine = {"name": "mine", "model": "llama-3-8b", "chip": "H100", "fsdp": 8, "sequences": 16, "sequence": 8192}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"by": "me", "runs": [mine | {"seconds": 3.4}]}))
+    status, out, _ = run("ledger", str(file))
+    assert status == 0 and "mine" in out and "3.4 s" in out
+    run_ = published.RUNS["torchtitan, 70B on 64 A100"]
+    kept = {**mine, "chip": "A100", "model": "llama-3-70b", "fsdp": 64, "sequences": run_.sequences, "remat": "block"}
+    file.write_text(json.dumps({"by": "me", "runs": [kept | {"seconds": run_.seconds}]}))
+    assert run("ledger", str(file), "--misses")[:2] == (1, "nothing that is listed contradicts its prediction\n")
+
+
+def test_a_wrong_ledger_is_refused(refused, tmp_path):
+    assert "did you mean 'training step'?" in refused("ledger", "--kind", "training steps")
+    assert "cannot read" in refused("ledger", str(tmp_path / "none.json"))
+    (tmp_path / "bad.json").write_text("[1")
+    assert "is not JSON" in refused("ledger", str(tmp_path / "bad.json"))
+
+
 # --- All of them ------------------------------------------------------------------------------------------------
 
 
 def test_help_has_examples_that_work(run, explained):
     status, out, err = run("--help")
-    counts = {"layout": 3, "plan": 3, "explain": 4, "grade": 2}
+    counts = {"layout": 3, "plan": 3, "explain": 4, "ledger": 3, "grade": 2}
     assert status == 0 and not err and all(name in out for name in counts)
     assert run() == (0, out, "")
     for command, count in counts.items():
@@ -351,7 +378,9 @@ def test_help_has_examples_that_work(run, explained):
 
 
 def test_an_unknown_command_is_refused(refused):
-    assert "no command is called 'lay'; use layout, plan, explain, grade; did you mean 'layout'?" in refused("lay")
+    assert "no command is called 'lay'; use layout, plan, explain, ledger, grade; did you mean 'layout'?" in refused(
+        "lay"
+    )
 
 
 def test_it_is_a_program_and_a_module():
