@@ -309,6 +309,17 @@ def coordinator_port():
     return os.environ.get("JAX_COORDINATOR_PORT") or address.rpartition(":")[2] or own
 
 
+def is_taken(port):
+    """Whether another program listens at a port of this host; False for no number."""
+    with socket.socket() as probe, suppress(ValueError):
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has only just been given up is free
+        try:
+            probe.bind(("", int(port)))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
 def _output(*command):
     with suppress(OSError, subprocess.TimeoutExpired):
         process = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -523,8 +534,10 @@ def main():
     patience.over("for the others in jax.distributed.initialize", waits)
     begin = time.perf_counter()
     try:
+        if rank == "0" and launcher != "none" and is_taken(coordinator_port()):  # before JAX, which may crash then
+            raise OSError(f"port {coordinator_port()} is already in use")
         join(any_platform=True, any_program=True, initialization_timeout=options.limit + 60)
-    except (RuntimeError, ValueError, SystemExit) as error:
+    except (RuntimeError, ValueError, OSError, SystemExit) as error:
         message = (
             f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
         )
