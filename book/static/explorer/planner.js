@@ -27,7 +27,7 @@ function given(form) {
   };
 }
 
-// The command that answers the same; what a command has no word for is said below it.
+// The command that answers the same.
 function command(form) {
   const sizes = ALL.filter((name) => Number(form[name])).map((name) => `${name}=${form[name]}`);
   const plainOwn = form.gated === "yes" && form.tied === "no";
@@ -37,11 +37,13 @@ function command(form) {
   const words = `shardlab plan ${model} ${form.chip}`;
   if (form.use === "serve") {
     return `${words} ${form.chips} --serve --prompt ${form.prompt} --output ${form.output}` +
-      `${option("latency", form.latency, "")}${option("first-token", form.first, "")}${option("weights", form.weights, "bf16")}${option("cache", form.cache, "bf16")}${reserve}`;
+      `${option("latency", form.latency, "")}${option("first-token", form.first, "")}${option("weights", form.weights, "bf16")}` +
+      `${option("cache", form.cache, "bf16")}${reserve}`;
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
     `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "block")}` +
-    `${option("products", form.products, "bf16")}${reserve}`;
+    `${option("products", form.products, "bf16")}` +
+    `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
 }
 
 // --- What no run tests ---
@@ -83,8 +85,8 @@ function tiles(numbers) {
   return h("dl", { class: "planner-tiles" }, ...Object.entries(numbers).map(([name, [value, more, bad]]) => h("div",
     bad ? { class: "planner-bad" } : {}, h("dt", {}, name), h("dd", {}, value, more ? h("small", {}, more) : []))));
 }
-const commandBox = (words, ...more) => [h("p", { class: "planner-command" }, "The same in a terminal:"),
-  h("pre", { tabindex: 0, role: "group", "aria-label": "Command" }, h("code", {}, words)), ...more];
+const commandBox = (words) => [h("p", { class: "planner-command" }, "The same in a terminal:"),
+  h("pre", { tabindex: 0, role: "group", "aria-label": "Command" }, h("code", {}, words))];
 const answered = (...nodes) => h("div", { class: "planner-answer" }, ...nodes);
 const fitMark = (fits) => h("span", { class: fits ? "planner-fits" : "planner-bad" }, fits ? "✓ fits" : "✗ too much");
 const range = (n, spread, write) => `${write(n / spread)} to ${write(n * spread)}`;
@@ -189,7 +191,6 @@ function train(form) {
       `${(choice.total_bytes / 1e9).toFixed(1)} GB`, timeText(choice.seconds),
       share(choice.exposed_seconds / choice.expected_seconds), choice.bound];
   });
-  const state = Object.entries(STATE).some(([name, usual]) => asked[name] !== usual);
   const used = ([part]) => shown.mesh[part] !== 1 && (part !== "host" || shown.moved_bytes.host);
   const parts = Object.entries(shown.parts).filter(used).map(([part, seconds]) =>
     [part, bytesText(shown.moved_bytes[part] || 0), timeText(seconds), part in shown.exposed ? timeText(shown.exposed[part]) : ""]);
@@ -209,8 +210,7 @@ function train(form) {
         [`Days for ${signed(tokens)} tokens`]: [count(days), band(days, count)],
         [`Days for ${signed(twenty)}`]: [count(rates(asked, step, twenty).days), `20 for each ${model.experts ? "active " : ""}parameter`],
       }), h("p", { class: "planner-range" }, says), ...marks(lines),
-      ...commandBox(command(form), ...(state ? [h("p", {}, "The command takes the usual dtypes of the state; these are arguments of " +
-        "shardlab.costs.step_cost.")] : []))),
+      ...commandBox(command(form))),
       h("h2", {}, "Meshes, ranked"),
       h("p", {}, `Of ${choices.length} meshes that share the sequences evenly, ${fitting} fit` +
         `${uneven ? `; ${uneven} more cannot share them` : ""}. Choose one to see it.`),
