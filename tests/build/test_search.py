@@ -131,6 +131,8 @@ FIRST = {
     "license": ["about#"],
     "pip install shardlab": ["shardlab#shardlab-"],
     "how accurate": ["ledger#predictions-by-kind"],
+    "pallas": ["kernels#pallas-under-jit-"],
+    "custom_partitioning": ["kernels#custom-partitioning-"],
     "how many gpus": ["explorer#memory-"],
     "torch to jax": ["your_model#names-and-layouts-"],
     "quantization": ["serving#bytes-of-a-kv-cache-"],
