@@ -134,6 +134,8 @@ FIRST = {
     "how many gpus": ["planner#planner-"],
     "planner": ["planner#planner-"],
     "which mesh": ["planner#planner-"],
+    "pallas": ["kernels#pallas-under-jit-"],
+    "custom_partitioning": ["kernels#custom-partitioning-"],
     "torch to jax": ["your_model#names-and-layouts-"],
     "quantization": ["serving#bytes-of-a-kv-cache-"],
     "how do I shard a batch": ["recipes#shard-a-batch"],
