@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install what tests need besides Python packages: Slurm, sshd and Open MPI for the cluster chapter, npm for a renderer
-# of Markdown and for axe, Chromium for the pages, and pdftotext for what it prints of them. Called by `make test`,
-# `make pdf` and `make lighthouse`.
+# of Markdown and for axe, Chromium for the pages, pdftotext for what it prints of them, and g++ for the chapter on
+# kernels. Called by `make test`, `make pdf` and `make lighthouse`.
 # As root on Debian it installs what is missing, and starts no service. Elsewhere it prints in one line what is missing;
 # the tests that need it are skipped, or fail in CI.
 set -eu
@@ -9,7 +9,7 @@ PATH=$PATH:/usr/sbin:/sbin
 
 missing=
 for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 sshd:openssh-server \
-  mpirun:openmpi-bin npm:npm pdftotext:poppler-utils; do
+  mpirun:openmpi-bin npm:npm pdftotext:poppler-utils g++:g++; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;
