@@ -35,7 +35,15 @@ class Request:
 class Batch:
     """Requests in slots, which take their steps together.
 
-    >>> batch = Batch(step, cache, slots=8, positions=64)
+    >>> from shardlab.book.engine import Batch, Request
+    >>> def step(cache, tokens, at, last):  # the token after n is n + 1
+    ...     return tokens[range(len(tokens)), last] + 1, cache
+    >>> batch, request = Batch(step, None, slots=8, positions=64), Request([4, 5], 3)
+    >>> batch.join([request])
+    >>> while batch.slots:
+    ...     _ = batch.step()
+    >>> request.answer
+    [6, 7, 8]
 
     Args:
       step: (cache, tokens i32[slots, T], positions i32[slots, T], last i32[slots]) -> (the token after the last one of
