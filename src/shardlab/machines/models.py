@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 
@@ -258,7 +258,7 @@ def model(name: str | Model) -> Model:
 
 _CONFIG = {  # what Hugging Face's configurations call each size
     "layers": ("num_hidden_layers", "n_layer", "n_layers"),
-    "d_model": ("hidden_size", "n_embd", "d_model"),
+    "d_model": ("hidden_size", "n_embd", "n_embed", "d_model"),
     "d_ff": ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "heads": ("num_attention_heads", "n_head", "n_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_heads", "n_head", "n_heads"),
@@ -283,7 +283,7 @@ class _Type:
 
     tied: bool = False
     gated: bool = True
-    head_dim: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
     local: str = ""  # which layers have a window: "all", "half", "pattern", "upper", or all but every "fourth"
 
 
@@ -293,17 +293,19 @@ _TYPES = {
     "deepseek_v2": _Type(),
     "deepseek_v3": _Type(),
     "falcon": _Type(tied=True, gated=False),
-    "gemma": _Type(tied=True, head_dim=256),
-    "gemma2": _Type(tied=True, head_dim=256, local="half"),
-    "gemma3_text": _Type(tied=True, head_dim=256, local="pattern"),
+    "gemma": _Type(tied=True, sizes={"head_dim": 256}),
+    "gemma2": _Type(tied=True, sizes={"head_dim": 256}, local="half"),
+    "gemma3_text": _Type(
+        tied=True, sizes={"head_dim": 256, "heads": 8, "kv_heads": 4, "vocab": 262_208}, local="pattern"
+    ),
     "gpt2": _Type(tied=True, gated=False),
     "gpt_bigcode": _Type(tied=True, gated=False),
     "gpt_neox": _Type(gated=False),
-    "gpt_oss": _Type(head_dim=64, local="half"),
+    "gpt_oss": _Type(sizes={"head_dim": 64}, local="half"),
     "gptj": _Type(gated=False),
     "kimi_k2": _Type(),
     "llama": _Type(),
-    "llama4_text": _Type(head_dim=128, local="fourth"),
+    "llama4_text": _Type(sizes={"head_dim": 128}, local="fourth"),
     "mistral": _Type(local="all"),
     "mixtral": _Type(local="all"),
     "mpt": _Type(tied=True, gated=False),
@@ -315,7 +317,7 @@ _TYPES = {
     "phimoe": _Type(local="all"),
     "qwen2": _Type(local="upper"),
     "qwen2_moe": _Type(local="upper"),
-    "qwen3": _Type(head_dim=128, local="upper"),
+    "qwen3": _Type(sizes={"head_dim": 128}, local="upper"),
     "qwen3_moe": _Type(local="upper"),
     "starcoder2": _Type(tied=True, gated=False, local="all"),
 }
@@ -367,8 +369,7 @@ def from_config(config: str | Path | Mapping) -> Model:
         key = next((key for key in keys if config.get(key) is not None), None)
         if key is not None:
             sizes[size] = _size(key, config[key])
-    if known.head_dim:
-        sizes.setdefault("head_dim", known.head_dim)
+    sizes = {**known.sizes, **sizes}
     if "head_dim" not in sizes and {"d_model", "heads"} <= sizes.keys():
         sizes["head_dim"] = sizes["d_model"] // max(sizes["heads"], 1)
     if "d_ff" not in sizes and "d_model" in sizes:
