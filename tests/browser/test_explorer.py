@@ -685,7 +685,7 @@ def test_scripts_and_styles_are_small_and_nothing_is_inline():
     assert {file.name for file in files} == {*explorer.SCRIPTS, *explorer.STYLES, *explorer.OF_TYPED, *FILES}
     weights = {file.name: len(gzip.compress(file.read_bytes())) for file in files}
     assert sum(weights[name] for name in (*explorer.SCRIPTS, *explorer.STYLES)) <= 32 * 1024
-    assert sum(weights[name] for name in FILES) <= 32 * 1024
+    assert sum(weights[name] for name in FILES) <= 34 * 1024  # of the planner
     assert sum(weights[name] for name in explorer.OF_TYPED) <= 12 * 1024
     text = "".join(file.read_text() for file in files)
     assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
@@ -1233,7 +1233,7 @@ def test_the_nearest_name_is_that_of_shardlab(bare):
     for known in lists:
         for _ in range(120):
             name = list(chance.choice(known))
-            for _ in range(chance.choice((1, 1, 2, 4))):
+            for _ in range(chance.choice((1, 1, 2, 4, 6))):
                 place = chance.randrange(len(name) + 1)
                 name[place : place + chance.choice((0, 1, 1))] = chance.choice(("", "x", "3", "-", "A", "l"))
             cases.append(("".join(name), known))

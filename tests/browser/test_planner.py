@@ -192,7 +192,8 @@ def test_servers_take_what_shardlab_serving_says(bare):
             wanted += [times.requests_per_second, cost.least.token_seconds, cost.least.first_token_seconds]
             assert found == pytest.approx([*wanted, cost.total_bytes, cost.prefill_share], rel=1e-9)
             bands = [layout["bands"][name] for name in ("first", "token", "throughput")]
-            assert bands == [asdict(band) for band in (cost.bands.first_token, cost.bands.token, cost.bands.throughput)]
+            of_cost = (cost.bands.first_token, cost.bands.token, cost.bands.throughput)
+            assert bands == [asdict(band) | {"words": str(band)} for band in of_cost]
             kinds.update([
                 cost.bound, best["meets"], "torus" if on.chip.torus else "switch", "nodes" * (on.slices > 1),
                 "experts" * (cost.layout.expert > 1), "stages" * (cost.layout.pipeline > 1),

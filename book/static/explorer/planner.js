@@ -59,24 +59,18 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
 }
 
-// How far off expected times were for the kind of plan that a choice is, in the words of shardlab.plan's report.
+// The kind of plan that a choice is, and how far off expected times were for it.
 function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
-  const { bands: { kinds, enough }, most, order } = explorer.data;
-  const [family, { bands, products: shares }] = isTpu(chip) ? ["TPUs", explorer.data.fitted.tpu] : ["GPUs", explorer.data.fitted.gpu];
+  const { bands, fitted, most, order } = explorer.data;
+  const family = isTpu(chip) ? "tpu" : "gpu";
   const axes = order.filter((axis) => mesh[axis] > 1);
   const has = {
     mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
-    chip: !Object.keys(shares).some((name) => chip.startsWith(name)), pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
+    chip: !Object.keys(fitted[family].products).some((name) => chip.startsWith(name)),
+    pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
   };
-  const kind = Object.keys(kinds).find((name) => has[name]);
-  const [own, few] = [bands[kind]?.runs >= enough, bands[kind]];
-  const widest = Object.values(bands).filter(({ runs }) => runs >= enough).reduce((one, other) => (other.factor > one.factor ? other : one));
-  const band = own ? few : widest;
-  const tested = few ? `Only ${few.runs} published runs on ${family} test` : `No published run on ${family} tests`;
-  const words = own ? `Of ${band.runs} published runs on ${family} of this kind (${kinds[kind]}), to which nothing was fitted, half took ` +
-    `more than ${band.median.toFixed(2)} times as long as expected; nine in ten were within a factor of ${band.factor.toFixed(2)}.`
-    : `${tested} such plans: ${kinds[kind]}. Expect errors of up to a factor of ${band.factor.toFixed(2)}, the widest of all kinds.`;
-  return { kind, own, factor: band.factor, words };
+  const kind = Object.keys(has).find((name) => has[name]);
+  return { kind, ...bands[family][kind] };
 }
 
 // --- Showing ---
@@ -238,8 +232,6 @@ function layoutText(layout) {
   const one = AXES.filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(" × ") || "one chip";
   return layout.replicas > 1 ? `${plain(layout.replicas)} replicas of ${one}` : one;
 }
-const tested = ({ factor, tested: many }) => (many ? `within a factor of ${factor.toFixed(2)} for nine in ten of ${many} published ` +
-  "measurements left out" : `not tested on any published server; a factor of ${factor.toFixed(2)} is a guess`);
 function serve(form) {
   const asked = given(form);
   const { layouts, error, usable } = explorer.serve(asked);
@@ -275,8 +267,8 @@ function serve(form) {
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
         "All chips": [`${count(best.requests_per_second)} requests/s`, `${plain(best.requests)} at a time`],
         "At least": [`${timeText(best.least.token)} a token`, `at most ${count(best.most)} tokens/s per chip`],
-      }), h("p", { class: "planner-range" }, `Time for each token: ${tested(bands.token)}. Throughput: ${tested(bands.throughput)}. ` +
-        `Time to the first token: ${tested(bands.first)}.`),
+      }), h("p", { class: "planner-range" }, `Time for each token: ${bands.token.words}. Throughput: ${bands.throughput.words}. ` +
+        `Time to the first token: ${bands.first.words}.`),
       ...marks(untested ? ["No published server is like this one."] : []),
       ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),

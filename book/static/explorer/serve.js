@@ -102,8 +102,7 @@ function server(given, on, sequences) {
 
 // By which factor the expected times of so many sequences are off, at most, and on how many servers that was tested.
 function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequences) {
-  const { bands, few, tested_chips: tested } = explorer.data.served;
-  const unknown = { factor: max(...Object.values(bands).map(({ factor }) => factor)), tested: 0 };
+  const { bands, few, tested_chips: tested, unknown } = explorer.data.served;
   if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) {
     return { first: unknown, token: unknown, throughput: unknown };
   }

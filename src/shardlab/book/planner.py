@@ -10,7 +10,7 @@ from html import escape
 from shardlab.book import explorer
 from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference, serving
-from shardlab.costs.bands import ENOUGH, KINDS_OF_PLANS
+from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
 from shardlab.costs.dtypes import BYTES
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
@@ -64,11 +64,12 @@ def data() -> dict:
         "models": {name: {size: getattr(model, size) for size in sizes} for name, model in models.MODELS.items()},
         "order": ORDER,
         "tested": {"tpu": _tested(torus=True), "gpu": _tested(torus=False)},
-        "bands": {"kinds": KINDS_OF_PLANS, "enough": ENOUGH},
+        "bands": {"tpu": _bands("v5e"), "gpu": _bands("H100")},
         "prefill": serving.PREFILL_TOKENS,
         "served": {
             "rates": {kind: asdict(served) for kind, served in inference.SERVED.items()},
-            "bands": {name: asdict(band) for name, band in serving.BANDS.items()},
+            "bands": {name: _told(band) for name, band in serving.BANDS.items()},
+            "unknown": _told(serving.Band(max(band.factor for band in serving.BANDS.values()), 0)),
             "few": serving.FEW,
             "tested_chips": serving.TESTED_CHIPS,
             "powers": serving.POWERS,
@@ -76,6 +77,21 @@ def data() -> dict:
         "types": TYPES,
         "keys": KEYS,
     }
+
+
+def _bands(chip):
+    """For each kind of plan on such chips: by which factor times are off, whether that is its own, and words."""
+    kinds = {}
+    for kind in KINDS_OF_PLANS:
+        band, own = band_of(hardware.chip(chip), kind)
+        words = " ".join(band_words(hardware.chip(chip), kind).split())
+        kinds[kind] = {"factor": band.factor, "own": own, "words": words}
+    return kinds
+
+
+def _told(band):
+    """A band of servers, with its words."""
+    return asdict(band) | {"words": str(band)}
 
 
 def _tested(torus):
