@@ -272,7 +272,7 @@ function serve(form) {
       ...marks(untested ? ["No published server is like this one."] : []),
       ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),
-      h("p", {}, `${plain(layouts.length)} layouts fill these chips, each with the number of requests of the highest throughput. Prompts take ` +
+      h("p", {}, `${plain(layouts.length)} layouts fill these chips, each with the fewest requests that have nearly the highest throughput. Prompts take ` +
         `${share(best.expected.prompts)} of the time of the one shown.`),
       h("div", { class: "planner-table" }, table("Layouts, ranked", ["fits", "layout", "tokens/s per chip", "per token", "first token", "memory",
         "bound by"], ...rows)),

@@ -114,14 +114,14 @@ function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequen
   };
 }
 
-// Every layout of the chips, each with the number of requests that has the highest throughput: those that fit and are fast
-// enough first, then those that fit.
+// Every layout of the chips, each with the fewest requests that have nearly the highest throughput: those that fit and are
+// fast enough first, then those that fit.
 function serve(given) {
   const { model, chip, chips, reserve } = given;
   const made = machine(chip, chips);
   if (made.error) return made;
   if (notAModel(model)) return notAModel(model);
-  const { powers, rates } = explorer.data.served;
+  const { alike, powers, rates } = explorer.data.served;
   const fitted = rates[made.chip.torus.length ? "tpu" : "gpu"];
   const [counted, usable, every] = [sizesOf(model), made.chip.hbm_bytes * (1 - reserve / 100), divisors(chips)];
   const layouts = [];
@@ -138,7 +138,8 @@ function serve(given) {
           points.push(point);
         }
         const able = points.filter(({ meets }) => meets);
-        const best = able.length ? able.reduce((one, other) => (other.speed > one.speed ? other : one)) : server(given, on, 1);
+        const fastest = max(...able.map(({ speed }) => speed));
+        const best = able.find(({ speed }) => speed > alike * fastest) || server(given, on, 1);
         layouts.push({ tensor, expert, pipeline, replicas, points, best, bands: servedBands(given, on, best.sequences) });
       }
     }

@@ -71,6 +71,7 @@ def data() -> dict:
             "bands": {name: _told(band) for name, band in serving.BANDS.items()},
             "unknown": _told(serving.Band(max(band.factor for band in serving.BANDS.values()), 0)),
             "few": serving.FEW,
+            "alike": serving.ALIKE,
             "tested_chips": serving.TESTED_CHIPS,
             "powers": serving.POWERS,
         },
