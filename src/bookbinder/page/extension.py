@@ -211,6 +211,7 @@ class _RunsByTitle(SphinxPostTransform):
             head, body = table.next_node(nodes.thead), table.next_node(nodes.tbody)
             if head is None or head.next_node(nodes.entry).astext() != "Document":
                 continue
+            table["classes"].append("runs")  # its columns do not move when a later row comes in
             head.next_node(nodes.entry)[:] = [nodes.paragraph(text="Chapter")]
             places = {}
             for row in body.children:
