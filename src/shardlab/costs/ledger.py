@@ -112,7 +112,7 @@ class Ledger(tuple[Entry, ...]):
             html = html.replace(f"<td>{verdict}</td>", f"<td>{red}</td>")
         return html + "".join(f"<p>[{n}] {escape(by)}</p>" for n, by in enumerate(sources, 1))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return aligned([("what ran", "measured", "bound", "expected", "verdict"), *(row[:-1] for row in self.rows())])
 
 

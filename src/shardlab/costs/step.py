@@ -197,17 +197,9 @@ def step_cost(
     experts = model.experts_per_token if one_of("dispatch", dispatch, ("expert", "node")) == "node" else 0
     near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip, experts)
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
+    all_sent = near, far, late, seconds["host"]
     expected, exposed = expected_seconds(
-        model,
-        chip,
-        parallelism,
-        tokens,
-        flops,
-        in_layers,
-        products,
-        (near, far, late, seconds["host"]),
-        update,
-        scatter,
+        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter
     )
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
     parts = {
