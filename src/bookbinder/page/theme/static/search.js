@@ -96,7 +96,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     });
     for (const section of sections) {
       section.chapter = chapters[section.page];
-      section.weight = KINDS[section.kind] * (section.chapter.appendix ? APPENDIX : 1)
+      section.weight = KINDS[section.kind] * (section.chapter.appendix && !(section.kind === "section" && section.names.length) ? APPENDIX : 1)
         * (times.get(section.heading) > 3 ? CLOSING : 1);
       const heads = section.heading.split(":")[0].split(/, | and /);
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
