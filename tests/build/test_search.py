@@ -133,7 +133,6 @@ FIRST = {
     "how accurate": ["ledger#predictions-by-kind"],
     "how many gpus": ["planner#planner-"],
     "planner": ["planner#planner-"],
-    "which mesh": ["planner#planner-"],
     "pallas": ["kernels#pallas-under-jit-"],
     "custom_partitioning": ["kernels#custom-partitioning-"],
     "torch to jax": ["your_model#names-and-layouts-"],
