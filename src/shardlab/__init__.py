@@ -1,8 +1,8 @@
 """shardlab: draw, describe and check parallel JAX.
 
 The companion package of the book *One Program, Many Devices*. Its packages are listed from the ground up: each imports
-only from itself and from those before it. Each module does one thing; those that are used inside alone have no section
-in the reference:
+only from itself and from those before it. Each module does one thing; those marked (inside) are used by the others
+alone, and have no section in the reference:
 
 - `shardlab.arrays.devices`: give this process several (emulated) devices
 - `shardlab.arrays.layout`: describe in plain data which device stores which shard of an array
@@ -18,18 +18,18 @@ in the reference:
 - `shardlab.costs.ledger`: list what formulas predict beside what was measured, by others or by a reader
 - `shardlab.programs.hlo`: read the text of a compiled program: its instructions, their types, and how often they run
 - `shardlab.programs.collectives`: list the collectives of a compiled program, and their bytes
-- `shardlab.programs.origins` (inside): find an instruction's source line, its pass, and the argument that it moves
-- `shardlab.programs.uses` (inside): find the first operations that need a value whole, and how a loop uses a sum
-- `shardlab.programs.varying` (inside): find results of a `shard_map` that differ although they are declared replicated
-- `shardlab.programs.kernels` (inside): find kernels that communicate by themselves
+- `shardlab.programs.origins`: find an instruction's source line, its pass, and the argument that it moves (inside)
+- `shardlab.programs.uses`: find the first operations that need a value whole, and how a loop uses a sum (inside)
+- `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared replicated (inside)
+- `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used, held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device
 - `shardlab.programs.timeline`: list what a device does when in a step: compute, hidden and exposed communication
 - `shardlab.pods.pod`: compile for TPUs and GPUs without having them, and report memory, FLOPs and communication
-- `shardlab.pods.transfer` (inside): give a program that names a mesh inside the mesh of other devices
+- `shardlab.pods.transfer`: give a program that names a mesh inside the mesh of other devices (inside)
 - `shardlab.networks.transformer`: one small decoder-only transformer with Adam, with hooks for every way to train it
-- `shardlab.networks.generation` (inside): the same transformer with a KV cache, for prefill and decode
+- `shardlab.networks.generation`: the same transformer with a KV cache, for prefill and decode (inside)
 - `shardlab.networks.decoder`: a small transformer of Flax NNX's layers, sharded by names; needs Flax
 - `shardlab.networks.gradients`: gradients of a Flax NNX model that keep its other state; needs Flax
 - `shardlab.networks.training`: a decoder's training step, for compilers to judge a plan by
@@ -37,9 +37,9 @@ in the reference:
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that one device agrees
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map` with its gradients, memory, time and links
-- `shardlab.report.causes` (inside): say what causes a collective, or that it is not known
+- `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although it runs
-- `shardlab.report.names` (inside): names of arguments and results, as the user of a program knows them
+- `shardlab.report.names`: names of arguments and results, as the user of a program knows them (inside)
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory is, what to change
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was predicted
 

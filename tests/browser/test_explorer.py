@@ -3,8 +3,6 @@
 import gzip
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from itertools import permutations, product
@@ -20,12 +18,14 @@ from bs4 import BeautifulSoup
 from explorer_cases import (
     SIZES_OF,
     STATIC,
+    bare_page,
     compare_steps,
     fit_cases,
     machine_of,
+    solve,
+    write_page,
 )
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
-from places import ROOT
 
 from shardlab import (
     CHIPS,
@@ -43,6 +43,7 @@ from shardlab._arguments import nearest
 from shardlab.book.planner import FILES
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md")
+CHAPTER = "explorer"
 
 
 AUTO = AxisType.Auto
@@ -67,29 +68,12 @@ def calculators():
     )
 
 
-def write_page(file, *parts, scripts=explorer.SCRIPTS):
-    """A page of what cells emit, with the scripts and nothing else."""
-    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in scripts)
-    body = "".join(part._repr_html_() for part in parts)
-    file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}{scripts}")
-
-
 @pytest.fixture(scope="module")
 def bare(browser, tmp_path_factory):
     """All calculators on a page by themselves, opened from a file."""
-    file = tmp_path_factory.mktemp("bare") / "bare.html"
-    write_page(file, *calculators())
-    page = browser.new_page()
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    assert page.evaluate("Object.keys(explorer.parts)") == ["layout", "matmul", "fit"] and not errors
+    page = bare_page(browser, tmp_path_factory.mktemp("bare") / "bare.html", *calculators())
+    assert page.evaluate("Object.keys(explorer.parts)") == ["layout", "matmul", "fit"]
     return page
-
-
-def solve(page, name, cases):
-    """The page's own function, on every case."""
-    return page.evaluate(f"cases => cases.map((given) => explorer.{name}(given))", cases)
 
 
 # --- Specs that are typed: against Python ------------------------------------------------------------------------
@@ -638,33 +622,6 @@ def test_the_code_of_a_plan_makes_its_mesh_and_the_specs_of_shardlab_training(ba
 
 
 # --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    """The chapter's page as `make chapter` builds it."""
-    command = [sys.executable, "-m", "bookbinder", "chapter", "book/explorer.md"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return ROOT / "_build" / "chapter" / "_build" / "html" / "explorer.html"
-
-
-@pytest.fixture
-def visit(browser, chapter):
-    """Opens the page from its file, perhaps with an address; what fails in the explorer's scripts fails the test."""
-    errors, contexts = [], []
-
-    def open_page(address="", **how):
-        contexts.append(browser.new_context(**how))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
-        page.goto(chapter.as_uri() + address)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not [error for error in errors if "/explorer/" in error]
 
 
 def words(page, part="layout"):

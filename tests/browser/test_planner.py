@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from math import prod
@@ -15,36 +13,23 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from explorer_cases import SIZES_OF, STATIC, compare_plans, plan_cases, planned_for
-from places import ROOT
+from explorer_cases import SIZES_OF, bare_page, compare_plans, plan_cases, planned_for, solve
 
 from shardlab import CHIPS, MODELS, Model, costs, inference, machine, models, plan as planned, planner, serving
 from shardlab.book.planner import FILES, TYPES, data
 from shardlab.cli import main
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/planner.md")
+CHAPTER = "planner"
 
 
 @pytest.fixture(scope="module")
 def bare(browser, tmp_path_factory):
     """The planner on a page by itself, opened from a file."""
-    file = tmp_path_factory.mktemp("bare") / "bare.html"
-    scripts = "".join(
-        f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in FILES if name[-2:] == "js"
-    )
-    body = planner()._repr_html_() + scripts
-    file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}")
-    page = browser.new_page()
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(file.as_uri())
-    assert page.evaluate("Object.keys(explorer.parts)") == ["planner"] and not errors
+    scripts = [name for name in FILES if name[-2:] == "js"]
+    page = bare_page(browser, tmp_path_factory.mktemp("bare") / "bare.html", planner(), scripts=scripts)
+    assert page.evaluate("Object.keys(explorer.parts)") == ["planner"]
     return page
-
-
-def solve(page, name, cases):
-    """The page's own function, on every case."""
-    return page.evaluate(f"cases => cases.map((given) => explorer.{name}(given))", cases)
 
 
 # --- Plans: against shardlab.plan ----------------------------------------------------------------------------------
@@ -264,33 +249,6 @@ def test_the_data_is_that_of_shardlab():
 
 
 # --- The page ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def chapter():
-    """The page as `make chapter` builds it."""
-    command = [sys.executable, "-m", "bookbinder", "chapter", "book/planner.md"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return ROOT / "_build" / "chapter" / "_build" / "html" / "planner.html"
-
-
-@pytest.fixture
-def visit(browser, chapter):
-    """Opens the page from its file, perhaps with an address; what fails in its scripts fails the test."""
-    errors, contexts = [], []
-
-    def open_page(address="", **how):
-        contexts.append(browser.new_context(**how))
-        page = contexts[-1].new_page()
-        page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
-        page.goto(chapter.as_uri() + address)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not [error for error in errors if "/explorer/" in error]
 
 
 def words(page):

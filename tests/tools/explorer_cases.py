@@ -1,4 +1,4 @@
-"""Steps and plans that the explorer's scripts work out: cases, and the comparison of answers with `shardlab`."""
+"""What the explorer's scripts work out, on a page by themselves: cases, and a comparison of answers with shardlab."""
 
 import random
 import re
@@ -20,6 +20,28 @@ SIZES_OF = {
     name: {size: value for size, value in asdict(model).items() if size != "name"} for name, model in MODELS.items()
 }
 STATE = ("parameters", "gradients", "moments", "master")
+
+
+def write_page(file, *parts, scripts=explorer.SCRIPTS):
+    """A page of what cells emit, with the scripts and nothing else."""
+    scripts = "".join(f'<script src="{(STATIC / name).as_uri()}" defer></script>' for name in scripts)
+    body = "".join(part._repr_html_() for part in parts)
+    file.write_text(f"<!doctype html><html lang=en><meta charset=utf-8><title>t</title>{body}{scripts}")
+
+
+def bare_page(browser, file, *parts, **scripts):
+    """Such a page, opened from a file; its scripts raised no error."""
+    write_page(file, *parts, **scripts)
+    page, errors = browser.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.evaluate("Object.keys(explorer.parts).length") and not errors
+    return page
+
+
+def solve(page, name, cases):
+    """The page's own function, on every case."""
+    return page.evaluate(f"cases => cases.map((given) => explorer.{name}(given))", cases)
 
 
 def machine_of(case):

@@ -87,12 +87,13 @@ def page(folder):
 
     Args:
       folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of the page.
+        A module marked "(inside)" there is used by the package's others alone, and left out.
     """
     folder = Path(folder).resolve()
     package = folder.name
     about = ast.get_docstring(_tree(folder / "__init__.py"))
     sections = []
-    for module, does in re.findall(rf"^- `{package}\.([\w.]+)`: (.*)$", about, re.MULTILINE):
+    for module, does in re.findall(rf"^- `{package}\.([\w.]+)`: (.*)(?<! \(inside\))$", about, re.MULTILINE):
         tree = _tree(_file(folder.parent, f"{package}.{module}"))
         sections += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
         anchor = module.replace(".", "-").replace("_", "-")

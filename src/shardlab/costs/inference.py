@@ -171,8 +171,21 @@ def _hand_on(model, chip, tokens, place, pipeline, dtype):
     return np.where(pipeline > 1, np.maximum(near, far), 0.0)[()]
 
 
+class _Sends:
+    """What costs of both phases have: communication by axis."""
+
+    tensor_seconds: Numbers
+    expert_seconds: Numbers
+    pipeline_seconds: Numbers
+
+    @property
+    def sent_seconds(self) -> Numbers:
+        """The time of all communication."""
+        return self.tensor_seconds + self.expert_seconds + self.pipeline_seconds
+
+
 @dataclass(frozen=True)
-class DecodeCost:
+class DecodeCost(_Sends):
     """What it costs to generate one token for each sequence of a batch, on each chip, by part.
 
     Attributes:
@@ -205,11 +218,6 @@ class DecodeCost:
     expert_seconds: Numbers = 0.0
     pipeline_seconds: Numbers = 0.0
     hidden_seconds: Numbers = 0.0
-
-    @property
-    def sent_seconds(self) -> Numbers:
-        """The time of all communication."""
-        return self.tensor_seconds + self.expert_seconds + self.pipeline_seconds
 
     @property
     def seconds(self) -> Numbers:
@@ -336,7 +344,7 @@ def decode_cost(
 
 
 @dataclass(frozen=True)
-class PrefillCost:
+class PrefillCost(_Sends):
     """What it costs to process prompts, on each chip, by part.
 
     Attributes:
@@ -361,11 +369,6 @@ class PrefillCost:
     expert_seconds: Numbers = 0.0
     pipeline_seconds: Numbers = 0.0
     hidden_seconds: Numbers = 0.0
-
-    @property
-    def sent_seconds(self) -> Numbers:
-        """The time of all communication."""
-        return self.tensor_seconds + self.expert_seconds + self.pipeline_seconds
 
     @property
     def seconds(self) -> Numbers:

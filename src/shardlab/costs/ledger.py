@@ -135,16 +135,8 @@ def ledger() -> Ledger:
     >>> list(kinds)[:3]
     ['training step', 'throughput', 'time to first token']
     """
-    chips = [kind for kind in hardware.CHIPS if _is_measured(kind)]
-    return Ledger([*map(of_run, published.RUNS.values()), *map(_of_server, published.SERVERS),
-                   *(entry for name in chips for entry in _of_chip(name))])  # fmt: skip
-
-
-def _is_measured(kind):
-    try:
-        return bool(hardware.measured(kind))
-    except ValueError:
-        return False
+    chips = (entry for name in hardware.CHIPS for entry in _of_chip(name))
+    return Ledger([*map(of_run, published.RUNS.values()), *map(_of_server, published.SERVERS), *chips])
 
 
 def of_run(run: published.Run) -> Entry:
@@ -184,8 +176,11 @@ def _of_server(server):
 
 
 def _of_chip(name):
-    """The entries of what was measured on a chip."""
-    chip, of = hardware.chip(name), hardware.measured(name)
+    """The entries of what was measured on a chip, if anything was."""
+    try:
+        chip, of = hardware.chip(name), hardware.measured(name)
+    except ValueError:
+        return
     by = f"scripts/record_gpu.py on one {of['device']}, {of['date']}"
     for row in of.get("square", ()):
         dtype, size = {"bfloat16": "bf16"}.get(row["dtype"]), row["size"]
