@@ -2,30 +2,20 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
-import sys
-from functools import cache
 
 import pytest
+from flags import COMPILE_AND_RUN, COMPILE_ONLY
 from places import ROOT
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
-# LLVM optimises little here, which saves processor time: XLA's own optimisations, which decide what is communicated and
-# held, stay on. Tests mostly compile, chapters run what they compile: `zero` took 131 s without LLVM's optimisations
-# and 103 s with the first level of them. JAX 0.7.2, on which notebooks run, also compiles faster without fusion
-# emitters (152 s became 104 s); a newer jaxlib does not know that flag. Pages that people read are made without any of
-# these, and so is the site of the tests, unless CI builds it from nothing.
-COMPILE_ONLY = "--xla_backend_optimization_level=0"
-COMPILE_AND_RUN = "--xla_backend_optimization_level=1"
-IN_COLAB = f"{COMPILE_AND_RUN} --xla_cpu_use_fusion_emitters=false"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_ONLY}".strip()
 if os.environ.get("CI"):
     os.environ["CHAPTERS_XLA_FLAGS"] = COMPILE_AND_RUN
 
-from shardlab import emulate  # noqa: E402  (before anything starts JAX)
+from shardlab import emulate  # before anything starts JAX
 
 emulate(64)
 
@@ -33,33 +23,17 @@ import oracle  # noqa: E402
 import proofs  # noqa: E402
 import retry  # noqa: E402
 import run_exercises  # noqa: E402
+from repository import BOOK, build, changed_chapters, changed_files, missing  # noqa: E402
 
-from bookbinder.read.book import load  # noqa: E402
 from bookbinder.run import runs  # noqa: E402
 
 oracle.watch()
-
-BOOK = load(ROOT)  # read once for all files: several name a test after each chapter
 
 
 @pytest.fixture(scope="session")
 def book():
     """The book of this repository."""
     return BOOK
-
-
-def copy_sources(folder):
-    """Copy the sources as they are here, committed or not, without what is ignored."""
-    for name in proofs.source_files():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
-
-
-def git(root, *arguments):
-    who = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "safe.directory=*"]
-    done = subprocess.run(["git", *who, *arguments], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -76,9 +50,6 @@ def tiny(tmp_path):
 ROOMS = ("book", "cluster", "browser", "build", "repo", "unit")
 SLOW_ROOMS = {"cluster", "browser", "build"}
 
-# Chapters that run quickly, and whose pages tests look at by name.
-EXAMPLES = {"index", "arrays", "auto", "collectives", "explicit", "explorer", "from_old_jax", "manual"}
-
 
 def pytest_addoption(parser):
     text = (
@@ -94,22 +65,6 @@ def pytest_addoption(parser):
 def pytest_xdist_auto_num_workers():
     """Two more than there are processors, as memory allows: two wait for chapters, or for jobs, kills and pages."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else runs.at_once() + 1  # None: what that says
-
-
-@cache
-def changed_files():
-    """The files that differ from the main branch, as lines: here, or in commits that it has not."""
-    git = ["git", "-c", "safe.directory=*"]
-    done = subprocess.run([*git, "merge-base", "HEAD", "origin/main"], cwd=ROOT, capture_output=True, text=True)
-    base = done.stdout.strip() or "HEAD"  # without a remote, what is not committed
-    listed = [[*git, "diff", "--name-only", base], [*git, "ls-files", "--others", "--exclude-standard"]]
-    return "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
-
-
-@cache
-def changed_chapters():
-    """The names of chapters that differ from the main branch."""
-    return re.findall(r"^book/(\w+)\.md$", changed_files(), re.MULTILINE)
 
 
 def room(item):
@@ -169,12 +124,6 @@ def known(unit):
     return run_exercises.notebook_key(BOOK, BOOK.chapter(name)) if kind == "notebook" else None
 
 
-def missing(what, remedy=None):
-    """Skip a test for want of a program, or of something else with its remedy; in CI, fail it."""
-    remedy = remedy or f"Debian: apt-get install {what}"
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {what} ({remedy})")
-
-
 @pytest.fixture(scope="module")
 def browser():
     """The system's Chromium."""
@@ -199,15 +148,6 @@ def npm(tmp_path_factory):
     command = ["npm", "ci", "--ignore-scripts", "--silent", "--no-audit", "--no-fund"]
     subprocess.run(command, cwd=folder, check=True, timeout=300)
     return folder / "node_modules"
-
-
-def build(config):
-    """Build the site as the tests of this run need it; returns the ended process."""
-    plugin = config.pluginmanager.getplugin("proofs")
-    proved = {unit.removeprefix("page ") for unit in plugin.left_out if unit.startswith("page ")} if plugin else set()
-    left_out = sorted(proved - EXAMPLES)
-    command = [sys.executable, "-m", "bookbinder", "build", *(["--without", *left_out] if left_out else [])]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="session")

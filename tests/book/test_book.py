@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import claims
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 import shardlab
 

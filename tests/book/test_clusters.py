@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 import yaml
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 pytestmark = pytest.mark.reads("book", "src", "_config.yml", "_toc.yml")
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import nbformat
 import pytest
 import run_exercises
-from conftest import BOOK, COMPILE_ONLY, IN_COLAB, changed_chapters, copy_sources, git
+from flags import COMPILE_ONLY, IN_COLAB
 from packaging.version import Version
 from places import ROOT
 from proofs import unit_of
+from repository import BOOK, changed_chapters, copy_sources, git
 from run_exercises import WRONG_ANSWERS
 from tiny_book import FRONT
 

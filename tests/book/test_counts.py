@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 pytestmark = [pytest.mark.slow, pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml")]
 

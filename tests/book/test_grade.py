@@ -8,8 +8,8 @@ import tomllib
 
 import nbformat
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 from bookbinder.notebook import notebooks
 from shardlab.cli import grade

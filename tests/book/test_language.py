@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 from bookbinder.page import terms
 

@@ -7,8 +7,8 @@ import shutil
 
 import claims
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 from bookbinder.read.book import Chapter
 

@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 import readings
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 
 from bookbinder.read.book import Chapter
 

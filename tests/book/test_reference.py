@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import BOOK, COMPILE_ONLY
+from flags import COMPILE_ONLY
 from places import ROOT
+from repository import BOOK
 
 from bookbinder.page import reference
 

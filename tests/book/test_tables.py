@@ -4,7 +4,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from conftest import BOOK
+from repository import BOOK
 
 from shardlab import MODELS, Parallelism, costs
 

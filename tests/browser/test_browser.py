@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import pytest
 import yaml
-from conftest import BOOK
 from places import ROOT
 from playwright.sync_api import expect
+from repository import BOOK
 from waiting import SOON, wait_until
 
 from bookbinder.read import address

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from conftest import BOOK
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from places import ROOT
 from playwright.sync_api import expect
+from repository import BOOK
 from waiting import SOON, wait_until
 
 from bookbinder.read import address, book

@@ -25,8 +25,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import missing
 from jupyter_cache import get_cache
+from repository import missing
 from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE, SOON, wait_until
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from conftest import BOOK, git
 from places import ROOT
+from repository import BOOK, git
 from tiny_book import TinyBook, chapter, statuses
 from waiting import PATIENCE, wait_until
 

@@ -15,9 +15,9 @@ import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from conftest import BOOK
 from hypothesis import given, settings, strategies as st
 from places import ROOT
+from repository import BOOK
 from tiny_book import FRONT, TinyBook
 
 import shardlab

@@ -9,8 +9,8 @@ import pikepdf
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from conftest import missing
 from places import ROOT
+from repository import missing
 
 from bookbinder.read import citation
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 from bs4 import BeautifulSoup
-from conftest import BOOK
 from playwright.sync_api import expect
+from repository import BOOK
 from tiny_book import chapter
 from waiting import SOON, wait_until
 

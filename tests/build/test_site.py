@@ -17,8 +17,8 @@ import claims
 import lxml.html
 import pytest
 from bs4 import BeautifulSoup
-from conftest import BOOK, build, copy_sources
 from places import ROOT
+from repository import BOOK, build, copy_sources
 
 from bookbinder.run import runs
 

@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from conftest import BOOK
 from places import ROOT
+from repository import BOOK
 from waiting import PATIENCE
 
 pytestmark = pytest.mark.reads("book", "_config.yml")

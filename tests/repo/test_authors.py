@@ -15,9 +15,9 @@ import jupytext
 import nbformat
 import pytest
 import yaml
-from conftest import BOOK, copy_sources
 from jupytext.config import load_jupytext_config
 from places import ROOT
+from repository import BOOK, copy_sources
 
 from bookbinder.read.book import load
 

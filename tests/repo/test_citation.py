@@ -12,8 +12,8 @@ from threading import Thread
 
 import pytest
 import yaml
-from conftest import BOOK, git
 from places import ROOT
+from repository import BOOK, git
 
 from bookbinder.read import address, citation
 from bookbinder.read.book import BookError

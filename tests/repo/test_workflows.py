@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import copy_sources, git
 from markdown_it import MarkdownIt
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from places import ROOT
+from repository import copy_sources, git
 from tiny_book import chapter
 
 from bookbinder.notebook.notebooks import colab_version

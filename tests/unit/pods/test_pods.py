@@ -21,11 +21,11 @@ import numpy as np
 import oracle
 import pytest
 from compilers import needs_libtpu
-from conftest import BOOK, changed_files
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 from meshes import MESH
 from places import ROOT
+from repository import BOOK, changed_files
 
 from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
 from shardlab.pods import pod as pods
