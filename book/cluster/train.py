@@ -82,8 +82,7 @@ keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_ke
 folder = options.folder if "://" in options.folder else Path(options.folder).resolve()  # gs://... is no path
 with ocp.CheckpointManager(folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep) as manager:
     begin, state = restore_newest(manager, target)
-    if state is None:
-        state = jax.jit(create, out_shardings=replicated)()
+    state = state or jax.jit(create, out_shardings=replicated)()
     stopped = None
     if first and begin:
         print(f"resumes after step {begin}", flush=True)

@@ -120,12 +120,13 @@ def main(folder, steps, sizes, report, micro=1):
     mesh, step_of, layout, goal = prepare(sizes, micro)
     rows = NamedSharding(mesh, P(ROWS))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    with jax.set_mesh(mesh), ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
+    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
+    manager = ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options)
+    with jax.set_mesh(mesh), manager:
         if report:
             print(explain(step_of, goal, jax.device_put(batch_of(0), rows)))
         last, state = restore_newest(manager, goal)
-        if state is None:
-            state = jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
+        state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
             state, loss = step_of(state, jax.device_put(batch_of(step), rows))
             print(f"step {step}: loss {loss:.6f}", flush=True)

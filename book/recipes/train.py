@@ -66,10 +66,10 @@ def main(folder, steps):
 
     update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    with ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
+    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
+    with ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options) as manager:
         last, state = restore_newest(manager, goal)
-        if state is None:
-            state = jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
+        state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
             state, loss = update(state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data"))))
             print(f"step {step}: loss {loss:.6f}", flush=True)

@@ -101,7 +101,7 @@ def test_if_only_one_process_can_read_the_newest_both_take_the_older(tmp_path, w
     (newest / "default").symlink_to("/proc/self/cwd/default")  # which process 1 has not
     outcomes = run(command, tmp_path / "run", *places)
     assert [status for status, _ in outcomes] == [0, 0], outcomes
-    assert f"WARNING: process 1 cannot restore {newest}: FileNotFoundError" in outcomes[0][1]
+    assert f"WARNING: process 1 cannot restore {newest}: " in outcomes[0][1]
     found = losses(outcomes[0][1])
     assert list(found) == list(range(older + 1, last + 1))
     assert found == pytest.approx({step: expected[step] for step in found}, rel=0.02)  # the recipes use bfloat16

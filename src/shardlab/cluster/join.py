@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_UNBLOCK
 
@@ -141,6 +142,10 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
     else:
         counts = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
         expected = next((int(os.environ[name]) for name in counts if name in os.environ), 1)
+        if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:  # Open MPI 5
+            if not find_spec("mpi4py"):
+                raise SystemExit("Open MPI 5 does not tell JAX where process 0 is: pip install mpi4py")
+            options = {"cluster_detection_method": "mpi4py"} | options  # JAX 0.7 does not choose it by itself
     if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):  # SLURM_INTERACTIVE_STEP in slurm.h
         raise SystemExit(
             f"{expected} tasks, but this is the interactive step of salloc, which has one: start with srun"
@@ -173,13 +178,13 @@ def restore_newest(manager, target, limit=3600):
     named with a warning, and their folders renamed, such as 6 to damaged-6: Orbax would not save these steps again. If
     all steps fail, then the program or the disk may have changed, and not the files: nothing is renamed.
 
-        with ocp.CheckpointManager(folder) as manager:
+        handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest step, which may be damaged
+        with ocp.CheckpointManager(folder, item_handlers=handler) as manager:
             begin, state = restore_newest(manager, target)
-            if state is None:
-                state = jax.jit(create, out_shardings=layout)()
+            state = state or jax.jit(create, out_shardings=layout)()
 
     Args:
-        manager: an Orbax CheckpointManager, whose steps were saved with StandardSave.
+        manager: an Orbax CheckpointManager with a StandardCheckpointHandler.
         target: the state's arrays as jax.ShapeDtypeStruct with a sharding.
         limit: by how many seconds the processes may differ in the time to read a step.
 
@@ -203,7 +208,8 @@ def restore_newest(manager, target, limit=3600):
     processes = {"primary_host": me, "active_processes": {me}, "barrier_sync_key_prefix": f"restore {call} by {me}"}
     alone = ocp.options.MultiprocessingOptions(**processes)
     options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=alone)
-    with ocp.CheckpointManager(manager.directory, options=options) as reader:
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    with ocp.CheckpointManager(manager.directory, item_handlers=handler, options=options) as reader:
         for step in sorted(set().union(*seen), reverse=True):
             state, error = read(step)
             errors = {index: error for index, error in enumerate(together(step, error)) if error}

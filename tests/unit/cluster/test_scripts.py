@@ -95,6 +95,41 @@ def test_failures_are_counted_and_not_planned_restarts(hosts):
     assert [run.returncode for run in runs] == 5 * [1] and not any(run.stderr for run in runs)
 
 
+GCLOUD = """\
+#!/bin/bash
+words=("${@:4}") workers=$(dirname "$0")/workers # of `gcloud compute tpus tpu-vm`
+for word; do [[ $word == --command=* ]] && command=${word#*=}; done
+for worker in 0 1; do
+  mkdir -p "$workers/$worker"
+  if [[ ${words[0]} == scp ]]; then
+    for word in "${words[@]:1}"; do [[ -f $word ]] && cp "$word" "$workers/$worker"; done
+  else # a TPU would tell JAX these two
+    (cd "$workers/$worker" && COORDINATOR=$ADDRESS PROCESS_ID=$worker bash -c "$command") &
+  fi
+done
+[[ ${words[0]} == scp ]] || { wait -n && wait -n; }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "says"), [("hello.py", "of 2 on .* sum 1"), ("hang.py", "start six processes")])
+def test_tpu_sh_starts_one_program_on_all_workers(tmp_path, program, says):
+    """With a stand-in for gcloud, whose workers are folders of this machine."""
+    for name, text in {"gcloud": GCLOUD, "python3": f'#!/bin/bash\nexec {sys.executable} "$@"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (port,) = free_ports(1)
+    drop = ("SLURM", "OMPI", "JAX_", "XLA_", "PYTHON")
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    settings |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ADDRESS": f"127.0.0.1:{port}", "NPROC": "32"}
+    settings |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    command = ["bash", "tpu.sh", "my-tpu", "a-zone", "2", program]
+    given = {"cwd": ROOT / "book" / "cluster", "env": settings, "capture_output": True, "text": True}
+    done = subprocess.run(command, **given, timeout=PATIENCE)
+    assert len(re.findall(says, done.stdout + done.stderr)) == 2, done
+    assert done.returncode == (program == "hang.py")
+
+
 @pytest.fixture
 def joined(tmp_path):
     """A function that starts a program with join.py beside it in two processes, each with arguments of its own."""
