@@ -33,7 +33,7 @@ if jax.device_count() % nodes:
 each = jax.device_count() // nodes
 mesh = jax.make_mesh((nodes, each), ("node", "local"), axis_types=(AxisType.Auto,) * 2)
 both_axes = ("node", "local")
-floats = int(options.megabytes * 2**20 / 4)
+floats = max(1, round(options.megabytes * 2**18 / jax.device_count())) * jax.device_count()  # shared evenly by devices
 sharding = NamedSharding(mesh, P(both_axes))
 x = jax.make_array_from_callback((jax.device_count(), floats), sharding, lambda index: np.ones((1, floats), np.float32))
 
