@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from flags import COMPILE_AND_RUN
 from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE
@@ -26,11 +27,11 @@ BOOK = ROOT / "book"
 # On several hosts the recipes leave it to the reader to join first.
 JOIN = "from shardlab.cluster.join import join; join(); import runpy, sys; del sys.argv[0]; "
 JOIN += "runpy.run_path(sys.argv[0], run_name='__main__')"
-# The command, and the steps of the last two checkpoints. Both are multiples of what it saves.
+# The command, and the steps of its last two checkpoints.
 SCRIPTS = {
     "train.py of clusters": ((BOOK / "cluster" / "train.py", "--folder", "RUN", "--steps", "6"), 4, 6),
-    "train.py of the recipes": (("-c", JOIN, BOOK / "recipes" / "train.py", "RUN", "20"), 10, 20),
-    "pretrain.py": (("-c", JOIN, BOOK / "recipes" / "pretrain.py", "RUN", "20"), 10, 20),
+    "train.py of the recipes": (("-c", JOIN, BOOK / "recipes" / "train.py", "RUN", "11"), 10, 11),
+    "pretrain.py": (("-c", JOIN, BOOK / "recipes" / "pretrain.py", "RUN", "11"), 10, 11),
 }
 every_script = pytest.mark.parametrize(("command", "older", "last"), SCRIPTS.values(), ids=SCRIPTS)
 
@@ -39,7 +40,7 @@ def run(command, folder, *places):
     """A script in a process for each place, the folder in which it starts; their exit statuses and what they print."""
     command = [sys.executable, *(folder if word == "RUN" else word for word in command)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    clean |= on_cpus(1) | {"PYTHONPATH": str(ROOT / "src")}
+    clean |= on_cpus(1) | {"PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": COMPILE_AND_RUN}
     (port,) = free_ports(1)
     joined = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": str(len(places))} if len(places) > 1 else {}
     started = []
