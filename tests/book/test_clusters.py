@@ -54,7 +54,8 @@ def test_tpu_sh_copies_the_program_to_all_hosts_and_starts_it_there(tmp_path):
     copy, start = (tmp_path / "gcloud.txt").read_text().strip().split("\n\n")
     tpu = ["compute", "tpus", "tpu-vm"]
     where = {"my-tpu", "--zone=us-east5-a", "--worker=all"}
-    assert copy.split("\n")[:7] == [*tpu, "scp", "jobs/train.py", "join.py", "watchdog.py"] and "my-tpu:" in copy.split("\n")
+    assert copy.split("\n")[:7] == [*tpu, "scp", "jobs/train.py", "join.py", "watchdog.py"]
+    assert "my-tpu:" in copy.split("\n")
     assert start.split("\n")[:4] == [*tpu, "ssh"] and where <= set(start.split("\n"))
     (remote,) = (word.partition("=")[2] for word in start.split("\n") if word.startswith("--command="))
     run = f'python3() {{ printf "%s|" "$NUM_PROCESSES" "$JAX_NOTE" "$@"; }}\n{remote}'  # by the shell of a host

@@ -18,10 +18,7 @@ from waiting import PATIENCE
 
 from shardlab.cluster.engine import free_ports
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.reads("src/shardlab/arrays", "src/shardlab/cluster", "book/cluster", "book/recipes"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.reads("src/shardlab", "book/cluster", "book/recipes")]
 
 BOOK = ROOT / "book"
 # On several hosts the recipes leave it to the reader to join first.

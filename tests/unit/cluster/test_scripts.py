@@ -291,6 +291,44 @@ def test_processes_exchange_words_with_the_coordinator_s_store_and_without(joine
         assert "store ['ä', 'äb']" in out and "again ['ä', 'äb']" in out, out
 
 
+MPI4PY = """
+import os
+
+rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+COMM_TYPE_SHARED = 0
+
+
+class COMM_WORLD:
+    Get_rank, Get_size = staticmethod(lambda: rank), staticmethod(lambda: size)
+    bcast = staticmethod(lambda text, root: os.environ["ADDRESS"])  # of process 0
+    Split_type = staticmethod(lambda kind: COMM_WORLD)  # of one host
+"""
+SAYS = "import jax\nfrom join import join\n\njoin()\nprint(jax.process_index(), 'of', jax.process_count())\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, False])
+def test_under_open_mpi_5_join_asks_mpi4py_or_says_that_it_is_missing(tmp_path, installed):
+    """Two processes with the variables of Open MPI 5, and a stand-in for mpi4py, which JAX's own code asks."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(MPI4PY)
+    if not installed:
+        shutil.rmtree(tmp_path / "mpi4py")
+    shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
+    (tmp_path / "program.py").write_text(SAYS)
+    (port,) = free_ports(1)
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
+    settings |= {"ADDRESS": f"127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
+    ranks = [settings | {f"OMPI_COMM_WORLD_{name}RANK": str(i) for name in ("", "LOCAL_")} for i in range(2)]
+    both = [subprocess.Popen([sys.executable, "program.py"], env=rank, **pipes) for rank in ranks]
+    for index, process in enumerate(both):
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == (not installed), out
+        assert (f"{index} of 2" if installed else "Open MPI 5 does not tell JAX where process 0 is") in out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("platforms", "status"), [("cpu", 0), ("cuda,cpu", 1), ("", 1)])
 def test_cpus_are_accepted_only_where_they_alone_are_asked_for(tmp_path, platforms, status):
