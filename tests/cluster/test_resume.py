@@ -122,6 +122,17 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path, whole, 
     assert (tmp_path / "run" / f"damaged-{last}").is_dir()
 
 
+def test_a_step_that_is_damaged_twice_is_set_aside_twice(tmp_path, whole):
+    command, older, last = SCRIPTS["train.py of clusters"]
+    shutil.copytree(whole(command)[0], tmp_path / "run")
+    for _ in range(2):
+        truncate(tmp_path / "run" / str(last))
+        ((status, text),) = run(command, tmp_path / "run", tmp_path)
+        assert status == 0 and f"resumes after step {older}" in text, text
+    kept = {str(older), str(last), f"damaged-{last}", f"damaged-{last}-2"}
+    assert {folder.name for folder in (tmp_path / "run").iterdir()} == kept
+
+
 def test_if_no_checkpoint_can_be_read_by_all_none_is_renamed_and_every_process_ends(tmp_path, whole):
     command, older, last = SCRIPTS["train.py of clusters"]
     shutil.copytree(whole(command)[0], tmp_path / "run")

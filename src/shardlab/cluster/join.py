@@ -215,6 +215,7 @@ def restore_newest(manager, target, limit=3600):
             errors = {index: error for index, error in enumerate(together(step, error)) if error}
             if not errors:
                 break
+            state = None  # or its memory would be in use while the older step is read
             damaged.append(manager.directory / str(step))
             if me == 0:
                 print(f"WARNING: {names(errors)} cannot restore {damaged[-1]}: {min(errors.items())[1]}", flush=True)
@@ -224,7 +225,8 @@ def restore_newest(manager, target, limit=3600):
             return 0, None
     for folder in damaged:
         if me == 0 and folder.exists():
-            folder.rename(folder.with_name(f"damaged-{folder.name}"))
+            before = len(list(manager.directory.glob(f"damaged-{folder.name}*")))  # the same step, damaged once more
+            folder.rename(folder.with_name(f"damaged-{folder.name}" + f"-{before + 1}" * bool(before)))
     together("set aside", "")
     manager.reload()
     return step, state
