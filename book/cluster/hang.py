@@ -20,3 +20,5 @@ for step in range(20):
     if jax.process_index() == 5 and step == 17:
         break
     total = float(g.sum())
+else:
+    raise SystemExit("all 20 steps are done: start six processes or more, so that process 5 can leave the loop")

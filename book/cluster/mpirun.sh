@@ -1,6 +1,7 @@
 #!/bin/bash
 # Open MPI as launcher: four processes on each host, each with one GPU. Run it on the first host: JAX detects Open MPI by
-# its environment variables, and takes the host of mpirun for that of process 0. (From Open MPI 5 on it needs mpi4py.)
+# its environment variables, and takes the host of mpirun for that of process 0. From Open MPI 5 on it needs mpi4py.
+# (Run on CPUs with Open MPI 4.1 on two nodes, and 5.0 on one.)
 set -euo pipefail
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 : "${VENV:?export VENV=/path/to/your/environment}"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import jax
-from join import exchange, join
+from join import join, restore_newest
 
 options = argparse.ArgumentParser()
 options.add_argument("--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share")
@@ -71,34 +71,8 @@ def batch(step):
     return jax.make_array_from_callback((64, 8), NamedSharding(mesh, P("data")), make_rows)
 
 
-def restore(manager, state):
-    """The latest step that every process can read, with its state; damaged folders are named and set aside."""
-    target, damaged = jax.tree.map(ocp.utils.to_shape_dtype_struct, state), []
-    for step in sorted(manager.all_steps(), reverse=True):
-        try:
-            state, error = manager.restore(step, args=ocp.args.StandardRestore(target)), ""
-        except Exception as caught:  # of many kinds, from a missing file to one that ends too soon
-            error = f"{type(caught).__name__}: {caught}".splitlines()[0][:200]
-        errors = [error for error in exchange(f"restore {step}", error) if error]  # all take the same step
-        if not errors:
-            break
-        damaged.append(step)
-        if first:
-            print(f"WARNING: cannot restore {manager.directory / str(step)}: {errors[0]}", flush=True)
-    else:
-        if damaged:  # all of them: then the program may have changed, and not the files
-            raise SystemExit(f"no checkpoint in {manager.directory} can be restored")
-        return 0, state
-    if damaged and first:
-        for old in damaged:
-            (manager.directory / str(old)).rename(manager.directory / f"damaged-{old}")
-    exchange("set aside", "")
-    manager.reload()
-    return step, state
-
-
-replicated = jax.tree.map(lambda _: NamedSharding(mesh, P()), jax.eval_shape(create))
-state = jax.jit(create, out_shardings=replicated)()
+replicated = NamedSharding(mesh, P())
+target = jax.tree.map(lambda leaf: leaf.update(sharding=replicated), jax.eval_shape(create))
 if first:
     counts = {"process": jax.process_count(), "device": jax.device_count()}
     plural = {"process": "processes", "device": "devices"}
@@ -107,7 +81,8 @@ if first:
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
 folder = options.folder if "://" in options.folder else Path(options.folder).resolve()  # gs://... is no path
 with ocp.CheckpointManager(folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep) as manager:
-    begin, state = restore(manager, state)
+    begin, state = restore_newest(manager, target)
+    state = state or jax.jit(create, out_shardings=replicated)()
     stopped = None
     if first and begin:
         print(f"resumes after step {begin}", flush=True)

@@ -13,6 +13,7 @@ from jax.lax import with_sharding_constraint as constrained
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import apply_rules, explain, shardings, target
+from shardlab.cluster.join import restore_newest
 
 LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64  # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
 BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
@@ -119,13 +120,13 @@ def main(folder, steps, sizes, report, micro=1):
     mesh, step_of, layout, goal = prepare(sizes, micro)
     rows = NamedSharding(mesh, P(ROWS))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    with jax.set_mesh(mesh), ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
+    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
+    manager = ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options)
+    with jax.set_mesh(mesh), manager:
         if report:
             print(explain(step_of, goal, jax.device_put(batch_of(0), rows)))
-        if (last := manager.latest_step()) is None:
-            last, state = 0, jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
-        else:
-            state = manager.restore(last, args=ocp.args.StandardRestore(goal))
+        last, state = restore_newest(manager, goal)
+        state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
             state, loss = step_of(state, jax.device_put(batch_of(step), rows))
             print(f"step {step}: loss {loss:.6f}", flush=True)

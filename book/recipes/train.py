@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import apply_rules, shardings, target
+from shardlab.cluster.join import restore_newest
 
 RULES = [  # the first rule that matches an array's path gives its layout; moments and EMA have such paths too
     (r"(hidden|out)/kernel", P("data")),  # FSDP: each device stores its rows
@@ -65,11 +66,10 @@ def main(folder, steps):
 
     update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    with ocp.CheckpointManager(Path(folder).absolute(), options=options) as manager:
-        if (last := manager.latest_step()) is None:
-            last, state = 0, jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
-        else:
-            state = manager.restore(last, args=ocp.args.StandardRestore(goal))
+    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
+    with ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options) as manager:
+        last, state = restore_newest(manager, goal)
+        state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
             state, loss = update(state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data"))))
             print(f"step {step}: loss {loss:.6f}", flush=True)

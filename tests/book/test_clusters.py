@@ -19,6 +19,7 @@ ELSEWHERE = {
     "--gpus-per-task=1": "a mistake that the section is about",
     "--gpu-bind=none": "its cure, where a centre's default differs",
     "--array=0-7": "another kind of job",
+    "--distribution=cyclic": "another order of the tasks",
     "--ip=0.0.0.0": "of a notebook",
     "--ntasks-per-node=1": "the other common shape of a job",
 }
@@ -45,7 +46,7 @@ def test_tpu_sh_copies_the_program_to_all_hosts_and_starts_it_there(tmp_path):
     gcloud = tmp_path / "gcloud"
     gcloud.write_text('#!/bin/bash\nprintf "%s\\n" "$@" "" >>"$0.txt"\n')
     gcloud.chmod(0o755)
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "JAX_NOTE": "it's $HOME"}
     script = FOLDER / "tpu.sh"
     few = subprocess.run(["bash", script, "my-tpu"], env=environment, capture_output=True, text=True)
     assert few.returncode != 0 and "zone" in few.stderr and not (tmp_path / "gcloud.txt").exists()
@@ -54,12 +55,13 @@ def test_tpu_sh_copies_the_program_to_all_hosts_and_starts_it_there(tmp_path):
     copy, start = (tmp_path / "gcloud.txt").read_text().strip().split("\n\n")
     tpu = ["compute", "tpus", "tpu-vm"]
     where = {"my-tpu", "--zone=us-east5-a", "--worker=all"}
-    assert copy.split("\n")[:6] == [*tpu, "scp", "jobs/train.py", "join.py"] and "my-tpu:" in copy.split("\n")
+    assert copy.split("\n")[:7] == [*tpu, "scp", "jobs/train.py", "join.py", "watchdog.py"]
+    assert "my-tpu:" in copy.split("\n")
     assert start.split("\n")[:4] == [*tpu, "ssh"] and where <= set(start.split("\n"))
     (remote,) = (word.partition("=")[2] for word in start.split("\n") if word.startswith("--command="))
-    run = f'python3() {{ printf "%s|" "$NUM_PROCESSES" "$@"; }}\n{remote}'  # by the shell of a host
+    run = f'python3() {{ printf "%s|" "$NUM_PROCESSES" "$JAX_NOTE" "$@"; }}\n{remote}'  # by the shell of a host
     said = subprocess.run(["bash", "-c", run], capture_output=True, text=True, check=True).stdout
-    assert said == "4|-u|train.py|--folder|gs://b/a run|"
+    assert said == "4|it's $HOME|-u|train.py|--folder|gs://b/a run|"
 
 
 def test_the_comments_of_the_job_set_are_its_values():

@@ -26,8 +26,6 @@ from places import ROOT
 from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
-from shardlab.cluster.engine import free_ports
-
 pytestmark = pytest.mark.reads(
     "src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md", "tests/cluster/kubernetes.json"
 )
@@ -255,52 +253,6 @@ def test_the_last_step_is_saved_although_it_is_not_due(tmp_path):
     assert sorted(int(step.name) for step in (tmp_path / "run").iterdir()) == [6, 7]
     again = alone("train.py", "--folder", tmp_path / "run", "--steps", 7)
     assert again[1:] == ["resumes after step 7", lines[-1]]
-
-
-def empty(folder):
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def truncate(folder):
-    for file in folder.glob("**/d/*"):
-        os.truncate(file, 10)
-
-
-@pytest.mark.parametrize("damage", [empty, truncate])
-def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path, damage):
-    run = tmp_path / "run"
-    whole = alone("train.py", "--folder", run, "--steps", 6, devices=1)
-    damage(run / "6")
-    lines = alone("train.py", "--folder", run, "--steps", 6, devices=1)
-    assert lines[1].startswith(f"WARNING: cannot restore {run / '6'}: ") and lines[2] == "resumes after step 4"
-    same(lines[3:], whole[5:])
-    assert sorted(folder.name for folder in run.iterdir()) == ["4", "6", "damaged-6"]
-    damage(run / "4"), damage(run / "6")
-    command = [sys.executable, "train.py", "--folder", run, "--steps", "8"]
-    given = {"cwd": FOLDER, "env": outside_slurm() | on_cpus(1), "capture_output": True, "text": True}
-    done = subprocess.run(command, **given, timeout=PATIENCE)
-    assert done.returncode == 1 and f"no checkpoint in {run} can be restored" in done.stderr
-    assert sorted(folder.name for folder in run.iterdir()) == ["4", "6", "damaged-6"]  # nothing else is touched
-
-
-def test_two_processes_that_have_joined_take_the_older_checkpoint_together(tmp_path):
-    run = tmp_path / "run"
-    whole = alone("train.py", "--folder", run, "--steps", 6, devices=1)
-    truncate(run / "6")
-    (port,) = free_ports(1)
-    joined = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": FOLDER}
-    command = [sys.executable, "train.py", "--folder", run, "--steps", "6"]
-    both = [
-        subprocess.Popen(command, env=outside_slurm() | on_cpus(1) | joined | {"PROCESS_ID": str(index)}, **pipes)
-        for index in range(2)
-    ]
-    lines = end(both[0])
-    both[1].communicate(timeout=PATIENCE)
-    assert both[1].returncode == 0
-    same(lines[1:], ["resumes after step 4", *whole[5:]])
-    assert (run / "damaged-6").is_dir()
 
 
 def test_a_process_makes_only_the_examples_of_its_own_devices():

@@ -1,8 +1,9 @@
-"""Join the processes of a job into one JAX program, whichever launcher started them."""
+"""Join the processes of a job into one JAX program, whichever launcher started them, and resume it."""
 
 import faulthandler
 import hashlib
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -11,10 +12,13 @@ import sys
 import threading
 import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_UNBLOCK
 
 import jax
+
+_restores = itertools.count()
 
 
 def on_this_host(coordinator):
@@ -63,8 +67,11 @@ def end_after_sigterm(seconds):
     threading.Thread(target=wait, daemon=True).start()
 
 
-def exchange(key, text):
-    """What every process says under a key, as a list by process index, through the coordinator: no GPU takes part."""
+def exchange(key, text, limit=100):
+    """What every process says under a key, as a list by process index, through the coordinator: no GPU takes part.
+
+    A key serves once. A process that comes more than limit seconds after the first one is an error in all.
+    """
     try:
         from jax._src import distributed  # no public name leads to the coordinator's store
 
@@ -72,7 +79,7 @@ def exchange(key, text):
         if store is None:
             return [text]
         store.key_value_set(f"{key}/{jax.process_index()}", text)
-        store.wait_at_barrier(key, 10**5)  # ms
+        store.wait_at_barrier(key, round(1000 * limit))  # ms
         said = store.key_value_dir_get(f"{key}/")
     except (ImportError, AttributeError):  # a JAX that keeps it elsewhere
         return _gathered(text)
@@ -135,6 +142,10 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
     else:
         counts = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
         expected = next((int(os.environ[name]) for name in counts if name in os.environ), 1)
+        if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:  # Open MPI 5
+            if not find_spec("mpi4py"):
+                raise SystemExit("Open MPI 5 does not tell JAX where process 0 is: pip install mpi4py")
+            options = {"cluster_detection_method": "mpi4py"} | options  # JAX 0.7 does not choose it by itself
     if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):  # SLURM_INTERACTIVE_STEP in slurm.h
         raise SystemExit(
             f"{expected} tasks, but this is the interactive step of salloc, which has one: start with srun"
@@ -157,3 +168,65 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")
     if expected > 1 and not any_program:
         check_program()
+
+
+def restore_newest(manager, target, limit=3600):
+    """The newest step that every process can read, with its state; (0, None) if there is no checkpoint yet.
+
+    A process that cannot read a step would leave the others waiting in Orbax's barriers. So each process reads its own
+    shards without them, and then all compare their errors through the coordinator. Steps newer than the result are
+    named with a warning, and their folders renamed, such as 6 to damaged-6: Orbax would not save these steps again. If
+    all steps fail, then the program or the disk may have changed, and not the files: nothing is renamed.
+
+        handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest step, which may be damaged
+        with ocp.CheckpointManager(folder, item_handlers=handler) as manager:
+            begin, state = restore_newest(manager, target)
+            state = state or jax.jit(create, out_shardings=layout)()
+
+    Args:
+        manager: an Orbax CheckpointManager with a StandardCheckpointHandler.
+        target: the state's arrays as jax.ShapeDtypeStruct with a sharding.
+        limit: by how many seconds the processes may differ in the time to read a step.
+
+    Raises SystemExit if there are checkpoints, but not one that all processes can read.
+    """
+    import orbax.checkpoint as ocp
+
+    me, call = jax.process_index(), next(_restores)  # a key of the coordinator's store serves once
+
+    def together(what, text):
+        return exchange(f"restore {call}/{what}", text, limit)
+
+    def read(step):
+        try:
+            return reader.restore(step, args=ocp.args.StandardRestore(target)), ""
+        except Exception as error:  # of many kinds, from a missing file to one that ends too soon
+            return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+    seen = [json.loads(steps) for steps in together("steps", json.dumps(list(manager.all_steps())))]
+    damaged, state = [], None
+    processes = {"primary_host": me, "active_processes": {me}, "barrier_sync_key_prefix": f"restore {call} by {me}"}
+    alone = ocp.options.MultiprocessingOptions(**processes)
+    options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=alone)
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    with ocp.CheckpointManager(manager.directory, item_handlers=handler, options=options) as reader:
+        for step in sorted(set().union(*seen), reverse=True):
+            state, error = read(step)
+            errors = {index: error for index, error in enumerate(together(step, error)) if error}
+            if not errors:
+                break
+            state = None  # or its memory would be in use while the older step is read
+            damaged.append(manager.directory / str(step))
+            if me == 0:
+                print(f"WARNING: {names(errors)} cannot restore {damaged[-1]}: {min(errors.items())[1]}", flush=True)
+        else:
+            if damaged:
+                raise SystemExit(f"no checkpoint in {manager.directory} can be restored by all processes")
+            return 0, None
+    for folder in damaged:
+        if me == 0 and folder.exists():
+            before = len(list(manager.directory.glob(f"damaged-{folder.name}*")))  # the same step, damaged once more
+            folder.rename(folder.with_name(f"damaged-{folder.name}" + f"-{before + 1}" * bool(before)))
+    together("set aside", "")
+    manager.reload()
+    return step, state

@@ -585,7 +585,7 @@ def _cure_of(error):
     text = str(error)
     if "RPC server" in text or "already in use" in text:
         port = coordinator_port()
-        how = "PORT=... for ssh.sh, JAX_COORDINATOR_PORT=... under Slurm"
+        how = "PORT=... for ssh.sh, JAX_COORDINATOR_ADDRESS=name:port under Slurm"
         return f"another program listens at port {port} of this host: choose a free one ({how}), or end that program"
     if "interactive step" in text:
         return "start it by srun in this shell: srun python -u ..."

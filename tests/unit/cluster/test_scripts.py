@@ -95,6 +95,41 @@ def test_failures_are_counted_and_not_planned_restarts(hosts):
     assert [run.returncode for run in runs] == 5 * [1] and not any(run.stderr for run in runs)
 
 
+GCLOUD = """\
+#!/bin/bash
+words=("${@:4}") workers=$(dirname "$0")/workers # of `gcloud compute tpus tpu-vm`
+for word; do [[ $word == --command=* ]] && command=${word#*=}; done
+for worker in 0 1; do
+  mkdir -p "$workers/$worker"
+  if [[ ${words[0]} == scp ]]; then
+    for word in "${words[@]:1}"; do [[ -f $word ]] && cp "$word" "$workers/$worker"; done
+  else # a TPU would tell JAX these two
+    (cd "$workers/$worker" && COORDINATOR=$ADDRESS PROCESS_ID=$worker bash -c "$command") &
+  fi
+done
+[[ ${words[0]} == scp ]] || { wait -n && wait -n; }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "says"), [("hello.py", "of 2 on .* sum 1"), ("hang.py", "start six processes")])
+def test_tpu_sh_starts_one_program_on_all_workers(tmp_path, program, says):
+    """With a stand-in for gcloud, whose workers are folders of this machine."""
+    for name, text in {"gcloud": GCLOUD, "python3": f'#!/bin/bash\nexec {sys.executable} "$@"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (port,) = free_ports(1)
+    drop = ("SLURM", "OMPI", "JAX_", "XLA_", "PYTHON")
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    settings |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ADDRESS": f"127.0.0.1:{port}", "NPROC": "32"}
+    settings |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    command = ["bash", "tpu.sh", "my-tpu", "a-zone", "2", program]
+    given = {"cwd": ROOT / "book" / "cluster", "env": settings, "capture_output": True, "text": True}
+    done = subprocess.run(command, **given, timeout=PATIENCE)
+    assert len(re.findall(says, done.stdout + done.stderr)) == 2, done
+    assert done.returncode == (program == "hang.py")
+
+
 @pytest.fixture
 def joined(tmp_path):
     """A function that starts a program with join.py beside it in two processes, each with arguments of its own."""
@@ -254,6 +289,44 @@ def test_processes_exchange_words_with_the_coordinator_s_store_and_without(joine
     for process in joined(TELLS, TELLS):
         out, _ = process.communicate(timeout=PATIENCE)
         assert "store ['ä', 'äb']" in out and "again ['ä', 'äb']" in out, out
+
+
+MPI4PY = """
+import os
+
+rank, size = (int(os.environ[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE"))
+COMM_TYPE_SHARED = 0
+
+
+class COMM_WORLD:
+    Get_rank, Get_size = staticmethod(lambda: rank), staticmethod(lambda: size)
+    bcast = staticmethod(lambda text, root: os.environ["ADDRESS"])  # of process 0
+    Split_type = staticmethod(lambda kind: COMM_WORLD)  # of one host
+"""
+SAYS = "import jax\nfrom join import join\n\njoin()\nprint(jax.process_index(), 'of', jax.process_count())\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [True, False])
+def test_under_open_mpi_5_join_asks_mpi4py_or_says_that_it_is_missing(tmp_path, installed):
+    """Two processes with the variables of Open MPI 5, and a stand-in for mpi4py, which JAX's own code asks."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(MPI4PY)
+    if not installed:
+        shutil.rmtree(tmp_path / "mpi4py")
+    shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
+    (tmp_path / "program.py").write_text(SAYS)
+    (port,) = free_ports(1)
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
+    settings |= {"ADDRESS": f"127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
+    ranks = [settings | {f"OMPI_COMM_WORLD_{name}RANK": str(i) for name in ("", "LOCAL_")} for i in range(2)]
+    both = [subprocess.Popen([sys.executable, "program.py"], env=rank, **pipes) for rank in ranks]
+    for index, process in enumerate(both):
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == (not installed), out
+        assert (f"{index} of 2" if installed else "Open MPI 5 does not tell JAX where process 0 is") in out
 
 
 @pytest.mark.slow
