@@ -1,6 +1,7 @@
 """your_centre.md: what is looked up there leads somewhere, and every row, symptom and task says where it is from."""
 
 import re
+from calendar import month_name
 
 import pytest
 from places import ROOT
@@ -22,8 +23,7 @@ OPENING, INDEX, LINES, TASKS = (
 ENTRY = r"^\((your_centre-[\w-]+)\)=\n### ([^\n]*)\n\n(.*?)(?=^\(your|^#+ |^::::?\{|\Z)"
 ENTRIES = re.findall(ENTRY, TEXT, re.MULTILINE | re.DOTALL)
 SYMPTOMS = {label: f"{title}\n{text}" for label, title, text in ENTRIES if "**Cause.**" in text}
-MONTHS = "January February March April May June July August September October November December".split()
-DATE = rf"undated|(?:{'|'.join(MONTHS)}) 20\d\d"
+DATE = rf"undated|(?:{'|'.join(month_name[1:])}) 20\d\d"
 
 
 def rows(heading):
