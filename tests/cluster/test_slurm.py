@@ -444,7 +444,7 @@ def test_two_nodes_run_the_script_for_apptainer_with_a_stand_in_for_the_containe
     programs, image = cluster.folder / "bin", cluster.folder / "jax.sif"
     programs.mkdir(exist_ok=True), image.touch()
     (programs / "apptainer").write_text(
-        '#!/bin/bash\n[[ "$1 $2 $3 $5" == "exec --nv --bind --pwd" && -e $7 ]] || { echo "not understood: $*"; exit 2; }\n'
+        '#!/bin/bash\n[[ "$1 $2 $3 $5" == "exec --nv --bind --pwd" && -e $7 ]] || { echo "arguments: $*"; exit 2; }\n'
         'cd "$6" && shift 7 && exec "$@"\n'
     )
     (programs / "apptainer").chmod(0o755)
