@@ -1,6 +1,7 @@
-"""your_centre.md: every line to change is one of the batch script, and every row and symptom names its source."""
+"""your_centre.md: what is looked up there leads somewhere, and every row, symptom and task says where it is from."""
 
 import re
+from calendar import month_name
 
 import pytest
 from places import ROOT
@@ -9,24 +10,68 @@ pytestmark = pytest.mark.reads("book/cluster", "book/your_centre.md", "book/inde
 
 
 TEXT = (ROOT / "book/your_centre.md").read_text("utf-8")
-SCRIPT = (ROOT / "book/cluster/two-nodes.sbatch").read_text("utf-8").splitlines()
-CENTRES = dict(re.findall(r"^### ([^\n]*): lines to change\n(.*?)(?=^#|^:::)", TEXT, re.MULTILINE | re.DOTALL))
-CAUSES = r"^### ([^\n]*)\n\n([^#]*?\*\*Cause\.\*\*.*?)(?=^#|^\(your|^```)"
-SYMPTOMS = dict(re.findall(CAUSES, TEXT, re.MULTILINE | re.DOTALL))
+SCRIPT = (ROOT / "book/cluster/two-nodes.sbatch").read_text("utf-8")
+OPENING, INDEX, LINES, TASKS = (
+    TEXT[TEXT.index(start) : TEXT.index(end)]
+    for start, end in (
+        ("# Your centre", "**What we do here.**"),
+        ("(your_centre-index)=", "(your_centre-lines)="),
+        ("(your_centre-lines)=", "(your_centre-install)="),
+        ("(your_centre-tasks)=", "(your_centre-no-gpu)="),
+    )
+)
+ENTRY = r"^\((your_centre-[\w-]+)\)=\n### ([^\n]*)\n\n(.*?)(?=^\(your|^#+ |^::::?\{|\Z)"
+ENTRIES = re.findall(ENTRY, TEXT, re.MULTILINE | re.DOTALL)
+SYMPTOMS = {label: f"{title}\n{text}" for label, title, text in ENTRIES if "**Cause.**" in text}
+DATE = rf"undated|(?:{'|'.join(month_name[1:])}) 20\d\d"
 
 
-@pytest.mark.parametrize("centre", CENTRES)
-def test_a_line_to_change_is_in_the_script_and_has_a_source(centre):
-    rows = re.findall(r"^\| (?!line of|---)(.*) \| (.*) \| (.*) \|$", CENTRES[centre], re.MULTILINE)
-    assert len(rows) > 5
-    for line, change, source in rows:
-        assert line.startswith(("add", "or,")) or line.strip("`") in SCRIPT, f"not in two-nodes.sbatch: {line}"
-        assert re.search(r"\]\(https?://|^the same", source), f"no source: {change}"
+def rows(heading):
+    """The cells of the table under a heading, the titles of its columns first."""
+    table = re.search(rf"^### {heading}.*?((?:^\|[^\n]*\n)+)", LINES, re.MULTILINE | re.DOTALL)[1]
+    header, _, *lines = table.splitlines()
+    return [re.split(r" \| ", line.strip("| ")) for line in (header, *lines)]
+
+
+@pytest.mark.parametrize("heading", ["What to ask for", "How to start"])
+def test_a_row_of_a_centre_has_sources_with_their_dates(heading):
+    columns, *centres = rows(heading)
+    for option in re.findall(r"--[\w-]+", " ".join(columns)):
+        assert f"SBATCH {option}=" in SCRIPT, f"not a line of two-nodes.sbatch: {option}"
+    for row in centres:
+        assert len(row) == len(columns) and all(row), f"empty or missing cells: {row}"
+        assert re.search(r"\]\(https://\S+\)", row[-1]), f"no source: {row[0]}"
+        for source in row[-1].split(";"):
+            assert re.search(DATE, source), f"no date: {source}"
+    for name in re.search(r"tables for (.*?)\.", OPENING)[1].replace(" and ", ", ").split(", "):
+        assert any(name in row[0] for row in centres), f"no row of {name}"
 
 
 def test_the_opening_counts_the_symptoms_and_each_has_a_cure_and_a_source():
-    assert len(CENTRES) == 4 and f"collected {len(SYMPTOMS)} such symptoms" in TEXT
+    assert f"[Error messages](#your_centre-index): {len(SYMPTOMS)}," in OPENING
+    assert TEXT.count("**Cause.**") == len(SYMPTOMS), "a symptom without an anchor cannot be linked"
     assert f"{len(SYMPTOMS)} symptoms" in (ROOT / "book/index.md").read_text("utf-8")
     for symptom, text in SYMPTOMS.items():
         assert "**Cure.**" in text, symptom
         assert re.search(r"\]\(https?://|cells? above", text), f"no source: {symptom}"
+
+
+def test_the_index_leads_from_each_message_to_its_symptom():
+    lines = re.findall(r"^\| \[(.*)\]\(#(your_centre-[\w-]+)\) \| (.+) \|$", INDEX, re.MULTILINE)
+    assert len(lines) == INDEX.count("\n| ") - 1  # all but the titles
+    assert {label for _, label, _ in lines} == set(SYMPTOMS)
+    for message, label, _ in lines:
+        symptom = " ".join(SYMPTOMS[label].split())
+        for part in re.findall(r"`(.*?)`", message):
+            for words in part.split("..."):
+                assert words.strip() in symptom, f"{words} is not in {label}"
+    found = [re.sub(r"\W", "", message).lower() for message, _, _ in lines if message.startswith("`")]
+    assert found == sorted(found)
+
+
+def test_a_task_says_what_to_type_what_to_see_and_whether_it_was_run():
+    tasks = re.findall(ENTRY, TASKS, re.MULTILINE | re.DOTALL)
+    assert f"[Tasks](#your_centre-tasks): {len(tasks)}," in OPENING and len(tasks) == TASKS.count("\n### ")
+    for label, _, text in tasks:
+        for part in (r"\*\*Type\.\*\*", r"\*\*See\.\*\*", r"^\*(Run here|Not run)\*"):
+            assert len(re.findall(part, text, re.MULTILINE)) == 1, f"{label}: {part}"

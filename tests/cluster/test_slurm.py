@@ -392,6 +392,20 @@ def test_two_nodes_eight_processes_find_each_other_without_arguments(cluster):
         assert f"CUDA_VISIBLE_DEVICES=0,1,2,3, JAX uses {local}, sum 28" in line
 
 
+def test_two_nodes_run_the_script_for_apptainer_with_a_stand_in_for_the_container(cluster):
+    programs, image = cluster.folder / "bin", cluster.folder / "jax.sif"
+    programs.mkdir(exist_ok=True), image.touch()
+    (programs / "apptainer").write_text(
+        '#!/bin/bash\n[[ "$1 $2 $3 $5" == "exec --nv --bind --pwd" && -e $7 ]] || { echo "arguments: $*"; exit 2; }\n'
+        'cd "$6" && shift 7 && exec "$@"\n'
+    )
+    (programs / "apptainer").chmod(0o755)
+    path = f"{programs}:{sys.prefix}/bin:{cluster.environment['PATH']}"
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes-apptainer.sbatch", SIF=str(image), PATH=path))
+    assert job.state == "COMPLETED", job
+    same(said(job.output), recorded("two-nodes.txt"))
+
+
 @pytest.mark.parametrize("script", ["one-node.sbatch", "two-nodes.sbatch"])
 def test_a_job_that_finds_no_gpus_fails_and_does_not_run_on_cpus(cluster, script):
     job = cluster.wait(cluster.submit(FOLDER / script, JAX_PLATFORMS=""))

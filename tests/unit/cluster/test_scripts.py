@@ -11,6 +11,7 @@ import threading
 
 import pytest
 from places import ROOT
+from slurm_cluster import on_cpus
 from waiting import PATIENCE
 
 from shardlab.cluster.engine import free_ports
@@ -77,6 +78,95 @@ def test_a_signal_ends_the_programs_on_all_hosts(hosts, number):
     script.send_signal(number)
     rest, _ = script.communicate(timeout=100)  # returns when all that could write have ended
     assert script.returncode == 1 and sorted(rest.splitlines()) == ["ended one", "ended two"]
+
+
+FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
+LSF = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "JSM_NAMESPACE_LOCAL_RANK": "1"}
+PBS = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1"}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}
+OTHER = {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_LOCAL_RANK": "0"}  # of the job around, or of Flux's own PMI
+
+
+def ranked(folder, *arguments, **variables):
+    """What rank.sh tells a program: "processes|process|devices|arguments"; its status and its errors."""
+    shutil.copy(ROOT / "book" / "cluster" / "rank.sh", folder)
+    (folder / "bin" / "python").write_text(
+        '#!/bin/bash\necho "$COORDINATOR|$NUM_PROCESSES|$PROCESS_ID|$JAX_LOCAL_DEVICE_IDS|$JAX_PLATFORMS|$*"\n'
+    )
+    settings = {"VENV": str(folder), "PATH": os.environ["PATH"], "COORDINATOR": "node1:8476"} | variables
+    settings = {name: value for name, value in settings.items() if value is not None}
+    done = subprocess.run(
+        ["bash", "rank.sh", *arguments], cwd=folder, env=settings, capture_output=True, text=True, timeout=60
+    )
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize(
+    "launcher", [FLUX, LSF, PBS, MPICH, FLUX | OTHER], ids=["Flux", "LSF", "PBS", "MPICH", "Flux with PMI"]
+)
+def test_a_launcher_that_jax_does_not_know_tells_the_rank(hosts, launcher):
+    assert ranked(hosts, "x.py", "a b", **launcher) == (0, "node1:8476|8|5|1|cuda|-u x.py a b", "")
+    # What is left from another launch does not count.
+    assert ranked(hosts, "x.py", NUM_PROCESSES="2", PROCESS_ID="0", **launcher)[1] == "node1:8476|8|5|1|cuda|-u x.py"
+
+
+@pytest.mark.parametrize(
+    ("visible", "asks"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, "0"),
+        ({"ROCR_VISIBLE_DEVICES": "1"}, "0"),
+        ({"JAX_LOCAL_DEVICE_IDS": "0,1,2,3"}, "0,1,2,3"),
+    ],
+)
+def test_a_rank_asks_for_a_gpu_that_it_sees(hosts, visible, asks):
+    assert ranked(hosts, "x.py", **PBS, **visible)[1].split("|")[3] == asks
+
+
+def test_rank_sh_says_what_it_lacks(hosts):
+    for lacks, said in ({"COORDINATOR": None}, "host:port of process 0"), ({"VENV": None}, "VENV=/path"):
+        status, out, error = ranked(hosts, "x.py", **(PBS | lacks))
+        assert status and not out and said in error
+    status, out, error = ranked(hosts, "x.py", PROCESS_ID="1", NUM_PROCESSES="2")
+    assert status and not out and "started by mpiexec, jsrun or flux run?" in error
+
+
+@pytest.mark.slow
+def test_two_ranks_join_one_program(tmp_path):
+    for name in ("rank.sh", "hello.py", "join.py"):
+        shutil.copy(ROOT / "book" / "cluster" / name, tmp_path)
+    (port,) = free_ports(1)
+    settings = on_cpus(1) | {"VENV": sys.prefix, "COORDINATOR": f"127.0.0.1:{port}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = []
+    for rank in "01":
+        of_launcher = {"PMI_RANK": rank, "PMI_SIZE": "2", "PMI_LOCAL_RANK": rank}
+        given = os.environ | settings | of_launcher
+        ranks.append(subprocess.Popen(["bash", "rank.sh", "hello.py"], cwd=tmp_path, env=given, **pipes))
+    outputs = [process.communicate(timeout=PATIENCE)[0] for process in ranks]
+    for rank, (process, out) in enumerate(zip(ranks, outputs, strict=True)):
+        assert process.returncode == 0 and f"process {rank} of 2 on " in out and f"JAX uses {rank}, sum 1" in out
+
+
+def test_the_script_for_apptainer_asks_for_the_same_and_starts_in_the_image(hosts):
+    folder, name = ROOT / "book" / "cluster", "two-nodes-apptainer.sbatch"
+    asked = [re.findall(r"^#.*SBATCH .*", (folder / file).read_text(), re.M) for file in ("two-nodes.sbatch", name)]
+    assert asked[0][1:] == asked[1][1:] and asked[1][0] == "#SBATCH --job-name=two-nodes-apptainer"
+    for program, text in {"srun": 'echo "$*"', "apptainer": "exit 9"}.items():
+        (hosts / "bin" / program).write_text(f"#!/bin/bash\n{text}\n")
+        (hosts / "bin" / program).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CPUS_PER_TASK": "4"}
+    given = job | {"PATH": f"{hosts / 'bin'}:{os.environ['PATH']}", "SIF": "my jax.sif"}
+    for platform, gpu in {"": "--nv", "cuda": "--nv", "rocm": "--rocm"}.items():
+        done = subprocess.run(
+            ["bash", folder / name, "x.py", "a"], cwd=hosts, capture_output=True, text=True, check=True,
+            env=given | ({"JAX_PLATFORMS": platform} if platform else {}),
+        )  # fmt: skip
+        inside = f"apptainer exec {gpu} --bind {hosts} --pwd {hosts} my jax.sif python -u x.py a"
+        assert done.stdout.splitlines()[1] == f"--kill-on-bad-exit=1 --label {inside}"
+    del given["SIF"]
+    done = subprocess.run(["bash", folder / name], cwd=hosts, env=given, capture_output=True, text=True)
+    assert done.returncode and "SIF: export SIF=/path/to/your/jax.sif before sbatch" in done.stderr
 
 
 def test_failures_are_counted_and_not_planned_restarts(hosts):
