@@ -85,7 +85,7 @@ lint: setup
 	@$(python) -m ruff format --check
 	@$(python) -m codespell_lib
 	@$(python) -m pyrefly check --progress-bar no
-	@$(python) -m pytest --quiet --numprocesses auto -k unchanged_but_for
+	@$(python) -m pytest --quiet --numprocesses auto tests -k unchanged_but_for
 
 lock: setup
 	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \

@@ -117,7 +117,7 @@ def test_a_card_names_what_its_chapter_teaches(page):
 
 def test_the_minutes_of_a_path_are_those_of_its_chapters(page):
     paths = page.select(".paths > ul > li")
-    assert len(paths) == 5
+    assert len(paths) == 6
     for path in paths:
         names = [link["href"].removesuffix(".html") for link in path.select("ol a")]
         assert path.select_one(".minutes").get_text() == book.in_words(minutes(names))
