@@ -41,6 +41,7 @@ class Run:
       source: where it is published.
       fit: whether `shardlab.costs.FITTED` is fitted to it; otherwise it tests that.
       over: why it ran, if its memory by formula is more than its chips have; else empty.
+      axes: of a mesh, that its framework had; none if it had all of them.
       how: further arguments of `shardlab.costs.step_cost`.
     """
 
@@ -54,6 +55,7 @@ class Run:
     source: str
     fit: bool = False
     over: str = ""
+    axes: tuple[str, ...] = ()
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property

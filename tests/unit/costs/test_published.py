@@ -41,6 +41,7 @@ def test_the_fit_is_that_of_the_script(kind, monkeypatch):
     for name, share in stated.products.items():
         assert found.products[name] == pytest.approx(share, abs=0.011), name
     assert found.other == pytest.approx(stated.other, abs=0.011)
+    assert found.grouped == pytest.approx(stated.grouped, abs=0.011)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -54,7 +55,7 @@ def test_each_kind_of_plan_has_the_band_of_its_runs_that_were_left_out(family):
     bands = costs.FITTED[family].bands
     assert bands.keys() == took.keys() <= costs.KINDS_OF_PLANS.keys()
     for kind, band in bands.items():
-        assert band.runs == len(took[kind]), kind
+        assert band.tested == len(took[kind]), kind
         assert band.median == pytest.approx(np.median(took[kind]), abs=0.006), kind
         off = np.exp(np.abs(np.log(took[kind])))
         assert np.mean(off <= band.factor) >= 0.9 > np.mean(off <= band.factor - 0.02), kind
@@ -79,7 +80,7 @@ def test_a_plan_is_of_the_first_kind_that_fits_it(kind, size, mesh, sequence, pr
 
 
 def test_a_kind_without_enough_runs_has_the_widest_band_and_its_report_says_so():
-    assert "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].runs < 4
+    assert "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 4
     widest = max(band.factor for band in costs.FITTED["tpu"].bands.values())
     for kind, says in (("pipeline", "No published run on TPUs tests such plans"), ("long", "Only 2 published runs")):
         band, own = costs.band_of(hardware.chip("v5p"), kind)
