@@ -1,7 +1,8 @@
 """Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left out.
 
 python scripts/fit_planner.py            print the fitted numbers, and the factor by which each run is off
-python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's; takes minutes
+python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's, which is told what
+                                         the framework of the run can do; takes minutes
 """
 
 import sys
@@ -175,7 +176,9 @@ def errors(runs):
 def fit(kind):
     """The numbers that make the squares of the errors least: of the chips on dense models, then that of mixtures."""
     start = costs.FITTED[kind]
-    dense, mixtures = ([run for run in runs_of(kind, fit=True) if (run.kind == "mixture") == of] for of in (False, True))
+    dense, mixtures = (
+        [run for run in runs_of(kind, fit=True) if (run.kind == "mixture") == of] for of in (False, True)
+    )
 
     def chips(shares, digits=9):
         products = {name: round(float(share), digits) for name, share in zip(start.products, shares, strict=True)}

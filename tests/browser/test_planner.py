@@ -42,6 +42,12 @@ def test_meshes_are_ranked_as_by_shardlab_plan(bare):
     assert min(kinds.values()) >= 1 and len(kinds) >= 8, kinds
 
 
+def test_policies_of_maxtext_and_megatron_are_planned_by_their_names(bare):
+    cases = [case | {"remat": name} for name, case in zip(costs.POLICIES, plan_cases()[40:], strict=False)]
+    assert len(cases) == len(costs.POLICIES)
+    compare_plans(cases, solve(bare, "plan", cases))
+
+
 def size_of(text):
     """The bytes that the page writes with two digits."""
     number, unit = text.split()

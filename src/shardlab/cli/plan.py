@@ -84,7 +84,7 @@ def add_arguments(command):
     )  # fmt: skip
     command.add_argument(
         "--dispatch", default="expert", choices=DISPATCHES,
-        help="whether a token is sent to other nodes once for each expert or once for each node, as DeepEP does (expert)",
+        help="how often a token is sent to another node: once for each expert there, or once, as DeepEP does (expert)",
     )  # fmt: skip
     command.add_argument(
         "--reserve", type=float, default=0.1, metavar="SHARE",

@@ -147,9 +147,7 @@ def fitted(chip):
     return FITTED["tpu" if chip.torus else "gpu"]
 
 
-def expected_seconds(
-    model, chip, parallelism, tokens, flops, in_layers, products, sent, update, scatters, overlap
-):
+def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, products, sent, update, scatters, overlap):
     """(the expected time of a step, what of it is communication that nothing hides).
 
     Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind

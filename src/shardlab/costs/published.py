@@ -103,6 +103,7 @@ def run_of(keys, chips, sizes):
     tokens_per_second = tokens_per_second or int(parallelism.chips) * keys.pop("tokens_per_second_chip", 0)
     if tokens_per_second:
         keys["seconds"] = sequences * sequence / tokens_per_second
+    keys |= {name: tuple(keys[name]) for name in ("axes", "overlap") if name in keys}
     if isinstance(keys.get("remat"), dict):
         keys["remat"] = costs.Remat.of(**keys["remat"])
     known = {field.name: keys.pop(field.name) for field in fields(Run) if field.name in keys}

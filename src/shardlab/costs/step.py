@@ -203,7 +203,16 @@ def step_cost(
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     all_sent = near, far, late, seconds["host"]
     expected, exposed = expected_seconds(
-        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter,
+        model,
+        chip,
+        parallelism,
+        tokens,
+        flops,
+        in_layers,
+        products,
+        all_sent,
+        update,
+        scatter,
         [one_of("overlap", axis, OVERLAPS) for axis in overlap],
     )
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes

@@ -396,3 +396,24 @@ def test_micro_batches_may_have_a_power_of_two_of_sequences_instead():
         each = 280 // (choice.data * choice.fsdp)
         assert each % choice.microbatches == 0
         assert 1 in (bin(choice.microbatches).count("1"), bin(each // choice.microbatches).count("1"))
+
+
+def test_a_context_axis_gains_more_than_a_hundredth_over_as_much_fsdp():
+    """Held against all meshes, which are tried when the axes are named."""
+    asked = ("llama-3-70b", "H100", 64, 2**20)
+    made, every = plan(*asked, sequence=8192), plan(*asked, sequence=8192, axes=costs.MESH_AXES[:5])
+    assert len(made.choices) < len(every.choices) and {str(c) for c in made.choices} <= {str(c) for c in every.choices}
+    for choice in every.choices:
+        shorter = [
+            other for other in made.choices
+            if other.context < choice.context and (other.data, other.tensor, other.pipeline) == (
+                choice.data, choice.tensor, choice.pipeline)
+        ]  # fmt: skip
+        gains = all(
+            (choice.fits, -choice.expected_seconds if choice.fits else -choice.total_bytes)
+            > (other.fits, -0.99 * other.expected_seconds if other.fits else -other.total_bytes)
+            for other in shorter
+        )
+        assert gains == any(str(choice) == str(kept) for kept in made.choices), str(choice)
+    few = plan("llama-3-70b", "H100", 64, 8 * 2**17, sequence=2**17)  # too few sequences for fsdp alone
+    assert few.choices[0].context > 1

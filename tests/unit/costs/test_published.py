@@ -109,6 +109,34 @@ def test_tokens_that_are_sent_once_to_a_node_cross_the_network_less_often():
     assert found["node"] / found["expert"] == pytest.approx(nodes / 8, rel=1e-3)
 
 
+def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
+    def exposed(axes, overlap, **more):
+        mesh = costs.Parallelism(**axes, **more)
+        size = "mixtral-8x7b" if "expert" in axes else "llama-3-70b"
+        return costs.step_cost(size, "H100", mesh, 2**18, overlap=overlap).exposed_seconds
+
+    for tensor in (2, 8):
+        waits, hides = (exposed({"tensor": tensor}, overlap) for overlap in ((), ("tensor",)))
+        assert 0 < hides == pytest.approx(waits / tensor)
+    hidden = [
+        exposed({"expert": 8}, (), microbatches=many) - exposed({"expert": 8}, ("expert",), microbatches=many)
+        for many in (1, 2, 8)
+    ]
+    assert hidden[0] == 0 < hidden[1] and hidden[2] == pytest.approx(hidden[1] * (7 / 8) / (1 / 2), rel=0.02)
+    far = costs.Parallelism(tensor=32)  # over nodes, where products are too short to hide it
+    least = costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=("tensor",))
+    assert least.exposed_seconds > least.axes["tensor"].seconds / 2
+    with pytest.raises(ValueError, match=r"tensro.*did you mean 'tensor'"):
+        costs.step_cost("llama-3-8b", "H100", costs.Parallelism(), 4096, overlap=("tensro",))
+
+
+def test_a_run_is_ranked_among_the_axes_that_its_framework_had():
+    run = RUNS["Megatron-LM 2021, 7.5B on 128 A100"]
+    assert run.axes == ("data", "tensor", "pipeline") == tuple(axis for axis in costs.MESH_AXES if axis in run.axes)
+    (rank, of, _), (_, every, _) = (fit_planner.ranked(run, axes) for axes in (run.axes, ()))
+    assert rank <= of < every
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fit_to_servers_is_that_of_the_script(kind):
     stated, fit = inference.SERVED[kind], fit_planner.fit_servers(kind)
