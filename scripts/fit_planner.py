@@ -205,7 +205,7 @@ def bands(family):
     for kind in KINDS_OF_PLANS:
         took = np.array([run.seconds / float(run.cost().expected_seconds) for run in left_out if run.kind == kind])
         if len(took):
-            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="higher"))
+            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="inverted_cdf"))
             found[kind] = costs.Band(round(float(factor) + 0.005, 2), len(took), round(float(np.median(took)), 2))
     return found
 

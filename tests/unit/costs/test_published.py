@@ -113,7 +113,7 @@ def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
     def exposed(axes, overlap, **more):
         mesh = costs.Parallelism(**axes, **more)
         size = "mixtral-8x7b" if "expert" in axes else "llama-3-70b"
-        return costs.step_cost(size, "H100", mesh, 2**18, overlap=overlap).exposed_seconds
+        return costs.step_cost(size, "H100", mesh, 2**22, overlap=overlap).exposed_seconds
 
     for tensor in (2, 8):
         waits, hides = (exposed({"tensor": tensor}, overlap) for overlap in ((), ("tensor",)))
@@ -124,8 +124,8 @@ def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
     ]
     assert hidden[0] == 0 < hidden[1] and hidden[2] == pytest.approx(hidden[1] * (7 / 8) / (1 / 2), rel=0.02)
     far = costs.Parallelism(tensor=32)  # over nodes, where products are too short to hide it
-    least = costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=("tensor",))
-    assert least.exposed_seconds > least.axes["tensor"].seconds / 2
+    waits, hides = (costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=way) for way in ((), ("tensor",)))
+    assert waits.exposed_seconds / 32 < 0.2 * hides.exposed_seconds < 0.2 * waits.exposed_seconds
     with pytest.raises(ValueError, match=r"tensro.*did you mean 'tensor'"):
         costs.step_cost("llama-3-8b", "H100", costs.Parallelism(), 4096, overlap=("tensro",))
 
