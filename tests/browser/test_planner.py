@@ -302,7 +302,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
         assert max(box["y"] + box["height"] for box in boxes) < height - 70  # below a chapter's line of links
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         found = tiles(page)
-        assert words(page).startswith(f"Best mesh: {first}. Expect 7.75 s for a step.".replace(" x ", " × "))
+        assert words(page).startswith(f"Best mesh: {first}. Expect 8.34 s for a step.".replace(" x ", " × "))
         spread = costs.band_of(made.chip, made.kind)[0].factor
         step, band = found["Step"]
         assert quantity(step) == pytest.approx(first.expected_seconds, rel=0.006)
