@@ -92,9 +92,10 @@ def test_micro_batches_are_chosen_so_that_a_step_fits():
 
 
 def test_a_pipeline_interleaves_and_fsdp_gathers_once_where_that_is_faster():
-    """405 B on 16,384 H100s: 8 per cent less than without either."""
-    asked = "llama-3-405b", "H100", 16_384, 2**24
-    free, plain = plan(*asked, sequence=8192), plan(*asked, sequence=8192, stages=1, gathers=2)
+    """405 B on 16,384 H100s, with 1,024 sequences: 44 % less than without either."""
+    asked = "llama-3-405b", "H100", 16_384, 2**23
+    how = {"sequence": 8192, "axes": MESH_AXES[:5]}
+    free, plain = plan(*asked, **how), plan(*asked, **how, stages=1, gathers=2)
     assert {(c.stages, c.gathers) for c in plain.choices} == {(1, 2)}
     assert free.choices[0].stages > 1 and free.choices[0].expected_seconds < 0.93 * plain.choices[0].expected_seconds
     assert {c.stages for c in free.choices} == {1, 2, 4, 8} and {c.gathers for c in free.choices} == {1, 2}
