@@ -117,18 +117,19 @@ def server_bands():
     }
 
 
-def ranked(run, axes):
+def ranked(run, axes=None):
     """(the rank of a run's mesh among the planner's, of how many, its expected time over the best).
 
     The planner is told what the framework of the run does: its dtypes, what it rematerialises and overlaps, and the
-    axes that it has. Meshes with the same tensor, pipeline, context and expert axes count as one, as it makes little
-    difference how data and fsdp share the rest. A mesh that the planner does not propose has no rank.
+    axes that it has, if no others are named. Meshes with the same tensor, pipeline, context and expert axes count as
+    one, as it makes little difference how data and fsdp share the rest. A mesh that the planner does not propose has
+    no rank.
     """
     how = {name: run.how[name] for name in DTYPES if name in run.how}
     asked = {name: run.how[name] for name in ("remat", "products", "overlap", "dispatch") if name in run.how}
     made = plan(
         run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence, dtypes=how,
-        axes=axes or None, nearest_batch=True, **asked,
+        axes=(run.axes if axes is None else axes) or None, nearest_batch=True, **asked,
     )  # fmt: skip
     same = ("tensor", "pipeline", "context", "expert")
     seen = list(dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices))
@@ -146,7 +147,7 @@ def print_ranks():
     """
     first, all_runs, wider = Counter(), Counter(), 0
     for name, run in RUNS.items():
-        rank, of, times = ranked(run, run.axes)
+        rank, of, times = ranked(run)
         family = "TPUs" if run.machine.chip.torus else "GPUs"
         among = rank is not None and rank <= 10
         for key in ((run.kind, family), ("all", "")):
