@@ -161,8 +161,8 @@ def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, product
     Learning Models", ASPLOS 2023), and one chunk is exposed. With "expert" they hide behind another micro-batch.
 
     `scatters` is how often FSDP reduce-scatters in a step. FSDP that gathers once in a step hides behind all
-    micro-batches too. If only one of them hid it, five published runs would be expected to take 14 to 36 per cent
-    longer than they took; so it is 9 to 15.
+    micro-batches too. If only one of them hid it, the five pipelines of Megatron-Core would be expected to take 9 to 20
+    per cent longer than they took; so it is from 4 per cent less to 9 more.
     """
     rates, (near, far, late, host) = fitted(chip), sent
     share = next((part for name, part in rates.products.items() if chip.name.startswith(name)), rates.other)

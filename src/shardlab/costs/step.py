@@ -168,7 +168,7 @@ def step_cost(
     """
     model, how = known_model(model), remat_of(remat)
     chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
-    _check(model, machine, chip, parallelism, how, efficiency, gathers)
+    _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap)
     memory = training_memory(
         model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
     )
@@ -203,17 +203,7 @@ def step_cost(
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     all_sent = near, far, late, seconds["host"]
     expected, exposed = expected_seconds(
-        model,
-        chip,
-        parallelism,
-        tokens,
-        flops,
-        in_layers,
-        products,
-        all_sent,
-        update,
-        scatter,
-        [one_of("overlap", axis, OVERLAPS) for axis in overlap],
+        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter, overlap
     )
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
     parts = {
@@ -233,7 +223,7 @@ def step_cost(
     return replace(step, mfu=step.mfu / step.seconds)
 
 
-def _check(model, machine, chip, parallelism, how, efficiency, gathers):
+def _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap):
     """ValueError for what no step can be."""
     if not isinstance(parallelism, Parallelism):
         raise ValueError(f"a shardlab.Parallelism is needed, not {parallelism!r}")
@@ -253,6 +243,8 @@ def _check(model, machine, chip, parallelism, how, efficiency, gathers):
         )
     if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
         raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
+    for axis in overlap:
+        one_of("overlap", axis, OVERLAPS)
     check_layers(model, parallelism)
 
 
