@@ -213,9 +213,9 @@ def planner(
     command = f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
     command += f" --remat {remat}" * (remat != "block")
     without = (
-        '<p class="planner-plain">Without JavaScript this page shows one plan. For another, install the package with '
-        f"<code>pip install shardlab</code> and run a command such as <code>{escape(command)}</code>; for serving, add "
-        "<code>--serve</code>.</p>"
+        '<p class="planner-plain">Without JavaScript this page shows one plan. For another, install '
+        f'<a href="shardlab.html">shardlab</a> and run a command such as <code>{escape(command)}</code>; for serving, '
+        "add <code>--serve</code>.</p>"
     )
     picture = Picture(without + made._repr_html_(), made.report(10))
     controls = _controls(model, chip, chips, batch_tokens, sequence, remat)
