@@ -40,14 +40,14 @@ def races(function: Callable, *args: Any) -> list[str]:
 
     Returns:
       One text for each race, as JAX reports it: both accesses with their buffer, its range, the thread and the source
-      line. The first number of a thread is its device, or a copy's number, which is 100 or more.
+      line. The first number of a thread is its device, or a DMA's number, which is 100 or more.
 
     Raises:
       ValueError: the function calls no kernel, or one that was made before this call, with another `interpret`.
       Exception: whatever the function raises. A wait that no one signals does not return.
 
     Source: `pltpu.InterpretParams(detect_races=True)` of JAX 0.7.2 and 0.12.0 in jax/_src/pallas/mosaic/interpret,
-    whose clocks of copies are approximate.
+    whose clocks of DMAs are approximate.
     """
     from jax.experimental.pallas import tpu as pltpu
 
