@@ -656,3 +656,15 @@ def test_a_kernel_that_communicates_is_named_and_the_rest_is_kept():
     assert "Kernel `my_ring` communicates; its bytes are not in the program." in " ".join(repr(here).split())
     assert "it declares 8,192 bytes" in " ".join(repr(there).split()) and "It sends nothing." in repr(alone)
     assert there.memory["arguments"] > 0 and here.arrays[0].name == "x"
+
+
+def test_without_layouts_of_results_they_are_still_listed(monkeypatch):
+    """As in JAX 0.7, where the results of a program with callbacks have none."""
+
+    def without_layouts(compiled):
+        raise AssertionError
+
+    x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=NamedSharding(MESH, P("d")))
+    whole = explain(lambda x: (x, x.sum(0)), x)
+    monkeypatch.setattr(jax.stages.Compiled, "out_info", property(without_layouts))
+    assert repr(explain(lambda x: (x, x.sum(0)), x)) == repr(whole)
