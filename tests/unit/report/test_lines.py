@@ -664,7 +664,9 @@ def test_without_layouts_of_results_they_are_still_listed(monkeypatch):
     def without_layouts(compiled):
         raise AssertionError
 
-    x = jax.ShapeDtypeStruct((16, 8), "float32", sharding=NamedSharding(MESH, P("d")))
-    whole = explain(lambda x: (x, x.sum(0)), x)
+    def report():
+        return repr(explain(lambda x: (x, x.sum(0)), struct((16, 8), "d")))
+
+    whole = report()
     monkeypatch.setattr(jax.stages.Compiled, "out_info", property(without_layouts))
-    assert repr(explain(lambda x: (x, x.sum(0)), x)) == repr(whole)
+    assert "result[1]" in whole and report() == whole
