@@ -20,7 +20,7 @@ help:
 	@echo "make perturb                    list assertions of chapters that pass with another number (ARGS=memory)"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
 	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS=--collect.numberOfRuns=5)"
-	@echo "make lint                       check style, spelling, unused code, types and the form of chapters"
+	@echo "make lint                       check style, spelling, unused code and types"
 	@echo "make lock                       renew requirements.txt from pyproject.toml"
 	@echo "make clean                      delete what was built, and .venv"
 
@@ -79,13 +79,11 @@ lighthouse: book
 	  CHROME_PATH=$$(command -v chromium || command -v chromium-browser || command -v google-chrome) \
 	  node_modules/.bin/lhci autorun --config=../../scripts/lighthouse/lighthouserc.json $(ARGS)
 
-# The last line collects every test, so that one which cannot be imported fails here.
 lint: setup
 	@$(python) -m ruff check
 	@$(python) -m ruff format --check
 	@$(python) -m codespell_lib
 	@$(python) -m pyrefly check --progress-bar no
-	@$(python) -m pytest --quiet --numprocesses auto tests -k unchanged_but_for
 
 lock: setup
 	@.venv/bin/uv pip compile pyproject.toml --extra chapters --group book --group test \

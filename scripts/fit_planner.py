@@ -1,7 +1,8 @@
 """Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left out.
 
 python scripts/fit_planner.py            print the fitted numbers, and the factor by which each run is off
-python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's; takes minutes
+python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's, which is told what
+                                         the framework of the run can do; takes minutes
 """
 
 import sys
@@ -108,7 +109,7 @@ def server_bands():
         if not server.fit:
             left.setdefault(server.band, []).append(server)
     return {
-        name: serving.Band(
+        name: costs.Band(
             float(np.ceil(100 * np.exp(np.quantile(np.abs(server_errors(servers)), 0.9, method="higher"))) / 100),
             len(servers),
         )
@@ -116,16 +117,19 @@ def server_bands():
     }
 
 
-def ranked(run):
+def ranked(run, axes=None):
     """(the rank of a run's mesh among the planner's, of how many, its expected time over the best).
 
-    Meshes with the same tensor, pipeline, context and expert axes count as one, as it makes little difference how data
-    and fsdp share the rest. A mesh that the planner does not propose has no rank.
+    The planner is told what the framework of the run does: its dtypes, what it rematerialises and overlaps, and the
+    axes that it has, if no others are named. Meshes with the same tensor, pipeline, context and expert axes count as
+    one, as it makes little difference how data and fsdp share the rest. A mesh that the planner does not propose has
+    no rank.
     """
     how = {name: run.how[name] for name in DTYPES if name in run.how}
+    asked = {name: run.how[name] for name in ("remat", "products", "overlap", "dispatch") if name in run.how}
     made = plan(
-        run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence,
-        remat=run.how.get("remat", "block"), products=run.how.get("products", "bf16"), dtypes=how, nearest_batch=True,
+        run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence, dtypes=how,
+        axes=(run.axes if axes is None else axes) or None, nearest_batch=True, **asked,
     )  # fmt: skip
     same = ("tensor", "pipeline", "context", "expert")
     seen = list(dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices))
@@ -137,18 +141,27 @@ def ranked(run):
 
 
 def print_ranks():
-    """The rank of each run's mesh, and for each kind of plan how many are among the first ten."""
-    first, all_runs = Counter(), Counter()
+    """The rank of each run's mesh, and for each kind of plan how many are among the first ten.
+
+    At the end, how many would be if frameworks with fewer axes were offered all of them.
+    """
+    first, all_runs, wider = Counter(), Counter(), 0
     for name, run in RUNS.items():
         rank, of, times = ranked(run)
         family = "TPUs" if run.machine.chip.torus else "GPUs"
+        among = rank is not None and rank <= 10
         for key in ((run.kind, family), ("all", "")):
             all_runs[key] += 1
-            first[key] += rank is not None and rank <= 10
+            first[key] += among
+        if run.axes:
+            other, *_ = ranked(run, ())
+            among = other is not None and other <= 10
+        wider += among
         print(f"{name:62} {run.kind:8} {rank or 'not proposed'} of {of}, {times:.2f} times the best", flush=True)
     for kind, family in all_runs:
         share = first[kind, family] / all_runs[kind, family]
         print(f"{kind} {family}: {first[kind, family]} of {all_runs[kind, family]} among the first ten, {share:.0%}")
+    print(f"with all axes for all frameworks: {wider} of {len(RUNS)}, {wider / len(RUNS):.0%}")
 
 
 def runs_of(kind, fit):
@@ -156,29 +169,34 @@ def runs_of(kind, fit):
     return [run for run in RUNS.values() if ("tpu" if run.machine.chip.torus else "gpu") == kind and run.fit == fit]
 
 
-def errors(kind, fit):
+def errors(runs):
     """The logarithms of expected over measured."""
-    return np.log([float(run.cost().expected_seconds / run.seconds) for run in runs_of(kind, fit)])
+    return np.log([float(run.cost().expected_seconds / run.seconds) for run in runs])
 
 
 def fit(kind):
-    """The numbers that make the squares of the errors least."""
+    """The numbers that make the squares of the errors least: of the chips on dense models, then that of mixtures."""
     start = costs.FITTED[kind]
-    names = tuple(start.products)
+    dense, mixtures = (
+        [run for run in runs_of(kind, fit=True) if (run.kind == "mixture") == of] for of in (False, True)
+    )
 
-    def made(values, digits=9):
-        shares = np.clip(values, 0.05, 1)
-        products = {name: round(float(share), digits) for name, share in zip(names, shares, strict=True)}
-        other = round(float(np.exp(np.log(shares).mean())), digits)
-        return replace(start, products=products, other=other)
+    def chips(shares, digits=9):
+        products = {name: round(float(share), digits) for name, share in zip(start.products, shares, strict=True)}
+        return replace(start, products=products, other=round(float(np.exp(np.log(shares).mean())), digits))
 
-    def loss(values):
-        costs.FITTED[kind] = made(values)
-        return (errors(kind, True) ** 2).sum()
+    def grouped(share, digits=9):
+        return replace(costs.FITTED[kind], grouped=round(float(share[0]), digits))
 
-    best = minimize(loss, list(start.products.values()), method="Powell", bounds=[(0.05, 1)] * len(names))
-    costs.FITTED[kind] = made(best.x, 2)
-    return replace(made(best.x, 2), bands=bands(kind))
+    for made, runs, begin in ((chips, dense, [*start.products.values()]), (grouped, mixtures, [start.grouped])):
+
+        def loss(values, made=made, runs=runs):
+            costs.FITTED[kind] = made(np.clip(values, 0.05, 1))
+            return (errors(runs) ** 2).sum()
+
+        best = minimize(loss, begin, method="Powell", bounds=[(0.05, 1)] * len(begin))
+        costs.FITTED[kind] = made(np.clip(best.x, 0.05, 1), 2)
+    return replace(costs.FITTED[kind], bands=bands(kind))
 
 
 def bands(family):
@@ -188,8 +206,8 @@ def bands(family):
     for kind in KINDS_OF_PLANS:
         took = np.array([run.seconds / float(run.cost().expected_seconds) for run in left_out if run.kind == kind])
         if len(took):
-            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="higher"))
-            found[kind] = costs.Band(len(took), round(float(np.median(took)), 2), round(float(factor) + 0.005, 2))
+            factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="inverted_cdf"))
+            found[kind] = costs.Band(round(float(factor) + 0.005, 2), len(took), round(float(np.median(took)), 2))
     return found
 
 

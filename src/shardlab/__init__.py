@@ -22,6 +22,7 @@ alone, and have no section in the reference:
 - `shardlab.programs.uses`: find the first operations that need a value whole, and how a loop uses a sum (inside)
 - `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared replicated (inside)
 - `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
+- `shardlab.programs.races`: run kernels that communicate, and list their races
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used, held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device

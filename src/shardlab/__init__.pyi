@@ -71,6 +71,7 @@ from shardlab.programs.hlo import (
     array_types as array_types,
 )
 from shardlab.programs.lifetimes import Lifetimes as Lifetimes, lifetimes as lifetimes
+from shardlab.programs.races import races as races
 from shardlab.programs.timeline import Timeline as Timeline, step_timeline as step_timeline
 from shardlab.report.explain import (
     Comparison as Comparison,

@@ -19,7 +19,7 @@ WORDS = tomllib.loads(Path(__file__).with_name("style_words.toml").read_text())[
 
 
 def code_free(text):
-    """Markdown without front matter, code, options, labels and addresses; lines stay in place."""
+    """Markdown without front matter, code, options, labels, comments and addresses; lines stay in place."""
     kept, fences = [], []  # of each open fence its mark, and whether it holds text
     for line in re.sub(r"\A---\n.*?\n---\n", blank, text, flags=re.DOTALL).split("\n"):
         mark = re.match(r"(`{3,})(.*)$", line)
@@ -30,7 +30,7 @@ def code_free(text):
             directive = re.match(r"\{(code-cell|code-block|math|literalinclude)?", mark[2])
             fences.append((mark[1], bool(directive) and not directive[1]))
             line = mark[2].partition("}")[2]
-        shown = all(text for _, text in fences) and not re.match(r"(:(label|tags|class|name): .*|\(.*\)=)$", line)
+        shown = all(text for _, text in fences) and not re.match(r"(:(label|tags|class|name): .*|\(.*\)=|%.*)$", line)
         kept.append(line if shown else "")
     return re.sub(r"(`+).+?\1|\]\(\S+?\)", blank, "\n".join(kept), flags=re.DOTALL)
 

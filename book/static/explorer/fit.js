@@ -328,14 +328,17 @@ function step(model, counted, made, where, given) {
   const [, share] = Object.entries(fitted.products).find(([name]) => given.chip.startsWith(name)) || [0, fitted.other];
   const rows = max(tokens / micro, 1e-9);
   const least = experts ? min(rows * chosen * expert / experts, counted.wide / tensor) : min(rows, d, model.d_ff / tensor);
-  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) + ff * (1 + fitted.half / least)) /
-    (attention + ff);
+  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) +
+    (experts ? ff / fitted.grouped : ff) * (1 + fitted.half / least)) / (attention + ff);
   const work = (products / fast * slower + (flops - products) / peak) / share;
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
   const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
-  const exposed = took.tensor + took.expert + took.pipeline / micro + open("fsdp") + took.fsdp / (layers * scatter) + open("data") +
-    took.data / layers + open("context") + host;
+  const alone = { // of each axis, what has nothing to hide behind
+    data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
+    pipeline: took.pipeline / micro, context: open("context"), expert: took.expert, host,
+  };
+  const exposed = AXES.reduce((all, axis) => all + alone[axis], 0) + host;
   const [bubble, updating] = [(pipeline - 1) / (micro * stages), update / bandwidth];
   const longest = max(...Object.values(seconds));
   const lower = longest * (1 + bubble);
@@ -349,11 +352,7 @@ function step(model, counted, made, where, given) {
     serial_seconds: (max(seconds.compute, seconds.hbm) + sum) * (1 + bubble),
     bound: Object.keys(seconds).find((part) => seconds[part] === longest),
     expected_seconds: expected, exposed_seconds: exposed, expected_mfu: mfu * lower / expected,
-    moved_bytes: { ...bytesOf, host: 2 * moved }, work_seconds: work, update_seconds: updating,
-    exposed: {
-      data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
-      pipeline: took.pipeline / micro, context: open("context"), expert: took.expert, host,
-    },
+    moved_bytes: { ...bytesOf, host: 2 * moved }, work_seconds: work, update_seconds: updating, exposed: alone,
   };
 }
 

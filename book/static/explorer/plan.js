@@ -60,8 +60,15 @@ function priced(made, some, given) {
     best.rank = best.fits ? floor(100 * log(best.expected_seconds)) : best.total_bytes;
     return best;
   });
+  // A context axis must gain what interleaving must: else as much fsdp instead is as good.
+  const shorter = {};
+  const earning = [...choices].sort((p, q) => p.mesh.context - q.mesh.context).filter((one) => {
+    const { data, tensor, pipeline, expert } = one.mesh;
+    const alike = shorter[[data, tensor, pipeline, expert]] ??= [];
+    return alike.every((other) => better(one, other, faster)) && alike.push(one);
+  });
   // Of those within one per cent of each other, fewer axes first.
-  return choices.sort((p, q) => q.fits - p.fits || p.rank - q.rank || p.axes - q.axes ||
+  return earning.sort((p, q) => q.fits - p.fits || p.rank - q.rank || p.axes - q.axes ||
     p.expected_seconds - q.expected_seconds || p.serial_seconds - q.serial_seconds);
 }
 
@@ -72,8 +79,9 @@ const shared = (made, { model, batch, sequence }, several) => {
 
 // If nothing fits: the smallest changes with which something does, each as [words, the best choice].
 function* remedies(made, given) {
-  const known = explorer.data.remat, kinds = Object.keys(known);
-  const more = kinds.slice(kinds.indexOf(given.remat) + 1).filter((remat) => known[remat].recomputes.includes("mlp"));
+  const kinds = explorer.data.most.remat; // without policies that have other names
+  const more = kinds.slice(max(kinds.indexOf(given.remat), 0) + 1)
+    .filter((remat) => explorer.data.remat[remat].recomputes.includes("mlp"));
   const tries = more.filter((remat) => !unknownHost({ ...given, remat })).map(
     (remat) => ["remat", `remat ${remat}`, made, remat]);
   for (const by of [2, 4, 8, 16]) {

@@ -95,6 +95,7 @@ def data() -> dict:
             "stages": STAGES,
             "microbatches": POWERS,
             "faster": FASTER,
+            "remat": list(costs.REMAT),
         },
     }
 

@@ -12,9 +12,11 @@ from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference, serving
 from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
 from shardlab.costs.dtypes import BYTES
+from shardlab.costs.expected import Band
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
 from shardlab.costs.published import RUNS
+from shardlab.costs.remat import POLICIES, REMAT
 from shardlab.machines import hardware, models
 from shardlab.pictures.svg import Picture
 
@@ -61,6 +63,7 @@ def data() -> dict:
     known = {name: value for name, value in explorer.data().items() if name in used}
     sizes = (*models.SIZES, "gated", "tied", *OPTIONAL)
     return known | {
+        "remat": {name: asdict(remat) for name, remat in (REMAT | POLICIES).items()},
         "models": {name: {size: getattr(model, size) for size in sizes} for name, model in models.MODELS.items()},
         "order": ORDER,
         "tested": {"tpu": _tested(torus=True), "gpu": _tested(torus=False)},
@@ -69,7 +72,7 @@ def data() -> dict:
         "served": {
             "rates": {kind: asdict(served) for kind, served in inference.SERVED.items()},
             "bands": {name: _told(band) for name, band in serving.BANDS.items()},
-            "unknown": _told(serving.Band(max(band.factor for band in serving.BANDS.values()), 0)),
+            "unknown": _told(Band(max(band.factor for band in serving.BANDS.values()), 0)),
             "few": serving.FEW,
             "alike": serving.ALIKE,
             "tested_chips": serving.TESTED_CHIPS,
@@ -134,7 +137,7 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     )
     step = (
         number("slices", "Slices", 1, 2**9, f"chip {tpus}")
-        + select("remat", "Rematerialised", explorer.REMATERIALISED)
+        + select("remat", "Rematerialised", explorer.REMATERIALISED | {name: name for name in POLICIES})
         + _any("tokens", "Training tokens, billions", 1000, "", " required")
         + select("products", "Products of the layers", PRODUCTS)
     )

@@ -7,8 +7,10 @@ import time
 from shardlab import costs
 from shardlab.cli import serve
 from shardlab.cli.arguments import Wrong
+from shardlab.costs.expected import OVERLAPS
 from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import FASTER, plan, whole_number
+from shardlab.costs.step import DISPATCHES
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
@@ -77,6 +79,14 @@ def add_arguments(command):
         help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the best)",
     )  # fmt: skip
     command.add_argument(
+        "--overlap", nargs="+", default=(), choices=OVERLAPS, metavar="AXIS",
+        help="axes whose collectives the framework overlaps with products: tensor, expert (neither)",
+    )  # fmt: skip
+    command.add_argument(
+        "--dispatch", default="expert", choices=DISPATCHES,
+        help="how often a token is sent to another node: once for each expert there, or once, as DeepEP does (expert)",
+    )  # fmt: skip
+    command.add_argument(
         "--reserve", type=float, default=0.1, metavar="SHARE",
         help="share of memory kept for what the formulas do not count, such as the compiler's buffers (0.1)",
     )  # fmt: skip
@@ -114,6 +124,7 @@ def _run(options):
             slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
             axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
             microbatches=options.microbatches, stages=options.stages, gathers=options.gathers, nearest_batch=True,
+            overlap=options.overlap, dispatch=options.dispatch,
             dtypes={name: None if getattr(options, name) == "none" else getattr(options, name) for name in STATE},
         )  # fmt: skip
 

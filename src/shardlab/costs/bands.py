@@ -59,7 +59,7 @@ def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
 
     >>> band, own = costs.band_of(chip("H100"), "dense")
     >>> band.factor, own
-    (1.42, True)
+    (1.36, True)
 
     Args:
       chip: a `shardlab.hardware.Chip`.
@@ -69,9 +69,9 @@ def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
       (the `Band`, whether it is that of the kind).
     """
     bands = FITTED[_family(chip)].bands
-    if kind in bands and bands[kind].runs >= ENOUGH:
+    if kind in bands and bands[kind].tested >= ENOUGH:
         return bands[kind], True
-    return max((band for band in bands.values() if band.runs >= ENOUGH), key=lambda band: band.factor), False
+    return max((band for band in bands.values() if band.tested >= ENOUGH), key=lambda band: band.factor), False
 
 
 def band_words(chip: Chip, kind: str) -> str:
@@ -79,7 +79,7 @@ def band_words(chip: Chip, kind: str) -> str:
 
     >>> print(costs.band_words(chip("v5p"), "pipeline"))
     No published run on TPUs tests such plans: a pipeline in a mesh of three or more axes.
-    Expect errors of up to a factor of 2.86, the widest of all kinds.
+    Expect errors of up to a factor of 1.93, the widest of all kinds.
 
     Args:
       chip: a `shardlab.hardware.Chip`.
@@ -90,12 +90,12 @@ def band_words(chip: Chip, kind: str) -> str:
     words = KINDS_OF_PLANS[one_of("kind", kind, tuple(KINDS_OF_PLANS))]
     if own:
         text = (
-            f"Of {band.runs} published runs on {where} of this kind ({words}), to which nothing was fitted, half took "
-            f"more than {band.median:.2f} times as long as expected; nine in ten were within a factor of "
+            f"Of {band.tested} published runs on {where} of this kind ({words}), to which nothing was fitted, half "
+            f"took more than {band.median:.2f} times as long as expected; nine in ten were within a factor of "
             f"{band.factor:.2f}."
         )
     else:
-        tested = f"Only {few.runs} published runs on {where} test" if few else f"No published run on {where} tests"
+        tested = f"Only {few.tested} published runs on {where} test" if few else f"No published run on {where} tests"
         text = f"{tested} such plans: {words}. "
         text += f"Expect errors of up to a factor of {band.factor:.2f}, the widest of all kinds."
     return textwrap.fill(text, 86)

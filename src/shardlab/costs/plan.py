@@ -5,9 +5,10 @@
 
 `shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes
 have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, for long sequences a context
-axis, and for a mixture of experts an expert axis. They are ranked by the time to expect, of which
-`shardlab.costs.FITTED` says what is fitted, and how far off it may be. `--verify` compiles the best meshes with the
-chips' own compiler (`shardlab.pods`), without the chips, and compares bytes.
+axis, and for a mixture of experts an expert axis. A context axis must be faster by more than one per cent than as much
+fsdp, which shards the state as well. The meshes are ranked by the time to expect, of which `shardlab.costs.FITTED` says
+what is fitted, and how far off it may be. `--verify` compiles the best meshes with the chips' own compiler
+(`shardlab.pods`), without the chips, and compares bytes.
 """
 
 import json
@@ -24,8 +25,10 @@ from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.costs.bands import band_of, band_words, kind_of_plan
+from shardlab.costs.expected import OVERLAPS
 from shardlab.costs.published import RUNS
 from shardlab.costs.remat import remat_of
+from shardlab.costs.step import DISPATCHES
 from shardlab.machines import hardware, models
 
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
@@ -124,7 +127,7 @@ class Plan:
     Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
 
     Attributes:
-      model, machine, batch_tokens, sequence, remat, products, dtypes: as asked.
+      model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch: as asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
       remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
@@ -140,6 +143,8 @@ class Plan:
     remedies: tuple[tuple[str, Choice], ...] = ()
     products: str = "bf16"
     dtypes: Mapping[str, str | None] = field(default_factory=dict)
+    overlap: tuple[str, ...] = ()
+    dispatch: str = "expert"
 
     @property
     def chip(self) -> hardware.Chip:
@@ -319,6 +324,8 @@ def plan(
     stages: int | None = None,
     gathers: int | None = None,
     dtypes: Mapping[str, str | None] | None = None,
+    overlap: Sequence[str] = (),
+    dispatch: str = "expert",
     nearest_batch: bool = False,
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
@@ -341,7 +348,8 @@ def plan(
       reserve: the share of a chip's memory that is left for the compiler's buffers.
       products: dtype of the matrix products of the layers, such as "fp8".
       axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
-        pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert.
+        pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert. Of
+        the default meshes, those are left out whose context axis is no faster than as much fsdp, by one per cent.
       microbatches: how many; by default for each mesh the number with which it fits and is fastest, of powers of two
         and of those that leave each a power of two of sequences.
       stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
@@ -350,6 +358,7 @@ def plan(
       dtypes: of "parameters", "gradients", "moments", "master", "activations" and "logits", as for
         `shardlab.costs.step_cost`. By default a parameter takes 12 bytes with its gradient and moments; with float32
         for "parameters" and "gradients" 16, as in MaxText.
+      overlap, dispatch: what the framework does with collectives, as for `shardlab.costs.step_cost`.
       nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one does.
 
     Returns:
@@ -388,11 +397,16 @@ def plan(
     if nearest_batch:
         near = _nearest_batch(model, machine, axes, batch_tokens // sequence, sequence, microbatches)
         batch_tokens = near * sequence or batch_tokens
-    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers), dtypes)
+    overlap = tuple(one_of("overlap", axis, OVERLAPS) for axis in overlap)
+    framework = {"overlap": overlap, "dispatch": one_of("dispatch", dispatch, DISPATCHES)}
+    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers), dtypes | framework)
     choices, uneven = _choices(model, machine, remat, *asked)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
-    proposal = Plan(model, machine, batch_tokens, sequence, remat, choices, uneven, products=products, dtypes=dtypes)
+    proposal = Plan(
+        model, machine, batch_tokens, sequence, remat, choices, uneven, products=products, dtypes=dtypes,
+        **framework,
+    )  # fmt: skip
     return proposal if proposal.fitting else replace(proposal, remedies=tuple(_remedies(proposal, asked)))
 
 
@@ -445,7 +459,23 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how,
     if not even.any():
         return (), uneven
     every = costs.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    return _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, *how), uneven
+    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, *how)
+    return (choices if axes else _earning(choices)), uneven
+
+
+def _earning(choices):
+    """The choices without those whose context axis gains nothing: as much fsdp instead fits as well and is as fast.
+
+    Both axes shard the state, so many meshes differ in them alone.
+    """
+    shorter, kept = {}, set()
+    for choice in sorted(choices, key=lambda choice: choice.context):
+        worth = choice.fits, choice.expected_seconds if choice.fits else choice.total_bytes
+        alike = shorter.setdefault((choice.data, choice.pipeline, choice.expert, choice.tensor), [])
+        if all(_better(worth, other, FASTER) for other in alike):
+            alike.append(worth)
+            kept.add(id(choice))
+    return tuple(choice for choice in choices if id(choice) in kept)
 
 
 def _remedies(proposal, asked):

@@ -41,6 +41,7 @@ class Run:
       source: where it is published.
       fit: whether `shardlab.costs.FITTED` is fitted to it; otherwise it tests that.
       over: why it ran, if its memory by formula is more than its chips have; else empty.
+      axes: of a mesh, that its framework had; none if it had all of them.
       how: further arguments of `shardlab.costs.step_cost`.
     """
 
@@ -54,6 +55,7 @@ class Run:
     source: str
     fit: bool = False
     over: str = ""
+    axes: tuple[str, ...] = ()
     how: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,6 +103,7 @@ def run_of(keys, chips, sizes):
     tokens_per_second = tokens_per_second or int(parallelism.chips) * keys.pop("tokens_per_second_chip", 0)
     if tokens_per_second:
         keys["seconds"] = sequences * sequence / tokens_per_second
+    keys |= {name: tuple(keys[name]) for name in ("axes", "overlap") if name in keys}
     if isinstance(keys.get("remat"), dict):
         keys["remat"] = costs.Remat.of(**keys["remat"])
     known = {field.name: keys.pop(field.name) for field in fields(Run) if field.name in keys}

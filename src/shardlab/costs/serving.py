@@ -14,12 +14,13 @@ from typing import Any
 from shardlab import costs
 from shardlab._arguments import Numbers, whole
 from shardlab.costs import inference
+from shardlab.costs.expected import Band
 from shardlab.costs.inference import DecodeCost, PrefillCost
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
 __all__ = [
-    "BANDS", "Band", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan",
+    "BANDS", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan",
 ]  # fmt: skip
 
 PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's benchmarks choose from 2,048 to 32,768
@@ -73,28 +74,6 @@ class Times:
     pause_seconds: float
     tokens_per_second_per_chip: float
     requests_per_second: float
-
-
-@dataclass(frozen=True)
-class Band:
-    """By which factor expected times are off, at most, for nine in ten servers that were left out of the fit.
-
-    Attributes:
-      factor: that factor.
-      tested: how many servers were left out; 0 where no published server has what decides it.
-    """
-
-    factor: float
-    tested: int
-
-    def range(self, value: float) -> tuple[float, float]:
-        """The range of an expected value."""
-        return value / self.factor, value * self.factor
-
-    def __str__(self) -> str:
-        if not self.tested:
-            return f"not tested on any published server; a factor of {self.factor:.2f} is a guess"
-        return f"within a factor of {self.factor:.2f} for nine in ten of {self.tested} published measurements left out"
 
 
 # By family of servers: of throughput, and where it is named of the time to the first token, alone or while others are

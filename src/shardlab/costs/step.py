@@ -1,6 +1,6 @@
 """What a training step costs on each chip, by part: compute, memory, and the collectives along each axis."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from shardlab._arguments import Numbers, amount, first, one_of
 from shardlab.costs.collectives import collective_bytes
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
+from shardlab.costs.expected import OVERLAPS, axis_seconds, call_seconds, expected_seconds
 from shardlab.costs.memory import Memory, forward_flops, score_flops, training_memory
 from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
 from shardlab.costs.places import places
@@ -17,9 +17,10 @@ from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["PARTS", "AxisCost", "StepCost", "step_cost"]
+__all__ = ["DISPATCHES", "PARTS", "AxisCost", "StepCost", "step_cost"]
 
 PARTS = ("compute", "hbm", "host", *MESH_AXES)  # of the time of a training step
+DISPATCHES = ("expert", "node")  # how often a token is sent to a node: once for each of its experts there, or once
 _OF_TOKENS = ("tensor", "pipeline", "context")  # the axes that share a sequence and the layers
 
 
@@ -116,6 +117,7 @@ def step_cost(
     activations: str = "bf16",
     logits: str | None = "f32",
     dispatch: str = "expert",
+    overlap: Sequence[str] = (),
 ) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
@@ -150,6 +152,8 @@ def step_cost(
       parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
       dispatch: how a token reaches its experts on other nodes: "expert", once for each of them, as an all-to-all sends
         it; or "node", once for each node, which passes it on, as DeepEP does.
+      overlap: of "tensor" and "expert", the axes whose collectives the framework overlaps with products: in Megatron
+        Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It changes the expected time alone.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
@@ -164,7 +168,7 @@ def step_cost(
     """
     model, how = known_model(model), remat_of(remat)
     chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
-    _check(model, machine, chip, parallelism, how, efficiency, gathers)
+    _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap)
     memory = training_memory(
         model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
     )
@@ -194,12 +198,12 @@ def step_cost(
     seconds["host"] = 2 * offloaded / chip.host_bytes_per_second if how.offloads else 0.0 * offloaded
 
     arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
-    experts = model.experts_per_token if one_of("dispatch", dispatch, ("expert", "node")) == "node" else 0
+    experts = model.experts_per_token if one_of("dispatch", dispatch, DISPATCHES) == "node" else 0
     near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip, experts)
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     all_sent = near, far, late, seconds["host"]
     expected, exposed = expected_seconds(
-        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter
+        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter, overlap
     )
     usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
     parts = {
@@ -219,7 +223,7 @@ def step_cost(
     return replace(step, mfu=step.mfu / step.seconds)
 
 
-def _check(model, machine, chip, parallelism, how, efficiency, gathers):
+def _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap):
     """ValueError for what no step can be."""
     if not isinstance(parallelism, Parallelism):
         raise ValueError(f"a shardlab.Parallelism is needed, not {parallelism!r}")
@@ -239,6 +243,8 @@ def _check(model, machine, chip, parallelism, how, efficiency, gathers):
         )
     if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
         raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
+    for axis in overlap:
+        one_of("overlap", axis, OVERLAPS)
     check_layers(model, parallelism)
 
 

@@ -43,7 +43,7 @@ from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text
 from shardlab.machines import hardware
 from shardlab.machines.hardware import COMPILED_GPUS, COMPILED_TPUS, TPU_KINDS
-from shardlab.programs import collectives
+from shardlab.programs import collectives, kernels
 from shardlab.programs.flops import MatmulFlops
 from shardlab.programs.hlo import Program
 from shardlab.programs.timeline import steps_of
@@ -105,6 +105,8 @@ class PodProgram:
       flops: FLOPs of matrix products, a loop's body counted as often as it runs; None if unknown.
       flops_once: the "flops" of `cost_analysis`: all operations, but a loop's body once. None if it does not say.
       traffic: its communication, as `Traffic` rows, in the order of the program.
+      kernels: kernels that communicate by themselves, by name, each with the bytes that it declares, or None: what they
+        send is not in the program, and not in `traffic`.
       seconds: the time that compiling took, where it was compiled.
       source: "compiled", "cache" (compiled earlier on this machine) or "recording" (on another).
       provenance: the compiler, JAX version, date and kind of machine.
@@ -134,14 +136,16 @@ class PodProgram:
     provenance: dict[str, str] = field(default_factory=dict)
     schedule: list | None = field(default=None, repr=False)
     text: str | None = field(default=None, repr=False)
+    kernels: dict[str, int | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What is kept on disk: all but the text, as a dict that `json` can write."""
         left_out = {"text"} if self.schedule is not None else {"text", "schedule"}
+        left_out |= set() if self.kernels else {"kernels"}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def sent(self, *axes: str, kind: str | None = None, asynchronous: bool | None = None) -> int | None:
-        """Bytes that a device sends in one call, on rings; None if only the run decides.
+        """Bytes that a device sends in one call, on rings; None if only the run decides, or a kernel by itself.
 
         `sent("model")` counts the collectives along that axis alone, `sent("data", "model")` those along both at
         once, `sent()` all.
@@ -151,6 +155,8 @@ class PodProgram:
           kind: count only collectives of this kind, such as "all-gather".
           asynchronous: True counts only asynchronous collectives, False only the others.
         """
+        if self.kernels:
+            return None
         rows = [
             row
             for row in self.traffic
@@ -185,6 +191,9 @@ class PodProgram:
             )
             yield "memory", f"at most {_amount(self.peak_bytes)} on each device ({parts})"
             yield "FLOPs", "unknown" if self.flops is None else f"{self.flops:.3g} in matrix products"
+        for kernel, size in self.kernels.items():
+            tells = f"it declares {_amount(size)}" if size else "its bytes are not in the program"
+            yield "kernel", f"{kernel} communicates; {tells}"
         yield "source", f"{self.source}: {self.seconds:.0f} s, {', '.join(self.provenance.values())}"
 
     def _rows(self):
@@ -230,10 +239,13 @@ def _amount(count):
     return bytes_text(count, exact=1_000_000)
 
 
-def flops_and_traffic(text, mesh):
-    """FLOPs of matrix products in the text of a compiled program, and its communication as `Traffic` rows."""
+def flops_and_traffic(text, mesh, called=None):
+    """FLOPs of matrix products in the text of a compiled program, and its communication as `Traffic` rows.
+
+    `called` is a list for the calls of kernels that communicate; without it they are an error.
+    """
     program, flops, rows = Program(text), MatmulFlops(), {}
-    for move, start in collectives.find(program, mesh):
+    for move, start in collectives.find(program, mesh, kernels=called):
         hidden = flops.beside(start) if move.asynchronous else 0
         group = max(map(len, move.groups), default=1)
         key = move.kind, move.axes, group, move.operands, move.bytes, move.asynchronous
@@ -526,7 +538,8 @@ class Pod:
         seconds = time.perf_counter() - begin
         memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
         text = compiled.as_text()
-        flops, traffic = flops_and_traffic(text, mesh)
+        called = []
+        flops, traffic = flops_and_traffic(text, mesh, called)
         return PodProgram(
             **about,
             fits=None if self.is_gpu else True,
@@ -542,6 +555,7 @@ class Pod:
             seconds=seconds,
             schedule=chip and steps_of(text, chip, self.shape),
             text=text,
+            kernels={kernels.name(call): kernels.declared_bytes(call) for call in called},
         )
 
     def _abstract(self, leaf):

@@ -8,7 +8,7 @@ import jax
 
 from shardlab.programs.hlo import Instruction, metadata
 
-__all__ = ["communicates", "declared_bytes", "inner_jaxprs", "name", "written"]
+__all__ = ["communicates", "declared_bytes", "inner_jaxprs", "name", "title", "written"]
 
 
 def communicates(instruction: Instruction) -> bool:
@@ -43,11 +43,17 @@ def written(jaxpr: Any) -> Iterator[tuple[str, int | None]]:
         if equation.primitive.name == "pallas_call":
             if any(map(_is_remote, _equations(equation))):
                 estimate = equation.params.get("cost_estimate")
-                title = equation.params.get("name") or equation.params.get("name_and_src_info", "kernel")
-                yield str(title).split()[0], getattr(estimate, "remote_bytes_transferred", 0) or None
+                yield title(equation), getattr(estimate, "remote_bytes_transferred", 0) or None
             continue
         for inner in inner_jaxprs(equation):
             yield from written(inner)
+
+
+def title(equation: Any) -> str:
+    """The name of the kernel that an equation calls: what `pl.pallas_call(name=...)` gives it, or its function's."""
+    given = equation.params.get("name") or equation.params.get("name_and_src_info")
+    known = given or getattr(equation.params["jaxpr"].debug_info, "func_name", None) or "kernel"
+    return str(known).split()[0]
 
 
 def _equations(equation):

@@ -407,7 +407,7 @@ def explain(
             lowered, compiled = collectives.stages(f, args, kwargs)
     text = compiled.as_text()
     own, own_by_path = own_names(compiled, f, args, kwargs)
-    arrays, results = _arguments(compiled, text, args, kwargs, own), _results(compiled)
+    arrays, results = _arguments(compiled, text, args, kwargs, own), _results(compiled, lowered)
     wrapper = wrapper_of([array.name for array in arrays])
     placed = () if wrapper == "pmap" else (args, kwargs)  # which may be on a mesh of another name
     meshes = [mesh] if mesh is not None else collectives.meshes_of(compiled, *placed)
@@ -618,9 +618,13 @@ def _common(chains):
 # --- Arguments and results ----------------------------------------------------------------------------------------
 
 
-def _results(compiled):
+def _results(compiled, lowered):
     """The results as `Array`s, in order."""
-    results = jax.tree_util.tree_flatten_with_path(getattr(compiled, "out_info", None))[0]
+    try:
+        info = getattr(compiled, "out_info", None)
+    except AssertionError:  # JAX 0.7: a program with callbacks, such as interpreted kernels, gives results no layouts
+        info = getattr(lowered, "out_info", None)
+    results = jax.tree_util.tree_flatten_with_path(info)[0]
     placed = jax.tree.leaves(compiled.output_shardings)
     if len(placed) != len(results):
         return []

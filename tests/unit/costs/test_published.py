@@ -41,6 +41,7 @@ def test_the_fit_is_that_of_the_script(kind, monkeypatch):
     for name, share in stated.products.items():
         assert found.products[name] == pytest.approx(share, abs=0.011), name
     assert found.other == pytest.approx(stated.other, abs=0.011)
+    assert found.grouped == pytest.approx(stated.grouped, abs=0.011)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -54,7 +55,7 @@ def test_each_kind_of_plan_has_the_band_of_its_runs_that_were_left_out(family):
     bands = costs.FITTED[family].bands
     assert bands.keys() == took.keys() <= costs.KINDS_OF_PLANS.keys()
     for kind, band in bands.items():
-        assert band.runs == len(took[kind]), kind
+        assert band.tested == len(took[kind]), kind
         assert band.median == pytest.approx(np.median(took[kind]), abs=0.006), kind
         off = np.exp(np.abs(np.log(took[kind])))
         assert np.mean(off <= band.factor) >= 0.9 > np.mean(off <= band.factor - 0.02), kind
@@ -79,7 +80,7 @@ def test_a_plan_is_of_the_first_kind_that_fits_it(kind, size, mesh, sequence, pr
 
 
 def test_a_kind_without_enough_runs_has_the_widest_band_and_its_report_says_so():
-    assert "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].runs < 4
+    assert "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 4
     widest = max(band.factor for band in costs.FITTED["tpu"].bands.values())
     for kind, says in (("pipeline", "No published run on TPUs tests such plans"), ("long", "Only 2 published runs")):
         band, own = costs.band_of(hardware.chip("v5p"), kind)
@@ -106,6 +107,34 @@ def test_tokens_that_are_sent_once_to_a_node_cross_the_network_less_often():
     }
     nodes = np.mean([len(set(choice)) for choice in itertools.product(range(4), repeat=8)])
     assert found["node"] / found["expert"] == pytest.approx(nodes / 8, rel=1e-3)
+
+
+def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
+    def exposed(axes, overlap, **more):
+        mesh = costs.Parallelism(**axes, **more)
+        size = "mixtral-8x7b" if "expert" in axes else "llama-3-70b"
+        return costs.step_cost(size, "H100", mesh, 2**22, overlap=overlap).exposed_seconds
+
+    for tensor in (2, 8):
+        waits, hides = (exposed({"tensor": tensor}, overlap) for overlap in ((), ("tensor",)))
+        assert 0 < hides == pytest.approx(waits / tensor)
+    hidden = [
+        exposed({"expert": 8}, (), microbatches=many) - exposed({"expert": 8}, ("expert",), microbatches=many)
+        for many in (1, 2, 8)
+    ]
+    assert hidden[0] == 0 < hidden[1] and hidden[2] == pytest.approx(hidden[1] * (7 / 8) / (1 / 2), rel=0.02)
+    far = costs.Parallelism(tensor=32)  # over nodes, where products are too short to hide it
+    waits, hides = (costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=way) for way in ((), ("tensor",)))
+    assert waits.exposed_seconds / 32 < 0.2 * hides.exposed_seconds < 0.2 * waits.exposed_seconds
+    with pytest.raises(ValueError, match=r"tensro.*did you mean 'tensor'"):
+        costs.step_cost("llama-3-8b", "H100", costs.Parallelism(), 4096, overlap=("tensro",))
+
+
+def test_a_run_is_ranked_among_the_axes_that_its_framework_had():
+    run = RUNS["Megatron-LM 2021, 7.5B on 128 A100"]
+    assert run.axes == ("data", "tensor", "pipeline") == tuple(axis for axis in costs.MESH_AXES if axis in run.axes)
+    (rank, of, _), (_, every, _) = (fit_planner.ranked(run, axes) for axes in (run.axes, ()))
+    assert rank <= of < every
 
 
 @pytest.mark.parametrize("kind", KINDS)

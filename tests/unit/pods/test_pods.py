@@ -660,3 +660,35 @@ def test_a_recording_says_where_it_is_from(recorded):
         made = entry["program"]["provenance"]
         assert made["date"] and made["machine"] and made["compiler"] in recorded["versions"]
         assert pods._from_json(entry["program"]).seconds > 0
+
+
+@needs_libtpu
+def test_a_kernel_that_communicates_is_named_and_the_rest_is_kept(own_cache):
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def kernel(x_ref, y_ref, sent, arrived):
+        to = lax.rem(lax.axis_index("x") + 1, 8)
+        copy = pltpu.make_async_remote_copy(x_ref, y_ref, sent, arrived, device_id=(to,))
+        copy.start()
+        copy.wait()
+
+    def shifted(x, estimate=None):
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)
+        call = pl.pallas_call(
+            kernel, out_shape=jax.ShapeDtypeStruct((8, 128), "float32"), in_specs=[anywhere], out_specs=anywhere,
+            scratch_shapes=[pltpu.SemaphoreType.DMA] * 2, name="my_shift", cost_estimate=estimate,
+        )  # fmt: skip
+        here = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)(x)
+        return jax.shard_map(lambda y: lax.psum(y, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())(here)
+
+    mesh = POD.mesh((8,), ("x",))
+    x = arg(mesh, (64, 128), "x", dtype="float32")
+    program = POD.compile(shifted, x)
+    assert program.kernels == {"my_shift": None} and program.times("all-reduce") == 1 and program.sent() is None
+    assert program.argument_bytes == 8 * 128 * 4 and "my_shift communicates; its bytes are not in" in repr(program)
+    again = POD.compile(shifted, x)
+    assert again.source == "cache" and again.kernels == program.kernels
+    declared = pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=0, remote_bytes_transferred=4096)
+    told = POD.compile(lambda x: shifted(x, declared), x)
+    assert told.kernels == {"my_shift": 4096} and "it declares 4,096 bytes" in repr(told)

@@ -656,3 +656,17 @@ def test_a_kernel_that_communicates_is_named_and_the_rest_is_kept():
     assert "Kernel `my_ring` communicates; its bytes are not in the program." in " ".join(repr(here).split())
     assert "it declares 8,192 bytes" in " ".join(repr(there).split()) and "It sends nothing." in repr(alone)
     assert there.memory["arguments"] > 0 and here.arrays[0].name == "x"
+
+
+def test_without_layouts_of_results_they_are_still_listed(monkeypatch):
+    """As in JAX 0.7, where the results of a program with callbacks have none."""
+
+    def without_layouts(compiled):
+        raise AssertionError
+
+    def report():
+        return repr(explain(lambda x: (x, x.sum(0)), struct((16, 8), "d")))
+
+    whole = report()
+    monkeypatch.setattr(jax.stages.Compiled, "out_info", property(without_layouts))
+    assert "result[1]" in whole and report() == whole
