@@ -131,7 +131,7 @@ FIRST = {
     "license": ["about#"],
     "make_async_remote_copy": ["remote_dma#remote-dma-"],
     "data race": ["remote_dma#races-"],
-    "halo exchange": ["stencils#"],
+    "halo exchange": ["collectives#halo-exchange-"],
     "fft": ["transforms#"],
     "conjugate gradient": ["solvers#"],
     "mcmc": ["ensembles#"],
