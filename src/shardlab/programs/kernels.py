@@ -8,7 +8,7 @@ import jax
 
 from shardlab.programs.hlo import Instruction, metadata
 
-__all__ = ["communicates", "declared_bytes", "inner_jaxprs", "name", "title", "written"]
+__all__ = ["calls", "communicates", "declared_bytes", "inner_jaxprs", "name", "title", "written"]
 
 
 def communicates(instruction: Instruction) -> bool:
@@ -39,14 +39,20 @@ def written(jaxpr: Any) -> Iterator[tuple[str, int | None]]:
     Args:
       jaxpr: as `jax.make_jaxpr(f)(...).jaxpr` is.
     """
+    for equation in calls(jaxpr):
+        if any(map(_is_remote, _equations(equation))):
+            estimate = equation.params.get("cost_estimate")
+            yield title(equation), getattr(estimate, "remote_bytes_transferred", 0) or None
+
+
+def calls(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr that call a Pallas kernel, in order, also those in loops, branches and functions."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
-            if any(map(_is_remote, _equations(equation))):
-                estimate = equation.params.get("cost_estimate")
-                yield title(equation), getattr(estimate, "remote_bytes_transferred", 0) or None
+            yield equation
             continue
         for inner in inner_jaxprs(equation):
-            yield from written(inner)
+            yield from calls(inner)
 
 
 def title(equation: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from shardlab.programs.kernels import inner_jaxprs, title
+from shardlab.programs.kernels import calls, title
 
 __all__ = ["races"]
 
@@ -68,24 +68,15 @@ def races(function: Callable, *args: Any) -> list[str]:
 
 
 def _check(jaxpr):
-    calls = [*_kernels(jaxpr)]
-    if not calls:
+    called = [*calls(jaxpr)]
+    if not called:
         raise ValueError("this function calls no kernel: pass one that calls pl.pallas_call")
-    for call in calls:
+    for call in called:
         if not getattr(call.params["interpret"], "detect_races", False):
             raise ValueError(
                 f"the kernel {title(call)} was made with interpret={call.params['interpret']} before this call, "
                 "so its races are not watched: call pl.pallas_call inside the function"
             )
-
-
-def _kernels(jaxpr):
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
-            yield equation
-        else:
-            for inner in inner_jaxprs(equation):
-                yield from _kernels(inner)
 
 
 @contextlib.contextmanager
