@@ -237,9 +237,14 @@ def _uses(statement):
 
 
 def _changes(statement):
-    """The names whose values it changes, as in `steps.append(step)`, `bytes["x"] = 1` and `jax.set_mesh(mesh)`."""
+    """The names whose values it changes, as in `steps.append(step)`, `bytes["x"] = 1` and `jax.set_mesh(mesh)`.
+
+    A stack that enters a context, `stack.enter_context(jax.set_mesh(mesh))`, also changes what the context changes.
+    """
     found = set()
     for part in ast.walk(statement):
+        if isinstance(part, ast.Call) and getattr(part.func, "attr", "") == "enter_context":
+            found |= _changes(ast.Expr(part.args[0]))
         is_call = isinstance(part, ast.Expr) and isinstance(part.value, ast.Call)
         if is_call or isinstance(getattr(part, "ctx", None), ast.Store):
             whole = target = part.value.func if is_call else part

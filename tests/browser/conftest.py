@@ -14,7 +14,7 @@ def chapter(request):
     command = [sys.executable, "-m", "bookbinder", "chapter", f"book/{name}.md"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    return ROOT / "_build" / "chapter" / "_build" / "html" / f"{name}.html"
+    return ROOT / "_build" / "chapter" / name / "_build" / "html" / f"{name}.html"
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def build_chapter(book, chapter, *, progress=None):
     with _telling(book), stoppable() as stop, disk.alone(folder, progress, stop) as lock:
         book = load(book.root)  # as it is now: we may have waited
         chapter = book.chapter(chapter.name)
-        with _JupyterBook(book, folder / "chapter", lock, stop, only=chapter) as jupyter_book:
+        with _JupyterBook(book, folder / "chapter" / chapter.name, lock, stop, only=chapter) as jupyter_book:
             book.check()
             notebooks.make(book, [chapter])  # says what Colab would not show
             results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)

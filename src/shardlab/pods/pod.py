@@ -52,6 +52,7 @@ __all__ = ["NoCompiler", "Pod", "PodProgram", "Traffic"]
 
 RECORDINGS = Path(__file__).with_name("recordings")  # one file for each chapter that compiles for pods
 listener = None  # called with label, key and program for every program: scripts/record_pods.py sets it
+_PLACES = r"\\22debug_locations\\22: \\22[^\\]*\\22"  # where the code of a kernel stands in its source
 _JIT_OPTIONS = inspect.signature(jax.jit).parameters.keys() - {"fun"}
 _MODEL = 2  # of the times in schedules: raise it when shardlab.programs.timeline gives other ones
 _FORM = 1  # the format on disk: raise it when the meaning of a field changes
@@ -509,7 +510,8 @@ class Pod:
             lowered = jitted.lower(*args, **kwargs)
         provenance = {"compiler": self.compiler, "jax": f"JAX {jax.__version__}, jaxlib {version('jaxlib')}"}
         order = [device.id for device in mesh.devices.flat]
-        key = _digest([_FORM, lowered.as_text(), self.name, order, options, provenance, *[_MODEL] * schedule])
+        text = re.sub(_PLACES, "", lowered.as_text())
+        key = _digest([_FORM, text, self.name, order, options, provenance, *[_MODEL] * schedule])
         folder = _cache_folder() if cache is True else Path(cache) if cache else None
         known = [] if fresh else [_read(folder, key), _recorded(key)]
         recorded = next(

@@ -4,6 +4,7 @@ Expected FLOPs and bytes come from arithmetic on shapes. Tests that compile need
 set-up installs it.
 """
 
+import ast
 import importlib.util
 import json
 import os
@@ -653,6 +654,13 @@ def test_a_recording_that_is_out_of_date_is_told(tmp_path):
     ], done.stderr
 
 
+def test_a_context_that_stays_entered_belongs_to_what_is_compiled_in_it():
+    enters = "stack = ExitStack()\nstack.enter_context(config.mode('slow'))"
+    lines = f"pod = Pod('v5e:2x4')\n{enters}\nstack.enter_context(other.mode())\npod.compile(config.f)".splitlines()
+    chosen = record_pods.slice_of(ast.parse("\n".join(lines)).body)
+    assert sorted(map(ast.unparse, chosen)) == sorted(lines[:3] + lines[4:])
+
+
 @pytest.mark.parametrize("recorded", RECORDINGS.values(), ids=RECORDINGS)
 def test_a_recording_says_where_it_is_from(recorded):
     assert {"date", "machine", "command", "versions"} <= recorded.keys()
@@ -660,6 +668,24 @@ def test_a_recording_says_where_it_is_from(recorded):
         made = entry["program"]["provenance"]
         assert made["date"] and made["machine"] and made["compiler"] in recorded["versions"]
         assert pods._from_json(entry["program"]).seconds > 0
+
+
+@needs_libtpu
+def test_a_kernel_whose_source_moves_by_a_line_is_the_same_program(own_cache):
+    kernel = "def kernel(x_ref, y_ref):\n    y_ref[...] = x_ref[...] * {}\n"
+    call = "def doubled(x):\n    return pl.pallas_call(kernel, out_shape=x)(x)\n"
+    mesh = POD.mesh((8,), ("x",))
+    specs = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+
+    def source(text):
+        from jax.experimental import pallas as pl
+
+        names = {"pl": pl}
+        exec(compile(text, "cell.py", "exec"), names)
+        return POD.compile(jax.shard_map(names["doubled"], **specs), arg(mesh, (64, 128), "x", dtype="float32")).source
+
+    texts = kernel.format(2) + call, "\n" + kernel.format(2) + call, kernel.format(3) + call
+    assert [*map(source, texts)] == ["compiled", "cache", "compiled"]
 
 
 @needs_libtpu
