@@ -37,7 +37,7 @@ class Band:
 
     def __str__(self) -> str:
         if not self.tested:
-            return f"not tested on any published server; a factor of {self.factor:.2f} is a guess"
+            return f"not tested on any published measurement; a factor of {self.factor:.2f} is a guess"
         return f"within a factor of {self.factor:.2f} for nine in ten of {self.tested} published measurements left out"
 
 

@@ -276,6 +276,7 @@ class Plan:
             "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
             "remat": getattr(self.remat, "label", self.remat), "dtypes": dict(self.dtypes),
+            "products": self.products, "overlap": self.overlap, "dispatch": self.dispatch,
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
             "uneven": self.uneven, "kind": self.kind, "band": asdict(band_of(self.chip, self.kind)[0]),
             "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
@@ -451,7 +452,7 @@ def _nearest_batch(model, machine, axes, sequences, sequence, microbatches):
     return int(near[np.abs(near - sequences).argmin()]) if len(groups) else 0
 
 
-def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how, dtypes):
+def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how, options):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
     every = _meshes(machine, model, _tried(model, machine, axes, sequence), sequence)
     even = batch_tokens // sequence % every.groups == 0
@@ -459,7 +460,7 @@ def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how,
     if not even.any():
         return (), uneven
     every = costs.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, *how)
+    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, options, *how)
     return (choices if axes else _earning(choices)), uneven
 
 
@@ -548,7 +549,7 @@ def _meshes(machine, model, axes, sequence):
     return costs.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
 
 
-def _priced(model, machine, every, batch_tokens, sequence, remat, products, dtypes, microbatches, stages, gathers):
+def _priced(model, machine, every, batch_tokens, sequence, remat, products, options, microbatches, stages, gathers):
     """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
     numbers = [microbatches] if microbatches else _microbatches(batch_tokens // sequence // every.groups)
     best = {}
@@ -558,7 +559,7 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, dtyp
             able = every.pipeline * many <= model.layers
             able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
             able = able & (np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2))
-            asked = (batch_tokens, sequence, remat, {"products": products, "gathers": rounds, **dtypes})
+            asked = (batch_tokens, sequence, remat, {"products": products, "gathers": rounds, **options})
             best_of = _best(model, machine, every, asked, numbers, many, able)
             for place, candidate in best_of.items():
                 if place not in best or _better(candidate, best[place], FASTER):

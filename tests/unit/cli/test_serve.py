@@ -70,7 +70,7 @@ def test_what_does_not_fit_or_is_too_slow_is_another_status(run):
 
 
 def test_a_layout_or_a_chip_without_a_published_server_says_so(run):
-    assert "not tested on any published server" in run("plan", "llama-3-8b", "v5e", "4", "--serve")[1]
+    assert "not tested on any published measurement" in run("plan", "llama-3-8b", "v5e", "4", "--serve")[1]
     assert "of 10 published measurements left out" in run("plan", "llama-3-8b", "v6e", "4", "--serve")[1]
 
 

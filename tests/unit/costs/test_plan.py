@@ -1,8 +1,10 @@
 """The planner: what it ranks, what it refuses, and its predictions against programs that are really compiled."""
 
+import json
 import math
 import subprocess
 import sys
+from dataclasses import fields
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -418,3 +420,10 @@ def test_a_context_axis_gains_more_than_a_hundredth_over_as_much_fsdp():
         assert gains == any(str(choice) == str(kept) for kept in made.choices), str(choice)
     few = plan("llama-3-70b", "H100", 64, 8 * 2**17, sequence=2**17)  # too few sequences for fsdp alone
     assert few.choices[0].context > 1
+
+
+def test_json_tells_all_that_was_asked_for():
+    made = plan("mixtral-8x7b", "H100", 64, 2**20, products="fp8", overlap=("tensor",), dispatch="node")
+    told = json.loads(made.to_json(1))
+    assert {field.name for field in fields(made)} <= told.keys()
+    assert (told["products"], told["overlap"], told["dispatch"]) == ("fp8", ["tensor"], "node")
