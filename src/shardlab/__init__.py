@@ -37,7 +37,7 @@ alone, and have no section in the reference:
 - `shardlab.exercises.check`: check the answer to an exercise: its values, its layout and its communication
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that one device agrees
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices
-- `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map` with its gradients, memory, time and links
+- `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map`, memory, time and links, and show films
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although it runs
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them (inside)

@@ -1,9 +1,9 @@
 // Pictures made of frames (shardlab.draw): one at a time, by button, slider or arrow key, in a row or on a ring. What was
 // sent moves, and the lines of code that sent it are lit. Without this script all frames stand side by side; book.css
-// hides the later ones until it has run, so that nothing jumps.
+// hides the later ones until it has run, so that nothing jumps. A film (shardlab.film) is images in place of blocks.
 {
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  const STEP = 1200, FLIGHT = 700; // ms: from frame to frame while it plays, and of a block
+  const STEP = 1200, FILM = 300, FLIGHT = 700; // ms: from frame to frame while it plays, in a film, and of a block
   const WIDTH = 314, HEAD = 10; // px of a ring, as of all pictures, and the radius of a device's number
   const lit = globalThis.Highlight && new Highlight();
   if (lit) CSS.highlights.set("lit", lit);
@@ -143,7 +143,8 @@
 
   function steps(box) {
     const drawn = [...box.querySelectorAll(":scope > figure")];
-    const flows = JSON.parse(box.dataset.flow), bytes = Number(box.dataset.bytes); // several flows: the reader chooses
+    const film = !box.dataset.flow, still = (frame) => ({ title: frame.querySelector("svg > title").textContent, sends: [], lines: [] });
+    const flows = film ? [{ frames: drawn.map(still) }] : JSON.parse(box.dataset.flow), bytes = Number(box.dataset.bytes); // several flows: the reader chooses
     const choice = flows.length > 1;
     let flow = flows[0], shown = 0, timer = null, all = false, onRing = choice, land = () => {}, ranges = [];
 
@@ -165,7 +166,8 @@
     const next = button("Next", () => go(shown + 1));
     const view = button("Ring", () => { all = false; onRing = !onRing; pause(); });
     const overview = button("All", () => { stop(); all = !all; show(); });
-    view.hidden = overview.hidden = choice;
+    view.hidden = choice || film;
+    overview.hidden = choice;
     const slider = make("input", { type: "range", min: 0, step: 1, value: 0 });
     slider.setAttribute("aria-label", "Step");
     slider.oninput = () => go(Number(slider.value));
@@ -216,7 +218,7 @@
         live.lastChild.textContent = flow.frames[shown].title;
       }
       light(all ? [] : flow.frames[shown].lines);
-      if (move && !calm.matches) land = fly(live.hidden ? drawn[shown].querySelector("svg") : ring, flow, shown);
+      if (move && !film && !calm.matches) land = fly(live.hidden ? drawn[shown].querySelector("svg") : ring, flow, shown);
       // Not disabled, which would take the focus away from who has it there.
       previous.setAttribute("aria-disabled", all || shown === 0);
       next.setAttribute("aria-disabled", all || shown === last);
@@ -249,7 +251,7 @@
         shown += 1;
         // While it plays it is silent: frames come faster than they can be read out.
         if (shown >= flow.frames.length - 1) pause(true); else show(true);
-      }, STEP);
+      }, film ? FILM : STEP);
       show();
     }
     box.addEventListener("keydown", (event) => {
