@@ -758,6 +758,24 @@ def test_who_wants_less_motion_steps_by_hand(steps):
     expect(box.get_by_role("button", name="Play")).to_be_visible()
 
 
+def test_a_film_plays_faster_and_has_no_ring(reader):
+    page = reader("stencils")
+    box = page.locator("[data-steps]:not([data-flow])").first
+    expect(box.locator(".steps-bar")).to_have_count(1)
+    expect(box.get_by_role("button", name="Devices on a ring")).to_have_count(0)
+    count = int(box.get_attribute("data-steps"))
+    assert shown(box) == [0] and count > 5
+    page.clock.install()
+    box.get_by_role("button", name="Play").click()
+    page.clock.run_for(300)
+    assert shown(box) == [1]
+    page.clock.run_for(300 * count)
+    assert shown(box) == [count - 1]
+    expect(box.get_by_role("status")).to_have_text(words(box, count - 1))
+    box.press("ArrowLeft")
+    assert shown(box) == [count - 2]
+
+
 def flow(box):
     """What the picture was drawn from; of several flows the first."""
     return json.loads(box.get_attribute("data-flow"))[0]

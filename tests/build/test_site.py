@@ -208,8 +208,8 @@ def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
     for chapter in complete:
         page = pages[chapter.name]
         boxes = article(page).select("[data-steps]")
-        followed = sum(len(re.findall(r"\bfollow\(.*steps=", cell.source)) for cell in chapter.cells)
-        assert len(boxes) == followed
+        made = sum(len(re.findall(r"\bfollow\(.*steps=|\bfilm\(", cell.source)) for cell in chapter.cells)
+        assert len(boxes) == made
         for box in boxes:
             figures = box.find_all("figure", recursive=False)
             assert len(figures) == int(box["data-steps"]) > 2 and not box.select("[hidden], script")

@@ -3,17 +3,13 @@
 import base64
 import io
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from jax import numpy as jnp
 
 from shardlab._arguments import whole
 from shardlab.pictures.svg import Picture, escape, figure, row
-
-if TYPE_CHECKING:
-    from matplotlib.colors import Colormap
-    from numpy.typing import ArrayLike
 
 __all__ = ["film"]
 
@@ -23,7 +19,7 @@ _COLOURS = 255  # besides that of NaN
 
 
 def film(
-    frames: "Sequence[ArrayLike]", titles: Sequence[str], description: str, *, cmap: "str | Colormap" = "RdBu",
+    frames: Sequence[Any], titles: Sequence[str], description: str, *, cmap: Any = "RdBu",
     limits: tuple[float, float] | None = None, shards: tuple[int, int] = (1, 1),
 ) -> Picture:  # fmt: skip
     """Show grids of a simulation as a film, one pixel for each number.
@@ -41,7 +37,7 @@ def film(
       titles: for each frame the words below it, such as "step 60".
       description: what the film shows, for those who do not see it.
       cmap: a colormap of Matplotlib, or its name; one with a name is reduced to 16 colours.
-      limits: the values of its first and last colour; by default the smallest and largest of all frames.
+      limits: the values of its first and last colour; by default the smallest and largest finite ones of all frames.
       shards: into how many shards height and width are divided, whose edges are drawn as lines.
 
     Returns:
@@ -51,7 +47,7 @@ def film(
       ImportError: Matplotlib is not installed.
       TypeError: `frames` are no numbers.
       ValueError: there are fewer than 2 or more than 64 frames, they are not grids of one shape, there is not a title
-        for each, no limits follow from them, the map is unknown or has more than 255 colours, or shards do not divide
+        for each, no number is finite or all are equal, the map is unknown or has more than 255 colours, or shards do not divide
         the grid.
     """
     grids = _checked(frames, titles)
@@ -59,11 +55,14 @@ def film(
     for name, parts, size in zip(("height", "width"), shards, (height, width), strict=True):
         if size % whole("shards", parts):
             raise ValueError(f"shards={tuple(shards)} do not divide a grid of {height} × {width}: {parts} and {name}")
-    low, high = limits or (np.nanmin(grids), np.nanmax(grids)) if np.isfinite(grids).any() else (0, 0)
+    finite = grids[np.isfinite(grids)]
+    if not finite.size:
+        raise ValueError("no frame has a finite number")
+    low, high = limits or (finite.min(), finite.max())
     if not low < high:
         raise ValueError(f"a film of values from {low:g} to {high:g} has one colour; pass limits=(lowest, highest)")
     colours = _colours(cmap)
-    numbers = np.clip((grids - low) / (high - low) * (len(colours) - 1), 0, len(colours) - 2)
+    numbers = np.minimum((np.clip(grids, low, high) - low) / (high - low) * (len(colours) - 1), len(colours) - 2)
     numbers = np.where(np.isnan(grids), len(colours) - 1, np.nan_to_num(numbers)).astype("uint8")
     scale = _SIDE / max(height, width)
     box = f'width="{scale * width:g}" height="{scale * height:g}"'
@@ -73,9 +72,10 @@ def film(
     drawn = [
         figure(
             [f'<image {box} href="{_png(pixels, colours)}" style="image-rendering:pixelated"/>', *lines],
-            scale * width, scale * height, title, description, escape(title), growth=2.4,
+            scale * width, scale * height, f"{title}, frame {number} of {len(grids)}", description, escape(title),
+            growth=2.4,
         )
-        for pixels, title in zip(numbers, titles, strict=True)
+        for number, (pixels, title) in enumerate(zip(numbers, titles, strict=True), 1)
     ]  # fmt: skip
     divided = f" in {shards[0]} × {shards[1]} shards" if max(shards) > 1 else ""
     about = f"A film of {len(grids)} frames, each a grid of {height} × {width}{divided}: {', '.join(titles)}."

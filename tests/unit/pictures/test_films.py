@@ -71,6 +71,7 @@ def test_a_film_is_told_in_words_and_is_shown_in_steps():
     assert repr(picture) == expected
     root = ElementTree.fromstring(picture.html)
     assert root.get("data-steps") == "2" and [one.text for one in root.iter("figcaption")] == ["step 0", "step <1>"]
+    assert [one.text for one in root.iter("title")] == ["step 0, frame 1 of 2", "step <1>, frame 2 of 2"]
     assert [one.text for one in root.iter("desc")] == ["Ramps & more."] * 2 and " id=" not in picture.html
 
 
@@ -93,8 +94,9 @@ def test_a_film_of_a_wave_is_small():
         (TWO, ["a", "b"], {"shards": (3, 1)}, ValueError, "shards=(3, 1) do not divide a grid of 4 × 8: 3 and height"),
         (TWO, ["a", "b"], {"cmap": "RdBlu"}, ValueError, "no colormap 'RdBlu'"),
         (TWO, ["a", "b"], {"cmap": plt.get_cmap("RdBu")}, ValueError, "'RdBu' has 256 colours, more than 255"),
+        ([RAMP * 0] * 2, ["a", "b"], {}, ValueError, "from 0 to 0 has one colour"),
         (TWO, ["a", "b"], {"limits": (1, 1)}, ValueError, "from 1 to 1 has one colour; pass limits=(lowest, highest)"),
-        ([RAMP * np.nan] * 2, ["a", "b"], {}, ValueError, "has one colour; pass limits"),
+        ([RAMP * np.nan] * 2, ["a", "b"], {}, ValueError, "no frame has a finite number"),
     ],
 )
 def test_what_is_no_film_is_refused(frames, titles, options, error, words):
