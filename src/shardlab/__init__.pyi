@@ -65,7 +65,7 @@ from shardlab.programs.collectives import (
     read_program as read_program,
 )
 from shardlab.programs.flops import MatmulFlops as MatmulFlops
-from shardlab.programs.flows import Flow as Flow, follow as follow
+from shardlab.programs.flows import Flow as Flow, Frame as Frame, follow as follow
 from shardlab.programs.hlo import (
     Program as Program,
     UnreadableProgram as UnreadableProgram,

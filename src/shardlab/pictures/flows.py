@@ -20,6 +20,7 @@ from shardlab.pictures.svg import (
     row,
     stripes,
     text,
+    text_width,
 )
 from shardlab.programs.flows import Flow
 
@@ -102,6 +103,7 @@ def _flow_data(flow):
                 "slots": [[blocks[content] for content in slot] for slot in frame.slots],
                 "sends": [[*source, *target] for source, target in frame.sends],
                 "lines": frame.lines,
+                **({"notes": frame.notes} if frame.notes else {}),
             }
             for frame in flow.frames
         ],
@@ -129,12 +131,14 @@ def _arrows(flow, number):
 
 
 _LANE = 17  # px: from one arrow to the next one above it
+_NOTE = 13  # px: from one line below the slots to the next
 
 
 def _frame_figure(name, flow, number, arrows, lanes):
     frame, earlier = flow.frames[number], flow.frames[number - 1] if number else None
     n, across, height, gap = len(flow.devices), 46 if len(flow.devices) <= 6 else 34, 26, 6
-    slots = max(map(len, frame.slots))
+    across = max([across, *(text_width(line, 11) for lines in frame.notes for line in lines)])
+    slots, notes = max(map(len, frame.slots)), max(map(len, frame.notes), default=0)
     head = lanes * _LANE + 5 if lanes else 0
     centres = [place * (across + gap) + across / 2 for place in range(n)]
     parts = []
@@ -151,12 +155,16 @@ def _frame_figure(name, flow, number, arrows, lanes):
             changed = content not in before if len(before) != len(contents) else before[slot] != content
             box = left, head + 30 + slot * (height + 3), across, height
             parts.append(_slot(flow, content, *box, changed and content, ' data-slot=""'))
-    width, tall = n * (across + gap) - gap, head + 30 + slots * (height + 3)
+    below = head + 30 + slots * (height + 3)
+    for centre, lines in zip(centres, frame.notes, strict=bool(frame.notes)):
+        parts += [text(centre, below + 10 + i * _NOTE, line, size=11) for i, line in enumerate(lines)]
+    width, tall = n * (across + gap) - gap, below + notes * _NOTE
     title = f"{name_text(name)}{frame.title}, {counted(n, 'device')}"
     caption = f"{name_html(name)}{escape(frame.title)}"
+    notes = frame.notes or [()] * n
     description = listed(
-        f"device {device} holds {_held_text(flow, contents)}"
-        for device, contents in zip(flow.devices, frame.slots, strict=True)
+        ", ".join([f"device {device} holds {_held_text(flow, contents)}", *lines])
+        for device, contents, lines in zip(flow.devices, frame.slots, notes, strict=True)
     )
     if frame.sends:
         description = f"{_sent_text(flow, frame, earlier)} {description}"
@@ -217,8 +225,9 @@ def _sent_text(flow, frame, earlier):
 def _frame_text(flow, frame):
     cells = [[flow.name(content) if content else "·" for content in slot] for slot in frame.slots]
     width = max(len(cell) for row in cells for cell in row)
+    notes = ["  " + ", ".join(lines) for lines in frame.notes] or [""] * len(cells)
     rows = [
-        f"  {device}: {' '.join(f'{cell:<{width}}' for cell in row)}".rstrip()
-        for device, row in zip(flow.devices, cells, strict=True)
+        f"  {device}: {' '.join(f'{cell:<{width}}' for cell in row)}{below}".rstrip()
+        for device, row, below in zip(flow.devices, cells, notes, strict=True)
     ]
     return "\n".join([frame.title, *rows])

@@ -36,12 +36,15 @@ class Frame:
         device. What a built-in collective sends is not known.
       lines: the lines of code that sent it and that used what arrived, as (number, text): the number counts from 1 in
         the cell, or the file.
+      notes: for each device short lines that stand below its slots, such as `("arrived 1 0", "free 1")` for what its
+        semaphores count. `follow` makes none.
     """
 
     title: str
     slots: tuple[tuple[tuple[tuple[int, int, int], ...], ...], ...]
     sends: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     lines: tuple[tuple[int, str], ...] = ()
+    notes: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)

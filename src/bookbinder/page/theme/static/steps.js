@@ -37,7 +37,9 @@
   function drawRing(svg, flow, number) {
     const frame = flow.frames[number], before = flow.frames[number - 1], n = flow.devices.length;
     const many = Math.max(...flow.frames.map((one) => one.slots[0].length)), columns = many > 4 ? 2 : 1;
-    const w = many > 4 ? 27 : 46, h = many > 4 ? 15 : 19, wide = columns * (w + 2) - 2, high = 2 * HEAD + 3 + Math.ceil(many / columns) * (h + 2);
+    const notes = frame.notes ?? [], lines = Math.max(0, ...notes.map((of) => of.length)); // below the slots
+    const w = many > 4 ? 27 : 46, h = many > 4 ? 15 : 19, held = columns * (w + 2) - 2, below = 2 * HEAD + 3 + Math.ceil(many / columns) * (h + 2);
+    const wide = lines ? Math.max(held, 64) : held, high = below + 13 * lines;
     const across = (WIDTH - wide) / 2, turn = (i) => 2 * Math.PI * i / n;
     // As low as it can be while neighbours leave room for an arrow.
     let down = Math.max(across * 0.6, (high + 44) / 2);
@@ -64,13 +66,16 @@
         + (blocks.length === 1 && length > 2 * edge + 20 ? slot(flow, blocks[0], [cx - 11, cy - 6.5, 22, 13]) : "") + "</g>");
     }
     flow.devices.forEach(([id, fill, ink], i) => {
-      const [x, y] = [middles[i][0] - wide / 2, middles[i][1] - high / 2];
+      const [x, y] = [middles[i][0] - held / 2, middles[i][1] - high / 2];
       parts.push(`<circle cx="${middles[i][0]}" cy="${y + HEAD}" r="${HEAD}" fill="${fill}" stroke="currentColor"/>`
         + `<text x="${middles[i][0]}" y="${y + HEAD + 4.5}" font-size="12.5" fill="${ink}">${id}</text>`);
       frame.slots[i].forEach((block, place) => {
         const box = [x + place % columns * (w + 2), y + 2 * HEAD + 4 + Math.floor(place / columns) * (h + 2), w, h];
         const bold = before && before.slots[i][place] !== block;
         parts.push(slot(flow, block, box, { bold, attribute: 'data-slot=""' }));
+      });
+      (notes[i] ?? []).forEach((line, row) => {
+        parts.push(`<text x="${middles[i][0]}" y="${y + below + 10 + 13 * row}" font-size="11" fill="currentColor">${line}</text>`);
       });
     });
     svg.setAttribute("viewBox", `-2 -2 ${WIDTH + 4} ${tall + 4}`);
