@@ -9,7 +9,6 @@ traffic except RDMA; those of an empty step are subtracted.
 import argparse
 import json
 import socket
-import statistics
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from join import exchange, join
 options = argparse.ArgumentParser()
 options.add_argument("--levels", type=int, default=1024, help="numbers at each point of the stencil's grid")
 options.add_argument("--lines", type=int, default=128, help="points in the third direction of the transform's grid")
-options.add_argument("--repeat", type=int, default=5)
+options.add_argument("--repeat", type=int, default=20)
 options = options.parse_args()
 
 join()
@@ -81,18 +80,18 @@ def sent():
 
 
 def measured(run, steps):
-    """What a node sends in a step, and seconds, on the node and process with the most; `run` is None where it rests."""
-    bytes_sent, seconds = [], []
+    """What a node sends in a step, and the seconds of the fastest one; `run` is None in a process that rests."""
+    here = []
     for _ in range(options.repeat + 1):
         multihost_utils.sync_global_devices("begin")
         before, begin = sent(), time.perf_counter()
         if run:
             jax.block_until_ready(run())
-        seconds.append(time.perf_counter() - begin)
+        seconds = time.perf_counter() - begin
         multihost_utils.sync_global_devices("end")
-        bytes_sent.append(sent() - before)
-    mine = np.array([statistics.median(bytes_sent[1:]), min(seconds[1:])])  # the first run compiles
-    return multihost_utils.process_allgather(mine).max(axis=0) / steps
+        here.append([sent() - before, seconds])
+    bytes_sent, seconds = multihost_utils.process_allgather(np.array(here[1:])).max(axis=0).T  # the first one warms up
+    return np.array([np.median(bytes_sent), seconds.min()]) / steps
 
 
 def trial(program, shape, devices, mesh_shape):
