@@ -1,9 +1,9 @@
-"""Record what clusters.md shows, by running its batch scripts on a real Slurm of two nodes on this machine.
+"""Record what clusters.md and stencils.md show, by running batch scripts on a real Slurm of two nodes on this machine.
 
-    sudo .venv/bin/python scripts/record_cluster.py
+    sudo .venv/bin/python scripts/record_cluster.py           # or with the word "grid": only grid.py
 
-Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and
-src/shardlab/cluster/recordings/links.txt; tests/cluster/test_slurm.py compares new runs with them.
+Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and src/shardlab/cluster/recordings/;
+tests/cluster/test_slurm.py compares new runs with them. Times are better on a machine with nothing else to do.
 """
 
 import datetime
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "tools"), str(ROOT / "tests" / "cluster")]
 
 from slurm_cluster import Cluster, missing, on_cpus  # noqa: E402
-from test_slurm import FOLDER, LINKS, RECORDINGS, lose_a_node, said  # noqa: E402
+from test_slurm import FOLDER, PACKAGED, RECORDINGS, lose_a_node, said  # noqa: E402
 from waiting import wait_until  # noqa: E402
 
 
@@ -29,8 +29,24 @@ def main():
     if reason := missing():
         sys.exit(reason)
     RECORDINGS.mkdir(exist_ok=True)
+    if sys.argv[1:] != ["grid"]:
+        record_jobs()
     with Cluster() as cluster:
-        slurm = cluster.run("sinfo", "--version").strip().replace("slurm-wlm", "Slurm")
+        slurm = version_of_slurm(cluster)
+        for rate, where, name in ("200mbit", "200 Mbit/s", "grid-slow.txt"), (None, "an unlimited link", "grid.txt"):
+            cluster.slow(rate)
+            record(cluster, slurm, PACKAGED / name, "two-nodes.sbatch", "grid.py", between=where)
+
+
+def version_of_slurm(cluster):
+    """Such as "Slurm 22.05.8"."""
+    return cluster.run("sinfo", "--version").strip().replace("slurm-wlm", "Slurm")
+
+
+def record_jobs():
+    """Run the jobs of clusters.md, and train under Ray."""
+    with Cluster() as cluster:
+        slurm = version_of_slurm(cluster)
         record(cluster, slurm, "one-node.txt", "one-node.sbatch", JAX_NUM_CPU_DEVICES="4")
         record(cluster, slurm, "two-nodes.txt", "two-nodes.sbatch")
         run = "train.py", "--folder", cluster.folder / "run", "--steps", 6
@@ -50,7 +66,7 @@ def main():
         command = f"sbatch two-nodes.sbatch train.py …, selected lines; the first start ended as {state}"
         write(slurm, "lost-node.txt", list(dict.fromkeys(lines)), command)
         cluster.slow("200mbit")
-        record(cluster, slurm, LINKS, "two-nodes.sbatch", "links.py", bare=True)
+        record(cluster, slurm, PACKAGED / "links.txt", "two-nodes.sbatch", "links.py", between="200 Mbit/s")
     with Cluster() as cluster:
         record_ray(cluster)
 
@@ -88,16 +104,18 @@ def record_ray(cluster):
     write(f"Ray {ray}", "ray.txt", lines, "python on_ray.py --processes 4 train.py …")
 
 
-def record(cluster, slurm, name, script, *arguments, bare=False, state="COMPLETED", **environment):
-    """Run a job, which should end in a state, and write its output; `bare`: without labels and the line on the job."""
+def record(cluster, slurm, name, script, *arguments, between="", state="COMPLETED", **environment):
+    """Run a job, which should end in a state, and write its output.
+
+    `between`: the link between the nodes, of a job that measures it; without labels and the line on the job.
+    """
     print(f"{Path(name).name}: running", flush=True)
     job = cluster.wait(cluster.submit(FOLDER / script, *arguments, **environment))
     if job.state != state:
         sys.exit(f"{script} ended as {job.state}:\n{job.output}")
-    lines = [line.removeprefix("0: ") for line in said(job.output)[1:]] if bare else said(job.output)
+    lines = [line.removeprefix("0: ") for line in said(job.output)[1:]] if between else said(job.output)
     command = " ".join(str(word).replace(str(cluster.folder), "/shared") for word in ("sbatch", script, *arguments))
-    where = ", 200 Mbit/s between them" if bare else ""
-    write(slurm, name, lines, command, where)
+    write(slurm, name, lines, command, f", {between} between them" if between else "")
 
 
 def record_hang(cluster, slurm):

@@ -7,6 +7,7 @@ import ast
 import contextlib
 import copy
 import json
+import math
 import os
 import re
 import shutil
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.reads(
 ENDLESS = 10**6  # steps: until the test ends them, however late it comes to that
 FOLDER = ROOT / "book" / "cluster"
 RECORDINGS = FOLDER / "recordings"
-LINKS = ROOT / "src" / "shardlab" / "cluster" / "recordings" / "links.txt"  # the chapter reads it in Colab too
+PACKAGED = ROOT / "src" / "shardlab" / "cluster" / "recordings"  # chapters read them in Colab too
 
 
 @pytest.fixture(scope="module")
@@ -561,7 +562,7 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
         cluster.slow(None)
     assert job.state == "COMPLETED", job.output
     found = json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
-    expected = json.loads("\n".join(recorded(LINKS)))
+    expected = json.loads("\n".join(recorded(PACKAGED / "links.txt")))
     mib = found["MiB on a device"]
     formulas = {
         "flat": 2 * 7 / 8 * mib,  # a ring of eight crosses the link once each way
@@ -574,6 +575,39 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
         measured = found[pattern]["MiB sent by a node"]
         assert measured == pytest.approx(theory, rel=0.1, abs=0.1), pattern
         assert measured == pytest.approx(expected[pattern]["MiB sent by a node"], rel=0.1, abs=0.1), pattern
+
+
+def test_a_stencil_and_a_transform_send_the_bytes_of_the_formulas_and_of_the_recording(cluster):
+    cluster.slow("200mbit")
+    try:
+        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "grid.py", "--repeat", 2))
+    finally:
+        cluster.slow(None)
+    assert job.state == "COMPLETED", job.output  # grid.py compares its results with NumPy's
+    found = json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
+    row = math.prod(found["stencil"]["grid"][1:]) * 4  # bytes; a column of the square grid has as many
+    half = math.prod(found["fft"]["grid"]) * 8 / 2  # of the grid: a node's part
+    formulas = {
+        "stencil": {
+            "slabs, by node": 2 * row,  # each half of the grid has two sides
+            "slabs, in turns": 8 * row,  # each of four shards has two
+            "blocks, by node": 2 * row,
+            "blocks, in turns": 4 * row,  # both sides of half a column, for each of four shards
+        },
+        "fft": {  # each all-to-all across the link sends half of what a node has
+            "slabs, by node": half / 2,
+            "pencils, by node": half / 2,
+            "pencils, checkered": half,
+        },
+    }
+    for name in ("grid.txt", "grid-slow.txt"):
+        expected = json.loads("\n".join(recorded(PACKAGED / name)))
+        for program, ways in formulas.items():
+            assert found[program].keys() == expected[program].keys()
+            for way, theory in ways.items():
+                measured = found[program][way]["MiB sent by a node"]
+                assert measured == pytest.approx(theory / 2**20, rel=0.1, abs=0.05), (program, way)
+                assert measured == pytest.approx(expected[program][way]["MiB sent by a node"], rel=0.1, abs=0.05)
 
 
 def test_preflight_finds_two_nodes_ready_and_a_slow_link(cluster):
@@ -642,9 +676,9 @@ def test_the_numbers_in_costs_are_those_of_the_recording():
     text = (ROOT / "book" / "costs.md").read_text()
     names = {}
     exec(re.search(r"^# Recorded .*?^}$", text, re.DOTALL | re.MULTILINE)[0], names)
-    links = json.loads("\n".join(recorded(LINKS)))
+    links = json.loads("\n".join(recorded(PACKAGED / "links.txt")))
     assert names["recorded"] == {name: tuple(links[name].values()) for name in names["recorded"]}
-    day = LINKS.read_text().split()[1]
+    day = (PACKAGED / "links.txt").read_text().split()[1]
     assert day.rstrip(",") in text
 
 
