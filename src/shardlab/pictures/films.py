@@ -47,8 +47,8 @@ def film(
       ImportError: Matplotlib is not installed.
       TypeError: `frames` are no numbers.
       ValueError: there are fewer than 2 or more than 64 frames, they are not grids of one shape, there is not a title
-        for each, no number is finite or all are equal, the map is unknown or has more than 255 colours, or shards do not divide
-        the grid.
+        for each, no number is finite or all are equal, the map is unknown or has more than 255 colours, or shards do
+        not divide the grid.
     """
     grids = _checked(frames, titles)
     height, width = grids.shape[1:]
