@@ -208,7 +208,7 @@ def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
     for chapter in complete:
         page = pages[chapter.name]
         boxes = article(page).select("[data-steps]")
-        made = sum(len(re.findall(r"\bfollow\(.*steps=|\bfilm\(", cell.source)) for cell in chapter.cells)
+        made = sum(len(re.findall(r"\bfollow\(.*steps=|\bFlow\(|\bfilm\(", cell.source)) for cell in chapter.cells)
         assert len(boxes) == made
         for box in boxes:
             figures = box.find_all("figure", recursive=False)

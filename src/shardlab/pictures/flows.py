@@ -163,7 +163,7 @@ def _frame_figure(name, flow, number, arrows, lanes):
     caption = f"{name_html(name)}{escape(frame.title)}"
     notes = frame.notes or [()] * n
     description = listed(
-        ", ".join([f"device {device} holds {_held_text(flow, contents)}", *lines])
+        f"device {device} holds {_held_text(flow, contents)}" + (f" ({', '.join(lines)})" if lines else "")
         for device, contents, lines in zip(flow.devices, frame.slots, notes, strict=True)
     )
     if frame.sends:

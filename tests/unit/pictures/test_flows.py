@@ -415,7 +415,7 @@ def test_lines_below_the_slots_of_each_device():
     picture = draw(Flow((0, 1), 1, tuple(frames)))
     assert repr(picture).splitlines()[:3] == ["a", "  0: 0 ·  arrived 1 0, free 1", "  1: 1 ·  arrived 0 0"]
     assert picture.html.count(">arrived 1 0</text>") == 3
-    assert "Device 0 holds the chunk of 0, nothing, arrived 1 0, free 1; device 1 holds" in picture.html
+    assert "Device 0 holds the chunk of 0, nothing (arrived 1 0, free 1); device 1 holds" in picture.html
     assert "&quot;notes&quot;:[[&quot;arrived 1 0&quot;,&quot;free 1&quot;],[&quot;arrived 0 0&quot;]]" in picture.html
     without = draw(Flow((0, 1), 1, tuple(Frame(title, held) for title in "abc")))
     assert "notes" not in without.html
