@@ -19,7 +19,6 @@ ELSEWHERE = {
     "--gpus-per-task=1": "a mistake that the section is about",
     "--gpu-bind=none": "its cure, where a centre's default differs",
     "--array=0-7": "another kind of job",
-    "--distribution=cyclic": "another order of the tasks",
     "--ip=0.0.0.0": "of a notebook",
     "--ntasks-per-node=1": "the other common shape of a job",
 }
