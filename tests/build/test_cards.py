@@ -1,5 +1,6 @@
 """Pictures for previews of links: a key figure's SVG as pixels."""
 
+import base64
 import io
 
 import numpy as np
@@ -40,7 +41,19 @@ def test_a_rectangle_is_where_it_is_as_large_as_fits(tmp_path):
     assert colour(found[90, 230]) == "#0072b2" and colour(found[130, 60]) == "#ffffff"
 
 
+def png(*rows):
+    """An image of rows of colours, as an address that holds it."""
+    file = io.BytesIO()
+    pixels = [[[int(one[i : i + 2], 16) for i in (1, 3, 5)] for one in row] for row in rows]
+    image.imsave(file, np.array(pixels, "uint8"), format="png")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+ORANGE, BLUE = "#E69F00", "#0072B2"
 SHAPES = {
+    "an image": f'<image x="50" y="25" width="25" height="25" href="{png([ORANGE])}"/>',
+    "an image upside down": '<image width="2" height="2" transform="matrix(25 0 0 -25 50 50)" '
+    f'xlink:href="{png([ORANGE, BLUE], [BLUE, BLUE])}"/>',
     "a path, relative": '<path d="M50 25h25v25h-25z" fill="#E69F00"/>',
     "a path, absolute": '<path d="M 50 25 H 75 V 50 L 50 50 z" fill="#E69F00"/>',
     "a path with curves": '<path d="M50 25C60 25 70 25 75 25Q75 40 75 50c-5 0 -10 0 -25 0z" style="fill: #E69F00"/>',

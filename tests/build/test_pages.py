@@ -146,10 +146,10 @@ def test_a_chapter_says_where_it_stands(site, built, book):
             assert chapter.level and f"difficulty {chapter.level} of 3" in str(said)
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
-            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#five-paths"] * len(on)
+            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#index-paths"] * len(on)
             for title in on:
                 assert f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}" in text
-    assert built[site / "index.html"].select_one("#five-paths") and len(book.paths) == 5
+    assert built[site / "index.html"].select_one("#index-paths") and len(book.paths) == 6
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):
@@ -285,7 +285,7 @@ def test_chapters_of_one_part_have_its_number(built, book):
     parts = {file.stem: page.body.get("data-part") for file, page in built.items()}
     assert parts["index"] is None and parts["arrays"] == "1"
     assert len({parts[name] for name in ("auto", "explicit", "manual", "collectives")}) == 1
-    assert len(set(parts.values())) == 1 + 8
+    assert len(set(parts.values())) == 1 + 9
 
 
 def test_a_chapter_leads_to_the_form_for_mistakes_and_names_itself_there(built):

@@ -99,7 +99,7 @@ def test_a_chapter_that_runs_again_elsewhere_shows_the_same(pages, tmp_path, nam
     environment = os.environ | {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "2"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0 and " ran " in run.stdout, run.stderr
-    page = BeautifulSoup((tmp_path / "_build/chapter/_build/html" / f"{name}.html").read_text(), "html.parser")
+    page = BeautifulSoup((tmp_path / "_build/chapter" / name / f"_build/html/{name}.html").read_text(), "html.parser")
     ours, theirs = ([str(cell) for cell in one.select("div.cell")] for one in (pages[name], page))
     assert len(ours) > 40 and ours == theirs
 
@@ -127,7 +127,7 @@ def test_outputs_are_on_the_pages(pages, complete):
         assert not chapter.runs or "Traceback (most recent call last)" not in text
         shown = [cell for cell in chapter.cells if "remove-input" not in tags(chapter, cell)]
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(shown)
-        pictures = r"^(draw|draw_\w+|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
+        pictures = r"^(draw|draw_\w+|film|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
         whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another

@@ -5,8 +5,10 @@ and the same figure gives the same bytes on every machine. This reads as much SV
 Matplotlib have.
 """
 
+import base64
 import hashlib
 import html
+import io
 import re
 from functools import cache
 from pathlib import Path
@@ -151,8 +153,25 @@ class _Card:
             self._text(element, place, style)
         elif tag == "circle":
             self._shape(Outline.circle((number("cx"), number("cy")), number("r")), place, style, clip)
+        elif tag == "image":
+            self._image(element, place, clip)
         else:
             self._shape(_outline(element), place, style, clip)
+
+    def _image(self, element, place, clip):
+        """An image whose pixels stand in the drawing."""
+        from matplotlib.image import AxesImage, imread
+
+        kind, _, data = next(value for name, value in element.items() if name.endswith("href")).partition(";base64,")
+        if kind != "data:image/png":
+            raise Unreadable(f"the image {kind[:80]}")
+        x, y, width, height = (float(element.get(name, "0")) for name in ("x", "y", "width", "height"))
+        image = AxesImage(self._axes, extent=(x, x + width, y + height, y), interpolation="nearest", zorder=1)
+        image.set_data(imread(io.BytesIO(base64.b64decode(data)), format="png"))
+        image.set_transform(place + self._axes.transData)
+        self._axes.add_artist(image)
+        if clip is not None:
+            image.set_clip_path(clip, self._axes.transData)
 
     def _text(self, element, place, style):
         """A line of text, or the parts of which it is made: a formula's have places and sizes of their own."""
@@ -296,6 +315,8 @@ def _transform(text):
             whole.scale(*[*numbers, numbers[0]][:2])
         elif name == "rotate":
             whole.rotate_deg_around(*([*numbers[1:], 0, 0][:2]), numbers[0])
+        elif name == "matrix":
+            whole = Affine2D((whole + Affine2D.from_values(*numbers)).get_matrix())
         else:
             raise Unreadable(f"the transformation {name}")
     return whole

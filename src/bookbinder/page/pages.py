@@ -429,7 +429,7 @@ def _place(app, page):
         places.append(f"read first: {', '.join(links)}")
     for title, (place, of) in chapter.paths.items():
         places.append(
-            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#five-paths">{title}</a>: {place} of {of}'
+            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#index-paths">{title}</a>: {place} of {of}'
         )
     return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 

@@ -638,7 +638,7 @@ def test_the_chapter_says_how_many_agree():
     close = sum(abs(float(ours()) / answer - 1) <= 0.05 for answer, _, ours in AGREED.values())
     text = " ".join((ROOT / "book" / "costs.md").read_text("utf-8").split())
     assert f"Of {len(AGREED) + len(DIFFERENT)} published answers" in text
-    assert f"{close} agree within five per cent and {len(AGREED) - close} more within ten" in text
+    assert f"{close} agree within 5 % and {len(AGREED) - close} more within 10 %" in text
 
 
 def bound(model, on, parallelism, tokens, **how):
