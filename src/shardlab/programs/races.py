@@ -19,8 +19,8 @@ def races(function: Callable, *args: Any) -> list[str]:
     """The races between the memory accesses of a program's Pallas kernels for TPUs, run once on CPU devices.
 
     A race is two accesses to the same memory of a device, at least one of them a write, that no semaphore orders.
-    Kernels are interpreted, copies are made at once, and what the function prints is not shown. Only races of this one
-    run are found, so an empty list is no proof.
+    Kernels are interpreted, each copy is made at once, and what the function prints is not shown. Only races of this
+    one run are found, so an empty list is no proof.
 
     >>> from jax.experimental import pallas as pl
     >>> def double(x_ref, y_ref):
