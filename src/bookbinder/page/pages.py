@@ -350,6 +350,7 @@ def _describe(app, pagename, templatename, context, doctree):
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
+    context["body"] = re.sub('<code class="docutils literal (notranslate)">(.*?)</code>', _light, context["body"])
     context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
 
@@ -386,6 +387,12 @@ def _colours():
 def _breakable(name):
     """On a narrow screen a long name in the text breaks after `_` or `.`, rather than inside a word."""
     return re.sub(r"(?<=[A-Za-z0-9][_.])(?=[A-Za-z])", "<wbr>", name[0])
+
+
+def _light(code):
+    """Code in a sentence without Sphinx's spans: a page has thousands."""
+    words = re.sub("</?span[^>]*>", "", code[2])
+    return f'<code class="{code[1]}">{words}</code>'
 
 
 def _with_its_height(code):

@@ -24,7 +24,8 @@ def film(
 ) -> Picture:  # fmt: skip
     """Show grids of a simulation as a film, one pixel for each number.
 
-    A page plays it, and a notebook shows all frames side by side. Few colours make a small page.
+    On a page the reader plays it, or goes from frame to frame; a notebook shows all frames side by side. Few colours,
+    as of `plt.get_cmap("RdBu", 9)`, make a small page.
 
     >>> calm, wave = np.zeros((4, 8)), np.eye(4, 8)
     >>> film([calm, wave], ["step 0", "step 1"], "A wave on a pond.", shards=(2, 4))
@@ -32,22 +33,22 @@ def film(
     A wave on a pond.
 
     Args:
-      frames: grids of one shape (height, width), from top to bottom.
-      titles: the words below each, such as "step 60".
-      description: what it shows, for those who do not see it.
-      cmap: a colormap of Matplotlib, or the name of one, which is reduced to 16 colours. Its bad colour is for NaN.
-      limits: the values of its first and last colour; by default the smallest and largest finite ones.
-      shards: into how many shards height and width are divided; lines are drawn at their edges.
+      frames: grids of the same shape (height, width), from top to bottom; NaN has the map's colour for bad values.
+      titles: for each frame the words below it, such as "step 60".
+      description: what the film shows, for those who do not see it.
+      cmap: a colormap of Matplotlib, or its name; one with a name is reduced to 16 colours.
+      limits: the values of its first and last colour; by default the smallest and largest finite ones of all frames.
+      shards: into how many shards height and width are divided, whose edges are drawn as lines.
 
     Returns:
       A `Picture`.
 
     Raises:
       ImportError: Matplotlib is not installed.
-      TypeError: a frame has no real numbers.
-      ValueError: there are fewer than 2 or more than 64 frames, they have no common shape of two dimensions or not a
-        title each, no two finite numbers differ, the map is unknown or has more than 255 colours, or shards do not
-        divide the grid.
+      TypeError: `frames` are no numbers.
+      ValueError: there are fewer than 2 or more than 64 frames, they are not grids of one shape, there is not a title
+        for each, no number is finite or all are equal, the map is unknown or has more than 255 colours, or shards do
+        not divide the grid.
     """
     grids = _checked(frames, titles)
     height, width = grids.shape[1:]

@@ -18,9 +18,12 @@ __all__ = ["races"]
 def races(function: Callable, *args: Any) -> list[str]:
     """The races between the memory accesses of a program's Pallas kernels for TPUs, run once on CPU devices.
 
-    A race is two accesses to the same memory of a device, at least one of them a write, that no semaphore orders.
-    Kernels are interpreted, each copy is made at once, and what the function prints is not shown. Only races of this
-    one run are found, so an empty list is no proof.
+    A race is two accesses to the same place in a device's memory, at least one of them a write, that no semaphore puts
+    in an order: a copy from another device may then arrive before the old value has been read, or after. The kernels
+    are interpreted, and each copy is made at once, so values do not depend on who waits. What is found are the races
+    of this one run, and not all of them: see the source. An empty list is no proof.
+
+    What the function prints meanwhile is not shown.
 
     >>> from jax.experimental import pallas as pl
     >>> def double(x_ref, y_ref):
@@ -31,12 +34,13 @@ def races(function: Callable, *args: Any) -> list[str]:
     []
 
     Args:
-      function: calls `pl.pallas_call`, jitted or not; its `interpret=` makes no difference.
-      *args: its arguments, which it must not donate if they are needed later.
+      function: a function that calls `pl.pallas_call`, jitted or not. `interpret=` makes no difference: within this
+        call all kernels are interpreted for races.
+      *args: its arguments. It is run, so it must not donate arguments that are needed later.
 
     Returns:
-      A text of JAX for each race: both accesses with buffer, range, source line and thread (a device; from 100 on, a
-      DMA).
+      One text for each race, as JAX reports it: both accesses with their buffer, its range, the thread and the source
+      line. The first number of a thread is its device, or a DMA's number, which is 100 or more.
 
     Raises:
       ValueError: the function calls no kernel, or one that was made before this call, with another `interpret`.
