@@ -6,6 +6,7 @@ Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and
 tests/cluster/test_slurm.py compares new runs with them. Times are better on a machine with nothing else to do.
 """
 
+import argparse
 import datetime
 import os
 import re
@@ -26,10 +27,13 @@ from waiting import wait_until  # noqa: E402
 
 def main():
     """Run the jobs and write the recordings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="?", choices=["grid"], help="record only grid.py; by default all")
+    only = parser.parse_args().only
     if reason := missing():
         sys.exit(reason)
     RECORDINGS.mkdir(exist_ok=True)
-    if sys.argv[1:] != ["grid"]:
+    if not only:
         record_jobs()
     with Cluster() as cluster:
         slurm = version_of_slurm(cluster)

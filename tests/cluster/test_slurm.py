@@ -554,14 +554,19 @@ def test_a_job_array_is_several_jobs_with_a_number_each(cluster):
     assert [first[-1], second[-1]] == ["number 0 1", "number 1 1"] and first[0] != second[0]  # two numbers of jobs
 
 
-def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(cluster):
+def measured_on_a_slow_link(cluster, *program):
+    """The JSON that a program prints on two nodes with 200 Mbit/s between them."""
     cluster.slow("200mbit")
     try:
-        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "links.py"))
+        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", *program))
     finally:
         cluster.slow(None)
     assert job.state == "COMPLETED", job.output
-    found = json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
+    return json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
+
+
+def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(cluster):
+    found = measured_on_a_slow_link(cluster, "links.py")
     expected = json.loads("\n".join(recorded(PACKAGED / "links.txt")))
     mib = found["MiB on a device"]
     formulas = {
@@ -578,13 +583,7 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
 
 
 def test_a_stencil_and_a_transform_send_the_bytes_of_the_formulas_and_of_the_recording(cluster):
-    cluster.slow("200mbit")
-    try:
-        job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "grid.py", "--repeat", 2))
-    finally:
-        cluster.slow(None)
-    assert job.state == "COMPLETED", job.output  # grid.py compares its results with NumPy's
-    found = json.loads("\n".join(line.removeprefix("0: ") for line in said(job.output)[1:]))
+    found = measured_on_a_slow_link(cluster, "grid.py", "--repeat", 2)  # which compares its results with NumPy's
     row = math.prod(found["stencil"]["grid"][1:]) * 4  # bytes; a column of the square grid has as many
     half = math.prod(found["fft"]["grid"]) * 8 / 2  # of the grid: a node's part
     formulas = {

@@ -343,14 +343,14 @@ def _describe(app, pagename, templatename, context, doctree):
         sheets += [file for file in files if file.endswith(".css")]
     page.style = "".join(map(_sheet(app), sheets))
     if doctree and context.get("display_toc") and pagename != app.config.root_doc:
-        page.sections = _without_title(context["toc"])
+        page.sections = _light(_without_title(context["toc"]))
     page.policy = _policy(page)
     if chapter and pagename != app.config.root_doc:  # the home page says it of the whole book
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page)}", 1)
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
-    context["body"] = re.sub('<code class="docutils literal (notranslate)">(.*?)</code>', _light, context["body"])
+    context["body"] = _light(context["body"])
     context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
     context["page"] = page
 
@@ -389,10 +389,13 @@ def _breakable(name):
     return re.sub(r"(?<=[A-Za-z0-9][_.])(?=[A-Za-z])", "<wbr>", name[0])
 
 
-def _light(code):
-    """Code in a sentence without Sphinx's spans: a page has thousands."""
-    words = re.sub("</?span[^>]*>", "", code[2])
-    return f'<code class="{code[1]}">{words}</code>'
+def _light(markup):
+    """Code in sentences and headings without Sphinx's spans: a page has thousands."""
+
+    def plain(code):
+        return f'<code class="notranslate">{re.sub("</?span[^>]*>", "", code[1])}</code>'
+
+    return re.sub('<code class="docutils literal notranslate">(.*?)</code>', plain, markup)
 
 
 def _with_its_height(code):

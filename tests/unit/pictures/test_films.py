@@ -38,9 +38,8 @@ def test_each_number_is_a_pixel_of_its_colour():
     frames = [np.array([[0.0, 1, 2, 3], [3, 2, 1, np.nan]]), np.zeros((2, 4))]
     (first, second), lines = images(film(frames, ["before", "after"], "Devices.", cmap=colours, limits=(0, 4)))
     expected = [tuple(bytes.fromhex(colour[1:])) for colour in PALETTE[:4]]
-    assert [tuple(pixel) for pixel in first[0, :, :3]] == expected and [*map(tuple, first[1, :3, :3])] == expected[
-        :0:-1
-    ]
+    assert [*map(tuple, first[0, :, :3])] == expected
+    assert [*map(tuple, first[1, :3, :3])] == expected[:0:-1]
     assert first[1, 3, 3] == 0, "NaN is transparent, as the map's colour for bad values is"
     assert {tuple(pixel) for pixel in second[..., :3].reshape(-1, 3)} == {expected[0]} and not lines
 
@@ -105,9 +104,7 @@ def test_what_is_no_film_is_refused(frames, titles, options, error, words):
 
 
 @settings(max_examples=50, deadline=None)
-@given(
-    st.lists(arrays.arrays(st.sampled_from(["float32", "int8", "bool", "complex64"]), (3, 2)), max_size=3), st.data()
-)
+@given(st.lists(GRIDS, max_size=3), st.data())
 def test_any_frames_are_shown_or_refused_with_a_reason(frames, data):
     titles = data.draw(st.lists(st.text(alphabet="ab <&", max_size=3), min_size=len(frames), max_size=len(frames)))
     try:
