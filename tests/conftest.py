@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from functools import partial
 
 import pytest
 from flags import COMPILE_AND_RUN, COMPILE_ONLY
@@ -25,6 +26,7 @@ import retry  # noqa: E402
 import run_exercises  # noqa: E402
 from repository import BOOK, build, changed_chapters, changed_files, missing  # noqa: E402
 
+from bookbinder import disk  # noqa: E402
 from bookbinder.run import runs  # noqa: E402
 
 oracle.watch()
@@ -113,15 +115,17 @@ def pytest_configure(config):
     for marker in markers:
         config.addinivalue_line("markers", marker)
     retry.configure(config)
-    proofs.configure(config, known)
+    proofs.configure(config, partial(known, is_again=config.option.again))
 
 
-def known(unit):
+def known(unit, is_again):
     """What is known of a chapter before it runs, as a digest: of the units "page NAME" and "notebook NAME"."""
     kind, _, name = unit.partition(" ")
     if kind == "page":
         return runs.chapter_key(BOOK, BOOK.chapter(name))
-    return run_exercises.notebook_key(BOOK, BOOK.chapter(name)) if kind == "notebook" else None
+    if kind == "notebook":
+        return disk.digest(run_exercises.notebook_key(BOOK, BOOK.chapter(name)), "again" * is_again)
+    return None
 
 
 @pytest.fixture(scope="module")

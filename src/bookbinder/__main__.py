@@ -41,7 +41,9 @@ def main(arguments=None):
     every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
     every.add_argument("--fresh", action="store_true", help="ignore earlier results, and run everything again")
     every.add_argument("--record", action="store_true", help="for a release: also store the table in book/recordings")
-    for command in (build, live, every):
+    again = commands.add_parser("compare", help="run the chapters anew, and compare what they show with the pages")
+    again.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
+    for command in (build, live, every, again):
         text = "chapters to run at once (default: one more than there are processors, as memory allows)"
         command.add_argument("--jobs", type=_positive, help=text)
     options = parser.parse_args(arguments)
@@ -53,6 +55,7 @@ def main(arguments=None):
             "publish-notebooks": _publish,
             "links": _links,
             "matrix": _matrix,
+            "compare": _compare,
         }
         return run[options.command](options)
     except (books.BookError, publish.PublishError) as error:
@@ -98,8 +101,10 @@ def _build(options):
     for failure in failed:
         _print_failure(failure)
     if failed:
-        print(f"{len(failed)} of {len(results)} chapters failed; the site is unchanged", file=sys.stderr)
+        left = "the site is unchanged" if site.is_complete(book) else "there is no complete site"
+        print(f"{len(failed)} of {len(results)} chapters failed; {left}", file=sys.stderr)
         return 1
+    print(progress.processor_time(results))
     print(f"the site: {_shown(book.build_folder / 'html' / 'index.html')}")
     print(f"the notebooks: {_shown(book.build_folder / 'notebooks')}")
     return 0
@@ -163,6 +168,22 @@ def _matrix(options):
     missing = sum(bool(column.error) for column in result.columns)
     print(f"\n{len(result.outcomes)} results, {reused} reused, {failed} failed, {missing} versions missing")
     return 0 if result.good else 1
+
+
+def _compare(options):
+    from bookbinder.run import compare
+
+    book = books.load(options.root)
+    chapters = [book.chapter(file) for file in options.chapters] if options.chapters else None
+    compared, differences, failures = compare.run(
+        book, chapters=chapters, jobs=options.jobs, progress=progress.for_this_terminal()
+    )
+    for failure in failures:
+        _print_failure(failure)
+    for difference in differences:
+        print(difference)
+    print(f"{compared:,} cells compared; {len(differences)} differ, {len(failures)} runs failed")
+    return 1 if differences or failures else 0
 
 
 def _print_failure(failure, where=""):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sqlite3
+import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -100,10 +101,13 @@ def _locked(file):
 
 
 def write(path, text):
-    """Write a file so that it is never seen half-written."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, "utf-8")
-    part.replace(path)
+    """Write a file so that it is never seen half-written; others may write the same file now."""
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def swap(place):

@@ -1,6 +1,7 @@
 """Report which chapters are running: a live table on a terminal, plain lines elsewhere."""
 
 import re
+import resource
 import sys
 import threading
 import time
@@ -133,6 +134,14 @@ def table(results):
             seconds = (f"{result.seconds:.1f}", f"{result.processor_seconds:.1f}")
             rows.append((result.name, f"{result.cells}", result.status, *seconds))
     return "\n".join(aligned(rows, "<><>>"))
+
+
+def processor_time(results):
+    """What this process and all that it has started have used, and the part of it that the runs of chapters were."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    chapters = sum(result.processor_seconds for result in results if result.status == "ran")
+    return f"processor time: {total:,.0f} s, of which {chapters:,.0f} s ran chapters"
 
 
 def aligned(rows, sides):

@@ -137,12 +137,6 @@ def as_in_colab(name, published, colab, machine, twice):
     else:
         settings |= {"PIP_NO_INDEX": "1"}
     settings |= {"PIP_COMPILE": "0"}  # or pip would read every module, and the run depend on all of them
-    # What one pass has compiled, the next need not: more than half of the time. But `inspect_array_sharding`, which
-    # auto uses, says nothing of a program that comes from the cache.
-    if twice and name != "auto":
-        settings |= {"JAX_COMPILATION_CACHE_DIR": str(machine / "compiled")}
-        settings |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        settings |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     return runs.Run(
         f"{name} as in Colab",
         ROOT / "_build" / "runs" / "notebooks" / name,
@@ -152,7 +146,8 @@ def as_in_colab(name, published, colab, machine, twice):
         layer(colab, machine / "packages"),
         machine / "content",
         settings,
-        (*options, "--root", str(ROOT)),
+        (*options, *runs.watched(ROOT)),
+        runs.programs(ROOT, name, "notebooks", colab),
     )
 
 
@@ -258,6 +253,7 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
     found = report.data
     assert report.ok, f"cell {found['cell']}: {found['error']}: {found['message']}\n{found['traceback']}"
     cells = sum(c.cell_type == "code" and "last_run_only" not in c.metadata for c in executed.cells)
+    assert name in NEWER or "src/shardlab/__init__.py" in report.read  # on which the run depends, where it is installed
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
 
 

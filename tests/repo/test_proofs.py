@@ -6,11 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import date, timedelta
+from datetime import UTC, datetime
 
 import proofs
 import pytest
-from proofs import ROOT, TURNS
+from proofs import ROOT
 
 CONFTEST = """
 import proofs
@@ -41,13 +41,14 @@ class Repository:
     """A small repository with tests, in which pytest runs as `make test` has it run."""
 
     def __init__(self, root):
-        self.root, self.day = root, "2026-11-25"
+        self.root = root
         (root / "tests" / "tools").mkdir(parents=True)
         for name in ("places.py", "proofs.py", "retry.py"):
             shutil.copy(ROOT / "tests" / "tools" / name, root / "tests" / "tools")
         self.write("pytest.ini", "[pytest]\npythonpath = tests/tools\n")
         self.write("tests/conftest.py", CONFTEST)
         self.write("data.txt", "1\n")
+        self.write(".gitignore", "_build/\n__pycache__/\n")
         subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
 
     def write(self, name, text):
@@ -60,20 +61,20 @@ class Repository:
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_PLUGINS": "xdist,_hypothesis_pytestplugin",
         }
-        environment |= {proofs.DAY: self.day, "PYTHONPATH": str(ROOT / "src")}
+        environment |= {"PYTHONPATH": str(ROOT / "src")}
+        environment.pop(proofs.BEGAN, None)
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
         assert done.returncode == status, done.stdout + done.stderr
         self.said = done.stdout
         return re.fullmatch(r"=+ (.*) in [\d.]+s.* =+", done.stdout.splitlines()[-1])[1]
 
-    def records(self):
-        return json.loads((self.root / "tests" / "proofs.json").read_text())
+    def proofs(self):
+        """What is proved, with the files that were read."""
+        files = (self.root / "_build" / "proofs").glob("*.json")
+        return {proof["unit"]: proof["read"] for proof in map(proofs.read_proof, files)}
 
-    def wait_for_a_turn(self, unit, turn):
-        """Choose a day on which it is a unit's turn to run again, or on which it is no unit's."""
-        units = self.records() if unit is None else [unit]
-        days = (f"{date(2026, 12, 1) + timedelta(n)}" for n in range(TURNS))
-        self.day = next(day for day in days if any(proofs.its_turn(one, day) for one in units) == turn)
+
+TODAY = f"{datetime.now(UTC).date()}"
 
 
 @pytest.fixture
@@ -87,44 +88,61 @@ def test_what_was_proved_is_said_with_its_day_and_not_run(repository, processes)
     repository.write("tests/test_one.py", ONE.replace("DIGEST", digest))
     parallel = ("--numprocesses", processes, "--proofs", "use")
     assert repository.run(*parallel) == "3 passed"
-    assert repository.records() == {
-        "chapter one": {"day": "2026-11-25", "key": repository.records()["chapter one"]["key"], "read": ["data.txt"]},
-        "tests/test_one.py": {"day": "2026-11-25", "key": repository.records()["tests/test_one.py"]["key"]},
-    }
-    repository.wait_for_a_turn(None, False)
-    assert repository.run(*parallel) == "3 proved on 2026-11-25"
+    assert repository.proofs() == {"chapter one": ["data.txt"], "tests/test_one.py": None}
+    assert repository.run(*parallel) == f"3 proved on {TODAY}"
     repository.write("tests/test_two.py", "def test_two():\n    pass\n")  # test_one.py depends on everything
-    first = repository.day
-    assert repository.run(*parallel) == "2 passed, 2 proved on 2026-11-25"
-    repository.wait_for_a_turn(None, False)
-    assert repository.run(*parallel) == f"4 proved from 2026-11-25 to {first}"
+    assert repository.run(*parallel) == f"2 passed, 2 proved on {TODAY}"
+    for file in proofs.proofs_of("chapter one", repository.root / "_build" / "proofs"):
+        file.write_text(file.read_text().replace(TODAY, "2026-11-25"))
+    assert repository.run(*parallel) == f"4 proved from 2026-11-25 to {TODAY}"
     repository.write("data.txt", "2\n")  # which the chapter has read
     assert repository.run(*parallel) == "4 passed"
+    repository.write("data.txt", "1\n")  # as it was, which is proved too
+    assert repository.run(*parallel) == f"4 proved on {TODAY}"
 
 
-def test_a_unit_that_is_proved_runs_again_when_it_is_its_turn(repository):
-    repository.write("tests/test_one.py", "def test_one():\n    pass\n")
-    assert repository.run("--proofs", "use") == "1 passed"
-    repository.wait_for_a_turn("tests/test_one.py", True)
-    assert repository.run("--proofs", "use") == "1 passed"
-    assert repository.records()["tests/test_one.py"]["day"] == repository.day
-    days = [f"{date(2026, 1, 1) + timedelta(n)}" for n in range(TURNS)]
-    assert sum(proofs.its_turn("page arrays", day) for day in days) == 1
-    units = [f"page {name}" for name in "abcdefghijklmnopqrstuvwxyz"]
-    assert 2 <= sum(proofs.its_turn(unit, "2026-11-25") for unit in units) <= 10
-
-
-def test_a_proof_that_is_old_or_made_up_proves_nothing(repository):
+def test_a_proof_that_is_old_or_damaged_proves_nothing(repository):
     repository.write("tests/test_one.py", "def test_one():\n    pass\n")
     repository.run("--proofs", "use")
-    repository.wait_for_a_turn(None, False)
-    for key in ("0" * 16, None):
-        repository.write("tests/proofs.json", json.dumps({"tests/test_one.py": {"day": "2026-11-25", "key": key}}))
-        assert repository.run("--proofs", "use") == "1 passed"
-    repository.write("tests/proofs.json", "no JSON")
+    (file,) = proofs.proofs_of("tests/test_one.py", repository.root / "_build" / "proofs")
+    good = json.loads(file.read_text())
+    for bad in (good | {"key": "0" * 16}, good | {"key": None}, good | {"unit": "tests/test_two.py"}, [good], "", 5):
+        file.write_text(json.dumps(bad))
+        assert repository.run("--proofs", "use") == "1 passed", bad
+    file.write_text("no JSON")
     assert repository.run("--proofs", "use") == "1 passed"
+    assert repository.run("--proofs", "use") == f"1 proved on {TODAY}"
     repository.write("tests/test_one.py", "def test_one():\n    assert 1 == 2\n")
     assert repository.run("--proofs", "use", status=1) == "1 failed"
+
+
+def test_no_change_brings_its_own_proofs(repository):
+    """What is in the repository is no proof, wherever it is and whatever it says."""
+    repository.write("tests/test_one.py", "def test_one():\n    pass\n")
+    repository.run("--proofs", "use")
+    (file,) = proofs.proofs_of("tests/test_one.py", repository.root / "_build" / "proofs")
+    (repository.root / "proofs").mkdir()
+    shutil.copy(file, repository.root / "proofs")
+    repository.write("tests/proofs.json", file.read_text())
+    shutil.rmtree(repository.root / "_build")
+    assert repository.run("--proofs", "use") == "1 passed"
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert "/_build/" in ignored and not any(name.endswith("proofs.json") for name in proofs.source_files())
+
+
+def test_a_run_knows_what_was_proved_when_it_began_and_a_unit_has_so_many_proofs(repository, monkeypatch):
+    repository.write("tests/test_one.py", "def test_one():\n    pass\n")
+    repository.run("--proofs", "use")
+    folder = repository.root / "_build" / "proofs"
+    monkeypatch.setenv(proofs.BEGAN, "1")  # its processes may look at different times
+    assert proofs.Proofs(True, None, folder).proof("tests/test_one.py", "any") == ""
+    (file,) = proofs.proofs_of("tests/test_one.py", folder)
+    for n in range(proofs.KEPT + 5):
+        shutil.copy(file, file.with_name(f"tests-test_one-py.{n}.json"))
+    repository.write("data.txt", "3\n")
+    assert repository.run("--proofs", "use") == "1 passed"
+    assert len(proofs.proofs_of("tests/test_one.py", folder)) == proofs.KEPT
+    assert repository.run("--proofs", "use") == f"1 proved on {TODAY}"
 
 
 def test_what_failed_was_skipped_or_did_not_all_run_is_not_proved(repository):
@@ -132,29 +150,27 @@ def test_what_failed_was_skipped_or_did_not_all_run_is_not_proved(repository):
     for bad, status in (("assert 1 == 2", 1), ("pytest.skip('for want of a browser')", 0)):
         repository.write("tests/test_one.py", text.format(bad))
         repository.run("--proofs", "use", status=status)
-        assert repository.records() == {}
+        assert repository.proofs() == {}
     repository.write("tests/test_one.py", text.format("pass"))
     assert repository.run("--proofs", "use", "-k", "good") == "1 passed, 1 deselected"
     assert repository.run("--proofs", "use", "tests/test_one.py::test_good") == "1 passed"
-    assert repository.records() == {}
+    assert repository.proofs() == {}
     assert repository.run("--proofs", "renew", "tests/test_one.py") == "2 passed"
-    repository.wait_for_a_turn(None, False)
     assert repository.run("--proofs", "renew", "tests/test_one.py") == "2 passed"
     assert repository.run("tests/test_one.py") == "2 passed"
 
 
 def test_what_changes_while_its_tests_run_is_not_proved(repository):
     repository.write("tests/test_one.py", "def test_one():\n    open('data.txt', 'w').write('3')\n")
-    assert repository.run("--proofs", "use") == "1 passed" and repository.records() == {}
+    assert repository.run("--proofs", "use") == "1 passed" and repository.proofs() == {}
 
 
 def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(repository):
     repository.write("tests/test_marked.py", MARKED)
     repository.write("other.txt", "1\n")
     assert repository.run("--proofs", "use") == "1 passed"
-    repository.wait_for_a_turn(None, False)
     repository.write("other.txt", "2\n")
-    assert repository.run("--proofs", "use") == "1 proved on 2026-11-25"
+    assert repository.run("--proofs", "use") == f"1 proved on {TODAY}"
     repository.write("data.txt", "2\n")
     assert repository.run("--proofs", "use") == "1 passed"
     start = "import subprocess\nsubprocess.run(['cat', './other.txt'])"

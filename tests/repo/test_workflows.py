@@ -66,7 +66,7 @@ def test_they_follow_their_schema(schema, files):
 @pytest.mark.parametrize("file", [*FILES, FOR_READERS], ids=lambda file: file.stem)
 def test_actions_are_pinned_with_their_version(file):
     used = re.findall(r"\buses: (.*)", file.read_text())
-    pinned = [use for use in used if re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
+    pinned = [use for use in used if re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
     assert used and set(used) - set(pinned) <= {"$/.github/workflows/ci.yml"}
 
 
@@ -120,12 +120,12 @@ def test_what_starts_a_workflow():
 
 
 def test_each_week_and_for_a_release_nothing_is_left_out():
-    """Otherwise what is proved is said and not run again, but for a fifth."""
+    """Otherwise what is proved is said and not run again."""
     asked = {
         place: job.get("with", {}).get("all") for place, job in JOBS.items() if job.get("uses", "").endswith("ci.yml")
     }
     assert asked == {"publish: check": None, "release: check": True, "upstream: everything": True}
-    step = WORKFLOWS["ci"]["jobs"]["test"]["steps"][-1]
+    (step,) = (step for step in WORKFLOWS["ci"]["jobs"]["test"]["steps"] if "make test" in step.get("run", ""))
     assert step["env"]["PROOFS"] == "${{ inputs.all && 'renew' || 'use' }}" and "--proofs $PROOFS" in step["run"]
 
 
@@ -245,6 +245,7 @@ FORK = "someone/fork"
 HOME = "# Home\n\nSee [what is gone](http://127.0.0.1:9/gone) and {doc}`one`.\n"
 BACKEND = "https://github.com/googlecolab/backend-info"
 ON_COLAB = f"import jax\n\nassert jax.__version__ != {colab_version('jax')!r}, 'too old'"
+VARIES = "import time\n\nprint(time.time_ns())"
 PROGRAMS = {
     # What is not real: rights of root, GitHub's programs, and addresses elsewhere.
     "sudo": 'exec "$@"\n',
@@ -292,7 +293,8 @@ class Clone:
         self.clone()
         good, printed = True, ""
         for step in steps or JOBS[name]["steps"]:
-            if not {"!success()": not good, "!cancelled()": True, None: good}[step.get("if")]:
+            of_main = "!cancelled() && github.ref == 'refs/heads/main'"
+            if not {"!success()": not good, "!cancelled()": True, of_main: True, None: good}[step.get("if")]:
                 continue
             if "run" in step:
                 variables = {key: fill(value) for key, value in (workflow.get("env", {}) | step.get("env", {})).items()}
@@ -376,7 +378,7 @@ def clone(tmp_path_factory):
         path.unlink()
     (sources / "book/index.md").write_text(HOME)
     (sources / "book/one.md").write_text(chapter("One", "from shardlab.arrays import layout\n\nprint(1 + 1)"))
-    (sources / "book/two.md").write_text(chapter("Two", "x = 1", ON_COLAB))
+    (sources / "book/two.md").write_text(chapter("Two", "x = 1", ON_COLAB, VARIES))
     entries = "chapters:\n  - file: book/one\n  - file: book/two\n"
     (sources / "_toc.yml").write_text(f"format: jb-book\nroot: book/index\n{entries}")
     config = (sources / "_config.yml").read_text()  # of which the words for the search name chapters that are not here
@@ -402,11 +404,37 @@ def test_ci_checks_and_leaves_a_preview(clone, job, printed):
         assert (clone.work / "_build/html/one.html").exists() and (clone.artifacts / "book/notebooks").exists()
 
 
-def test_what_ran_is_used_again_only_with_the_same_packages():
-    (step,) = (step for step in JOBS["ci: book"]["steps"] if "actions/cache@" in step.get("uses", ""))
-    assert step["with"]["path"] == "_build/runs"
-    for key in ("key", "restore-keys"):
-        assert "hashFiles('requirements.txt')" in step["with"][key] and "python-version" in step["with"][key]
+CACHES = [
+    (place, step)
+    for place, job in JOBS.items()
+    for step in job.get("steps", ())
+    if "actions/cache" in step.get("uses", "")
+]
+
+
+def test_what_is_proved_is_kept_by_runs_on_main_alone():
+    """Otherwise a pull request could bring what says that it need not be tested."""
+    saved = [(place, step) for place, step in CACHES if "cache/restore@" not in step["uses"]]
+    assert sorted(place for place, _ in saved) == ["ci: book", "ci: test"]
+    for place, step in saved:
+        assert "actions/cache/save@" in step["uses"], "actions/cache itself also saves for pull requests"
+        assert step["if"] == "!cancelled() && github.ref == 'refs/heads/main'"
+        # A job that saves has restored the same, and at the end has it all.
+        (restored,) = (other for where, other in CACHES if where == place and other is not step)
+        assert restored["with"]["path"] == step["with"]["path"] and restored["with"]["key"] == step["with"]["key"]
+        assert step["with"]["key"].startswith(restored["with"]["restore-keys"]) and "run_id" in step["with"]["key"]
+    assert "github.event.pull_request" not in str(CACHES) and "head_ref" not in str(CACHES)
+
+
+def test_what_is_kept_is_used_again_only_with_the_same_packages():
+    for _, step in CACHES:
+        for key in {"key", "restore-keys"} & step["with"].keys():
+            assert "hashFiles('requirements.txt')" in step["with"][key] and "python-version" in step["with"][key]
+    folders = {place: step["with"]["path"].split() for place, step in CACHES}
+    runs = ["_build/runs", "_build/programs"]
+    assert folders == {"ci: test": [*runs, "_build/proofs"], "ci: book": runs, "upstream: compare": runs}
+    linked = re.search(r"^for name in (.*); do$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)[1].split()
+    assert [f"_build/{name}" for name in linked] == folders["ci: test"]
 
 
 # The Makefile's commands that no workflow calls, each with what it prints. What `serve` does, test_bookbinder.py tests.
@@ -479,7 +507,7 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     instructions = "pip install -U jax\n" + line.format("jax jaxlib") + line.format("jax[tpu]")
     (clone.fakes / "installation.md").write_text(instructions)
     (clone.fakes / "issues.json").write_text("[]\n")
-    jobs = ("awake", "newest", "nightly", "colab", "links", "audit", "perturb")
+    jobs = ("awake", "newest", "nightly", "colab", "links", "audit", "perturb", "compare")
     outputs = {job: clone.run(f"upstream: {job}") for job in jobs}
     assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest", "perturb"], outputs
     needs = {job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()}
@@ -493,6 +521,7 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     assert len(re.findall(rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE)) == 1
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
+    assert re.search(r"^book/two\.md:\d+: shows something else when it runs again:$", body, re.MULTILINE)
     assert re.search(r"^audit: nothing was checked", body, re.MULTILINE)
     assert re.search(r"^citations: nothing was checked", body, re.MULTILINE)
     calls = (clone.fakes / "gh.txt").read_text()

@@ -1,4 +1,4 @@
-"""What was proved before need not run again: `tests/proofs.json` says what has passed, on which day, with which key.
+"""What was proved before need not run again: below `_build/proofs` is a file for whatever has passed, with its key.
 
 A unit passes as a whole:
 
@@ -10,10 +10,12 @@ A unit's key is a digest of what its tests depend on: of a chapter its code, Pyt
 cells have read, modules of `shardlab` among them; of other tests every file of the repository, or those that the file
 names in its mark, `pytestmark = pytest.mark.reads("src/bookbinder")`. A test that reads more than its mark says fails.
 
-With `--proofs use` (`make test`) units whose key is the recorded one are left out, but for a fifth of them, which the
-date chooses. They do not count as passed: pytest's closing line counts them apart, with their days. `--proofs renew`
-(`make test ARGS=...`) leaves out nothing. Both record what has passed. A unit with a test that was flaky or skipped is
-not proved.
+With `--proofs use` (`make test`) units with a proof of their key are left out. They do not count as passed: pytest's
+closing line counts them apart, with their days. `--proofs renew` (`make test ARGS=...`) leaves out nothing. Both keep
+what has passed. A unit with a test that was flaky or skipped is not proved.
+
+Proofs are no part of the repository, so that no change can bring its own: they are what this machine has seen. Clones
+may share the folder, as with `_build/runs`; on GitHub it is kept by runs on main alone.
 """
 
 import hashlib
@@ -22,9 +24,10 @@ import os
 import re
 import subprocess
 import sys
-import zlib
+import time
 from collections import Counter
-from datetime import UTC, date, datetime
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,9 +38,9 @@ from places import ROOT
 from bookbinder import disk
 from bookbinder.run import runs
 
-FILE = ROOT / "tests" / "proofs.json"
-TURNS = 5  # a unit that is proved runs again on one day in so many
-DAY = "PROOFS_DAY"  # a variable: the day, the same in all processes of a run
+FOLDER = ROOT / "_build" / "proofs"
+KEPT = 20  # proofs of a unit, of other states of the repository
+BEGAN = "PROOFS_BEGAN"  # a variable: when a run began, in ns; all its processes know the proofs that were there then
 EVERYTHING = ("",)  # what tests read whose file does not say
 
 
@@ -88,7 +91,7 @@ def key_of_files(places):
 def _digest(places):
     found = hashlib.sha256(runs.environment().encode())
     for name in source_files():
-        if below(name, places) and name != str(FILE.relative_to(ROOT)):
+        if below(name, places):
             found.update(f"{name} {disk.file_digest(ROOT / name)}\n".encode())
     return found.hexdigest()[:16]
 
@@ -98,41 +101,52 @@ def key_of_chapter(known, read):
     return disk.digest(known, *(f"{name} {content}" for name, content in sorted(read.items())))[:16]
 
 
-def its_turn(unit, day):
-    """Whether a unit that is proved runs again on a day."""
-    return (zlib.crc32(unit.encode()) + date.fromisoformat(day).toordinal()) % TURNS == 0
+def proofs_of(unit, folder):
+    """The files with proofs of a unit, the newest first."""
+    files = {}
+    for file in folder.glob(f"{re.sub(r'[^a-z0-9_]+', '-', unit)}.*.json"):
+        with suppress(OSError):  # another run has deleted it
+            files[file] = -file.stat().st_mtime_ns
+    return sorted(files, key=files.get)
 
 
-def read_records(file):
-    """What is recorded, by unit; nothing if the file cannot be read, so that all runs again."""
+def read_proof(file):
+    """A proof: its unit, its day, its key and the files that a chapter has read; none if it cannot be read."""
     try:
-        return json.loads(file.read_text("utf-8"))
+        proof = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
+    kinds = {"unit": str, "day": str, "key": str, "read": list | None}
+    good = isinstance(proof, dict) and all(isinstance(proof.get(name, 0), kind) for name, kind in kinds.items())
+    return proof if good else {}
 
 
 class Proofs:
     """The plugin: leaves out tests where they are collected, and records what passed in the process that reports."""
 
-    def __init__(self, use, known, file=FILE):
+    def __init__(self, use, known, folder=FOLDER):
         """Leave out what is proved only if `use` is true; `known` tells what is known of a chapter before it runs."""
-        self.use, self.known, self.file = use, known, file
-        self.day = os.environ.setdefault(DAY, f"{datetime.now(UTC).date()}")
-        self.records = read_records(file)
+        self.use, self.known, self.folder = use, known, folder
+        self.began = int(os.environ.setdefault(BEGAN, f"{time.time_ns()}"))
         self.found = {"tests": {}, "places": {}, "known": {}, "left_out": {}}  # what is known of each unit
         self.passed, self.bad, self.read = Counter(), set(), {}
 
     @property
     def left_out(self):
-        """The units that are left out."""
+        """The units that are left out, with the days of their proofs."""
         return self.found["left_out"]
 
-    def is_proved(self, unit, known):
-        """Whether the record of a unit holds for what is here now."""
-        record = self.records.get(unit, {})
-        if "read" in record:
-            known = key_of_chapter(known, {name: disk.file_digest(ROOT / name) for name in record["read"]})
-        return record.get("key") == known
+    def proof(self, unit, known):
+        """The day of a proof that holds for what is here now; "" if there is none."""
+        for file in proofs_of(unit, self.folder):
+            proof, key = read_proof(file), known
+            if proof.get("unit") != unit or file.stat().st_mtime_ns > self.began:
+                continue
+            if proof["read"] is not None:
+                key = key_of_chapter(known, {name: disk.file_digest(ROOT / name) for name in proof["read"]})
+            if proof["key"] == key:
+                return proof["day"]
+        return ""
 
     @pytest.hookimpl(tryfirst=True)  # before -k and the like: a unit of which some tests are left out is not proved
     def pytest_collection_modifyitems(self, items):
@@ -145,9 +159,8 @@ class Proofs:
                 known[unit] = self.known(unit)
                 places[unit] = () if known[unit] else places_of(item)
                 known[unit] = known[unit] or key_of_files(places[unit])
-        left_out = [
-            unit for unit in tests if self.use and self.is_proved(unit, known[unit]) and not its_turn(unit, self.day)
-        ]
+        days = {unit: self.proof(unit, known[unit]) for unit in tests if self.use}
+        left_out = {unit: day for unit, day in days.items() if day}
         self.found = {"tests": dict(tests), "places": places, "known": known, "left_out": left_out}
         items[:] = [item for item in items if unit_of(item) not in left_out]
 
@@ -171,9 +184,8 @@ class Proofs:
         if hasattr(config, "workerinput"):
             config.workeroutput["proofs"] = self.found
             return
-        proved = [self.records[unit] for unit in self.left_out]
-        if proved:
-            first, last = (one(record["day"] for record in proved) for one in (min, max))
+        if self.left_out:
+            first, last = (one(self.left_out.values()) for one in (min, max))
             kind = f"proved on {first}" if first == last else f"proved from {first} to {last}"
             reporter = config.pluginmanager.getplugin("terminalreporter")
             # Other plugins look into each report; these have nothing in them.
@@ -182,22 +194,26 @@ class Proofs:
             if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
                 session.exitstatus = pytest.ExitCode.OK
         if not any("::" in argument for argument in config.args):  # else not all tests of a file were collected
-            self.record()
+            with suppress(OSError):  # such as a full disk: the tests have passed all the same
+                self.record()
 
     def record(self):
-        """Write down which units have passed, unless a file that they depend on has changed meanwhile."""
-        records, as_it_is = read_records(self.file), cache(_digest)
+        """Keep a proof of each unit that has passed, unless a file that it depends on has changed meanwhile."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        as_it_is, day = cache(_digest), f"{datetime.now(UTC).date()}"
         for unit, count in self.passed.items():
             if unit in self.bad or count != self.found["tests"].get(unit):
                 continue
-            key, places, read = self.found["known"][unit], self.found["places"][unit], self.read.get(unit, {})
+            key, places, read = self.found["known"][unit], self.found["places"][unit], None
             if not places:
-                records[unit] = {"day": self.day, "key": key_of_chapter(key, read), "read": sorted(read)}
-            elif as_it_is(tuple(places)) == key:
-                records[unit] = {"day": self.day, "key": key}
-        there = {unit: record for unit, record in records.items() if (ROOT / unit).exists() or " " in unit}
-        lines = [f"{json.dumps(unit)}: {json.dumps(record)}" for unit, record in sorted(there.items())]
-        disk.write(self.file, "{\n" + ",\n".join(lines) + "\n}\n")
+                read = self.read.get(unit, {})
+                key, read = key_of_chapter(key, read), sorted(read)
+            elif as_it_is(tuple(places)) != key:
+                continue
+            name = f"{re.sub(r'[^a-z0-9_]+', '-', unit)}.{key}.json"
+            disk.write(self.folder / name, json.dumps({"unit": unit, "day": day, "key": key, "read": read}))
+            for old in proofs_of(unit, self.folder)[KEPT:]:
+                old.unlink(missing_ok=True)
 
 
 class Reads:
@@ -263,7 +279,7 @@ def _is_hypothesis_looking():
 
 def add_options(parser):
     """The options of this plugin."""
-    text = "leave out what tests/proofs.json says is proved (use), or nothing (renew); record what passes"
+    text = "leave out what was proved before (use), or nothing (renew); keep what passes"
     parser.addoption("--proofs", choices=("use", "renew"), help=text)
 
 

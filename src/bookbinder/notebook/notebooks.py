@@ -17,10 +17,13 @@ from bookbinder.notebook import markdown
 from bookbinder.progress import AS_TEXT
 from bookbinder.read import address as addresses, package
 from bookbinder.read.book import BookError, split_assertions
+from bookbinder.run.compare import VARIES
 from bookbinder.run.environments import COLAB
+from bookbinder.run.run_notebook import UNCACHED
 
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
 PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}  # for the page only
+RUN_TAGS = {UNCACHED, VARIES}  # for those who run it
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
@@ -183,8 +186,8 @@ class _Notebook:
     def _code(self, cell, line, outputs):
         """A code cell, folded if it is folded on the page, except where the reader is to write."""
         tags = set(cell.metadata.get("tags", ()))
-        if unknown := tags - FOLD_TAGS - PAGE_TAGS:
-            known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS))
+        if unknown := tags - FOLD_TAGS - PAGE_TAGS - RUN_TAGS:
+            known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS | RUN_TAGS))
             raise BookError(self.chapter.path, line, f"notebooks do not know the tag {min(unknown)}; there are {known}")
         if not cell.source.strip() or (self.solution and self.for_class):
             return
@@ -205,7 +208,7 @@ class _Notebook:
             before, checks, after = split_assertions(source)
             source = "\n".join(filter(None, [before, after]))
         told = title or self.asked or self.gate or tags & {"hide-output", "remove-output"}
-        self._add_code(source, title, outputs=() if told else self._shown(outputs, tags))
+        self._add_code(source, title, sorted(tags & RUN_TAGS), () if told else self._shown(outputs, tags))
         if checks:
             self._add_code(checks, "Checked", [CHECKS])
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,28 +105,28 @@ def _address(config):
 
 def _execute(app, env, added, changed, removed):
     """Execute the chapters; returns those whose outputs or texts have changed since Sphinx read them."""
-    told = sys.stdin.read() if execute.CALLED in os.environ else None  # as soon as the chapters have run
-    if told == "":
-        os._exit(1)  # `make book` was killed; nothing has changed here
     source, root = Path(app.srcdir), _root(app)
     prefix = f"{books.FOLDER}/" if source == root else ""
     book = app.bookbinder_book = books.load(root)
     if env.mystnb_config.execution_mode != "cache":
         return []
-    if told:
-        facts = json.loads(told)
+    chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
+    without = ()
+    if execute.CALLED in os.environ:
+        without = [chapter.name for chapter in chapters]
     else:
         book.check()
-        chapters = [chapter for chapter in book.chapters if prefix + chapter.name in env.found_docs]
         notebooks.make(book, chapters)  # says what Colab would not show
-        try:
-            results = execute.run(book, env.mystnb_config.execution_cache_path, chapters=chapters, progress=Lines())
-        except Stopped:
-            raise KeyboardInterrupt from None  # which Sphinx knows
-        failures = [str(result.failure) for result in results if result.failure]
-        if failures:
-            raise ExtensionError("\n".join(["cells failed:", *failures]))
-        facts = execute.facts(chapters, results)
+    try:
+        results = execute.run(
+            book, env.mystnb_config.execution_cache_path, chapters=chapters, without=without, progress=Lines()
+        )
+    except Stopped:
+        raise KeyboardInterrupt from None  # which Sphinx knows
+    failures = [str(result.failure) for result in results if result.failure]
+    if failures:
+        raise ExtensionError("\n".join(["cells failed:", *failures]))
+    facts = execute.facts(chapters, results)
     env.bookbinder_notebooks = {name for name, fact in facts.items() if fact["outputs"]}
     env.bookbinder_chapters = {
         name: pages.Chapter(fact["devices"], fact["day"], _versions(), *_facts(book, name))

@@ -23,6 +23,7 @@ from bookbinder import disk
 from bookbinder.page import cards
 from bookbinder.read import citation, package
 from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
+from bookbinder.run.execute import LEFT_OUT
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
 THEME = Path(__file__).parent / "theme"
@@ -107,6 +108,7 @@ def setup(app):
     app.connect("doctree-resolved", _code, priority=901)
     app.connect("doctree-resolved", _outputs, priority=901)
     app.connect("doctree-resolved", _key_figure, priority=899)
+    app.connect("doctree-resolved", _say_that_it_runs, priority=898)
     app.connect("doctree-resolved", _tables, priority=902)
     app.connect("doctree-resolved", _letters, priority=902)
     app.connect("doctree-resolved", _plots, priority=903)
@@ -200,6 +202,22 @@ def _key_figure(app, doctree, docname):
         box = nodes.container("", _renamed(shown[0].deepcopy()), classes=[KEY_FIGURE])
         title.parent.insert(title.parent.index(title) + 1, box)
         return
+
+
+def _say_that_it_runs(app, doctree, docname):
+    """Under the title of a page without its outputs, say that they are still to come."""
+    if not lacks_outputs(app, docname):
+        return
+    title = next(iter(doctree.findall(nodes.title)))
+    text = "This chapter was still running, or had yet to begin, when this page was made."
+    note = nodes.note("", nodes.paragraph(text=f"{text} Its outputs are still to come: load the page again later."))
+    title.parent.insert(title.parent.index(title) + 1, note)
+
+
+def lacks_outputs(app, docname):
+    """Whether a page is made before its chapter has run: for a preview while others run, or for tests."""
+    outputs, _ = getattr(app.env, "bookbinder_records", {}).get(docname.removeprefix(f"{FOLDER}/"), ("", ""))
+    return outputs == LEFT_OUT
 
 
 def _is_picture(node):

@@ -19,8 +19,6 @@ from sphinx.util import logging
 
 from bookbinder.notebook.markdown import CHOICE
 from bookbinder.page import pages
-from bookbinder.read.book import FOLDER
-from bookbinder.run.execute import LEFT_OUT
 
 MOST = 4  # choices
 
@@ -48,8 +46,7 @@ def setup(app):
 
 
 def _ask(app, doctree, docname):
-    outputs, _ = getattr(app.env, "bookbinder_records", {}).get(docname.removeprefix(f"{FOLDER}/"), ("", ""))
-    if outputs == LEFT_OUT:  # the page has no answers yet, and is not published
+    if pages.lacks_outputs(app, docname):  # it has no answers yet, and is not published
         return
     asked = [one for one in doctree.findall(nodes.paragraph) if _is_question(one)]
     for number, paragraph in enumerate(asked, 1):

@@ -11,6 +11,23 @@ from bookbinder.read.book import BookError
 
 
 @dataclass(frozen=True)
+class Programs:
+    """How compiled programs are kept from run to run: the table `[tool.bookbinder.programs]`.
+
+    Attributes:
+      packages: those whose versions decide whether a program can be used again.
+      folder: the variable that names the folder where programs are kept.
+      variables: others that processes have then.
+      change: code that has a process use another `folder`, or None.
+    """
+
+    packages: tuple[str, ...]
+    folder: str
+    change: str
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Package:
     """The package that chapters import; a book without such a table has one without a name.
 
@@ -21,6 +38,7 @@ class Package:
       set_up: code that a notebook begins with if one of its cells has the text `set_up_for`.
       unset: a regular expression of variables that chapters do not inherit from whoever builds the book.
       variables: those that they have instead.
+      programs: how compiled programs are kept; None if they are not.
       wheel: the name of its wheel, for notebooks in Colab; "" where pyproject.toml does not say how it is built.
     """
 
@@ -31,6 +49,7 @@ class Package:
     set_up_for: str = ""
     unset: str = ""
     variables: dict[str, str] = field(default_factory=dict)
+    programs: Programs | None = None
     wheel: str = ""
 
     @property
@@ -60,12 +79,20 @@ def of(root):
         table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BookError(file.name, None, f"not TOML: {error}") from None
-    settings = {key.replace("-", "_"): value for key, value in table.get("tool", {}).get("bookbinder", {}).items()}
-    known = Package.__dataclass_fields__.keys() - {"wheel"}
-    if unknown := settings.keys() - known:
-        has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
-        raise BookError(file.name, None, f"[tool.bookbinder] has no {has_not}; it has {has}")
+    settings = _settings(table.get("tool", {}).get("bookbinder", {}), Package, file.name)
+    if programs := settings.pop("programs", None):
+        settings["programs"] = Programs(**_settings(programs, Programs, file.name, ".programs"))
     project = table.get("project", {}) if "build-system" in table else {}
     named = {"name", "version"} <= project.keys()
     wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl" if named else ""
     return Package(**settings, wheel=wheel)
+
+
+def _settings(table, kind, file, where=""):
+    """A table of TOML as arguments for a dataclass."""
+    settings = {key.replace("-", "_"): value for key, value in table.items()}
+    known = kind.__dataclass_fields__.keys() - {"wheel"}
+    if unknown := settings.keys() - known:
+        has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
+        raise BookError(file, None, f"[tool.bookbinder{where}] has no {has_not}; it has {has}")
+    return settings

@@ -3,6 +3,7 @@
 - `bookbinder.run.run_notebook`: run one notebook with any Python; imports nothing of ours
 - `bookbinder.run.runs`: run notebooks, several at once; what was run under a key is not run again under it
 - `bookbinder.run.execute`: run the chapters for the site, reusing outputs that are still valid
+- `bookbinder.run.compare`: run chapters anew, and compare what they show with what the pages show
 - `bookbinder.run.environments`: the versions of JAX that readers have, and an environment for each
 - `bookbinder.run.matrix`: run the chapters on each of these: a table of chapters by versions
 """

@@ -1,4 +1,4 @@
-"""Bring the outputs of a book's chapters up to date, where Jupyter Book reads them: in a jupyter-cache.
+"""Bring the outputs of a book's chapters up to date, and where Jupyter Book reads them: into a jupyter-cache.
 
 `bookbinder.run.runs` runs the chapters and keeps what they put out; the jupyter-cache is filled from there, and can be
 made again at any time.
@@ -17,7 +17,8 @@ from bookbinder.run import runs
 from bookbinder.stopping import stoppable
 
 LEFT_OUT = "left out"  # the status of a chapter that was not to run, and has no outputs
-CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, and will send it `facts` on standard input
+CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, which shows what is known, and runs nothing
+FIRST = 8  # chapters that run before all others, from the beginning of the book on: people read these first
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,23 @@ class Result:
     outputs: str = ""  # changes whenever the outputs do
 
 
-def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=None, stop=None, before=None):
+def run(
+    book, cache_folder=None, *, chapters=None, without=(), jobs=None, progress=None, stop=None, before=None, ended=None
+):
     """Bring the outputs of chapters up to date.
 
     A chapter whose outputs are still valid is skipped; the others run. One that fails does not stop the others.
 
     Args:
       book: the `bookbinder.read.book.Book`.
-      cache_folder: where the jupyter-cache is, or will be.
+      cache_folder: where the jupyter-cache is, or will be, that is filled with them; by default none is.
       chapters: those to look at; all by default.
       without: names of chapters that do not run; one without valid outputs has none.
       jobs: how many at once; see `bookbinder.run.runs.run`.
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
       stop: the `bookbinder.stopping.Stop` of the caller; by default signals stop this run alone.
       before: called before chapters run, if any must run.
+      ended: called with the name of a chapter as soon as it has run well.
 
     Returns:
       A `Result` for each chapter, in the order given.
@@ -71,7 +75,7 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
     if stop is None:
         with stoppable() as stop:
             options = {"chapters": chapters, "without": without, "jobs": jobs, "progress": progress}
-            return run(book, cache_folder, **options, stop=stop, before=before)
+            return run(book, cache_folder, **options, stop=stop, before=before, ended=ended)
     chapters = book.chapters if chapters is None else chapters
     progress = progress or Progress()
     programs = [chapter for chapter in chapters if chapter.runs]
@@ -83,13 +87,20 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
     }
     planned = [planned_run for planned_run in planned if planned_run.name not in left_out]
     saved, at = _sources(book), {planned_run.place: book.chapter(planned_run.name) for planned_run in planned}
+
+    def finished(planned_run, report):
+        progress.finished(_result(at[planned_run.place], report))
+        if ended and report.ok:
+            ended(planned_run.name)
+
     reports = runs.run(
         planned,
+        first=[chapter.name for chapter in book.chapters][:FIRST],
         jobs=jobs,
         progress=progress,
         stop=stop,
         before=before,
-        finished=lambda planned_run, report: progress.finished(_result(at[planned_run.place], report)),
+        finished=finished,
     )
     for name, when in sorted(_sources(book).items()):
         if saved.get(name, when) != when:
@@ -108,7 +119,8 @@ def run(book, cache_folder, *, chapters=None, without=(), jobs=None, progress=No
         if report.ok
     }
     outputs_of |= {name: lambda notebook=notebook: notebook for name, notebook in left_out.items()}
-    _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()])
+    if cache_folder:
+        _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()])
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
 
 
@@ -161,7 +173,7 @@ def _fill(folder, executed):
             for chapter, result, outputs in executed:
                 notebook = outputs()
                 for cell in notebook.cells:
-                    cell.outputs = _as_a_terminal_shows(cell.outputs)
+                    cell.outputs = as_a_terminal_shows(cell.outputs)
                 with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
                     record = cache.match_cache_notebook(chapter.notebook)
                     kept = cache.get_cache_bundle(record.pk).nb
@@ -196,7 +208,7 @@ def outputs(book):
     found = {}
     for chapter in book.chapters:
         if chapter.runs and (report := runs.known(runs.of_chapter(book, chapter))):
-            found[chapter.name] = [_as_a_terminal_shows(cell.outputs) for cell in runs.outputs(report).cells]
+            found[chapter.name] = [as_a_terminal_shows(cell.outputs) for cell in runs.outputs(report).cells]
     return found
 
 
@@ -213,7 +225,7 @@ def facts(chapters, results):
     }
 
 
-def _as_a_terminal_shows(outputs):
+def as_a_terminal_shows(outputs):
     """Printed output joined into one text; of a line that was overwritten, as by a progress bar, its final state."""
     shown = []
     for output in outputs:

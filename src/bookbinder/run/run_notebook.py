@@ -26,6 +26,12 @@ last the report, which has
 
 A cell whose metadata has "last_run_only" is run in the last of several passes alone, and does not count.
 
+With --programs ARCHIVE, compiled programs are kept from run to run. All archives in its folder are what a run begins
+with: the same chapter has compiled them in whatever way. At the end ARCHIVE holds what this run has read or made of
+them, and nothing else, so that it does not grow. --programs-in names the variable by which a process learns of its
+folder. A cell with the tag "uncached" compiles its programs anew: around it the code of --programs-change runs, with
+the name `folder`, which is None before it.
+
 The exit status is 0 if all is well, 1 if a cell failed, 128 and the signal's number if it was told to stop. However it
 ends, it ends what the kernel has started too; it also ends when the process that started it is gone.
 """
@@ -35,6 +41,7 @@ import asyncio
 import ctypes
 import json
 import os
+import platform
 import re
 import resource
 import shutil
@@ -42,10 +49,14 @@ import signal
 import sys
 import tempfile
 import time
+import zipfile
+import zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
+PROGRAM = re.compile(r"[\w.-]+-cache")  # the names of files that JAX gives to compiled programs
+UNCACHED = "uncached"  # the tag of cells whose programs are compiled anew
 
 # Every Python that the notebook starts runs these first, as its sitecustomize. It notes the warnings that Python
 # attributes to cells (whose module is __main__, in the kernel or another process) or to a package, and those that it
@@ -156,8 +167,33 @@ def _watch(root, sources, package):
 
 """
 
+# Each Python has a folder of its own for compiled programs, which begins with those that are kept: none reads what
+# another is still writing. It notes which it has read.
+KEEP_PROGRAMS = """
+def _keep_programs(variable):
+    import os, sys, time
+
+    here = os.path.dirname(__file__)
+    kept, own = os.path.join(here, "programs"), os.path.join(here, "programs-of", f"{os.getpid()}-{time.time_ns()}", "")
+    os.makedirs(own)
+    for name in os.listdir(kept):
+        os.link(kept + os.sep + name, own + name)
+    os.environ[variable] = own
+
+    def note(event, arguments):
+        if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith(own):
+            with open(os.path.join(here, "programs-read"), "a") as notes:
+                notes.write(arguments[0][len(own):] + chr(10))
+
+    sys.addaudithook(note)
+
+"""
+
+# The names of cells are part of the programs that they compile, and must not differ from kernel to kernel.
 # Plots are SVG, with letters as letters, and the same in each run.
 KERNEL_CONFIG = """
+import ipykernel.compiler
+ipykernel.compiler.get_tmp_directory = lambda: "/tmp/ipykernel_0"
 c.InlineBackend.figure_formats = ["svg"]
 c.InlineBackend.print_figure_kwargs = {"bbox_inches": "tight", "metadata": {"Date": None}}
 c.InlineBackend.rc = {"svg.fonttype": "none", "svg.hashsalt": "the same in each run"}
@@ -231,6 +267,8 @@ class Runner:
         customize = f"{NOTE_WARNINGS}_note_warnings({package!r})\n"
         if options.root:
             customize += f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r}, {package!r})\n"
+        if options.programs:
+            customize += f"{KEEP_PROGRAMS}_keep_programs({options.programs_in!r})\n"
         (self.folder / "sitecustomize.py").write_text(customize)
         profile = self.folder / "ipython" / "profile_default"
         profile.mkdir(parents=True)
@@ -276,11 +314,24 @@ class Runner:
             self.now = n
             (self.folder / "now").write_text(str(n))
             print(json.dumps({"cell": number, "of": len(self.code)}), flush=True)
+            uncached = self.options.programs and UNCACHED in cell.metadata.get("tags", ())
+            if uncached:
+                await self._change_programs(None)
             self.client.reset_execution_trackers()
             self.client.shown = 0
             await self.client.async_execute_cell(cell, n, store_history=not extra)
+            if uncached:
+                await self._change_programs(self.options.programs_in)
             if not extra:
                 self.cells += self.client.code_cells_executed  # none, if its tags say to skip it
+
+    async def _change_programs(self, variable):
+        """Have the kernel use the folder of compiled programs that a variable names, or none."""
+        from nbformat.v4 import new_code_cell
+
+        folder = f"__import__('os').environ[{variable!r}]" if variable else None
+        cell = new_code_cell(f"exec({self.options.programs_change!r}, dict(folder={folder}))")
+        await self.client.async_execute_cell(cell, 0, store_history=False)
 
     def _check_reply(self, cell, cell_index, execute_reply):
         if any(item.get("source") == "ask_exit" for item in execute_reply["content"].get("payload", ())):
@@ -387,7 +438,8 @@ def packages():
 
 def environment():
     """What a run depends on besides its notebook: this Python, and what is installed."""
-    return {"python": sys.version, "platform": sys.platform, "packages": sorted(packages())}
+    python = f"{platform.python_implementation()} {platform.python_version()}"  # whoever has built it, and when
+    return {"python": python, "platform": sys.platform, "packages": sorted(packages())}
 
 
 async def unless_stopped(work, stop):
@@ -415,6 +467,49 @@ def a_folder(given=None):
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def unpack(archive, folder):
+    """Fill a new folder with the compiled programs of all archives beside one; what is damaged is not there."""
+    folder.mkdir()
+    for file in sorted(archive.parent.glob("*.zip")):
+        with suppress(Exception), zipfile.ZipFile(file) as programs:
+            for name in filter(PROGRAM.fullmatch, programs.namelist()):
+                (folder / name).write_bytes(programs.read(name))  # which compares its checksum
+            os.utime(file)  # the least recently used are deleted first
+
+
+def pack(archive, folder):
+    """Keep the compiled programs that a run has read or made, below the folder of its files."""
+    kept, notes = folder / "programs", folder / "programs-read"
+    read = set(notes.read_text().split()) if notes.exists() else set()
+    programs = {name: file for name in read if (file := kept / name).is_file()}
+    for file in folder.glob("programs-of/*/*"):
+        if file.name not in programs and not (kept / file.name).exists() and PROGRAM.fullmatch(file.name):
+            programs[file.name] = file
+    new = Path(tempfile.mkdtemp(dir=archive.parent, prefix="."))  # others may write the same archive now
+    try:
+        with zipfile.ZipFile(new / archive.name, "w") as packed:
+            for name, file in sorted(programs.items()):
+                if is_complete(content := file.read_bytes()):
+                    packed.writestr(name, content)
+        os.replace(new / archive.name, archive)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def is_complete(program):
+    """Whether a compressed program is all there; a process that was killed may have written a part of it."""
+    try:
+        if not program.startswith(b"\x28\xb5\x2f\xfd"):
+            return bool(zlib.decompress(program))
+        try:
+            from compression import zstd  # Python 3.14
+        except ImportError:
+            import zstandard as zstd  # then JAX has used this
+        return bool(zstd.decompress(program))
+    except Exception:
+        return False
 
 
 def end_children():
@@ -449,6 +544,12 @@ def main():
     parser.add_argument(
         "--folder", help="for the files of the run; it is deleted (by default one in a temporary folder)"
     )
+    text = "keep compiled programs in this file, and begin with those of all archives in its folder"
+    parser.add_argument("--programs", type=Path, metavar="ARCHIVE", help=text)
+    parser.add_argument("--programs-in", metavar="NAME", help="the variable that names the folder of programs")
+    parser.add_argument(
+        "--programs-change", metavar="CODE", help="has a process use the folder of programs called `folder`, or None"
+    )
     parser.add_argument("--environment", action="store_true", help="only print this Python and its packages, as JSON")
     if sys.argv[1:] == ["--environment"]:
         print(json.dumps(environment()))
@@ -474,6 +575,8 @@ def main():
     adopt()
     with a_folder(options.folder) as folder:
         report = None
+        if options.programs:
+            unpack(options.programs, Path(folder) / "programs")
         try:
             report = asyncio.run(run(notebook, folder, options, stop))
         except BaseException:
@@ -481,6 +584,9 @@ def main():
                 raise
         finally:
             end_children()
+        if options.programs and not stop.signal:
+            with suppress(OSError):  # such as a full disk: the run itself is as good
+                pack(options.programs, Path(folder))
     if stop.signal:
         return 128 + stop.signal
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

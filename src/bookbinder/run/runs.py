@@ -12,6 +12,7 @@ an edit that is undone costs nothing; what failed runs again.
 
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -38,6 +39,7 @@ RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
 FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
+PROGRAMS = 2 << 30  # bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
 MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
@@ -56,6 +58,7 @@ class Run:
       cwd: the folder in which cells run.
       variables: the environment variables.
       options: further options of run_notebook.py.
+      programs: the archive in which its compiled programs are kept; None if they are not.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Run:
     cwd: Path = Path()
     variables: dict = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    programs: Path | None = None
 
     @property
     def cells(self):
@@ -137,7 +141,34 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
         (book.root / chapter.path).parent,
         {**inherited, "PYTHONPATH": str(book.root / "src"), **imported.variables, **for_chapters},
         ("--timeout", str(int(book.cell_seconds)), *watched(book.root), "--sources", *SOURCES, "_build"),
+        programs(book.root, chapter.name, column, python, for_chapters),
     )
+
+
+def programs(root, name, column, python=sys.executable, settings=()):
+    """Where compiled programs of a chapter are kept, so that an edit compiles again what it has changed, and no more.
+
+    In the folder of the chapter each column of the matrix, and each way to compile, has an archive: a run begins with
+    all of them. Other versions of the compiler, and other processors, have folders of their own.
+    """
+    kept = package.of(root).programs
+    if kept is None:
+        return None
+    installed = (re.fullmatch(rf"(?:{'|'.join(kept.packages)})-\d.*", info) for info in packages(python))
+    versions = "-".join(sorted(match[0] for match in installed if match))
+    way = f"-{disk.digest(json.dumps(settings, sort_keys=True))[:6]}" if settings else ""
+    return root / "_build" / "programs" / f"{versions}-{processor()}" / name / f"{column}{way}.zip"
+
+
+@cache
+def processor():
+    """A digest of what a processor is and can, as far as compilers ask."""
+    parts = [platform.system(), platform.machine(), platform.processor()]
+    with suppress(OSError):
+        asked = r"(vendor_id|cpu family|model|model name|stepping|flags|CPU \w+|Features)\s*:"
+        first = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
+        parts += [line for line in first.splitlines() if re.match(asked, line)]
+    return disk.digest(*parts)[:8]
 
 
 def watched(root):
@@ -152,6 +183,11 @@ def environment(python=sys.executable):
     if python == sys.executable:
         return json.dumps(run_notebook.environment())
     return subprocess.check_output([python, RUNNER, "--environment"], **AS_TEXT)
+
+
+def packages(python=sys.executable):
+    """The packages of a Python, such as "jax-0.7.2"."""
+    return json.loads(environment(python))["packages"]
 
 
 def outputs(report):
@@ -218,11 +254,12 @@ def at_once(quotas=Path("/sys/fs/cgroup")):
     return max(1, min(processors + 1, memory // MEMORY))  # each waits now and then
 
 
-def run(runs, *, jobs=None, fresh=False, progress, stop, before=None, finished=None):
+def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, finished=None):
     """Run those notebooks that have no valid report, the longest first. One that fails does not stop the others.
 
     Args:
       runs: the `Run`s.
+      first: the names of those that begin before all others, in this order.
       jobs: how many at once, of all processes that run chapters of this book; by default `at_once()`.
       fresh: whether to run again what has a valid report.
       progress: a `bookbinder.progress.Progress`, which is told of cells.
@@ -246,7 +283,8 @@ def run(runs, *, jobs=None, fresh=False, progress, stop, before=None, finished=N
             waiting.append((last.get("seconds", planned.cells), number, planned))
     if waiting and before:
         before()
-    waiting.sort(key=lambda item: -item[0])
+    places = {name: place for place, name in enumerate(first)}
+    waiting.sort(key=lambda item: (places.get(item[2].name, len(places)), -item[0]))
     processes, jobs = set(), jobs or at_once()
 
     def slot_and_run(planned):
@@ -287,6 +325,12 @@ def _run(run, progress, stop, processes):
         return None
     run.place.parent.mkdir(parents=True, exist_ok=True)
     command = [run.python, RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
+    variables = run.variables
+    if run.programs:
+        kept = package.of(run.root).programs
+        run.programs.parent.mkdir(parents=True, exist_ok=True)
+        command += ["--programs", run.programs, "--programs-in", kept.folder, "--programs-change", kept.change]
+        variables = {**variables, **kept.variables}
     progress.cell(run.name, 0, run.cells)
     began, began_ns = time.monotonic(), time.time_ns()
     with tempfile.TemporaryFile("w+b") as stderr, run_notebook.a_folder() as folder:
@@ -296,7 +340,7 @@ def _run(run, progress, stop, processes):
             stdout=subprocess.PIPE,
             stderr=stderr,
             **AS_TEXT,
-            env=run.variables,
+            env=variables,
             start_new_session=True,  # so that Ctrl-C reaches it through us alone
         )
         processes.add(process)
@@ -317,6 +361,8 @@ def _run(run, progress, stop, processes):
             return None
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_SAID))
         result = _found(line, process.returncode, stderr.read().decode(**AS_TEXT).strip())
+    if run.programs:
+        _forget_programs(run.programs.parents[2])
     report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
     if not report.ok:
         return report  # and run again the next time
@@ -332,6 +378,21 @@ def _run(run, progress, stop, processes):
         file.unlink(missing_ok=True)
         file.with_suffix(".ipynb").unlink(missing_ok=True)
     return report
+
+
+def _forget_programs(folder):
+    """Delete the archives of compiled programs that were not used for the longest, until the others are few enough."""
+    sizes = {}
+    for file in folder.rglob("*.zip"):
+        with suppress(OSError):  # another build has deleted it
+            status = file.stat()
+            sizes[file] = status.st_mtime_ns, status.st_size
+    total = sum(size for _, size in sizes.values())
+    for file in sorted(sizes, key=sizes.get):
+        if total <= PROGRAMS:
+            break
+        total -= sizes[file][1]
+        file.unlink(missing_ok=True)
 
 
 def _end_what_uses(folder):

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 from livereload.handlers import LiveReloadHandler, LiveReloadJSHandler, StaticFileHandler
@@ -16,6 +17,7 @@ from tornado.websocket import WebSocketHandler
 
 from bookbinder.page.pages import POLICY
 from bookbinder.read.book import SOURCES
+from bookbinder.show.site import EARLY, is_complete
 
 HERE = ("localhost", "127.0.0.1", "[::1]")  # what a browser on this machine calls it
 
@@ -105,10 +107,12 @@ def _serve(book, listening, jobs):
     signal.signal(signal.SIGTERM, stop)
     builds = [subprocess.Popen(command)]
     try:
+        while builds[0].poll() is None and (is_complete(book) or not html.exists()):
+            time.sleep(0.2)  # until the first build has ended, or pages are there of the chapters that have run
+    except BaseException:
+        builds[0].terminate()  # it cleans up first
         builds[0].wait()
-    finally:
-        builds[0].terminate()  # no effect if it has ended; otherwise it cleans up first
-        builds[0].wait()
+        raise
     if not html.exists():
         return 1  # there is no good site yet, and the build has said why
 
@@ -117,6 +121,7 @@ def _serve(book, listening, jobs):
         saved.watch(str(book.root / name), changed.set)
 
     def keep_building():
+        builds[0].wait()
         while not stopping.wait(0.3):
             saved.examine()
             if changed.is_set():
@@ -126,7 +131,8 @@ def _serve(book, listening, jobs):
 
     threading.Thread(target=keep_building, daemon=True).start()
     server = _Server(listening)
-    server.watch(str(book.build_folder / "state.json"))  # a build has ended well: reload
+    for name in ("state.json", EARLY):  # one of which changes with the pages: reload
+        server.watch(str(book.build_folder / name))
     server.watcher.examine()  # it takes what it sees first for changed
     LiveReloadHandler.DEFAULT_RELOAD_TIME = 0  # even if the last one ended a moment ago
 

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,11 +22,14 @@ from bookbinder.progress import AS_TEXT, Progress, plain
 from bookbinder.read import address
 from bookbinder.read.book import FOLDER, load
 from bookbinder.run import execute, runs
-from bookbinder.stopping import stoppable
+from bookbinder.stopping import Stopped, stoppable
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides the package
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
+EARLY = "early"  # a file that is below _build while pages are there whose chapters still run
+EARLIEST = 10  # seconds of running chapters before the first such pages: many builds have ended by then
+OPENING = 2  # chapters with code that must have run before
 _STATE = {"inputs": str, "commit": str | None, "outputs": str, "dependencies": dict, "results": list}
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
 
@@ -36,8 +41,9 @@ class SiteError(Exception):
 def build(book, *, without=(), jobs=None, progress=None):
     """Execute what changed, then make the site in `_build/html` and the notebooks in `_build/notebooks`.
 
-    The old site stays until the new one is complete and was made without a warning. Chapters named in `without` do not
-    run: the page of one that has no valid outputs shows none.
+    The old site stays until the new one is complete and was made without a warning. Where there is none yet, pages are
+    made while chapters still run (`_EarlyPages`). Chapters named in `without` do not run: the page of one that has no
+    valid outputs shows none.
 
     Returns:
       The chapters' results, as `bookbinder.run.execute.run` does. If any failed, the site was not made.
@@ -63,25 +69,24 @@ def build(book, *, without=(), jobs=None, progress=None):
             results, dependencies = _reused(state), state["dependencies"]
             notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
         else:
-            with _JupyterBook(book, folder / "staging", lock, stop) as jupyter_book:
-                book.check()
-                before = partial(notebooks.make, book)  # it can fail, so rather before chapters run for minutes
+            book.check()
+            before = partial(notebooks.make, book)  # it can fail, so rather before chapters run for minutes
+            with _EarlyPages(book, folder, lock, stop, progress) as pages:
                 options = {"without": without, "jobs": jobs, "progress": progress}
-                results = execute.run(book, folder / CACHE, **options, stop=stop, before=before)
-                if any(result.failure for result in results):
-                    return results
-                progress.say("making the pages")
-                jupyter_book.go_on(results)
-                try:
-                    notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
-                finally:  # ended now, it would have to begin afresh
-                    pages_folder = jupyter_book.finish()
-            shutil.copytree(pages_folder, folder / "html.new", ignore=shutil.ignore_patterns(".buildinfo"))
+                results = execute.run(book, **options, stop=stop, before=before, ended=pages.note)
+            if any(result.failure for result in results):
+                return results
+            progress.say("making the pages")
+            with _JupyterBook(book, folder / "staging", lock, stop) as jupyter_book:
+                notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
+                pages_folder = jupyter_book.finish()
+            _copy(pages_folder, folder / "html.new")
             dependencies = _dependencies(json.loads((pages_folder.parent / "dependencies.json").read_text()))
         if _inputs_digest(book) != inputs:
             inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
         for name in PUBLISHED:  # now that all is made
             disk.swap(folder / name)
+        (folder / EARLY).unlink(missing_ok=True)
         state = {
             "inputs": inputs,
             "commit": commit,
@@ -91,6 +96,65 @@ def build(book, *, without=(), jobs=None, progress=None):
         }
         disk.write(state_file, json.dumps(state))
         return results
+
+
+def is_complete(book):
+    """Whether there is a site and every page in it was made with its outputs, be it old."""
+    return (book.build_folder / "html").exists() and not (book.build_folder / EARLY).exists()
+
+
+def _copy(pages_folder, place):
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(pages_folder, place, ignore=shutil.ignore_patterns(".buildinfo"))
+
+
+class _EarlyPages:
+    """Makes the pages of a book that has no site yet, again and again, while its chapters run.
+
+    A page whose chapter has not run says so. The first pages are made when the first chapters with code have run, the
+    next ones after twice the time, since each time all pages are looked at. What is wrong with a page is left to the
+    build to say, when all have run.
+    """
+
+    def __init__(self, book, folder, lock, stop, progress):
+        self._book, self._folder, self._lock, self._stop, self._progress = book, folder, lock, stop, progress
+        self._began, self._ran, self._end = time.monotonic(), set(), threading.Event()
+        self._thread = None if is_complete(book) else threading.Thread(target=self._keep_making)
+
+    def note(self, name):
+        """A chapter has run."""
+        self._ran.add(name)
+
+    def __enter__(self):
+        if self._thread:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        if self._thread:
+            self._thread.join()
+
+    def _keep_making(self):
+        opening = {chapter.name for chapter in [chapter for chapter in self._book.chapters if chapter.runs][:OPENING]}
+        due = self._began + EARLIEST
+        with suppress(Stopped, SiteError, OSError):
+            while not self._end.wait(0.2):
+                self._stop.check()
+                if time.monotonic() >= due and opening <= self._ran:
+                    self._make()
+                    due = self._began + 2 * (time.monotonic() - self._began)
+
+    def _make(self):
+        count = len(self._ran)
+        with _JupyterBook(self._book, self._folder / "staging", self._lock, self._stop) as jupyter_book:
+            _copy(jupyter_book.finish(), self._folder / "html.new")
+        is_first = not (self._folder / EARLY).exists()
+        (self._folder / EARLY).touch()
+        disk.swap(self._folder / "html")
+        if is_first:
+            where = (self._folder / "html" / "index.html").relative_to(self._book.root)
+            self._progress.say(f"{where} can be opened: {count} chapters have run, the others follow as they finish")
 
 
 def _reused(state):
@@ -123,14 +187,13 @@ def build_chapter(book, chapter, *, progress=None):
     with _telling(book), stoppable() as stop, disk.alone(folder, progress, stop) as lock:
         book = load(book.root)  # as it is now: we may have waited
         chapter = book.chapter(chapter.name)
+        book.check()
+        notebooks.make(book, [chapter])  # says what Colab would not show
+        results = execute.run(book, chapters=[chapter], progress=progress, stop=stop)
+        if results[0].failure:
+            return results[0], None
+        progress.say("making the page")
         with _JupyterBook(book, folder / "chapter" / chapter.name, lock, stop, only=chapter) as jupyter_book:
-            book.check()
-            notebooks.make(book, [chapter])  # says what Colab would not show
-            results = execute.run(book, folder / CACHE, chapters=[chapter], progress=progress, stop=stop)
-            if results[0].failure:
-                return results[0], None
-            progress.say("making the page")
-            jupyter_book.go_on(results)
             pages_folder = jupyter_book.finish()
         return results[0], pages_folder / f"{chapter.name}.html"
 
@@ -167,10 +230,9 @@ def dead_links(book):
 
 
 class _JupyterBook:
-    """`jupyter-book build` on the chapters' folder.
+    """`jupyter-book build` on the chapters' folder, with the outputs that are known. It begins at once.
 
-    It is started at once, because it takes a second to be ready, and waits for the outputs. If the block ends before
-    the outputs are there, it is killed and has changed nothing.
+    If the block ends before the pages are made, it is killed.
     """
 
     def __init__(self, book, folder, lock, stop, only=None):
@@ -181,10 +243,11 @@ class _JupyterBook:
         command = _command(book, folder, _config_for_folder(book, only), only)
         if not only:
             command += ["--warningiserror", "--keep-going"]
+        self._stamp.unlink(missing_ok=True)  # until this has gone well
         self._process = subprocess.Popen(
             command,
             pass_fds=[lock],  # it holds the lock too: were this process killed, the next build would wait for it
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             **AS_TEXT,
@@ -201,14 +264,6 @@ class _JupyterBook:
                 os.killpg(self._process.pid, signal.SIGKILL)
         if not self._process.stdout.closed:
             self._process.communicate()
-
-    def go_on(self, results):
-        """Send it what is known of the chapters, so that it makes the pages."""
-        self._stamp.unlink(missing_ok=True)  # until this has gone well
-        facts = execute.facts([self._only] if self._only else self._book.chapters, results)
-        with suppress(BrokenPipeError), self._process.stdin as stdin:  # broken: `finish` will say why
-            stdin.write(json.dumps(facts))
-        self._process.stdin = None
 
     def finish(self):
         """Wait for the pages; returns their folder."""
