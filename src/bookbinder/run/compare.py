@@ -54,7 +54,7 @@ def run(book, *, chapters=None, jobs=None, progress=None):
     anew = [replace(runs.of_chapter(book, chapter, column="anew"), programs=None) for chapter in chapters]
     with stoppable() as stop:
         reports = [
-            runs.run(planned, fresh=fresh, jobs=jobs, progress=progress, stop=stop, finished=_finished(progress))
+            runs.run(planned, fresh=fresh, jobs=jobs, progress=progress, stop=stop, finished=execute.telling(progress))
             for planned, fresh in ((kept, False), (anew, True))
         ]
     compared, differences, failures = 0, [], []
@@ -69,12 +69,6 @@ def run(book, *, chapters=None, jobs=None, progress=None):
                 compared += 1
                 differences += _difference(chapter, cell, shown(old), shown(new))
     return compared, differences, failures
-
-
-def _finished(progress):
-    return lambda planned, report: progress.finished(
-        execute.Result(planned.name, "ran" if report.ok else "failed", seconds=report.seconds)
-    )
 
 
 def shown(cell):

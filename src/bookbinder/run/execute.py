@@ -133,6 +133,13 @@ def _result(chapter, report):
     return Result(chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version)
 
 
+def telling(progress):
+    """What `bookbinder.run.runs.run` calls when a run has ended, to say so."""
+    return lambda planned_run, report: progress.finished(
+        Result(planned_run.name, "ran" if report.ok else "failed", seconds=report.seconds)
+    )
+
+
 def failure_of(chapter, report):
     """The `Failure` that a report of run_notebook.py tells of, at the line that its cell has in the chapter now."""
     message = f"{report['error']}: {report['message']}" if report["message"] else report["error"]

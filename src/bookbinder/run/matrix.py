@@ -97,9 +97,7 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
             fresh=fresh,
             progress=progress,
             stop=stop,
-            finished=lambda planned_run, report: progress.finished(
-                execute.Result(planned_run.name, "ran" if report.ok else "failed", seconds=report.seconds)
-            ),
+            finished=execute.telling(progress),
         )
         for (place, _), report in zip(planned, reports, strict=True):
             outcomes[place] = _outcome(book.chapter(place[0]), place[1], report)
