@@ -29,6 +29,7 @@ from bookbinder.run.environments import Environment, EnvironmentFault
 
 HERE = Environment("here", python=sys.executable)
 THERE = Environment("there", python=sys.executable)
+OLDEST = package.of(ROOT).minimum_jax
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -187,7 +188,7 @@ def test_deprecations_of_the_chapter_of_shardlab_and_of_what_they_call_count_oth
 
 def test_a_chapter_may_have_a_floor_of_its_own(tiny):
     tiny.write("book/one.md", chapter("One", "1 / 0").replace("---\n", '---\njax: ">=99.1"\n', 1))
-    tiny.write("book/two.md", chapter("Two", "2").replace("---\n", '---\njax: ">=0.7.1"\n', 1))
+    tiny.write("book/two.md", chapter("Two", "2").replace("---\n", '---\njax: ">=0.1"\n', 1))
     status, out, _ = command(tiny, columns=("here",))
     assert status == 0 and re.search(r"^one +needs 99\.1$", out, re.MULTILINE)
     assert re.search(r"^two +\d+\.\d s$", out, re.MULTILINE)
@@ -386,12 +387,12 @@ def pins():
 
 def test_the_versions_have_what_chapters_import(monkeypatch):
     monkeypatch.delenv("JAX_NIGHTLY", raising=False)
-    assert [one.name for one in environments.environments(ROOT)] == ["colab", "0.10.2", "lock", "newest", "0.7.1"]
+    assert [one.name for one in environments.environments(ROOT)] == ["colab", "0.10.2", "lock", "newest", OLDEST]
     monkeypatch.setenv("JAX_NIGHTLY", "https://somewhere/simple/")
     versions = {version.name: version for version in environments.environments(ROOT)}
     assert versions["nightly"].index == "https://somewhere/simple/" and versions["nightly"].daily
     floor = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"][0]
-    assert floor == "jax>=0.7.1" and "jax==0.7.1" in versions["0.7.1"].requirements
+    assert floor == f"jax>={OLDEST}" and f"jax=={OLDEST}" in versions[OLDEST].requirements
     assert floor in versions["newest"].requirements and versions["newest"].daily
     imported = set()
     for page in BOOK.chapters:

@@ -9,6 +9,7 @@ import posixpath
 import re
 from dataclasses import dataclass, field
 
+from bookbinder.read import package
 from bookbinder.read.book import FOLDER, BookError, parser_config
 
 BOXES = {
@@ -454,8 +455,11 @@ class Markdown:
     def _substitution(self, name, line):
         if name.strip() == "install":
             return f"```sh\n{self.address.install}\n```"
+        if name.strip() == "minimum_jax":
+            return package.of(self.book.root).minimum_jax
         if name.strip() not in ("repository", "pdf"):
-            raise self.error(line, f"there is no substitution {name.strip()}; there are install, pdf, repository")
+            known = "install, minimum_jax, pdf, repository"
+            raise self.error(line, f"there is no substitution {name.strip()}; there are {known}")
         return f"<{getattr(self.address, name.strip())}>"
 
     def _link(self, target, line):

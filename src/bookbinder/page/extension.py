@@ -25,7 +25,7 @@ from bookbinder import disk
 from bookbinder.notebook import notebooks
 from bookbinder.page import pages, questions, reference, search, teaching, terms
 from bookbinder.progress import Lines
-from bookbinder.read import address, book as books, citation
+from bookbinder.read import address, book as books, citation, package
 from bookbinder.run import execute
 from bookbinder.stopping import Stopped
 
@@ -69,7 +69,7 @@ def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
     Chapters name it as {{ repository }}, the book as one file as {{ pdf }}, what they are executed with as
-    {{ versions }}, how the package is installed as {{ install }}, the book's version as {{ edition }}, and how it is
+    {{ versions }}, the oldest JAX as {{ minimum_jax }}, how the package is installed as {{ install }}, the book's version as {{ edition }}, and how it is
     cited as {{ bibtex }}.
     """
     config.html_math_renderer = "mathml"
@@ -77,7 +77,7 @@ def _name_the_repository(app, config):
     app.bookbinder_address = where = _address(config)
     ours = {
         "repository": f"<{where.repository}>", "pdf": f"<{where.pdf}>", "install": f"```sh\n{where.install}\n```",
-        "versions": _versions(), "edition": citation.edition(_root(app)),
+        "minimum_jax": package.of(_root(app)).minimum_jax, "versions": _versions(), "edition": citation.edition(_root(app)),
         "bibtex": f"```bibtex\n{citation.bibtex(_root(app), where)}\n```",
     }  # fmt: skip
     config.myst_substitutions = {**config.myst_substitutions, **ours}

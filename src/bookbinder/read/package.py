@@ -39,6 +39,7 @@ class Package:
       unset: a regular expression of variables that chapters do not inherit from whoever builds the book.
       variables: those that they have instead.
       programs: how compiled programs are kept; None if they are not.
+      minimum_jax: the oldest JAX that it takes, such as "0.7.1"; "" where pyproject.toml does not say.
       wheel: the name of its wheel, for notebooks in Colab; "" where pyproject.toml does not say how it is built.
     """
 
@@ -50,6 +51,7 @@ class Package:
     unset: str = ""
     variables: dict[str, str] = field(default_factory=dict)
     programs: Programs | None = None
+    minimum_jax: str = ""
     wheel: str = ""
 
     @property
@@ -85,13 +87,15 @@ def of(root):
     project = table.get("project", {}) if "build-system" in table else {}
     named = {"name", "version"} <= project.keys()
     wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl" if named else ""
-    return Package(**settings, wheel=wheel)
+    needed = " ".join(table.get("project", {}).get("dependencies", ()))
+    minimum = re.search(r"\bjax>=([\d.]+)", needed)
+    return Package(**settings, wheel=wheel, minimum_jax=minimum[1] if minimum else "")
 
 
 def _settings(table, kind, file, where=""):
     """A table of TOML as arguments for a dataclass."""
     settings = {key.replace("-", "_"): value for key, value in table.items()}
-    known = kind.__dataclass_fields__.keys() - {"wheel"}
+    known = kind.__dataclass_fields__.keys() - {"wheel", "minimum_jax"}
     if unknown := settings.keys() - known:
         has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
         raise BookError(file, None, f"[tool.bookbinder{where}] has no {has_not}; it has {has}")

@@ -1,7 +1,7 @@
 """Compare the outputs of chapters with those of new runs, whose programs are compiled anew.
 
-What earlier runs have compiled is used again (`bookbinder.run.runs.programs`). This shows that nothing on a page depends
-on that: `make compare`, each week.
+What earlier runs have compiled is used again (`bookbinder.run.runs.programs`). This shows that nothing on
+a page depends on that: `make compare`, each week.
 """
 
 import json

@@ -56,7 +56,7 @@ def environments(root):
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     others = (*project["optional-dependencies"]["chapters"], *RUNNER)
     recent = ("3.14", "3.13", "3.12", "3.11")
-    index = os.environ.get("JAX_NIGHTLY")
+    index, oldest = os.environ.get("JAX_NIGHTLY"), package.of(root).minimum_jax
     nightly = Environment("nightly", recent, (*JAX, "numpy", *others), daily=True, index=index)
     return (
         Environment(
@@ -68,7 +68,7 @@ def environments(root):
         Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
         Environment("lock", python=sys.executable),
         Environment("newest", recent, (*project["dependencies"], *others), daily=True),
-        Environment("0.7.1", ("3.13", "3.12", "3.11"), ("jax==0.7.1", "numpy", *others)),
+        Environment(oldest, ("3.13", "3.12", "3.11"), (f"jax=={oldest}", "numpy", *others)),
         *([nightly] if index else []),
     )
 
