@@ -68,18 +68,21 @@ def _leave_out_comments(app, doctree):
 def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
-    Chapters name it as {{ repository }}, the book as one file as {{ pdf }}, what they are executed with as
-    {{ versions }}, the oldest JAX as {{ minimum_jax }}, how the package is installed as {{ install }}, the book's version as {{ edition }}, and how it is
-    cited as {{ bibtex }}.
+    What chapters name as {{ repository }} and the like is said here.
     """
     config.html_math_renderer = "mathml"
     config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
     app.bookbinder_address = where = _address(config)
+    root = _root(app)
     ours = {
-        "repository": f"<{where.repository}>", "pdf": f"<{where.pdf}>", "install": f"```sh\n{where.install}\n```",
-        "minimum_jax": package.of(_root(app)).minimum_jax, "versions": _versions(), "edition": citation.edition(_root(app)),
-        "bibtex": f"```bibtex\n{citation.bibtex(_root(app), where)}\n```",
-    }  # fmt: skip
+        "repository": f"<{where.repository}>",
+        "pdf": f"<{where.pdf}>",  # the book as one file
+        "install": f"```sh\n{where.install}\n```",  # how the package is installed
+        "minimum_jax": package.of(root).minimum_jax,
+        "versions": _versions(),  # what chapters are executed with
+        "edition": citation.edition(root),
+        "bibtex": f"```bibtex\n{citation.bibtex(root, where)}\n```",  # how the book is cited
+    }
     config.myst_substitutions = {**config.myst_substitutions, **ours}
 
 
