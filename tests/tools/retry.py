@@ -3,6 +3,8 @@
 On a busy machine one answer among thousands comes late. A test that passes when it runs alone is flaky: it is named
 with the outputs of both runs, and does not fail the run. More than three such tests are a fault of their own, so where
 more fail, none runs again.
+
+(pytest-rerunfailures runs a test again at once, beside all others, as often as any fails, and shows neither output.)
 """
 
 import json

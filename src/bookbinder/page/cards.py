@@ -1,18 +1,18 @@
 """Pictures for previews of links: a page's title and its key figure, as a PNG of 1200 by 630 pixels.
 
-Social sites and messengers show no SVG, so Matplotlib draws the shapes of the figure once more: it needs no browser,
-and the same figure gives the same bytes on every machine. This reads as much SVG as pictures of shardlab and plots of
-Matplotlib have.
+Social sites and messengers show no SVG, so resvg draws a card that is one: it needs no browser, and the
+same figure gives the same bytes on every machine. The letters are those of Matplotlib's own font.
 """
 
-import base64
 import hashlib
 import html
-import io
 import re
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
+
+import resvg_py
 
 WIDTH, HEIGHT = 1200, 630  # pixels, as all sites take them
 _MARGIN, _GAP = 60, 44
@@ -20,12 +20,8 @@ _BESIDE = 460  # pixels for a title that stands beside a figure
 _LARGEST = 2.4  # times the size that a figure has on a phone
 _HEARD = 250  # characters
 _TITLE, _CAPTION, _FOOT = 46, 20, 24  # px of letters
-_LIGHT = {"currentColor": "#1b1f26", "inherit": "#1b1f26", "none": None}
-_STYLED = (
-    "fill", "stroke", "stroke-width", "stroke-dasharray", "font", "font-size", "font-weight", "text-anchor", "opacity",
-    "fill-opacity", "stroke-opacity", "stroke-linecap", "paint-order",
-)  # fmt: skip
-_START = {"fill": "#000000", "stroke": "none", "stroke-width": "1", "font-size": "16", "text-anchor": "start"}
+_DARK, _GREY = "#1b1f26", "#565f6c"
+_FAMILY = "DejaVu Sans"
 
 
 class Unreadable(Exception):
@@ -45,16 +41,17 @@ def write(folder, name, figure, title, book, colours, part=None):
       part: the number of the page's part; None if it is in none.
 
     Returns:
-      The name of the file; None without a figure, without Matplotlib, or if the figure has what is not drawn here.
+      The name of the file; None without a figure, without Matplotlib, or if the figure has what is not
+      drawn here.
     """
     file = None
-    if figure and _matplotlib():
+    if figure and _fonts():
         drawn = (figure, title, book, part, sorted(colours.items()), Path(__file__).read_text("utf-8"))
         file = folder / f"{name}-{hashlib.sha256(repr(drawn).encode()).hexdigest()[:8]}.png"
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                _Card(colours).save(file, figure, title, book, part)
+                file.write_bytes(_pixels(_card(figure, title, book, colours, part)))
             except Unreadable:
                 file = None
     for earlier in folder.glob(f"{name}-{'[0-9a-f]' * 8}.png"):
@@ -64,172 +61,105 @@ def write(folder, name, figure, title, book, colours, part=None):
 
 
 @cache
-def _matplotlib():
-    """Whether Matplotlib is installed; chapters need it, the tool that makes pages does not."""
+def _fonts():
+    """The files of Matplotlib's font, plain and bold; none without it: chapters need it, pages do not."""
+    if (matplotlib := find_spec("matplotlib")) is None:
+        return ()
+    folder = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf"
+    return tuple(str(folder / f"DejaVuSans{bold}.ttf") for bold in ("", "-Bold"))
+
+
+def _pixels(svg):
+    """A drawing as the bytes of a PNG."""
     try:
-        import matplotlib.textpath  # noqa: F401
-    except ImportError:
-        return False
-    return True
+        return resvg_py.svg_to_bytes(
+            svg,
+            skip_system_fonts=True,
+            font_files=list(_fonts()),
+            font_family=_FAMILY,
+            sans_serif_family=_FAMILY,
+            image_rendering="optimize_speed",  # pixels stay pixels
+        )
+    except ValueError as error:
+        raise Unreadable(f"it cannot be drawn: {error}") from None
 
 
-class _Card:
-    """A card while it is drawn. Coordinates are pixels, to the right and down."""
-
-    def __init__(self, colours):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        self._colours = colours
-        self._figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100, facecolor="white")
-        FigureCanvasAgg(self._figure)
-        self._axes = self._figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(HEIGHT, 0))
-        self._axes.set_axis_off()
-
-    def save(self, file, figure, title, book, part):
-        """Draw everything and write the file."""
-        from matplotlib.transforms import Affine2D
-
-        accent = self._colours.get(f"part-{part}", self._colours["device-0"])
-        self._shape(_box(0, 0, WIDTH, 12), Affine2D(), {"fill": accent})
-        self._letters(book, _MARGIN, HEIGHT - 36, _FOOT, fill="#565f6c")
-        figures, right, bottom = _figures(figure), WIDTH - _MARGIN, HEIGHT - 36 - _FOOT - 32
-        ways = []
-        for edge, most in ((right, 2), (_MARGIN + _BESIDE, 7)):  # the title above the figures, or beside them
-            lines, size = _wrapped(title, _TITLE, edge - _MARGIN, most)
-            down = _MARGIN + size * 1.2 * len(lines)
-            frame = (
-                (_MARGIN, down + 40, right, bottom) if most == 2 else (edge + _GAP, _MARGIN, right, HEIGHT - _MARGIN)
-            )
-            ways.append((_fitted(figures, frame)[0], lines, size, frame))
-        _, lines, size, frame = ways[ways[1][0] > 1.1 * ways[0][0]]
-        for number, line in enumerate(lines, 1):
-            self._letters(line, _MARGIN, _MARGIN + number * size * 1.2, size, bold=True)
-        self._place(figures, frame)
-        self._figure.savefig(file, format="png", dpi=100, metadata={"Software": None})
-
-    def _place(self, figures, frame):
-        """Figures side by side, as large as fits, each with its first line of words below it."""
-        from matplotlib.transforms import Affine2D
-
-        scale, words, boxes = _fitted(figures, frame)
-        left, top, _, bottom = frame
-        foot = (top + bottom + scale * max(box[3] for box in boxes) - 2 * _CAPTION * any(words)) / 2
-        for (svg, caption), (x, y, width, height), one in zip(figures, boxes, words, strict=True):
-            defined = {element.get("id"): element for element in svg.iter() if element.get("id")}
-            place = Affine2D().translate(-x, -y - height).scale(scale).translate(left, foot)
-            style = _START | _styles(svg)
-            for child in svg:
-                self._draw(child, place, style, None, defined)
-            if one:
-                self._letters(caption, left, foot + 1.5 * _CAPTION, _CAPTION)
-            left += max(scale * width, one) + _GAP
-
-    def _draw(self, element, place, style, clip, defined):
-        """Draw an element of SVG and what is in it."""
-        from matplotlib.path import Path as Outline
-        from matplotlib.transforms import Affine2D
-
-        tag = _tag(element)
-        if tag in ("title", "desc", "defs", "style", "metadata", "clipPath"):
-            return
-        style = style | _styles(element)
-        number = lambda name: float(element.get(name, "0"))  # noqa: E731
-        place = _transform(element.get("transform", "")) + place
-        if clipped := re.search(r"url\(#(.*?)\)", element.get("clip-path", "")):
-            (outline,) = defined[clipped[1]]
-            clip = place.transform_path(_outline(outline))
-        if tag == "svg":  # inside another one, which clips it
-            place = Affine2D().translate(number("x"), number("y")) + place
-            clip = place.transform_path(_box(0, 0, number("width"), number("height")))
-        if tag in ("svg", "g"):
-            for child in element:
-                self._draw(child, place, style, clip, defined)
-        elif tag == "use":
-            link = next(value for name, value in element.items() if name.endswith("href"))
-            place = Affine2D().translate(number("x"), number("y")) + place
-            self._draw(defined[link[1:]], place, style, clip, defined)
-        elif tag == "text":
-            self._text(element, place, style)
-        elif tag == "circle":
-            self._shape(Outline.circle((number("cx"), number("cy")), number("r")), place, style, clip)
-        elif tag == "image":
-            self._image(element, place, clip)
-        else:
-            self._shape(_outline(element), place, style, clip)
-
-    def _image(self, element, place, clip):
-        """An image whose pixels stand in the drawing."""
-        from matplotlib.image import AxesImage, imread
-
-        kind, _, data = next(value for name, value in element.items() if name.endswith("href")).partition(";base64,")
-        if kind != "data:image/png":
-            raise Unreadable(f"the image {kind[:80]}")
-        x, y, width, height = (float(element.get(name, "0")) for name in ("x", "y", "width", "height"))
-        image = AxesImage(self._axes, extent=(x, x + width, y + height, y), interpolation="nearest", zorder=1)
-        image.set_data(imread(io.BytesIO(base64.b64decode(data)), format="png"))
-        image.set_transform(place + self._axes.transData)
-        self._axes.add_artist(image)
-        if clip is not None:
-            image.set_clip_path(clip, self._axes.transData)
-
-    def _text(self, element, place, style):
-        """A line of text, or the parts of which it is made: a formula's have places and sizes of their own."""
-        from matplotlib.transforms import Affine2D
-
-        for span in [span for span in element if _tag(span) == "tspan"] or [element]:
-            words, look = span.text or "", style | _styles(span)
-            size = _size(look)
-            bold = look.get("font-weight") in ("700", "bold")
-            x, y = (float((span.get(name) or element.get(name) or "0").split()[0]) for name in "xy")
-            x -= _width(words, size, bold) * {"start": 0, "middle": 0.5, "end": 1}[look["text-anchor"]]
-            self._shape(_letters(words, size, bold), Affine2D().scale(1, -1).translate(x, y) + place, look)
-
-    def _letters(self, words, x, y, size, *, bold=False, fill="currentColor"):
-        from matplotlib.transforms import Affine2D
-
-        self._shape(_letters(words, size, bold), Affine2D().scale(1, -1).translate(x, y), {"fill": fill})
-
-    def _shape(self, outline, place, style, clip=None):
-        """Fill an outline and draw its line, in this order unless the style has the other."""
-        from matplotlib.patches import PathPatch
-
-        fill, stroke = (self._colour(style.get(name, "none")) for name in ("fill", "stroke"))
-        (a, b, _), (c, d, _), _ = place.get_matrix()
-        scale = abs(a * d - b * c) ** 0.5
-        width = float(style.get("stroke-width", "1").removesuffix("px")) * scale * 0.72  # points
-        dashes = [
-            float(part) * scale * 0.72 / width for part in re.findall(r"[\d.]+", style.get("stroke-dasharray", ""))
+def _card(markup, title, book, colours, part):
+    """The card as SVG: the title above the figures, or beside them where they are larger then."""
+    accent = colours.get(f"part-{part}", colours["device-0"])
+    figures = _figures(markup)
+    right, bottom = WIDTH - _MARGIN, HEIGHT - 36 - _FOOT - 32
+    ways = []
+    for edge, most in ((right, 2), (_MARGIN + _BESIDE, 7)):
+        lines, size = _wrapped(title, _TITLE, edge - _MARGIN, most)
+        down = _MARGIN + size * 1.2 * len(lines)
+        above = (_MARGIN, down + 40, right, bottom)
+        frame = above if most == 2 else (edge + _GAP, _MARGIN, right, HEIGHT - _MARGIN)
+        ways.append((_fitted(figures, frame)[0], lines, size, frame))
+    _, lines, size, frame = ways[ways[1][0] > 1.1 * ways[0][0]]
+    return "".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" color="{_DARK}">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+            f'<rect width="{WIDTH}" height="12" fill="{accent}"/>',
+            _letters(book, _MARGIN, HEIGHT - 36, _FOOT, fill=_GREY),
+            *(_letters(line, _MARGIN, _MARGIN + n * size * 1.2, size, bold=True) for n, line in enumerate(lines, 1)),
+            *_placed(figures, frame, colours),
+            "</svg>",
         ]
-        opacity = {
-            name: float(style.get(f"{name}-opacity", "1")) * float(style.get("opacity", "1"))
-            for name in ("fill", "stroke")
-        }
-        parts = [("fill", fill), ("stroke", stroke)]
-        for what, colour in parts[:: -1 if style.get("paint-order") == "stroke" else 1]:
-            if colour is None:
-                continue
-            look = (
-                {"facecolor": colour, "linewidth": 0}
-                if what == "fill"
-                else {"fill": False, "edgecolor": colour, "linewidth": width}
-            )
-            if what == "stroke" and dashes:
-                look["linestyle"] = (0, dashes)
-            patch = PathPatch(
-                place.transform_path(outline), alpha=opacity[what], capstyle="butt", joinstyle="round", **look
-            )
-            self._axes.add_patch(patch)
-            if clip is not None:
-                patch.set_clip_path(clip, self._axes.transData)
+    )
 
-    def _colour(self, value):
-        """A colour as Matplotlib knows it: those of the page as they are in the light."""
-        if named := re.match(r"var\(--([\w-]+)", value):
-            if named[1] not in self._colours:
-                raise Unreadable(f"the colour {value}")
-            return self._colours[named[1]]
-        return _LIGHT.get(value, value)
+
+def _placed(figures, frame, colours):
+    """Figures side by side, as large as fits, each with its first line of words below it."""
+    scale, words, boxes = _fitted(figures, frame)
+    left, top, _, bottom = frame
+    foot = (top + bottom + scale * max(box[3] for box in boxes) - 2 * _CAPTION * any(words)) / 2
+    for number, ((svg, caption), box, length) in enumerate(zip(figures, boxes, words, strict=True)):
+        width, height = scale * box[2], scale * box[3]
+        svg.attrib |= {"x": f"{left}", "y": f"{foot - height}", "width": f"{width}", "height": f"{height}"}
+        yield _drawn(svg, f"figure-{number}-", colours)
+        if length:
+            yield _letters(caption, left, foot + 1.5 * _CAPTION, _CAPTION)
+        left += max(width, length) + _GAP
+
+
+def _drawn(svg, prefix, colours):
+    """A figure as a part of the card: its ids are its own, and its colours those of the page in the light."""
+    for element in svg.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        if element.tag == "foreignObject":
+            raise Unreadable("HTML in it")
+        element.attrib.pop("font-family", None)
+        for name, value in [*element.items()]:
+            if name.endswith("href"):
+                if not re.match("#|data:image/png;", value):
+                    raise Unreadable(f"the image {value[:80]}")
+                del element.attrib[name]
+                name, value = "href", re.sub("^#", f"#{prefix}", value)
+            if name == "id":
+                value = prefix + value
+            value = value.replace("url(#", f"url(#{prefix}")
+            # Of a font its size is taken: the family is ours, and a renderer shows no letters of one that is not there.
+            value = re.sub(r"font-family:[^;]*|\bfont:[^;]*?\b([\d.]+px)[^;]*", _font_size, value)
+            element.set(name, re.sub(r"var\(--([\w-]+)[^()]*\)", lambda named: _colour(named[1], colours), value))
+    return ElementTree.tostring(svg, "unicode")
+
+
+def _font_size(font):
+    return f"font-size: {font[1]}" if font[1] else ""
+
+
+def _colour(name, colours):
+    if name not in colours:
+        raise Unreadable(f"the colour {name}")
+    return colours[name]
+
+
+def _letters(words, x, y, size, *, bold=False, fill=_DARK):
+    weight = ' font-weight="bold"' if bold else ""
+    look = f'font-size="{size}" font-family="{_FAMILY}" fill="{fill}"{weight}'
+    return f'<text x="{x}" y="{y}" {look}>{html.escape(words)}</text>'
 
 
 def _fitted(figures, frame):
@@ -286,125 +216,12 @@ def _tag(element):
     return element.tag.rpartition("}")[2]
 
 
-def _styles(element):
-    """What an element says of its look, as attributes or in `style`."""
-    found = {name: value for name, value in element.items() if name in _STYLED}
-    for name, value in re.findall(r"([\w-]+):\s*([^;]+)", element.get("style", "")):
-        if name in _STYLED:
-            found[name] = value.strip()
-    if "font-size" in found:
-        found.setdefault("font", "")  # this is nearer than a font of what is around it
-    return found
-
-
-def _size(look):
-    """The size of letters in px, of `font: 10px sans` or `font-size`."""
-    return float(next(re.finditer(r"([\d.]+)px", look.get("font", "")), [0, look["font-size"].removesuffix("px")])[1])
-
-
-def _transform(text):
-    """The transformation that an attribute describes."""
-    from matplotlib.transforms import Affine2D
-
-    whole = Affine2D()
-    for name, inner in reversed(re.findall(r"(\w+)\(([^)]*)\)", text)):
-        numbers = [float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?", inner)]
-        if name == "translate":
-            whole.translate(*[*numbers, 0][:2])
-        elif name == "scale":
-            whole.scale(*[*numbers, numbers[0]][:2])
-        elif name == "rotate":
-            whole.rotate_deg_around(*([*numbers[1:], 0, 0][:2]), numbers[0])
-        elif name == "matrix":
-            whole = Affine2D((whole + Affine2D.from_values(*numbers)).get_matrix())
-        else:
-            raise Unreadable(f"the transformation {name}")
-    return whole
-
-
-def _box(x, y, width, height):
-    from matplotlib.path import Path as Outline
-
-    right, bottom = x + width, y + height
-    return Outline([(x, y), (right, y), (right, bottom), (x, bottom), (x, y)], closed=True)
-
-
-def _outline(element):
-    """A rectangle or a path as Matplotlib's."""
-    if _tag(element) == "rect":
-        return _box(*(float(element.get(name, "0")) for name in ("x", "y", "width", "height")))
-    if _tag(element) != "path":
-        raise Unreadable(f"the element {_tag(element)}")
-    return _path(element.get("d") or "")
-
-
-_TAKES = {"m": 2, "l": 2, "h": 1, "v": 1, "c": 6, "q": 4, "z": 0}  # numbers at a time
-
-
-def _path(text):
-    """A path from its commands: lines and curves, absolute and relative."""
-    from matplotlib.path import Path as Outline
-
-    points, codes, now, start = [], [], (0.0, 0.0), (0.0, 0.0)
-    curves = {"l": Outline.LINETO, "c": Outline.CURVE4, "q": Outline.CURVE3}
-    for command, rest in re.findall(r"([A-Za-df-z])([^A-Za-df-z]*)", text):
-        numbers = [float(number) for number in re.findall(r"-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?", rest)]
-        kind = command.lower()
-        if kind not in _TAKES:
-            raise Unreadable(f"the command {command} of a path")
-        if kind == "z":
-            points.append(start)
-            codes.append(Outline.CLOSEPOLY)
-            now = start
-            continue
-        for i in range(0, len(numbers), _TAKES[kind]):
-            values, (x, y) = numbers[i : i + _TAKES[kind]], now if command.islower() else (0.0, 0.0)
-            if kind in "hv":
-                values = [values[0] + x, now[1]] if kind == "h" else [now[0], values[0] + y]
-                x = y = 0.0
-            new = [(values[k] + x, values[k + 1] + y) for k in range(0, len(values), 2)]
-            now = new[-1]
-            if kind == "m" and i == 0:
-                start = now
-                codes.append(Outline.MOVETO)
-            else:
-                codes += [curves.get(kind, Outline.LINETO)] * len(new)
-            points += new
-    return Outline(points or [(0, 0)], codes or None)
-
-
-@cache
-def _font(bold):
-    """DejaVu Sans, which comes with Matplotlib."""
-    import matplotlib
-    from matplotlib.font_manager import FontProperties
-
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return FontProperties(fname=str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name))
-
-
-@cache
-def _letters(words, size, bold=False):
-    """The outlines of letters, whose baseline is 0 and which stand above it."""
-    from matplotlib.path import Path as Outline
-    from matplotlib.textpath import TextPath
-
-    plain = words.replace("$", r"\$")
-    return TextPath((0, 0), plain, size=size, prop=_font(bold)) if words.strip() else Outline([(0, 0)])
-
-
 @cache
 def _width(words, size, bold=False):
     """How many px a line takes."""
-    from matplotlib.textpath import text_to_path
+    from PIL import ImageFont  # which Matplotlib needs
 
-    return text_to_path.get_text_width_height_descent(words, _font_of(size, bold), False)[0] if words.strip() else 0
-
-
-def _font_of(size, bold):
-    font = _font(bold).copy()
-    font.set_size(size)
-    return font
+    return ImageFont.truetype(_fonts()[bold], 100).getlength(words) * size / 100
 
 
 def _wrapped(words, size, room, most):

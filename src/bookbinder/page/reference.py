@@ -1,7 +1,7 @@
 """Make the page of every public name of a package, from its docstrings, as Markdown like that of any other page.
 
-A line `% public names of shardlab` in a page is replaced when Sphinx reads it. The package is not imported: signatures
-and docstrings are read from its source.
+A line `% public names of shardlab` in a page is replaced when Sphinx reads it. The package is not imported:
+griffe reads signatures and docstrings from its source.
 """
 
 import ast
@@ -12,6 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import griffe
 from docutils import nodes
 
 from bookbinder.read import package
@@ -82,158 +83,116 @@ def anchors(folder):
     return {name: anchor for anchor, name in found if names[name] == 1}
 
 
+@cache
 def page(folder):
     """The Markdown for the package in a folder: a section for each public module, and in it one for each name.
 
     Args:
-      folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of the page.
-        A module marked "(inside)" there is used by the package's others alone, and left out.
+      folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of
+        the page. A module marked "(inside)" there is used by the package's others alone, and left out.
     """
     folder = Path(folder).resolve()
-    package = folder.name
-    about = ast.get_docstring(_tree(folder / "__init__.py"))
+    package = griffe.load(folder.name, search_paths=[folder.parent], allow_inspection=False)
     sections = []
-    for module, does in re.findall(rf"^- `{package}\.([\w.]+)`: (.*)(?<! \(inside\))$", about, re.MULTILINE):
-        tree = _tree(_file(folder.parent, f"{package}.{module}"))
-        sections += [f"## `{package}.{module}`: {does}", _prose(ast.get_docstring(tree).partition("\n\n")[2])]
-        anchor = module.replace(".", "-").replace("_", "-")
-        for name in _public(tree):
-            node = _defined(folder, tree, name)
-            sort = "class-" if isinstance(node, ast.ClassDef) else ""  # `Plan` and `plan` have anchors of their own
-            sections += [
-                f"(reference-{anchor}-{sort}{name.lower().replace('_', '-')})=",
-                f"### `{name}`",
-                *_entry(node),
-            ]
+    listed = rf"^- `{folder.name}\.([\w.]+)`: (.*)(?<! \(inside\))$"
+    for module, does in re.findall(listed, package.docstring.value, re.MULTILINE):
+        node = package[module]
+        prose = node.docstring.value.partition("\n\n")[2]
+        sections += [f"## `{package.name}.{module}`: {does}", _prose(prose)]
+        for name in node.exports:
+            sections += _section(module, name, node[str(name)])
     return "\n\n".join(filter(None, sections))
 
 
-def _file(root, module):
-    """The file of a module, or of a package."""
-    place = root.joinpath(*module.split("."))
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+def _section(module, name, node):
+    """What stands about a name: its anchor, its heading, its signature and its docstring."""
+    node = node.final_target if node.is_alias else node
+    sort = "class-" if node.is_class else ""  # `Plan` and `plan` have anchors of their own
+    anchor = f"{module.replace('.', '-')}-{sort}{name.lower()}".replace("_", "-")
+    yield from (f"(reference-{anchor})=", f"### `{name}`")
+    if node.is_attribute:
+        value = textwrap.shorten(f"{name} = {node.value}", 3 * _WIDTH, placeholder=" ...")
+        yield _fence(value)
+    elif node.is_function:
+        yield _fence(_signature(name, _parameters(node), _result(node)))
+        yield from _documented(node)
+    else:
+        yield _fence(_class(node))
+        yield from _documented(node)
+        if members := "\n\n".join(_members(node)):
+            yield from ("**Properties and methods**", members)
 
 
-def _tree(file):
-    """A module as a tree, with its annotations without quotes, which those need that name what comes further down."""
-    tree = ast.parse(file.read_text("utf-8"))
-    for node in ast.walk(tree):
-        for field in ("annotation", "returns"):
-            quoted = getattr(node, field, None)
-            if isinstance(quoted, ast.Constant) and isinstance(quoted.value, str):
-                setattr(node, field, ast.parse(quoted.value, mode="eval").body)
-    return tree
-
-
-def _public(tree):
-    """The names in `__all__`."""
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__all__":
-            return ast.literal_eval(node.value)
-    return []
-
-
-def _defined(folder, tree, name):
-    """The node that defines a name, in the module that it is imported from, if it is."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and not _is_overload(node):
-            return node
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == name:
-            return node
-        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
-            return _defined(folder, _tree(_file(folder.parent, node.module)), name)
-    raise ValueError(f"{name} is in __all__, but not defined")
-
-
-def _is_overload(node):
-    """Whether a definition only says a type: the one that does the work follows."""
-    return any(getattr(mark, "id", None) == "overload" for mark in node.decorator_list)
-
-
-def _entry(node):
-    """A name's signature, docstring, and methods, as blocks of Markdown."""
-    if isinstance(node, ast.Assign):
-        return [_fence(textwrap.shorten(ast.unparse(node), 3 * _WIDTH, placeholder=" ..."))]
-    if isinstance(node, ast.FunctionDef):
-        return [_fence(_signature(node.name, node.args, node.returns)), *_documented(node)]
-    blocks = [_fence(_class(node)), *_documented(node)]
-    items = []
-    for definition in node.body:
-        if isinstance(definition, ast.FunctionDef) and not definition.name.startswith("_"):
-            is_property = any(getattr(mark, "id", None) == "property" for mark in definition.decorator_list)
-            result = _result(definition.returns)
-            head = result.replace(" -> ", ": ") if is_property else f"({_spaced(_without_self(definition))}){result}"
-            said = [block for block in _documented(definition) if block]
-            items.append(_item(f"`{definition.name}{head}`", "\n\n".join(said)))
-    return [*blocks, *(["**Properties and methods**", "\n\n".join(items)] if items else [])]
-
-
-def _without_self(function):
-    arguments = function.args
-    return ast.arguments(**{**dict(ast.iter_fields(arguments)), "args": arguments.args[1:]})
-
-
-def _spaced(arguments):
-    """Arguments as people write them."""
-    return re.sub(r"(: [^=,]+(?:\[[^=]*\][^=,]*)?)=", r"\1 = ", ast.unparse(arguments))
-
-
-def _result(returns):
-    return f" -> {ast.unparse(returns)}" if returns else ""
-
-
-def _signature(name, arguments, returns=None):
-    """How a function is called, as Python; with a line for each argument if it is long."""
-    text = _spaced(arguments)
-    result = _result(returns)
-    if len(name) + len(text) + len(result) + 2 <= _WIDTH:
-        return f"{name}({text}){result}"
-    tokens = re.findall(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|.", text)  # texts are one each
-    lines, depth = [""], 0
-    for token in tokens:
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token, 0)
-        if token == "," and not depth:
-            lines.append("")
+def _members(node):
+    """The public methods and properties of a class, as entries of a definition list."""
+    for member in node.members.values():
+        is_property = member.is_attribute and "property" in member.labels
+        if member.name.startswith("_") or not (member.is_function or is_property):
+            continue
+        if is_property:
+            head = f": {member.annotation}" if member.annotation else ""
         else:
-            lines[-1] += token
-    lines = ",\n    ".join(map(str.strip, lines))
+            head = f"({', '.join(_parameters(member)[1:])}){_result(member)}"
+        said = "\n\n".join(block for block in _documented(member) if block)
+        yield _item(f"`{member.name}{head}`", said)
+
+
+def _parameters(node):
+    """The parameters of a function as people write them, with * and / where they must stand."""
+    texts, kinds = [], griffe.ParameterKind
+    is_starred = False
+    for parameter in node.parameters:
+        stars = {kinds.var_positional: "*", kinds.var_keyword: "**"}.get(parameter.kind, "")
+        if parameter.kind is kinds.keyword_only and not is_starred:
+            texts.append("*")
+        is_starred = is_starred or parameter.kind in (kinds.keyword_only, kinds.var_positional)
+        annotation = f": {parameter.annotation}" if parameter.annotation else ""
+        text = f"{stars}{parameter.name}{annotation}"
+        if parameter.default is not None and not stars:
+            text += f" = {parameter.default}" if annotation else f"={parameter.default}"
+        texts.append(text)
+    return texts
+
+
+def _result(node):
+    return f" -> {node.returns}" if node.returns else ""
+
+
+def _signature(name, parameters, result=""):
+    """How a function is called, as Python; with a line for each parameter if it is long."""
+    short = f"{name}({', '.join(parameters)}){result}"
+    if len(short) <= _WIDTH:
+        return short
+    lines = ",\n    ".join(parameters)
     return f"{name}(\n    {lines},\n){result}"
 
 
 def _class(node):
     """A class as one makes it: from its fields, if it is a dataclass, or from its `__init__`."""
-    for member in node.body:
-        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
-            return _signature(node.name, _without_self(member))
-    fields = [
-        member for member in node.body if isinstance(member, ast.AnnAssign) and not member.target.id.startswith("_")
-    ]
-    if fields and any("dataclass" in ast.unparse(mark) for mark in node.decorator_list):
-        shown = [f"{member.target.id}: {ast.unparse(member.annotation)}" + _default(member.value) for member in fields]
-        whole = f"{node.name}({', '.join(shown)})"
-        return whole if len(whole) <= _WIDTH else f"{node.name}(\n    " + ",\n    ".join(shown) + ",\n)"
-    bases = ", ".join(map(ast.unparse, node.bases))
+    if "__init__" in node.members or "dataclass" in node.labels:
+        made_from = [text for text in _parameters(node)[1:] if not text.startswith("_")]
+        return _signature(node.name, made_from)
+    bases = ", ".join(map(str, node.bases))
     return f"class {node.name}({bases})" if bases else f"class {node.name}"
 
 
-def _default(value):
-    return f" = {ast.unparse(value)}" if value is not None else ""
-
-
 def _documented(node):
-    """A docstring's parts as blocks: prose, examples, and lists of what it describes."""
-    blocks, part, lines = [], None, []
-    for line in [*(ast.get_docstring(node) or "").splitlines(), "End:"]:
+    """A docstring's parts as blocks: prose, examples, and lists of what it describes.
+
+    Griffe reads these too, but would drop all names but the first of "a, b: what they are".
+    """
+    part, lines = None, []
+    docstring = node.docstring.value if node.docstring else ""
+    for line in [*docstring.splitlines(), "End:"]:
         head = re.fullmatch(r"(\w+):", line)
         if head and (head[1] in _PARTS or line == "End:"):
-            blocks += _part(part, lines)
+            yield from _part(part, lines)
             part, lines = head[1], []
         else:
             if part and line and not line.startswith(" "):  # prose after a list
-                blocks += _part(part, lines)
+                yield from _part(part, lines)
                 part, lines = None, []
             lines.append(line)
-    return [block for block in blocks if block]
 
 
 def _part(part, lines):
@@ -244,8 +203,8 @@ def _part(part, lines):
     if part in ("Returns", "Yields"):
         return [f"**{part}**", _prose(text)]
     items = re.findall(r"^(\S[^\n]*?): +(.*(?:\n(?:[ ].*)?)*)", text, re.MULTILINE)
-    names = {"Args": "Arguments"}.get(part, part)
-    return [f"**{names}**", "\n\n".join(_item(_names(name), _dedented(explanation)) for name, explanation in items)]
+    entries = [_item(_names(name), _dedented(explanation)) for name, explanation in items]
+    return [f"**{'Arguments' if part == 'Args' else part}**", "\n\n".join(entries)]
 
 
 def _names(text):
