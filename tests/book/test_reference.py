@@ -28,6 +28,9 @@ and
     $ no python
 """
 
+from dataclasses import dataclass
+from typing import overload
+
 from pack._inner import borrowed
 
 __all__ = ["LIMIT", "Thing", "borrowed", "f"]
