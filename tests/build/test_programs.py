@@ -204,9 +204,10 @@ UNCACHED = {"tags": ["uncached"]}
 
 
 def test_a_cell_can_compile_anew(archive):
-    cells = [START, new_code_cell(PROGRAM, metadata=UNCACHED), COUNT, PROGRAM, COUNT]
-    first = run(archive, *cells)
-    again = run(archive, *cells)
+    cells = ["print('zero')", START, new_code_cell(PROGRAM, metadata=UNCACHED), COUNT, PROGRAM, COUNT]
+    zero, *first = run(archive, *cells)
+    _, *again = run(archive, *cells)
+    assert zero == "zero\n"  # no other cell is touched
     assert counts(again[2]) == (0, 0) == counts(first[2])  # it asks no cache, not even to store
     assert counts(again[4])[0] == counts(first[4])[1] > 0 == counts(again[4])[1]
     assert first[1] == again[1]

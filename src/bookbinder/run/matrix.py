@@ -168,7 +168,7 @@ def _column(version, book, progress, stop):
     except environments.EnvironmentFault as fault:
         return Column(version.name, error=str(fault))
     environment = json.loads(runs.environment(python))
-    number = environment["python"].split()[0]
+    number = environment["python"].split()[-1]  # after "CPython"
     # A folder such as orbax_checkpoint-0.11.dist-info is of orbax-checkpoint.
     parts = (package.rpartition("-") for package in environment["packages"])
     packages = {name.replace("_", "-").lower(): version for name, _, version in parts}

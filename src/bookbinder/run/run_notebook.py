@@ -327,11 +327,13 @@ class Runner:
 
     async def _change_programs(self, variable):
         """Have the kernel use the folder of compiled programs that a variable names, or none."""
-        from nbformat.v4 import new_code_cell
-
         folder = f"__import__('os').environ[{variable!r}]" if variable else None
-        cell = new_code_cell(f"exec({self.options.programs_change!r}, dict(folder={folder}))")
-        await self.client.async_execute_cell(cell, 0, store_history=False)
+        code = f"exec({self.options.programs_change!r}, dict(folder={folder}))"
+        # Not as a cell: nbclient would put it into the notebook, in the place of another.
+        message = self.client.kc.execute(code, silent=True, store_history=False)
+        reply = await self.client.async_wait_for_reply(message)
+        if reply["content"]["status"] != "ok":
+            raise RuntimeError(f"--programs-change: {reply['content']['ename']}: {reply['content']['evalue']}")
 
     def _check_reply(self, cell, cell_index, execute_reply):
         if any(item.get("source") == "ask_exit" for item in execute_reply["content"].get("payload", ())):
