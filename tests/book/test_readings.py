@@ -1,4 +1,4 @@
-"""What no machine can judge is read again when it or its cells change (tests/tools/readings.py)."""
+"""What no machine can judge is read again when it or its cells change (tests/tools/chapters/readings.py)."""
 
 import re
 import shutil
@@ -15,9 +15,14 @@ from repository import BOOK, git
 from bookbinder.read.book import Chapter
 
 pytestmark = pytest.mark.reads(
-    "book", "src", "_config.yml", "_toc.yml", "pyproject.toml", ".gitattributes",
+    "book",
+    "src",
+    "_config.yml",
+    "_toc.yml",
+    "pyproject.toml",
+    ".gitattributes",
     "tests/book/readings",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)

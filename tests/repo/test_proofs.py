@@ -1,4 +1,4 @@
-"""What was proved before is not run again, and is not counted as passed (tests/tools/proofs.py)."""
+"""What was proved before is not run again, and is not counted as passed (tests/tools/runs/proofs.py)."""
 
 import json
 import os
@@ -42,10 +42,10 @@ class Repository:
 
     def __init__(self, root):
         self.root = root
-        (root / "tests" / "tools").mkdir(parents=True)
+        (root / "tests" / "tools" / "runs").mkdir(parents=True)
         for name in ("places.py", "proofs.py", "retry.py"):
-            shutil.copy(ROOT / "tests" / "tools" / name, root / "tests" / "tools")
-        self.write("pytest.ini", "[pytest]\npythonpath = tests/tools\n")
+            shutil.copy(ROOT / "tests/tools/runs" / name, root / "tests/tools/runs")
+        self.write("pytest.ini", "[pytest]\npythonpath = tests/tools/runs\n")
         self.write("tests/conftest.py", CONFTEST)
         self.write("data.txt", "1\n")
         self.write(".gitignore", "_build/\n__pycache__/\n")

@@ -7,15 +7,15 @@ these is a unit. Somebody reads it and signs it, and what is signed is a digest:
 together with the cells below it, as far as the next one or the next heading; of a takeaway with
 the cells of its section. When the text or a cell changes, `make check` asks for a new reading.
 
-    .venv/bin/python tests/tools/readings.py
+    .venv/bin/python tests/tools/chapters/readings.py
 
 lists what nobody has read. With places it signs the units there, those and no others:
 
-    .venv/bin/python tests/tools/readings.py book/arrays.md:120 book/arrays.md:344 --who "Ada L."
+    .venv/bin/python tests/tools/chapters/readings.py book/arrays.md:120 book/arrays.md:344
 
 A place is a file and a line in the unit. Where units lie in each other, the one that begins
 nearest above the line is meant, or all that begin there. Units of a chapter with the same words
-are signed together. Without --who the name is that of `git config user.name`.
+are signed together. The name is that of --who, or that of `git config user.name`.
 
 The signatures of `book/arrays.md` are in `tests/book/readings/arrays.txt`, a line each: digest,
 day, name and kind, with two spaces in between. Git merges such files by keeping the lines of both
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import claims
-from places import ROOT
+from claims import ROOT
 
 from bookbinder import disk
 from bookbinder.read.book import BookError, load
