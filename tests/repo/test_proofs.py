@@ -181,6 +181,18 @@ def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(r
         assert "tests/test_marked.py reads other.txt, which its mark `reads` does not name" in repository.said
 
 
+def test_a_file_with_a_mark_depends_on_what_tests_share_too(repository):
+    tool = "tests/tools/runs/tool.py"
+    repository.write(tool, "VALUE = 1\n")
+    repository.write("tests/test_marked.py", f"import tool\n{MARKED}")
+    assert repository.run("--proofs", "use") == "1 passed"
+    assert repository.run("--proofs", "use") == f"1 proved on {TODAY}"
+    repository.write(tool, "VALUE = 2\n")
+    assert repository.run("--proofs", "use") == "1 passed"
+    shared = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/tools").rglob("*.py")}
+    assert {*proofs.helpers()} == {"pyproject.toml", "tests/conftest.py", *shared}
+
+
 MARKS = {
     str(file.relative_to(ROOT)): re.findall(r'"([^"]+)"', mark[1])
     for file in sorted((ROOT / "tests").rglob("test_*.py"))
