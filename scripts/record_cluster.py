@@ -18,7 +18,8 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "tools"), str(ROOT / "tests" / "cluster")]
+ROOMS = ("tests/tools/replicas", "tests/tools/runs", "tests/cluster")
+sys.path[:0] = [str(ROOT / room) for room in ROOMS]
 
 from slurm_cluster import Cluster, missing, on_cpus  # noqa: E402
 from test_slurm import FOLDER, PACKAGED, RECORDINGS, lose_a_node, said  # noqa: E402

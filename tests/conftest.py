@@ -7,7 +7,7 @@ import subprocess
 from functools import partial
 
 import pytest
-from flags import COMPILE_AND_RUN, COMPILE_ONLY
+from compilers import COMPILE_AND_RUN, COMPILE_ONLY
 from places import ROOT
 
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -23,7 +23,7 @@ emulate(64)
 import oracle  # noqa: E402
 import proofs  # noqa: E402
 import retry  # noqa: E402
-import run_exercises  # noqa: E402
+import trials  # noqa: E402
 from repository import BOOK, build, changed_chapters, changed_files, missing  # noqa: E402
 
 from bookbinder import disk  # noqa: E402
@@ -124,7 +124,7 @@ def known(unit, is_again):
     if kind == "page":
         return runs.chapter_key(BOOK, BOOK.chapter(name))
     if kind == "notebook":
-        return disk.digest(run_exercises.notebook_key(BOOK, BOOK.chapter(name)), "again" * is_again)
+        return disk.digest(trials.notebook_key(BOOK, BOOK.chapter(name)), "again" * is_again)
     return None
 
 
@@ -176,7 +176,7 @@ def complete(site):
 @pytest.fixture(scope="module")
 def home(site):
     """The address of the served site, with a slash at its end: compressed and below "/book/", as GitHub Pages would."""
-    from host import serving
+    from servers import serving
 
     with serving(site, below="/book/") as address:
         yield address

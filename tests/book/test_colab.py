@@ -13,14 +13,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import run_exercises
-from flags import COMPILE_ONLY, IN_COLAB
+import trials
+from compilers import COMPILE_ONLY, IN_COLAB
 from packaging.version import Version
 from places import ROOT
 from proofs import unit_of
 from repository import BOOK, changed_chapters, copy_sources, git
-from run_exercises import WRONG_ANSWERS
 from tiny_book import FRONT
+from trials import WRONG_ANSWERS
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks, publish
@@ -82,13 +82,13 @@ def reports(request):
     units = {unit_of(item) for item in request.session.items}
     names = [name for name in PROGRAMS if f"notebook {name}" in units]
     if request.config.option.quick:
-        wanted = [run_exercises.run_here(BOOK, BOOK.chapter(name)) for name in names]
+        wanted = [trials.run_here(BOOK, BOOK.chapter(name)) for name in names]
     else:
         machines = request.getfixturevalue("tmp_path_factory").mktemp("machines")
         published, colab = (request.getfixturevalue(name) for name in ("published", "colab"))
         twice = again(request.config)
         wanted = [
-            run_exercises.run_here(BOOK, BOOK.chapter(name))
+            trials.run_here(BOOK, BOOK.chapter(name))
             if name in NEWER
             else as_in_colab(name, published, colab, machines / name, name in twice)
             for name in names
@@ -118,12 +118,12 @@ def again(config):
 def as_in_colab(name, published, colab, machine, twice):
     """The run of a published notebook on a machine that is made for it."""
     text = git(published, "show", f"notebooks:{name}.ipynb")
-    notebook = run_exercises.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
+    notebook = trials.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
     # Each publication has another commit, which the notebook names; and a new exercise changes the numbers of others.
     changing = r"\b[0-9a-f]{40}\b|^#@title .*"
     code = [re.sub(changing, "", cell.source, flags=re.M) for cell in notebook.cells if cell.cell_type == "code"]
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (("--twice",) if twice else ())
-    known = run_exercises.notebook_key(BOOK, BOOK.chapter(name))
+    known = trials.notebook_key(BOOK, BOOK.chapter(name))
     key = disk.digest(known, runs.environment(colab), IN_COLAB, *options, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
@@ -298,7 +298,7 @@ def test_a_chapter_for_a_newer_jax_upgrades_it_asks_for_a_restart_and_then_runs(
 def verdict(label, reports):
     report, executed = reports[EXERCISES[label].name]
     assert report.ok, report.data["message"]
-    return run_exercises.verdicts(EXERCISES[label], executed)[label]
+    return trials.verdicts(EXERCISES[label], executed)[label]
 
 
 def test_every_exercise_has_wrong_answers():

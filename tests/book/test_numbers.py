@@ -1,4 +1,6 @@
-"""Every number in prose stands on code or outputs of its section, or on what a mark names (tests/tools/claims.py).
+"""Every number in prose stands on code or outputs of its section, or on what a mark names.
+
+The rules are in tests/tools/chapters/claims.py.
 
 Here without a run, by what is recorded of the outputs; `tests/build/test_site.py` does it with those of a run.
 """

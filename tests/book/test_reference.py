@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from flags import COMPILE_ONLY
+from compilers import COMPILE_ONLY
 from places import ROOT
 from repository import BOOK
 

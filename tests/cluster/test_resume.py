@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from flags import COMPILE_AND_RUN
+from compilers import COMPILE_AND_RUN
 from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.reads(
 
 ENDLESS = 10**6  # steps: until the test ends them, however late it comes to that
 FOLDER = ROOT / "book" / "cluster"
+ROOMS = ("tests/tools/replicas", "tests/tools/runs")  # where slurm_cluster is, and what it imports
 RECORDINGS = FOLDER / "recordings"
 PACKAGED = ROOT / "src" / "shardlab" / "cluster" / "recordings"  # chapters read them in Colab too
 
@@ -44,7 +45,8 @@ def cluster():
             pytest.fail(reason)
         pytest.skip(reason)
     killed = "import os; from slurm_cluster import Cluster; Cluster().__enter__(); os.kill(os.getpid(), 9)"
-    done = subprocess.run([sys.executable, "-c", killed], cwd=ROOT / "tests" / "tools", timeout=PATIENCE)
+    rooms = f"import sys; sys.path += {[str(ROOT / room) for room in ROOMS]}; "
+    done = subprocess.run([sys.executable, "-c", rooms + killed], timeout=PATIENCE)
     assert done.returncode == -signal.SIGKILL  # what such a run has left must not disturb the next one
     with Cluster() as cluster:
         yield cluster

@@ -8,8 +8,8 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-from answering import answering
 from places import ROOT
+from servers import answering
 
 pytestmark = [pytest.mark.reads("scripts", "requirements.txt"), pytest.mark.slow]
 

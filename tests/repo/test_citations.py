@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from answering import answering
 from places import ROOT
 from pybtex.database import parse_file
+from servers import answering
 
 pytestmark = pytest.mark.reads("scripts/citations.py", "book/references.bib")
 

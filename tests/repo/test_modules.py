@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 
 import pytest
 from places import ROOT
@@ -117,6 +118,28 @@ def imported(file, project):
 @pytest.mark.parametrize("floor", FLOORS["shardlab"])
 def test_a_package_of_shardlab_has_its_tests(floor):
     assert list((ROOT / "tests" / "unit" / floor).glob("test_*.py"))
+
+
+TOOLS = ROOT / "tests" / "tools"
+
+
+def test_what_tests_share_is_in_rooms_that_are_listed():
+    """A test imports a tool by its name alone, so no two have the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    rooms = project["tool"]["pytest"]["ini_options"]["pythonpath"]
+    files = list(TOOLS.rglob("*.py"))
+    assert sorted({f"{file.parent.relative_to(ROOT)}" for file in files}) == rooms
+    assert len(files) == len({file.name for file in files})
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = re.search(r"^\| in `tests/tools` .*?\n\n", guide, re.MULTILINE | re.DOTALL)[0]
+    listed_rooms = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert sorted(f"tests/tools/{room}" for room in listed_rooms) == rooms
+
+
+@pytest.mark.parametrize("file", sorted(TOOLS.rglob("*.py")), ids=lambda file: file.stem)
+def test_a_tool_says_its_one_job_in_its_first_line(file):
+    first = ast.get_docstring(ast.parse(file.read_text("utf-8"))).splitlines()[0]
+    assert len(first) > 20 and re.search(r"[.:]$", first), first
 
 
 def test_no_test_imports_from_another():

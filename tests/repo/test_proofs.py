@@ -1,4 +1,4 @@
-"""What was proved before is not run again, and is not counted as passed (tests/tools/proofs.py)."""
+"""What was proved before is not run again, and is not counted as passed (tests/tools/runs/proofs.py)."""
 
 import json
 import os
@@ -42,10 +42,10 @@ class Repository:
 
     def __init__(self, root):
         self.root = root
-        (root / "tests" / "tools").mkdir(parents=True)
+        (root / "tests" / "tools" / "runs").mkdir(parents=True)
         for name in ("places.py", "proofs.py", "retry.py"):
-            shutil.copy(ROOT / "tests" / "tools" / name, root / "tests" / "tools")
-        self.write("pytest.ini", "[pytest]\npythonpath = tests/tools\n")
+            shutil.copy(ROOT / "tests/tools/runs" / name, root / "tests/tools/runs")
+        self.write("pytest.ini", "[pytest]\npythonpath = tests/tools/runs\n")
         self.write("tests/conftest.py", CONFTEST)
         self.write("data.txt", "1\n")
         self.write(".gitignore", "_build/\n__pycache__/\n")
@@ -179,6 +179,18 @@ def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(r
         repository.write("tests/test_marked.py", MARKED + text)
         assert repository.run("--proofs", "use", status=1) == "1 passed, 1 error"
         assert "tests/test_marked.py reads other.txt, which its mark `reads` does not name" in repository.said
+
+
+def test_a_file_with_a_mark_depends_on_what_tests_share_too(repository):
+    tool = "tests/tools/runs/tool.py"
+    repository.write(tool, "VALUE = 1\n")
+    repository.write("tests/test_marked.py", f"import tool\n{MARKED}")
+    assert repository.run("--proofs", "use") == "1 passed"
+    assert repository.run("--proofs", "use") == f"1 proved on {TODAY}"
+    repository.write(tool, "VALUE = 2\n")
+    assert repository.run("--proofs", "use") == "1 passed"
+    shared = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/tools").rglob("*.py")}
+    assert {*proofs.helpers()} == {"pyproject.toml", "tests/conftest.py", *shared}
 
 
 MARKS = {

@@ -1,4 +1,4 @@
-"""A run of tests that holds: what failed once runs once more, alone (tests/tools/retry.py)."""
+"""A run of tests that holds: what failed once runs once more, alone (tests/tools/runs/retry.py)."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import sys
 import pytest
 from places import ROOT
 
-RETRY = ROOT / "tests" / "tools" / "retry.py"
+RETRY = ROOT / "tests" / "tools" / "runs" / "retry.py"
 CONFTEST = """
 import retry
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.reads(
     "README.md", "CONTRIBUTING.md", "Makefile", "scripts", "src", "pyproject.toml", "tests/tools"
 )
 
-SCRIPTS = sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "tests" / "tools").glob("*.py")])
+SCRIPTS = sorted([*(ROOT / "scripts").glob("*.py"), *(ROOT / "tests" / "tools").glob("*/*.py")])
 
 
 def read(name):

@@ -599,6 +599,8 @@ def test_a_chapter_compiles_what_is_recorded(name, own_cache, request):
     assert run.returncode == 0, run.stderr[-3000:]
 
 
+# Where it finds what it imports.
+ROOMS = ("scripts", "tests/tools/replicas", "tests/tools/runs")
 CHECKS = """
 import sys
 from pathlib import Path
@@ -642,7 +644,7 @@ print(said(record_pods.check, "done = 1"))
 
 @needs_libtpu
 def test_a_recording_that_is_out_of_date_is_told(tmp_path):
-    command = [sys.executable, "-c", CHECKS, ROOT / "scripts", ROOT / "tests" / "tools"]
+    command = [sys.executable, "-c", CHECKS, *map(ROOT.joinpath, ROOMS)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     old, remedy = "one.json is out of date: ", ": record anew, scripts/record_pods.py one"
     assert done.stdout.splitlines() == [

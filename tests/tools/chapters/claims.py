@@ -20,15 +20,16 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import nbformat
 import numpy as np
-from places import ROOT
 
 import shardlab
 from bookbinder import disk
 from bookbinder.run import runs
 
+ROOT = Path(__file__).resolve().parents[3]  # as in `places`, which is in another room
 FOLDER = ROOT / "tests" / "book" / "outputs"
 WHOLE = ("", "Summary", "Exercises", "Where to read on")  # sections that may use all that the chapter has; "": opening
 NUMBER = re.compile(r"(?<![\w.,/#-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d|\.\d)", re.IGNORECASE)
@@ -281,7 +282,7 @@ def faults(chapter, outputs, numbers_of_chapter):
             )
             yield (
                 f"{chapter.path}:{claim.line}: no code or output of its section has {claim.written or claim.text}; "
-                f"correct it, or say above the paragraph what it stands on (tests/tools/claims.py){elsewhere}"
+                f"correct it, or say above the paragraph what it stands on (tests/tools/chapters/claims.py){elsewhere}"
             )
     for n, line in prose(chapter):
         if re.match(r"\s*% [\d.,]+ ", line) and line not in used:

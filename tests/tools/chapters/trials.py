@@ -1,6 +1,6 @@
 """Try wrong answers to a chapter's exercises where a reader would type them: between the task and its solution.
 
-    .venv/bin/python tests/tools/run_exercises.py arrays
+    .venv/bin/python tests/tools/chapters/trials.py arrays
 
 runs a chapter with the Python that builds the book, and prints what the check of each exercise said to the stub and to
 each wrong answer. `test_colab.py` does the same in Colab's environment, when a notebook runs the second time.
@@ -13,9 +13,9 @@ import re
 import sys
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 from nbformat.v4 import new_code_cell, new_notebook
-from places import ROOT
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
@@ -25,6 +25,7 @@ from bookbinder.read.book import load
 from bookbinder.run import environments, runs
 from bookbinder.stopping import stoppable
 
+ROOT = Path(__file__).resolve().parents[3]  # run by itself, this finds nothing of other rooms
 # For each exercise, answers that its check must refuse.
 FILES = sorted((ROOT / "tests" / "book" / "wrong_answers").glob("*.toml"))
 WRONG_ANSWERS = {label: answers for file in FILES for label, answers in tomllib.loads(file.read_text("utf-8")).items()}

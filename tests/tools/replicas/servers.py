@@ -1,12 +1,14 @@
-"""Serve a built site on localhost as static hosts on the web do, for the tests in a browser.
+"""Servers on localhost, in the place of others: of a built site, and of what tests ask on the internet.
 
-It compresses with gzip, sends the cache lifetime of GitHub Pages, and answers with the site's own 404.html for what is
-missing. (`make serve` is for writing: it adds a script to each page, and compresses nothing.)
+A site is served as static hosts on the web do it, for the tests in a browser: compressed with gzip, with the cache
+lifetime of GitHub Pages, and with the site's own 404.html for what is missing. (`make serve` is for writing: it adds a
+script to each page, and compresses nothing.)
 """
 
 import asyncio
 import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tornado.httpserver import HTTPServer
@@ -67,3 +69,26 @@ class _File(StaticFileHandler):
 
     def set_extra_headers(self, path):
         self.set_header("Cache-Control", "max-age=600")
+
+
+@contextmanager
+def answering(answer):
+    """Yields the address of a server on localhost, without a slash; `answer(path, body)` gives the bytes it sends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+            data = answer(self.path, body)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

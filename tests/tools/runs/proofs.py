@@ -61,7 +61,7 @@ def below(name, places):
 def helpers():
     """What every test depends on: the tools of tests, and the project's settings."""
     return tuple(
-        name for name in source_files() if re.fullmatch(r"tests/(conftest|tools/\w+)\.py|pyproject\.toml", name)
+        name for name in source_files() if re.fullmatch(r"tests/(conftest|tools/\w+/\w+)\.py|pyproject\.toml", name)
     )
 
 
