@@ -422,7 +422,7 @@ def assert_good_again(tiny):
     ("left", "place", "reason"),
     [
         (0, "_build", "No space left on device"),
-        (8192, "_build/.jupyter_cache", "No space left on device"),  # enough for a configuration, not for outputs
+        (20_000, "_build/.jupyter_cache", "No space left on device"),  # enough for a configuration, not for outputs
         (100_000, r"_build/staging/_build/html/\S+", "No space left on device"),  # enough for outputs, not for pages
     ],
 )
