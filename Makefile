@@ -9,7 +9,7 @@ help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
 	@echo "make pdf                        bind the book into one PDF with page numbers, _build/book.pdf"
 	@echo "make check                      check style, rules and shardlab, and the exercises of changed chapters"
-	@echo "make test                       run the tests that the last changes concern, and a fifth of the others (ARGS=tests: all)"
+	@echo "make test                       run the tests that the last changes concern (ARGS=tests: all)"
 	@echo "make chapter FILE=book/x.md     run one chapter and make its page"
 	@echo "make serve                      serve the book on localhost, rebuild and reload on save (PORT=8000)"
 	@echo "make publish-notebooks          push the notebooks to the branch that Colab opens (REMOTE=origin)"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from html import unescape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -528,6 +528,80 @@ def test_what_is_served_is_for_pages_of_this_machine_alone(tiny):
         server.terminate()
         said = server.communicate(timeout=PATIENCE)
     assert not tiny.processes() and "Traceback" not in said[1], said
+
+
+@pytest.fixture
+def unfinished(tiny):
+    """A book whose last chapter waits for a file, and that file."""
+    go = tiny.root / "go"
+    tiny.write("book/three.md", chapter("Three", f"{waits_for(go)}; print('three', 3)"))
+    toc = (tiny.root / "_toc.yml").read_text()
+    (tiny.root / "_toc.yml").write_text(f"{toc.rstrip()}\n  - file: book/three\n")
+    return tiny, go
+
+
+STILL = "This chapter was still running"
+
+
+def test_pages_can_be_opened_while_a_chapter_runs(unfinished):
+    tiny, go = unfinished
+    html = tiny.root / "_build" / "html"
+    process = tiny.start()
+    try:
+        wait_until(lambda: html.exists() or process.poll() is not None)
+        assert process.poll() is None and "one 2" in tiny.page("one") and STILL not in tiny.page("one")
+        assert STILL in tiny.page("three") and STILL not in tiny.page("index")
+        assert not site.is_complete(load(tiny.root)) and not site.is_current(load(tiny.root))
+    finally:
+        go.touch()
+        out, err = process.communicate(timeout=PATIENCE)
+    opened = "_build/html/index.html can be opened: 2 chapters have run, the others follow"
+    assert process.returncode == 0 and opened in err, err
+    assert STILL not in tiny.page("three") and "three 3" in tiny.page("three")
+    assert site.is_complete(load(tiny.root)) and site.is_current(load(tiny.root))
+    total, chapters = re.search(r"processor time: ([\d,]+) s, of which ([\d,]+) s ran", out).groups()
+    assert 0 < int(chapters) <= int(total)
+
+
+def test_pages_without_outputs_are_no_site_if_a_chapter_fails(unfinished):
+    tiny, go = unfinished
+    whole = (tiny.root / "book/three.md").read_text()
+    tiny.write("book/three.md", whole.replace("print(", "1 / 0; print("))
+    process = tiny.start()
+    try:
+        wait_until(lambda: (tiny.root / "_build/html").exists() or process.poll() is not None)
+    finally:
+        go.touch()
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1 and "1 of 4 chapters failed; there is no complete site" in err, err
+    assert not site.is_complete(load(tiny.root))
+    tiny.write("book/three.md", whole)
+    status, _, err = tiny.build()
+    assert status == 0 and "three 3" in tiny.page("three") and site.is_complete(load(tiny.root)), err
+
+
+def test_pages_are_served_while_a_chapter_runs(unfinished):
+    tiny, go = unfinished
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = tiny.start("serve", "--port", str(port))
+
+    def page(name):
+        with suppress(ConnectionRefusedError):  # it has yet to begin
+            return asked(port, f"/{name}.html", Host=f"localhost:{port}")[1]
+        return ""
+
+    try:
+        wait_until(lambda: "one 2" in page("one"))
+        assert STILL in page("three")
+        go.touch()
+        wait_until(lambda: "three 3" in page("three"))
+    finally:
+        go.touch()
+        server.terminate()
+        server.communicate(timeout=PATIENCE)
+    assert not tiny.processes()
 
 
 @pytest.mark.parametrize("port", ["0", "-1", "65536", "99999999999999999999"])

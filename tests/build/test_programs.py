@@ -104,7 +104,7 @@ EMULATE = "from shardlab import emulate\nemulate(2)\n"
 
 def test_lines_are_right_after_an_edit_that_moves_them(archive):
     """Without the source lines in its key, a program that has not changed otherwise comes back with the old ones."""
-    for above, line in (("", 2), ("# one\n# two\n", 4), ("\"\"\n", 3), ("", 2)):
+    for above, line in (("", 2), ("# one\n# two\n", 4), ('""\n', 3), ("", 2)):
         cells = [EMULATE + START, EXPLAINED.format(above)]
         assert run(archive, *cells)[-1].split() == [f"In[2]:{line}"], above
     # And the number of the cell, where one was put in before it.
