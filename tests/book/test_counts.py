@@ -1,13 +1,16 @@
 """Chapters on other machines than ours: on other numbers of devices, and the first one on both kinds of axes."""
 
-import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
 
 import pytest
-from places import ROOT
+from nbformat.v4 import new_code_cell, new_notebook
 from repository import BOOK
+
+from bookbinder import disk
+from bookbinder.progress import Progress
+from bookbinder.run import runs
+from bookbinder.stopping import stoppable
 
 pytestmark = [pytest.mark.slow, pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml")]
 
@@ -15,45 +18,56 @@ AXES = re.compile(r",\s*axis_types=\(AxisType\.Auto,\)")
 ON_FOUR = ["arrays", "auto", "explicit", "manual", "collectives", "training"]
 
 
-def run_on(folder, source, count):
-    """What a chapter's code prints as a program on `count` emulated devices; its assertions have to hold."""
-    program, replaced = re.subn(r"\bemulate\(8\b", f"emulate({count}", source)
-    assert replaced == 1
-    (folder / "chapter.py").write_text(program)
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
-    command = [sys.executable, "chapter.py"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+def run_on(name, count, cells, variant=""):
+    """What the cells of a chapter print on `count` emulated devices; their assertions have to hold.
+
+    `variant` names what was put in place of the chapter's own cells.
+    """
+    changed = [re.sub(r"\bemulate\(8\b", f"emulate({count}", cell) for cell in cells]
+    assert sum(old != new for old, new in zip(cells, changed, strict=True)) == (count != 8)
+    chapter = BOOK.chapter(name)
+    tags = [chapter.notebook.cells[cell.position].metadata for cell in chapter.cells]
+    column = "-".join(["on", str(count), *re.findall(r"\w+", variant)])
+    of_book = runs.of_chapter(BOOK, chapter, column=column)
+    notebook = new_notebook(
+        cells=[new_code_cell(cell, metadata=metadata) for cell, metadata in zip(changed, tags, strict=True)]
+    )
+    planned = replace(of_book, notebook=notebook, key=disk.digest(of_book.key, *changed))
+    with stoppable() as stop:
+        (report,) = runs.run([planned], progress=Progress(), stop=stop)
+    said = report.data
+    assert report.ok, f"cell {said['cell']}: {said['error']}: {said['message']}\n{said['traceback']}"
+    outputs = [output for cell in runs.outputs(report).cells for output in cell.outputs]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
-def source_of(name):
-    return "\n\n".join(cell.source for cell in BOOK.chapter(name).cells)
+def cells_of(name):
+    return [cell.source for cell in BOOK.chapter(name).cells]
 
 
 @pytest.mark.parametrize("axes", ["Auto", "default"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
-def test_the_first_chapter_runs_to_its_end(tmp_path, count, axes):
+def test_the_first_chapter_runs_to_its_end(count, axes):
     """Three divides the batch and no parameter. By default, axes are explicit since JAX 0.9."""
-    source = source_of("start")
-    assert len(AXES.findall(source)) == 1
-    output = run_on(tmp_path, AXES.sub("", source) if axes == "default" else source, count)
+    cells = cells_of("start")
+    assert sum(len(AXES.findall(cell)) for cell in cells) == 1
+    if axes == "default":
+        cells = [AXES.sub("", cell) for cell in cells]
+    output = run_on("start", count, cells, "" if axes == "Auto" else "default axes")
     assert f"{count} x cpu on cpu" in output and output.count("Right: ") == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_the_recipes_run_to_their_end(tmp_path, count):
-    output = run_on(tmp_path, source_of("recipes"), count)
-    assert f"{count} devices, 33,024 parameters" in output
+def test_the_recipes_run_to_their_end(count):
+    assert f"{count} devices, 33,024 parameters" in run_on("recipes", count, cells_of("recipes"))
 
 
 @pytest.mark.parametrize("name", ON_FOUR)
-def test_on_four_devices(tmp_path, name):
+def test_on_four_devices(name):
     """Every cell runs, every solution is right, and every assertion that is not guarded holds."""
-    source = source_of(name)
-    output = run_on(tmp_path, source, 4)
-    assert output.count("Right: ") == source.count("strict=True)")
+    cells = cells_of(name)
+    output = run_on(name, 4, cells)
+    assert output.count("Right: ") == sum(cell.count("strict=True)") for cell in cells)
 
 
 # What a reader may put in place of the first chapter's step: a state of many kinds, donated; BatchNorm, dropout and a
@@ -130,16 +144,16 @@ STEPS = {
 
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("name", STEPS)
-def test_the_first_chapter_runs_with_a_reader_s_own_step(tmp_path, name, count):
+def test_the_first_chapter_runs_with_a_reader_s_own_step(name, count):
     """Three divides the batch and some of the dimensions. What changes is the cell that the chapter names, and rtol."""
     own, rtol = STEPS[name]
-    cells = [cell.source for cell in BOOK.chapter("start").cells]
+    cells = cells_of("start")
     at = [k for k, source in enumerate(cells) if "ours = True" in source]
     assert len(at) == 1
     cells[at[0]] = own
-    source = "\n\n".join(cells)
-    assert source.count("rtol = 1e-5  #") == 1
-    output = run_on(tmp_path, source.replace("rtol = 1e-5  #", f"rtol = {rtol}  #"), count)
+    assert sum(cell.count("rtol = 1e-5  #") for cell in cells) == 1
+    cells = [cell.replace("rtol = 1e-5  #", f"rtol = {rtol}  #") for cell in cells]
+    output = run_on("start", count, cells, name)
     assert f"{count} x cpu on cpu" in output and output.count("Right: ") == 2
     if name.startswith("batch") and count > 1:
         assert "'all-reduce': 3" in output  # the gradients, and what BatchNorm adds up
