@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
@@ -67,6 +68,25 @@ class Origin:
     callers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
 
+class _Use(NamedTuple):
+    """The first use of an array: JAX's whole name and the place, as `Origin` has them; "unknown" without a name."""
+
+    stack: str = ""
+    place: tuple[str, int] = ("", 0)
+    is_loop: bool = False
+    is_grouped: bool = False
+
+    @property
+    def site(self):
+        """The name and the place; None where the place is unknown."""
+        return (self.stack, self.place) if self.place[1] else None
+
+    @property
+    def operation(self):
+        """JAX's operation, as `Origin.use` has it."""
+        return "" if self.stack == "unknown" else _operation(self.stack)
+
+
 class Origins:
     """The origins of a program's instructions.
 
@@ -113,39 +133,65 @@ class Origins:
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
         """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
         argument = self._argument(instruction)
-        end = instruction.name.replace("-start", "-done")
-        if "-start" in instruction.name and end in instruction.home.lines:  # between them other work is done
-            instruction = instruction.home[end]
-        stack, place = self._metadata(self._own_line(instruction))
+        instruction = _end(instruction)
         makers = self._made(instruction)
-        if len(instruction.names) > 1 and (stack, place) not in makers:  # joined, with the name of another part
-            others = [maker for name in instruction.names for maker in self._made(instruction, name)[:10]]
-            stack, place = makers[0] if (stack, place) in others else (stack, place)
         made = makers[0]
-        if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
-            stack, place = foreign
-        used, where, is_loop, is_grouped = self._use(instruction, makers)
-        asked_by = []  # the calls that lead to a constraint, which the program before partitioning has
-        inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
-        inserted = inserted or self._is_kept(stack, place, axes)
-        if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
-            asked = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
-            stack, place, *asked_by = asked or ((used, where) if where[1] else (stack, place))
-        if "(" not in stack and not used and not argument and made[1][1]:
-            stack, place = made
-            used = "result"
+        own = self._own_site(instruction, makers)
+        use = self._use(instruction, makers)
+        stack, place, *callers = self._site(instruction, own, makers, use, argument, axes)
+        if _is_stored(stack, use, argument) and made[1][1]:
+            (stack, place), use = made, _Use("result")
         if "(" not in stack:
             stack, place = "", ("", 0)
-        made = made[1] if made[1][1] and made[1] != place and not argument else ("", 0)
-        phase = "backward" if "transpose(" in stack else "forward" if "jvp(" in stack or stack else ""
-        if phase == "forward" and self.is_differentiated and "jvp(" not in stack:
-            phase = "update"
+        made = ("", 0) if argument or made[1] == place or not made[1][1] else made[1]
+        phase = self._phase(stack)
         if _adds(instruction) and phase == "backward":  # a part of a gradient, even where it equals an argument
             argument = ""
-        results = () if argument else self._reached(instruction, phase)
-        of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
-        callers = tuple(asked_by) if asked_by else self._callers_of(instruction, stack, place)
-        return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made, callers)
+        return Origin(
+            _operation(stack),
+            phase,
+            *place,
+            argument,
+            () if argument else self._reached(instruction, phase),
+            stack,
+            use.operation,
+            use.is_loop,
+            use.is_grouped,
+            made,
+            tuple(callers) or self._callers_of(instruction, stack, place),
+        )
+
+    def _own_site(self, instruction, makers):
+        """The name and place that a collective carries itself."""
+        site = self._metadata(self._own_line(instruction))
+        if len(instruction.names) > 1 and site not in makers:  # joined, with the name of another part
+            names = instruction.names
+            others = [maker for name in names for maker in self._made(instruction, name)[:10]]
+            site = makers[0] if site in others else site
+        foreign = self._foreign(instruction) if instruction.kind == "all-reduce" else None
+        return foreign or site
+
+    def _site(self, instruction, own, makers, use, argument, axes):
+        """The name and place of what needs a collective, and the calls that lead there, if they are known by it."""
+        if not self._is_elsewhere(instruction, own, makers, axes):
+            return own
+        return self._asked(instruction, [own, *makers[:10]], argument, axes) or use.site or own
+
+    def _is_elsewhere(self, instruction, own, makers, axes):
+        """Whether another line than its own needs a collective."""
+        stack, place = own
+        operation = _operation(stack)
+        inserted = own in makers and not _adds(instruction) and operation not in OPERATIONS
+        inserted = inserted or self._is_kept(stack, place, axes)
+        return inserted or "(" not in stack or operation in _ON_THE_WAY
+
+    def _phase(self, stack):
+        """The pass that an operation belongs to, by its whole name."""
+        if "transpose(" in stack:
+            return "backward"
+        if stack and self.is_differentiated and "jvp(" not in stack:
+            return "update"
+        return "forward" if stack else ""
 
     @promised()
     def in_loop(self, instruction: Instruction) -> str:
@@ -202,24 +248,24 @@ class Origins:
         return found
 
     def _use(self, instruction, makers):
-        """The first operation that needs a result whole: name, place, whether it slices in a loop, and in groups."""
+        """The first operation that needs a result whole, as a `_Use`."""
         gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
-        first, is_needed = ("", ("", 0), False, False), False
+        first, is_needed = _Use(), False
         for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
             used, where = self._metadata(user.line)
             is_needed = is_needed or (needs and user.kind != "slice")  # which may only take off padding
             if "(" in used and where[1]:
                 is_loop = user.kind == "dynamic-slice" and is_in_loop(user)
                 if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
-                    return used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes))
-                first = first if first[0] else (used, where, False, False)
-        if is_needed and not first[0] and self._before is not None:  # by what has no name in the compiled program
+                    return _Use(used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes)))
+                first = first if first.stack else _Use(used, where)
+        if is_needed and not first.stack and self._before is not None:  # by what has no name in the compiled program
             for here, name in self._before._made_by(makers):
                 for user, needs in self._before._uses.first(here, name):
                     used, where = self._before._metadata(user.line)
                     if needs and where[1]:
-                        return _whole(used), where, False, False
-        return first if first[0] or not is_needed else ("unknown", ("", 0), False, False)
+                        return _Use(_whole(used), where)
+        return first if first.stack or not is_needed else _Use("unknown")
 
     def _made(self, instruction, name=None):
         """The names and places of what made a collective's operand, the last operation first; at least one pair.
@@ -600,6 +646,18 @@ def where(file: str, line: int) -> str:
     cell = getattr(compiler, "format_code_name", lambda _: None)(file)  # a pair such as ("Cell", "In[3]")
     unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
     return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
+
+
+def _end(instruction):
+    """Where the result of an asynchronous collective is there; another instruction itself."""
+    end = instruction.name.replace("-start", "-done")
+    is_split = "-start" in instruction.name and end in instruction.home.lines
+    return instruction.home[end] if is_split else instruction
+
+
+def _is_stored(stack, use, argument):
+    """Whether nothing uses a computed array, whose collective has no name: it is a result."""
+    return "(" not in stack and not use.stack and not argument
 
 
 def _adds(instruction):
