@@ -263,7 +263,7 @@ def _needs(user, place, dimension, elementwise):
         )
     if user.kind in ("dynamic-slice", "slice"):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
-        # A scan takes its rows by slices, one in each iteration, and is no use of all of them.
+        # A scan takes its rows by slices, one in each iteration, which is no use of all of them.
         return (dimension is None and not is_in_loop(user)) or (dimension is not None and (
             before[dimension] != after[dimension]
         ))  # fmt: skip

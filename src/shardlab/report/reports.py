@@ -88,7 +88,7 @@ class Report:
             blocks = _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
             fitting = _fitting(blocks, LINES // 2)
             lines += [line for block in blocks[:fitting] for line in block]
-            lines += self._rest(fitting - 1)
+            lines += self._others(fitting - 1)
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]
         if rows:
@@ -116,7 +116,7 @@ class Report:
             under = [(code, "; ".join(filter(None, about))) for code, *about in details]
             parts += [
                 html_table(_COLUMNS, map(_cells, shown), under=under),
-                *map(paragraph, self._rest(MOST)),
+                *map(paragraph, self._others(MOST)),
             ]
         rows = self._stored()
         parts.append(paragraph(self._memory()))
@@ -158,7 +158,7 @@ class Report:
         sent = f"{beside} sends {size} from each device, {time} on {self.chip}:"
         return f"{declared} {sent}".lstrip()
 
-    def _rest(self, shown):
+    def _others(self, shown):
         others = replace(self, moves=self.moves[shown:])
         count, size = len(others.moves), bytes_text(others.bytes)
         return [f"and {count} shorter ones: {size}, {_ms(others.seconds)}"] if count else []
