@@ -41,6 +41,11 @@ alone, and have no section in the reference:
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although it runs
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them (inside)
+- `shardlab.report.program`: a compiled program, its collectives, and where each comes from (inside)
+- `shardlab.report.moves`: what a program sends, added up by line (inside)
+- `shardlab.report.storage`: what a program stores: arguments, results and memory (inside)
+- `shardlab.report.judgement`: what the text of a program tells of what to change (inside)
+- `shardlab.report.reports`: reports of programs, and what changed between two, in print (inside)
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory is, what to change
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was predicted
 

@@ -74,7 +74,8 @@ class _Notebook:
         self.markdown, self.chapter, self.commit, self.for_class = text, text.chapter, commit, for_class
         self.outputs, self.room = iter(outputs), OUTPUTS_MOST
         self.cells, self.buffer, self.solution, self.gate, self.label = [], [], None, None, None
-        self.asked, self.answer, self.answered = False, "", False  # a prediction, until text follows its cells
+        # A prediction goes on until text follows its cells.
+        self.is_prediction, self.answer, self.answered = False, "", False
 
     def text(self):
         """The notebook as the text of a file."""
@@ -108,7 +109,7 @@ class _Notebook:
                         self.chapter.path, line, "this is not read as a code cell; check the blocks above it"
                     )
                 self._code(cell, line, next(self.outputs, ()))
-                self.answered = self.asked
+                self.answered = self.is_prediction
                 continue
             self._show_answer()
             if token.type == "heading_open" and token.tag == "h1":
@@ -121,11 +122,11 @@ class _Notebook:
                 directive = markdown.as_directive(token, line, self.chapter)
                 if directive and directive.name in GATES:
                     self._gate(directive, line)
-                elif self.asked and (question := self.markdown.choices(group, lines, 1)):
+                elif self.is_prediction and (question := self.markdown.choices(group, lines, 1)):
                     block, self.answer = question
                     self.buffer.append(block)
                 elif block := self.markdown.block(group, lines, 1):
-                    self.asked = block.startswith("**Predict.**") or self.asked
+                    self.is_prediction = block.startswith("**Predict.**") or self.is_prediction
                     self.buffer.append(block)
         self._show_answer()
         self._flush()
@@ -137,7 +138,7 @@ class _Notebook:
         if self.answered:
             if self.answer:
                 self.buffer.append(markdown.box("The answer, and why", self.answer, True))
-            self.asked, self.answer, self.answered = False, "", False
+            self.is_prediction, self.answer, self.answered = False, "", False
 
     def _begin(self, group, line):
         """The title with its links, and the set-up cell."""
@@ -204,11 +205,13 @@ class _Notebook:
                 source = f"{ANSWER} {self.label}: leave this line as it is.\n{source}"
             elif not source.startswith("%%"):
                 source = _unreadable(source)
-        if self.asked and not title:
+        if self.is_prediction and not title:
             before, checks, after = split_assertions(source)
             source = "\n".join(filter(None, [before, after]))
-        told = title or self.asked or self.gate or tags & {"hide-output", "remove-output"}
-        self._add_code(source, title, sorted(tags & RUN_TAGS), () if told else self._shown(outputs, tags))
+        hiding_tags = tags & {"hide-output", "remove-output"}
+        is_hidden = title or self.is_prediction or self.gate or hiding_tags
+        shown = () if is_hidden else self._shown(outputs, tags)
+        self._add_code(source, title, sorted(tags & RUN_TAGS), shown)
         if checks:
             self._add_code(checks, "Checked", [CHECKS])
 
@@ -236,9 +239,9 @@ class _Notebook:
             title = None  # a cell in another language is not changed
         metadata = {"tags": list(tags)} if tags else {}
         if title:  # a magic stays the first line
-            first, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
-            hint = "" if rest.startswith(_UNREADABLE) else ": double-click to read it"
-            source = "\n".join(part for part in (first, f"#@title {title}{hint}", rest) if part)
+            first, _, code = source.partition("\n") if source.startswith("%%") else ("", "", source)
+            hint = "" if code.startswith(_UNREADABLE) else ": double-click to read it"
+            source = "\n".join(part for part in (first, f"#@title {title}{hint}", code) if part)
             metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
         cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None}
         self.cells.append({**cell, "outputs": list(outputs)})

@@ -438,8 +438,8 @@ def _head(app, where, name, page):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
         links = f'<a href="{notebook}">Download the notebook</a> {links}'
         links = f'<a class="button" href="{colab}">Open in Colab</a> {links}'
-    told = f"<span>{', '.join(filter(None, facts))}</span>" if any(facts) else ""
-    return f'<p class="facts">{links} {told}{answers}</p>{_place(app, page)}'
+    summary = f"<span>{', '.join(filter(None, facts))}</span>" if any(facts) else ""
+    return f'<p class="facts">{links} {summary}{answers}</p>{_place(app, page)}'
 
 
 def _place(app, page):
@@ -447,7 +447,7 @@ def _place(app, page):
     chapter, part = page.chapter, page.part
     if not part or part.title == APPENDICES:
         return ""
-    places = [f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.of}"]
+    places = [f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.count}"]
     if chapter.level:
         places.append(
             f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of 3">{chapter.level}</span>'
@@ -455,20 +455,23 @@ def _place(app, page):
     if chapter.after:
         links = [f'<a href="{name}.html">{html.escape(title)}</a>' for name, title in chapter.after.items()]
         places.append(f"read first: {', '.join(links)}")
-    for title, (place, of) in chapter.paths.items():
-        places.append(
-            f'path <a href="{app.config.root_doc.rpartition("/")[2]}.html#index-paths">{title}</a>: {place} of {of}'
-        )
+    home = app.config.root_doc.rpartition("/")[2]
+    for title, (place, count) in chapter.paths.items():
+        link = f'<a href="{home}.html#index-paths">{title}</a>'
+        places.append(f"path {link}: {place} of {count}")
     return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 
 
 def parts(env):
-    """For each page of the table of contents its part: `number` from 1 and `title`; and its `place` `of` all there."""
+    """For each page of the table of contents its part, `number` and `title`, and its `place` there.
+
+    Numbers begin at 1; `count` is how many pages the part has.
+    """
     by_page, site_map = {}, getattr(env, "external_site_map", None)
     for number, tree in enumerate(site_map.root.subtrees if site_map else (), 1):
         for place, item in enumerate(tree.items, 1):
             by_page[str(item)] = SimpleNamespace(
-                number=number, title=tree.caption or "", place=place, of=len(tree.items)
+                number=number, title=tree.caption or "", place=place, count=len(tree.items)
             )
     return by_page
 

@@ -48,8 +48,8 @@ def setup(app):
 def _ask(app, doctree, docname):
     if pages.lacks_outputs(app, docname):  # it has no answers yet, and is not published
         return
-    asked = [one for one in doctree.findall(nodes.paragraph) if _is_question(one)]
-    for number, paragraph in enumerate(asked, 1):
+    paragraphs = [one for one in doctree.findall(nodes.paragraph) if _is_question(one)]
+    for number, paragraph in enumerate(paragraphs, 1):
         following = paragraph.parent.children[paragraph.parent.index(paragraph) + 1 :]
         choices = _choices(following[0], number) if following else []
         right = [(one, why) for one, why in choices if one["right"]]

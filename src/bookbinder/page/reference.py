@@ -213,8 +213,8 @@ def _names(text):
 
 
 def _dedented(text):
-    first, _, rest = text.partition("\n")
-    return f"{first}\n{textwrap.dedent(rest)}".strip()
+    first, _, others = text.partition("\n")
+    return f"{first}\n{textwrap.dedent(others)}".strip()
 
 
 def _item(term, text):

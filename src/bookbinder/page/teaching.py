@@ -49,13 +49,13 @@ def misconceptions(book):
         for name in names:
             items = []
             for question in _PREDICTION.split(book.chapter(name).text)[1:]:
-                asked, _, rest = question.removeprefix("**Predict.** ").partition("\n\n")
-                choices = _CHOICES.match(rest)
+                prompt, _, answers = question.removeprefix("**Predict.** ").partition("\n\n")
+                choices = _CHOICES.match(answers)
                 for choice in re.split(r"^- ", choices[0], flags=re.MULTILINE)[1:] if choices else ():
                     wrong, _, reason = choice.strip().partition("\n\n")
                     if wrong.startswith("[ ] ") and reason:
                         wrong = _one_line(wrong.removeprefix("[ ] "))
-                        items.append(f"- {_one_line(asked)} *Wrong:* {wrong}. {_one_line(reason)}")
+                        items.append(f"- {_one_line(prompt)} *Wrong:* {wrong}. {_one_line(reason)}")
             if items:
                 blocks += [f"### {book.titles.get(name, name)}", "\n".join(items)]
     return "\n\n".join(blocks)

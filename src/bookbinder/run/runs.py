@@ -165,9 +165,9 @@ def processor():
     """A digest of what a processor is and can, as far as compilers ask."""
     parts = [platform.system(), platform.machine(), platform.processor()]
     with suppress(OSError):
-        asked = r"(vendor_id|cpu family|model|model name|stepping|flags|CPU \w+|Features)\s*:"
+        entries = r"(vendor_id|cpu family|model|model name|stepping|flags|CPU \w+|Features)\s*:"
         first = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
-        parts += [line for line in first.splitlines() if re.match(asked, line)]
+        parts += [line for line in first.splitlines() if re.match(entries, line)]
     return disk.digest(*parts)[:8]
 
 
@@ -428,7 +428,7 @@ def _found(line, status, stderr):
         if not result["ok"] and not result["traceback"]:
             result["traceback"] = "\n".join(stderr.splitlines()[-20:])
         return result
-    how = f"killed by {Signals(-status).name}" if status < 0 else f"exit status {status}"
-    message = f"{how}: {stderr.splitlines()[-1] if stderr else 'it printed nothing'}"
+    ending = f"killed by {Signals(-status).name}" if status < 0 else f"exit status {status}"
+    message = f"{ending}: {stderr.splitlines()[-1] if stderr else 'it printed nothing'}"
     result = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
     return {**result, "traceback": "\n".join(stderr.splitlines()[-20:]), "deprecations": []}

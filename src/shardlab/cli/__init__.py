@@ -5,8 +5,16 @@ import sys
 
 from shardlab import __version__
 from shardlab._arguments import nearest
-from shardlab.cli import explain, grade, layout, ledger, plan
+from shardlab.cli import explanation, grade, layout, ledger, plan
 from shardlab.cli.arguments import Wrong
+
+_COMMANDS = {
+    "layout": layout,
+    "plan": plan,
+    "explain": explanation,
+    "ledger": ledger,
+    "grade": grade,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for module in (layout, plan, explain, ledger, grade):
-        name, about = module.__name__.rpartition(".")[2], module.ABOUT
+    for name, module in _COMMANDS.items():
+        about = module.ABOUT
         command = commands.add_parser(
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -138,9 +138,9 @@ class _Walk:
                     if kind == "event" and index is not None and self.events[step].label == "reduce-scatter":
                         self.events[step].layer = index
         for step, event in enumerate(self.events):
-            for of in self._adds.get(step, ()) if event.label == "reduce-scatter" else ():
-                if self.events[of].layer is None:
-                    self.events[of].layer = event.layer
+            for product in self._adds.get(step, ()) if event.label == "reduce-scatter" else ():
+                if self.events[product].layer is None:
+                    self.events[product].layer = event.layer
 
     # --- Instructions ---
 
@@ -148,14 +148,17 @@ class _Walk:
         """A collective or product: the next step. It uses what was gathered, and belongs to the layer that it uses."""
         step = len(self.events)
         origins = self._origins(operands)
-        events = [of for kind, of in origins if kind == "event"]
-        gathered = [of for of in events if self.events[of].label == "all-gather"]
-        layers = {of for kind, of in origins if kind == "layer"} if label == "all-gather" else set()
-        layers |= {self.events[of].layer for of in gathered} if label == "product" else set()
+        events = [number for kind, number in origins if kind == "event"]
+        gathers = [event for event in events if self.events[event].label == "all-gather"]
+        layers = set()
+        if label == "all-gather":
+            layers = {number for kind, number in origins if kind == "layer"}
+        elif label == "product":
+            layers = {self.events[gather].layer for gather in gathers}
         self.events.append(_Event(label, layers.pop() if len(layers) == 1 else None, step))
-        for of in gathered:
-            self.events[of].last = step
-        self._adds[step] = [of for of in events if self.events[of].label == "product"]
+        for gather in gathers:
+            self.events[gather].last = step
+        self._adds[step] = [event for event in events if self.events[event].label == "product"]
         return self._array(("event", step))
 
     def _run(self, here, arguments):
@@ -224,11 +227,11 @@ class _Walk:
             if instruction.kind == "select":
                 return operands[1] if operands[0] else operands[2]
         reused = set()
-        for kind, of in self._origins(tuple(operands)):
-            if kind == "event" and self.events[of].label == "all-gather":
-                self.events[of].last = max(self.events[of].last, len(self.events) - 1)
+        for kind, number in self._origins(tuple(operands)):
+            if kind == "event" and self.events[number].label == "all-gather":
+                self.events[number].last = max(self.events[number].last, len(self.events) - 1)
             else:
-                reused.add((kind, of))
+                reused.add((kind, number))
         return self._array(*reused)
 
     def _loop(self, instruction, carried):

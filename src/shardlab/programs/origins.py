@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from shardlab.costs.kinds import KINDS, OPERATIONS
 from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
@@ -21,14 +22,20 @@ from shardlab.programs.uses import Uses, is_in_loop
 
 __all__ = ["Origin", "Origins", "where"]
 
-# Operations whose result is the same array, or a part of it.
+# XLA puts these between an argument and its gather. Without them one that is cast to bfloat16 on
+# the way would count as computed, and have no name.
 _PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-slice", "opt-barrier", "reshape", "slice",
             "transpose")  # fmt: skip
+# JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
+# squeeze. To name one of them as the use would blame what nobody wrote.
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim",
                "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
+# A line of Flax or Optax is none that the reader can change; the one that calls it is.
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
+# Frames go on to the script or the cell that calls `explain`, which is no part of the program.
 _EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
-_MOST = 3_000  # instructions that are followed from one to the results of the program
+# A program unrolled over many layers has 10^5 instructions, and each collective is followed anew.
+_MOST = 3_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,25 @@ class Origin:
     callers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
 
+class _Use(NamedTuple):
+    """The first use of an array: JAX's whole name and the place, as `Origin` has them; "unknown" without a name."""
+
+    stack: str = ""
+    place: tuple[str, int] = ("", 0)
+    is_loop: bool = False
+    is_grouped: bool = False
+
+    @property
+    def site(self):
+        """The name and the place; None where the place is unknown."""
+        return (self.stack, self.place) if self.place[1] else None
+
+    @property
+    def operation(self):
+        """JAX's operation, as `Origin.use` has it."""
+        return "" if self.stack == "unknown" else _operation(self.stack)
+
+
 class Origins:
     """The origins of a program's instructions.
 
@@ -88,7 +114,10 @@ class Origins:
         self._program, self._results, self._parts, self._before = program, results, {}, before
         self._text = text
         self._uses = Uses()
+        # The sizes of axes are needed before partitioning, where shardings name axes and no groups.
         self._mesh = (re.search(r"xla\.sdy\.meshes=\{[^\n]*", text) or [""])[0]
+        # Older texts have source_file and source_line in each line; where XLA keeps whole frames,
+        # lines have numbers into these tables.
         files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FileNames"), re.M))
         functions = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FunctionNames"), re.M))
         locations = r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)"
@@ -98,9 +127,12 @@ class Origins:
         frames = re.findall(
             r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", _table(text, "StackFrames"), re.M
         )
+        # XLA writes a parent's number plus one, so a frame that names itself has none.
         self._frames = {int(number): (place, int(parent or 1) - 1) for number, place, parent in frames}
         self._root = program.entry[program.entry.root]
         self.is_differentiated = re.search(r'op_name="[^"]*transpose\(', text) is not None
+        # The names of differentiated operations contain jvp( or transpose(. An update has plain
+        # ones: what remains beside plumbing and layouts is work after the gradients.
         outside = set(re.findall(r'op_name="\w+\([^"]*\)/(\w+)"', re.sub(r'op_name="[^"]*jvp\([^"]*"', "", text)))
         self.is_gradient = self.is_differentiated and outside <= {*_ON_THE_WAY, "copy", "transpose"}
         self._callers = {}
@@ -113,43 +145,83 @@ class Origins:
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
         """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
         argument = self._argument(instruction)
-        end = instruction.name.replace("-start", "-done")
-        if "-start" in instruction.name and end in instruction.home.lines:  # between them other work is done
-            instruction = instruction.home[end]
-        stack, place = self._metadata(self._own_line(instruction))
+        # Other work is scheduled between start and end, so only the end's uses are those of the
+        # result.
+        instruction = _end(instruction)
         makers = self._made(instruction)
-        if len(instruction.names) > 1 and (stack, place) not in makers:  # joined, with the name of another part
-            others = [maker for name in instruction.names for maker in self._made(instruction, name)[:10]]
-            stack, place = makers[0] if (stack, place) in others else (stack, place)
         made = makers[0]
-        if instruction.kind == "all-reduce" and (foreign := self._foreign(instruction)):
-            stack, place = foreign
-        used, where, is_loop, is_grouped = self._use(instruction, makers)
-        asked_by = []  # the calls that lead to a constraint, which the program before partitioning has
-        inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
-        inserted = inserted or self._is_kept(stack, place, axes)
-        if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
-            asked = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
-            stack, place, *asked_by = asked or ((used, where) if where[1] else (stack, place))
-        if "(" not in stack and not used and not argument and made[1][1]:
-            stack, place = made
-            used = "result"
+        own = self._own_site(instruction, makers)
+        use = self._use(instruction, makers)
+        stack, place, *callers = self._site(instruction, own, makers, use, argument, axes)
+        if _is_stored(stack, use, argument) and made[1][1]:
+            (stack, place), use = made, _Use("result")
+        # JAX's names begin with "jit(...)". Newer partitioners write an argument's name in their
+        # place, which is no operation, and would be taken for a forward pass below.
         if "(" not in stack:
             stack, place = "", ("", 0)
-        made = made[1] if made[1][1] and made[1] != place and not argument else ("", 0)
-        phase = "backward" if "transpose(" in stack else "forward" if "jvp(" in stack or stack else ""
-        if phase == "forward" and self.is_differentiated and "jvp(" not in stack:
-            phase = "update"
-        if _adds(instruction) and phase == "backward":  # a part of a gradient, even where it equals an argument
+        made = ("", 0) if argument or made[1] == place or not made[1][1] else made[1]
+        phase = self._phase(stack)
+        # The gradient of w in sum(x * w) is x: the operand is an argument, yet what is sent is a
+        # part of a gradient.
+        if _adds(instruction) and phase == "backward":
             argument = ""
-        results = () if argument else self._reached(instruction, phase)
-        of_use = "" if used == "unknown" else _operation(used), is_loop, is_grouped
-        callers = tuple(asked_by) if asked_by else self._callers_of(instruction, stack, place)
-        return Origin(_operation(stack), phase, *place, argument, results, stack, *of_use, made, callers)
+        return Origin(
+            _operation(stack),
+            phase,
+            *place,
+            argument,
+            () if argument else self._reached(instruction, phase),
+            stack,
+            use.operation,
+            use.is_loop,
+            use.is_grouped,
+            made,
+            tuple(callers) or self._callers_of(instruction, stack, place),
+        )
+
+    def _own_site(self, instruction, makers):
+        """The name and place that a collective carries itself."""
+        site = self._metadata(self._own_line(instruction))
+        # XLA's combiner joins collectives, and keeps the name of any one of them.
+        if len(instruction.names) > 1 and site not in makers:
+            names = instruction.names
+            others = [maker for name in names for maker in self._made(instruction, name)[:10]]
+            site = makers[0] if site in others else site
+        # A callback runs on one device. Its result reaches the others as an all-reduce in which
+        # they add zeros, and which has the name of whatever follows the callback.
+        foreign = self._foreign(instruction) if instruction.kind == "all-reduce" else None
+        return foreign or site
+
+    def _site(self, instruction, own, makers, use, argument, axes):
+        """The name and place of what needs a collective, and the calls that lead there, if they are known by it."""
+        if not self._is_elsewhere(instruction, own, makers, axes):
+            return own
+        return self._constraint_site(instruction, [own, *makers[:10]], argument, axes) or use.site or own
+
+    def _is_elsewhere(self, instruction, own, makers, axes):
+        """Whether another line than its own needs a collective."""
+        stack, place = own
+        operation = _operation(stack)
+        # The partitioner gives what it inserts the metadata of the operand: that line made the
+        # array, and a later one needs it. A sum is part of its own line, and so is what a shard_map
+        # contains.
+        inserted = own in makers and not _adds(instruction) and operation not in OPERATIONS
+        inserted = inserted or self._is_kept(stack, place, axes)
+        return inserted or "(" not in stack or operation in _ON_THE_WAY
+
+    def _phase(self, stack):
+        """The pass that an operation belongs to, by its whole name."""
+        if "transpose(" in stack:
+            return "backward"
+        if stack and self.is_differentiated and "jvp(" not in stack:
+            return "update"
+        return "forward" if stack else ""
 
     @promised()
     def in_loop(self, instruction: Instruction) -> str:
         """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
+        # Bodies of fusions and branches have callers too, but what they compute is added up in no
+        # loop.
         here, name = self._callers.get(instruction.home.name, (None, ""))
         return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
 
@@ -168,7 +240,9 @@ class Origins:
         if "transpose(" in self._metadata(self._own_line(instruction))[0]:
             return False
         callers, caller = [], self._callers.get(instruction.home.name)
-        while caller is not None:  # the result may be kept by the loop that it is part of
+        # A scan keeps what its backward pass needs in stacks that leave the loop: the use is
+        # outside.
+        while caller is not None:
             callers.insert(0, caller)
             caller = self._callers.get(caller[0].name)
         ends = self._uses.ends(instruction.home, instruction.name, tuple(callers))
@@ -179,6 +253,8 @@ class Origins:
         """The names of the program's arguments that its forward pass uses; of all, if it has no backward pass."""
         if not self.is_differentiated:
             return frozenset(self._arguments)
+        # Moments of an optimiser are arguments too, but only the update, which has a plain name,
+        # uses them.
         is_used = lambda user: re.search(r"jvp\(|transpose\(", self._metadata(user.line)[0])  # noqa: E731
         return frozenset(
             own
@@ -202,24 +278,28 @@ class Origins:
         return found
 
     def _use(self, instruction, makers):
-        """The first operation that needs a result whole: name, place, whether it slices in a loop, and in groups."""
+        """The first operation that needs a result whole, as a `_Use`."""
         gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
-        first, is_needed = ("", ("", 0), False, False), False
+        first, is_needed = _Use(), False
         for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
             used, where = self._metadata(user.line)
-            is_needed = is_needed or (needs and user.kind != "slice")  # which may only take off padding
+            # XLA pads what the devices do not divide; the slice that takes the padding off is no
+            # use.
+            is_needed = is_needed or (needs and user.kind != "slice")
             if "(" in used and where[1]:
                 is_loop = user.kind == "dynamic-slice" and is_in_loop(user)
                 if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
-                    return used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes))
-                first = first if first[0] else (used, where, False, False)
-        if is_needed and not first[0] and self._before is not None:  # by what has no name in the compiled program
+                    return _Use(used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes)))
+                first = first if first.stack else _Use(used, where)
+        # Some of XLA's passes write new operations without metadata. The program before
+        # partitioning still has the name and the line.
+        if is_needed and not first.stack and self._before is not None:
             for here, name in self._before._made_by(makers):
                 for user, needs in self._before._uses.first(here, name):
                     used, where = self._before._metadata(user.line)
                     if needs and where[1]:
-                        return _whole(used), where, False, False
-        return first if first[0] or not is_needed else ("unknown", ("", 0), False, False)
+                        return _Use(_whole(used), where)
+        return first if first.stack or not is_needed else _Use("unknown")
 
     def _made(self, instruction, name=None):
         """The names and places of what made a collective's operand, the last operation first; at least one pair.
@@ -233,13 +313,16 @@ class Origins:
             if name not in here.lines:
                 break
             maker = here[name]
+            # XLA joins neighbours into one kernel with several results; its computation has their
+            # names.
             if maker.kind == "get-tuple-element" and here[maker.names[0]].kind == "fusion":
                 maker = here[maker.names[0]]
             if maker.kind not in _PASS_ON:
                 inside = maker.called().lines.values() if maker.kind == "fusion" else ()
                 makers = [self._metadata(maker.line), *passed, *reversed([self._metadata(line) for line in inside])]
                 known = [one for one in makers if "(" in one[0] and one[1][1]]
-                if known or maker.kind != "fusion":  # else one that only converts
+                # A fusion in which nothing has a name was made for a conversion or a copy.
+                if known or maker.kind != "fusion":
                     return known or makers[:1]
             passed.append(self._metadata(maker.line))
             name = max(maker.names, key=lambda name: _elements(here, name), default="")
@@ -252,7 +335,9 @@ class Origins:
             if not names:
                 break
             maker = here[names.pop()]
-            if maker.kind == "recv-done":  # from the host, in programs for TPUs
+            # Programs for TPUs send to the host and receive; others call it in a branch that one
+            # device of several takes.
+            if maker.kind == "recv-done":
                 return self._metadata(maker.line)
             if maker.kind == "conditional":
                 calls = (call for callee, *_ in maker.calls() for call in callee.matching(r" custom-call\("))
@@ -260,7 +345,7 @@ class Origins:
             names += maker.names if maker.kind in (*_PASS_ON, "fusion", "get-tuple-element") else ()
         return None
 
-    def _asked(self, instruction, makers, argument, axes):
+    def _constraint_site(self, instruction, makers, argument, axes):
         """The name and place of the constraint that asks for a collective, and its callers, if any; or None."""
         if self._before is None or not axes:
             return None
@@ -272,6 +357,8 @@ class Origins:
         gathers = instruction.kind.startswith("all-gather")
         for here, name in starts[:20]:
             for user, _ in before._uses.first(here, name, elementwise=True):
+                # A dimension with "?" is open: there the partitioner may choose, so nothing is
+                # asked for.
                 spec = user.attribute("frontend_attributes")
                 if user.attribute("custom_call_target") == "Sharding" and "?" not in spec:
                     names = _axes_named(spec)
@@ -284,8 +371,8 @@ class Origins:
         """Whether a collective has the line of a constraint that keeps its axes: then something after it needs them."""
         if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
             return False
-        asked = self._before._operations.get(("sharding_constraint", place), ())
-        specs = [here[name].attribute("frontend_attributes") for here, name in asked]
+        constraints = self._before._operations.get(("sharding_constraint", place), ())
+        specs = [here[name].attribute("frontend_attributes") for here, name in constraints]
         return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
     def _split(self, here, name, axes):
@@ -297,6 +384,8 @@ class Origins:
             names = re.findall(r'\\"([^"\\]+)\\"', inside)
             if not set(names) & set(axes):
                 continue
+            # XLA reshapes shards in place where they stay contiguous, and gathers the array
+            # elsewhere.
             shards = math.prod(int(sizes.get(axis, 1)) for axis in names)
             for user in self._uses.users(here).get(name, ()):
                 reshape = here[user]
@@ -352,7 +441,8 @@ class Origins:
             place = origin["source_file"], int(origin["source_line"])
         elif "stack_frame_id" in origin:
             place = self._place(int(origin["stack_frame_id"]), origin.get("op_name", ""))
-        return origin.get("op_name", "").partition(";")[0], place  # several, where operations were merged
+        # XLA joins the names of operations that it merges with ";", but keeps one place.
+        return origin.get("op_name", "").partition(";")[0], place
 
     def _place(self, frame, stack=""):
         """The innermost place that is not in an installed package, or else the innermost."""
@@ -368,6 +458,7 @@ class Origins:
         while frame in self._frames:
             number, parent = self._frames[frame]
             chain.append((self._places.get(number, ("", 0)), self._functions.get(number, "")))
+            # Parents stand before their children; in a changed text a circle would never end.
             frame = parent if parent < frame else 0
         return chain
 
@@ -405,6 +496,9 @@ class Origins:
             calls = self._before._jitted_calls
             now = calls.get("/".join(parts[: n + 1])) or calls.get(part) or ()
             call = next((place for place in places if place in now), None)
+            # JAX caches the trace of a jitted function such as jnp.nonzero with the line of the
+            # program that called it first; this program's call follows it. But a line inside of the
+            # function itself is right, whoever calls it.
             is_old = call and places.count(call) == 1 == places.index(call)
             if is_old and chain[0][1].rpartition(".")[2] != jitted[1]:
                 return call
@@ -442,6 +536,8 @@ class Origins:
             elif parameter.kind == "get-tuple-element":
                 place = int(parameter.attribute("index"))
                 source = here[parameter.names[0]]
+                # What a scan only reads, such as the stacked weights of its layers, is carried
+                # unchanged through XLA's loop: it is the argument still.
                 if source.kind == "parameter" and (outer := self._carried(here, place)):
                     here, source = outer
                 if source.kind != "tuple":
@@ -512,19 +608,24 @@ class Origins:
         root = self._root
         count = len(root.names) if root.kind == "tuple" else 1
         gradient = _adds(instruction) and phase == "backward"
+        # A gathered activation reaches every gradient that follows; only sums belong to certain
+        # results.
         if not _adds(instruction) and not self._is_root(instruction):
-            return ()  # computed, and used for results
+            return ()
+        # Everything leads to a single result, such as a loss, so its name would say nothing.
         if count == 1 and not gradient and not self._is_root(instruction):
-            return ()  # everything leads to the only result
+            return ()
         ends, most = {0} if count == 1 and instruction.name == root.name else set(), 3 * len(instruction.names)
         for line in self._followed(instruction, ends=ends):
-            gradient = gradient and "/dot_general" not in line  # else a partial sum, for another product
+            # What goes on into a product is a sum of activations' gradients for the layer below.
+            gradient = gradient and "/dot_general" not in line
             if len(ends) > most:
                 return ()
         everything = len(ends) == count and len(instruction.names) == 1
         if len(ends) > most or (everything and not gradient and not self._is_root(instruction)):
             return ()
-        if gradient and root.kind == "tuple":  # a sum that is none of theirs, such as a statistic, reaches results too
+        # The sum of a normalisation's statistics reaches gradients too, and is a part of none.
+        if gradient and root.kind == "tuple":
             ends = {n for n in ends if self._is_part_of(instruction, root.operands[n])}
         names = self._results
         return tuple(names[n] if names and n < len(names) else f"result {n}" for n in sorted(ends))
@@ -554,6 +655,8 @@ class Origins:
         """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
+        # Where the partitioner knows no way between two layouts, it gathers the array, and lets
+        # each device slice its new shard off.
         waiting, seen, sliced = [(instruction.home, instruction.name, None)], set(), False
         while waiting and len(waiting) < _MOST:
             here, name, outer = waiting.pop()
@@ -596,10 +699,23 @@ def where(file: str, line: int) -> str:
     """
     if not line:
         return "not known"
+    # IPython alone knows which cell a temporary file is, and may be another version, or not there.
     compiler = getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "compile", None)
     cell = getattr(compiler, "format_code_name", lambda _: None)(file)  # a pair such as ("Cell", "In[3]")
     unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
     return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
+
+
+def _end(instruction):
+    """Where the result of an asynchronous collective is there; another instruction itself."""
+    end = instruction.name.replace("-start", "-done")
+    is_split = "-start" in instruction.name and end in instruction.home.lines
+    return instruction.home[end] if is_split else instruction
+
+
+def _is_stored(stack, use, argument):
+    """Whether nothing uses a computed array, whose collective has no name: it is a result."""
+    return "(" not in stack and not use.stack and not argument
 
 
 def _adds(instruction):
@@ -621,6 +737,8 @@ def _axes_named(attributes):
 
 def _whole(operation):
     """The name of an operation in a function that is called by its own name alone, as one in the program has it."""
+    # Before partitioning functions are computations of their own, named "jit(f)" only at their
+    # calls; `of` takes a name without parenthesis for an argument's.
     return operation if "(" in operation else f"jit()/{operation}"
 
 

@@ -20,19 +20,24 @@ from shardlab.programs.hlo import (
 
 __all__ = ["Uses"]
 
-_MOST = 3_000  # instructions that are looked at
-# The same values, in the same order or in another.
+# In a large unrolled program a value that everything depends on would be followed to its end.
+_MOST = 3_000
+# What only moves values needs none of them: another operation after it does. So it is with
+# collectives, which XLA's partitioner puts where layouts change, and not where the program asks for
+# them.
 _SAME = {
     "bitcast", "bitcast-convert", "broadcast", "convert", "copy", "copy-done", "copy-start", "dynamic-update-slice",
     "opt-barrier", "reduce-precision", "reshape", "transpose",
     *(f"{kind}{end}" for kind in COLLECTIVES for end in ("", "-start", "-done")),
 }  # fmt: skip
+# Each element of a result needs one of each operand, so a shard is enough, whatever the layout.
 _ELEMENTWISE = {
     "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "erf", "exponential",
     "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply",
     "negate", "not", "or", "power", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "sign",
     "sine", "sqrt", "subtract", "tan", "tanh", "xor",
 }  # fmt: skip
+# Every device makes its own part of these, so they force no layout on what they are combined with.
 _CONSTANT = {"broadcast", "constant", "iota", "partition-id"}
 
 
@@ -54,7 +59,10 @@ class Uses:
         if here.name not in self._users:
             users = self._users[here.name] = {}
             for name, line in here.lines.items():
+                # Names of arguments in the metadata can equal those of instructions.
                 text = line.partition(" = ")[2].partition(", metadata=")[0]
+                # Compiled programs mark names with %. Lowered ones do not: there only what stands
+                # around a word tells it from an attribute, an operation and a literal.
                 marked = r"%([\w.\-]+)" if "%" in line else r"(?<![\w.\-=@\"])([\w.\-]+)(?![\w.\-(=\[])"
                 for used in re.findall(marked, text):
                     if used in here.lines and name not in users.setdefault(used, []):
@@ -75,6 +83,7 @@ class Uses:
         """
         whole = array_types(here[name].result)[:1]
 
+        # Behind a reshape or a transpose the number of the dimension means another one.
         def needs(user, place):
             along = dimension if array_types(user.operands[place])[:1] == whole else None
             return _needs(user, place, along, elementwise)
@@ -106,7 +115,10 @@ class Uses:
         whole, parts = next(map(dimensions, array_types(here[name].result)), []), set()
         for user in self.ends(here, name):
             part = _sizes(user.result) if user.kind == "dynamic-slice" and is_in_loop(user) else []
-            along = [n for n, (size, of) in enumerate(zip(part, whole, strict=False)) if size != of]
+            sizes = zip(part, whole, strict=False)
+            along = [n for n, (size, whole_size) in enumerate(sizes) if size != whole_size]
+            # A part along the gathered dimension is on one device alone, so no gather in the loop
+            # could replace the whole one.
             if len(part) != len(whole) or len(along) != 1 or along[0] == dimension or part[along[0]] != 1:
                 return 0
             parts.add(whole[along[0]])
@@ -117,6 +129,7 @@ class Uses:
         waiting, seen = deque([(here, name, (), callers)]), set()
         while waiting and len(seen) < _MOST:
             here, name, path, callers = waiting.popleft()
+            # Several instructions may call a computation; behind another call it is another value.
             if name == here.root and callers:
                 waiting.append((*callers[-1], path, callers[:-1]))
             for user_name in self.users(here).get(name, ()):
@@ -128,6 +141,8 @@ class Uses:
                     if operand != name:
                         continue
                     inside = _entered(user, place)
+                    # A loop carries all of its state in one tuple. Without the path, whatever takes
+                    # any element of it would count as a use.
                     if user.kind == "tuple":
                         waiting.append((here, user_name, (place, *path), callers))
                     elif user.kind == "get-tuple-element":
@@ -135,7 +150,8 @@ class Uses:
                             waiting.append((here, user_name, path[1:], callers))
                     elif inside:
                         waiting += [(*one, path, (*callers, (here, user_name))) for one in inside]
-                    elif path:  # in a tuple that is passed on as it is
+                    # Copies and barriers pass whole tuples on, so the path holds behind them too.
+                    elif path:
                         waiting.append((here, user_name, path, callers))
                     else:
                         is_end = stops(user, place)
@@ -153,7 +169,7 @@ class Uses:
           "added" if iterations only add it to what the loop carries, "stacked" if they only keep it for after the loop,
           scaled or not; "" if an iteration computes anything else with it.
         """
-        body, how = instruction.home, ""
+        body, usage = instruction.home, ""
         waiting, seen, factors = deque([(body, instruction.name, ())]), {(body.name, instruction.name)}, set()
         while waiting:
             here, name, callers = waiting.popleft()
@@ -161,6 +177,8 @@ class Uses:
                 waiting.append((*callers[-1], callers[:-1]))
             for user_name in self.users(here).get(name, ()):
                 user = here[user_name]
+                # The root's tuple is the next iteration's state: what reaches it is kept, not
+                # computed with.
                 if (here.name, user_name) in seen or (here is body and user_name == here.root and user.kind == "tuple"):
                     continue
                 seen.add((here.name, user_name))
@@ -172,15 +190,18 @@ class Uses:
                         seen |= {(callee.name, parameter) for callee, parameter in inside}
                         continue
                     if user.kind == "add" and others and _is_carried(here, others[0], callers):
-                        how = "added"
+                        usage = "added"
                     elif user.kind == "dynamic-update-slice" and place == 1:
-                        how = how or "stacked"
+                        usage = usage or "stacked"
+                    # Sums over devices and over iterations can change places where all that lies
+                    # between them is linear; a quotient by the sum is not.
                     elif user.kind not in _LINEAR or (user.kind == "divide" and place):
                         return ""
                     elif user.kind in ("divide", "multiply"):
                         factors |= {(here.name, other) for other in others or [name]}
                     waiting.append((here, user_name, callers))
-        return "" if factors & seen else how  # a product of the result with itself
+        # A result times itself is no longer linear in it: the sum must come first.
+        return "" if factors & seen else usage
 
 
 _LINEAR = {*_SAME, "divide", "get-tuple-element", "multiply", "negate"} - {"dynamic-update-slice"}
@@ -204,6 +225,8 @@ def _is_carried(here, name, callers):
 
 def _entered(user, place):
     """Where an operand is in the computations that an instruction runs: pairs of computation and name."""
+    # A while loop has one operand, its whole state. A conditional's first operand chooses the
+    # branch, and each of the others goes into one of them.
     if user.kind in ("fusion", "call"):
         number, bodies = place, [user.called("calls" if user.kind == "fusion" else "to_apply")]
     elif user.kind == "while":
@@ -223,12 +246,16 @@ def _entered(user, place):
 
 def _needs(user, place, dimension, elementwise):
     """Whether an instruction needs its operand whole along a dimension; along any, if the dimension is not known."""
+    # XLA inserts reshapes for layouts, which need nothing. One that JAX wrote, which XLA may turn
+    # into a bitcast, keeps shards contiguous only if the sizes up to the gathered dimension stay.
     if user.kind in ("reshape", "bitcast") and metadata(user.line).get("op_name", "").endswith("/reshape"):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
         return dimension is not None and before[: dimension + 1] != after[: dimension + 1]
     if user.kind in _SAME:
         return False
     if user.kind in _ELEMENTWISE:
+        # Operands must be stored alike, and to move the smaller one is cheaper: a large one is
+        # gathered only for another that is as large.
         others = (n for n in range(len(user.names)) if n != place and user.names[n] != user.names[place])
         size = _bytes(user.operands[place])
         return not elementwise and any(
@@ -236,6 +263,7 @@ def _needs(user, place, dimension, elementwise):
         )
     if user.kind in ("dynamic-slice", "slice"):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
+        # A scan takes its rows by slices, one in each iteration, which is no use of all of them.
         return (dimension is None and not is_in_loop(user)) or (dimension is not None and (
             before[dimension] != after[dimension]
         ))  # fmt: skip
@@ -244,6 +272,7 @@ def _needs(user, place, dimension, elementwise):
 
 def is_in_loop(instruction: Instruction) -> bool:
     """Whether JAX wrote an operation as part of the loop of a scan, a map or a fori_loop."""
+    # The name tells it: XLA puts operations of a loop into fusions, which do not show the loop.
     return "while/body" in metadata(instruction.line).get("op_name", "")
 
 

@@ -129,9 +129,10 @@ class _Body:
             return self._while(params, values)
         if name == "cond":
             branches = [self.run(_opened(branch), values[1:]) for branch in params["branches"]]
+            chosen = values[0][0]
             return [
-                (values[0][0].union(*(axes for axes, _ in of)), all(noise for _, noise in of))
-                for of in zip(*branches, strict=True)
+                (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
+                for results in zip(*branches, strict=True)
             ]
         inner = [one for one in inner_jaxprs(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
         if inner and name != "shard_map":
@@ -142,7 +143,8 @@ class _Body:
         body = _opened(equation.params["jaxpr"])
         rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
         carried = sum(rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True))
-        stacked = sum(rank(of) > rank(one) for of, one in zip(equation.invars, body.invars, strict=True))
+        inputs = zip(equation.invars, body.invars, strict=True)
+        stacked = sum(rank(stack) > rank(one) for stack, one in inputs)
         consts = len(values) - carried - stacked
         carry = values[consts : consts + carried]
         for _ in range(len(self.sizes) + 1):

@@ -62,8 +62,8 @@ def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bo
         return f"a sum that is written in the function which pmap maps{several}{backward}"
     if origin.operation in OPERATIONS:
         return _by_hand(move, origin, is_checked)
-    if told := _of_what_is_special(origin):
-        return told
+    if reason := _of_what_is_special(origin):
+        return reason
     if move.kind == "all-gather":
         return _along(origin) or _of_a_gather(origin)
     if KINDS[move.kind].adds:

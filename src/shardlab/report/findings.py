@@ -149,12 +149,12 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
     """Results with another sharding than the argument that they replace in the next call."""
     same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
     old, new = {}, {}
-    for arrays, rest, left in ((arguments, old, same.copy()), (results, new, same.copy())):
+    for arrays, unmatched, left in ((arguments, old, same.copy()), (results, new, same.copy())):
         for array in sorted(arrays, key=lambda array: array.name):
             if left[_layout(array)]:
                 left[_layout(array)] -= 1
             else:
-                rest.setdefault(array.type, []).append(array)
+                unmatched.setdefault(array.type, []).append(array)
     is_step = _is_step(arguments, results)
     pairs = [
         (result, array)
@@ -198,12 +198,12 @@ def of_batch(
       trained: the names of the arguments with respect to which it is differentiated, or else of those that the forward
         pass uses.
     """
-    known, told = Counter(map(_layout, results)), set()
+    known, named_axes = Counter(map(_layout, results)), set()
     for array in sorted(arguments, key=lambda array: -array.bytes):
         is_data = array.spec not in ("", "P()") and not array.donated and not known[_layout(array)]
         if not is_data or array.bytes < 1024:
             continue
-        for axis in {*_divided(array, mesh)} - told:
+        for axis in {*_divided(array, mesh)} - named_axes:
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
             stored = [one for one in stored if one.name in trained and one.bytes < one.whole]
@@ -212,7 +212,7 @@ def of_batch(
             is_repeated = repeats > 0.9 * ways and not sent
             if not stored or not (is_repeated or sent > 4 * gathered):
                 continue
-            told.add(axis)
+            named_axes.add(axis)
             yield Finding(
                 "data without an axis",
                 f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each device would be "
@@ -288,13 +288,14 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
         option = "donate_argnums" if several != roots else "donate_argnames"
         which = f"{option}={chosen!r}".replace("'", '"')
         which = "donate_argnums" if "them" in roots or not roots else which  # without a name
-        how = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
-        how = {"pmap": "donate_argnums of jax.pmap", "nnx": f"nnx.jit(..., {which})"}.get(wrapper, how)
+        remedy = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
+        remedies = {"pmap": "donate_argnums of jax.pmap", "nnx": f"nnx.jit(..., {which})"}
+        remedy = remedies.get(wrapper, remedy)
         where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
         yield Finding(
             "not donated",
             f"results have the types and shardings of {bytes_text(could.total())} of {where}; if they replace it, "
-            f"{how} lets them take its memory",
+            f"{remedy} lets them take its memory",
         )
 
 
@@ -386,12 +387,14 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
 def _matched(whole, each):
     """FLOPs by place, where what only one of the two programs names is one place, that of most FLOPs."""
     only = {place: flops for place, flops in whole.items() if place not in each}
-    rest = sum(flops for place, flops in each.items() if place not in whole)
-    if not only or not rest:
+    unplaced = sum(flops for place, flops in each.items() if place not in whole)
+    if not only or not unplaced:
         return whole, each
     most = max(only, key=only.get)
-    whole = {place: flops for place, flops in whole.items() if place in each} | {most: sum(only.values())}
-    return whole, Counter({place: flops for place, flops in each.items() if place in whole} | {most: rest})
+    whole = {place: flops for place, flops in whole.items() if place in each}
+    whole |= {most: sum(only.values())}
+    each = {place: flops for place, flops in each.items() if place in whole}
+    return whole, Counter(each | {most: unplaced})
 
 
 def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Finding]:
@@ -420,17 +423,18 @@ def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origi
     for move, start, origin in moves:
         if not _adds(start) or (move.times or 0) < 2 or not move.bytes:
             continue
-        how = origins.in_loop(start)
-        if how == "added" or (how == "stacked" and move.bytes < _SMALL):
-            times, size = sums.get((how, origin.file, origin.line), (0, 0))
-            sums[how, origin.file, origin.line] = times + move.times, size + move.times * move.bytes
+        usage = origins.in_loop(start)
+        if usage == "added" or (usage == "stacked" and move.bytes < _SMALL):
+            key = usage, origin.file, origin.line
+            times, size = sums.get(key, (0, 0))
+            sums[key] = times + move.times, size + move.times * move.bytes
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (how, file, line), (times, size) in sums.items():
+    for (usage, file, line), (times, size) in sums.items():
         if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
             continue
         place = f"{where(file, line)}: " if line else ""
-        if how == "added":
+        if usage == "added":
             yield Finding(
                 "summed in a loop",
                 f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, send {bytes_text(size)}, "
@@ -486,10 +490,11 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
         if kind == "result":
             several = len(numbers) > 1
             which = f"{len(numbers)} results, first result {numbers[0]}," if several else f"result {numbers[0]}"
-            of = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
+            verb = "are" if several else "is"
+            owner = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
             yield Finding(
                 "replicated but different",
-                f"{'' if function else f'{place}: '}{which} of {of} {'are' if several else 'is'} declared replicated "
+                f"{'' if function else f'{place}: '}{which} of {owner} {verb} declared replicated "
                 f"along {along}, but each device computes its own value: a psum or pmean is missing, or an axis in "
                 f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}",
             )
@@ -541,7 +546,8 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
     """
     known = [move for move in moves if move.seconds is not None and move.times]
     small = [move for move in known if move.bytes < _SMALL]
-    times, seconds, total = sum(move.times for move in small), *(sum(m.seconds for m in of) for of in (small, known))
+    times = sum(move.times for move in small)
+    seconds, total = (sum(move.seconds for move in group) for group in (small, known))
     if times >= _MANY and seconds > total / 2:
         most = max(move.bytes for move in small)
         first = max(small, key=lambda move: move.seconds)

@@ -50,10 +50,10 @@ def pattern(name: str, stacks: Iterable[str] = ()) -> str:
       name: of an argument or a result.
       stacks: the names whose first number is that of a layer too, as `stacked` returns them.
     """
-    head, rest = re.match(r"(\w*)(.*)", name, re.DOTALL).groups()
-    first = "" if head in stacks else (re.match(r"\[\d+\]", rest) or [""])[0]
-    rest = re.sub(r"\[\d+\]", "[*]", rest.removeprefix(first))
-    return head + first + re.sub(r"(?<=[A-Za-z]_)\d+\b", "*", rest)
+    head, path = re.match(r"(\w*)(.*)", name, re.DOTALL).groups()
+    first = "" if head in stacks else (re.match(r"\[\d+\]", path) or [""])[0]
+    path = re.sub(r"\[\d+\]", "[*]", path.removeprefix(first))
+    return head + first + re.sub(r"(?<=[A-Za-z]_)\d+\b", "*", path)
 
 
 def stacked(names: Iterable[str]) -> set[str]:

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from shardlab import Pod, collectives
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.origins import where
-from shardlab.report import causes
-from shardlab.report.explain import WIDE, compare, explain
+from shardlab.report import causes, reports
+from shardlab.report.explain import compare, explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -225,7 +225,7 @@ def test_what_was_repaired_is_gone(trained):
     better = explain(jax.jit(step, donate_argnums=0), (params, params), BATCH, BATCH)
     assert better.findings == () and better.memory["donated"] == 2 * 6 * D * F * 4 // 8
     lines = repr(explain.compare(trained, better)).splitlines()
-    assert re.fullmatch(r" +before +after", lines[0]) and max(map(len, lines)) <= WIDE
+    assert re.fullmatch(r" +before +after", lines[0]) and max(map(len, lines)) <= reports.WIDE
     (arguments,) = (line for line in lines if line.startswith("arguments"))
     assert re.fullmatch(r"arguments +446 kB +102 kB", arguments) and len(arguments) == len(lines[0])
     assert any(line.startswith("- replicated: 6 arrays") for line in lines)
@@ -641,7 +641,7 @@ def test_forty_layers_print_on_one_screen():
     params = weights(40)
     report = explain(jax.jit(step), (params, params), BATCH, BATCH)
     lines = repr(report).splitlines()
-    assert len(lines) < 60 and max(map(len, lines)) <= WIDE
+    assert len(lines) < 60 and max(map(len, lines)) <= reports.WIDE
     assert sum(array.name.startswith("state") for array in report.arrays) == 160
 
 
@@ -653,7 +653,7 @@ def test_a_table_that_is_too_wide_goes_on_below_and_loses_nothing():
 
     report = explain(project, deep, struct((B, D), None, ("data", "model")))
     shown = repr(report)
-    assert max(map(len, shown.splitlines())) <= WIDE
+    assert max(map(len, shown.splitlines())) <= reports.WIDE
     for array in report.arrays:
         assert "".join(array.name.split()) in "".join(shown.split()) and array.spec in shown
     code = next(line.strip() for line in inspect.getsource(project).splitlines() if "return" in line)

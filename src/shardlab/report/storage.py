@@ -1,0 +1,138 @@
+"""What a program stores: its arguments and results on each device, and its memory."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shardlab.arrays.layout import axes_named, itemsize, spec_text
+from shardlab.report import findings
+from shardlab.report.names import parameter_names, path_text, type_text
+
+__all__ = ["Array", "arguments", "memory", "results", "whole_memory"]
+
+
+@dataclass(frozen=True)
+class Array:
+    """An argument or a result of the program, as each device stores it.
+
+    Attributes:
+      name: such as "state[0]['layers'][0]['up']".
+      type: of the whole array, such as "f32[64,256]".
+      shard: the type of what each device stores, such as "f32[16,256]".
+      spec: its `PartitionSpec` as text; "" if it is on no mesh.
+      bytes: on each device.
+      whole: bytes of the whole array.
+      replicated: the mesh axes along which devices store the same.
+      donated: whether its memory may be used for a result; None if unknown, and for a result.
+      placed: whether it is on devices by name; False for a NumPy array, and for one that JAX put on
+        the default device; None if unknown, and for a result.
+    """
+
+    name: str
+    type: str
+    shard: str
+    spec: str
+    bytes: int
+    whole: int
+    replicated: tuple[str, ...]
+    donated: bool | None
+    placed: bool | None = None
+
+
+def results(compiled: Any, lowered: Any) -> list[Array]:
+    """The results as `Array`s, in order."""
+    try:
+        info = getattr(compiled, "out_info", None)
+    except AssertionError:
+        # JAX 0.7 gives the results of a program with callbacks (interpreted kernels) no layouts.
+        info = getattr(lowered, "out_info", None)
+    infos = jax.tree_util.tree_flatten_with_path(info)[0]
+    placed = jax.tree.leaves(compiled.output_shardings)
+    if len(placed) != len(infos):
+        return []
+    return [
+        _array(f"result{path_text(path)}", tuple(result.shape), result.dtype, sharding, None)
+        for (path, result), sharding in zip(infos, placed, strict=True)
+    ]
+
+
+def arguments(
+    compiled: Any, text: str, args: Sequence[Any], kwargs: Mapping[str, Any], own: Sequence[str]
+) -> list[Array]:
+    """The arguments as `Array`s, the largest first.
+
+    Args:
+      compiled, text: the program, and its text, which may name them.
+      args, kwargs: the values with which it was compiled.
+      own: their names as the function has them; () where it has none.
+    """
+    info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
+    values = jax.tree.leaves((args, kwargs))
+    values = values if len(values) == len(info) else [None] * len(info)
+    placed = tree.flatten_up_to(compiled.input_shardings) if info else []
+    # jit drops from a program what it does not use; for this it has no sharding.
+    used = [n for n, sharding in enumerate(placed) if sharding is not None]
+    info, values, placed = ([them[n] for n in used] for them in (info, values, placed))
+    names = parameter_names(text)
+    found = []
+    for number, (path, argument) in enumerate(info):
+        aval = getattr(argument, "_aval", None) or argument
+        # The compiler decides where an array goes that is on no mesh.
+        both = placed[number], getattr(values[number], "sharding", None)
+        sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
+        name = names[number] if len(names) == len(info) else own[number] if own else path_text(path)
+        array = _array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated)
+        is_committed = getattr(values[number], "committed", None)
+        is_placed = False if isinstance(values[number], np.ndarray) else is_committed
+        found.append(replace(array, placed=is_placed))
+    return sorted(found, key=lambda array: -array.bytes)
+
+
+def memory(compiled: Any, backend: str, text: str) -> dict[str, int]:
+    """Bytes of each device, by what stores them; the peak is a bound."""
+    analysis = compiled.memory_analysis()
+    sizes = {
+        "arguments": analysis.argument_size_in_bytes,
+        "results": analysis.output_size_in_bytes,
+        "temporaries": analysis.temp_size_in_bytes,
+        "donated": analysis.alias_size_in_bytes,
+    }
+    if constants := sum(findings.constant_sizes(text)):
+        sizes["constants"] = int(constants)
+    # The temporaries of CPUs and GPUs are one block, which newer compilers leave out of their peak.
+    peak = getattr(analysis, "peak_memory_in_bytes", 0) if re.match(r"tpu|v\d", backend) else 0
+    return {**sizes, "peak": peak or whole_memory(sizes)}
+
+
+def whole_memory(sizes: Mapping[str, int]) -> int:
+    """Bytes of all that a device stores, at once; `sizes` are those of `memory`."""
+    stored = sizes["arguments"] + sizes["results"] + sizes["temporaries"]
+    return stored + sizes.get("constants", 0) - sizes["donated"]
+
+
+def _array(name, shape, dtype, sharding, donated):
+    local_shape = sharding.shard_shape(shape) if sharding is not None else shape
+    element = itemsize(str(dtype))
+    spec, replicated = "", ()
+    if isinstance(sharding, NamedSharding):
+        spec = spec_text(sharding.spec)
+        used = axes_named(sharding.spec)  # partial sums differ from device to device too
+        sizes = sharding.mesh.shape.items()
+        replicated = tuple(axis for axis, size in sizes if size > 1 and axis not in used)
+    stored, whole = (math.ceil(math.prod(sizes) * element) for sizes in (local_shape, shape))
+    return Array(
+        name,
+        type_text(shape, dtype),
+        type_text(local_shape, dtype),
+        spec,
+        stored,
+        whole,
+        replicated,
+        donated,
+    )
