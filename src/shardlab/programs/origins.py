@@ -75,7 +75,7 @@ class Origin:
 
 
 class _Use(NamedTuple):
-    """The first use of an array: JAX's whole name and the place, as `Origin` has them; "unknown" without a name."""
+    """The first use of an array: JAX's whole name, or "unknown" without one, and the place."""
 
     stack: str = ""
     place: tuple[str, int] = ("", 0)
@@ -193,10 +193,11 @@ class Origins:
         return foreign or site
 
     def _site(self, instruction, own, makers, use, argument, axes):
-        """The name and place of what needs a collective, and the calls that lead there, if they are known by it."""
+        """The name and place of what needs a collective, and the calls that lead to a constraint."""
         if not self._is_elsewhere(instruction, own, makers, axes):
             return own
-        return self._constraint_site(instruction, [own, *makers[:10]], argument, axes) or use.site or own
+        constraint = self._constraint_site(instruction, [own, *makers[:10]], argument, axes)
+        return constraint or use.site or own
 
     def _is_elsewhere(self, instruction, own, makers, axes):
         """Whether another line than its own needs a collective."""
@@ -289,7 +290,8 @@ class Origins:
             if "(" in used and where[1]:
                 is_loop = user.kind == "dynamic-slice" and is_in_loop(user)
                 if needs and (is_loop or _operation(used) not in _ON_THE_WAY):
-                    return _Use(used, where, is_loop, bool(re.search(r"_group_count=(?!1\b)", user.attributes)))
+                    groups = re.search(r"_group_count=(?!1\b)", user.attributes)
+                    return _Use(used, where, is_loop, groups is not None)
                 first = first if first.stack else _Use(used, where)
         # Some of XLA's passes write new operations without metadata. The program before
         # partitioning still has the name and the line.
