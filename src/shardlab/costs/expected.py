@@ -9,9 +9,7 @@ from shardlab.costs.collectives import collective_bytes, network_seconds
 from shardlab.costs.kinds import KINDS
 from shardlab.costs.parallelism import MESH_AXES
 
-__all__ = ["FITTED", "OVERLAPS", "Band", "Fitted"]
-
-OVERLAPS = ("tensor", "expert")  # the axes whose collectives only some frameworks overlap with products
+__all__ = ["FITTED", "Band", "Fitted"]
 
 
 @dataclass(frozen=True)
@@ -130,16 +128,16 @@ def axis_seconds(kind, count, all_bytes, place, waits, chip, experts=0):
 def call_seconds(kind, place, chip):
     """What a collective takes on GPUs besides its bytes: NCCL's own model, for the faster of a ring and a tree."""
     rates = fitted(chip)
-    times, of = KINDS[kind].rounds, place.near * place.far
+    times, devices = KINDS[kind].rounds, place.near * place.far
     if not times:
         hops, across = np.minimum(place.near - 1, 1), np.minimum(place.far - 1, 1)
     else:
-        hops, across = times * (of - place.far), times * (place.far - 1)
+        hops, across = times * (devices - place.far), times * (place.far - 1)
     seconds = hops * rates.hop_seconds + across * rates.network_hop_seconds
     if kind == "all-reduce":
         tree = 2 * ((place.near - 1) * rates.hop_seconds + np.log2(place.far) * rates.network_hop_seconds)
         seconds = np.minimum(seconds, tree)
-    return np.where(of > 1, rates.call_seconds + seconds, 0.0)
+    return np.where(devices > 1, rates.call_seconds + seconds, 0.0)
 
 
 def fitted(chip):
@@ -147,7 +145,7 @@ def fitted(chip):
     return FITTED["tpu" if chip.torus else "gpu"]
 
 
-def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, products, sent, update, scatters, overlap):
+def expected_seconds(setting, parallelism, tokens, flops, in_layers, sent, update):
     """(the expected time of a step, what of it is communication that nothing hides).
 
     Hidden are: the gathers and scatters of FSDP behind the products of other layers; the gradients' all-reduce behind
@@ -160,10 +158,11 @@ def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, product
     of another (Wang and others, "Overlap Communication with Dependent Computation via Decomposition in Large Deep
     Learning Models", ASPLOS 2023), and one chunk is exposed. With "expert" they hide behind another micro-batch.
 
-    `scatters` is how often FSDP reduce-scatters in a step. FSDP that gathers once in a step hides behind all
-    micro-batches too. If only one of them hid it, the five pipelines of Megatron-Core would be expected to take 9 to 20
-    per cent longer than they took; so it is from 4 per cent less to 9 more.
+    FSDP that gathers once in a step hides behind all micro-batches too. If only one of them hid it,
+    the five pipelines of Megatron-Core would be expected to take 9 to 20 per cent longer than they
+    took; so it is from 4 per cent less to 9 more.
     """
+    model, chip = setting.model, setting.chip
     rates, (near, far, late, host) = fitted(chip), sent
     share = next((part for name, part in rates.products.items() if chip.name.startswith(name)), rates.other)
     tensor, micro = np.asarray(parallelism.tensor, float), np.asarray(parallelism.microbatches, float)
@@ -177,22 +176,24 @@ def expected_seconds(model, chip, parallelism, tokens, flops, in_layers, product
     else:
         parts.append((ff, np.minimum(rows, np.minimum(model.d_model, model.d_ff / tensor))))
     slower = sum(many * (1 + rates.half / smallest) for many, smallest in parts) / (attention + ff)
-    work = (in_layers / chip.peak(products) * slower + (flops - in_layers) / chip.peak("bf16")) / share
+    peak, plain_peak = chip.peak(setting.products), chip.peak("bf16")
+    work = (in_layers / peak * slower + (flops - in_layers) / plain_peak) / share
     took = {axis: np.maximum(near[axis] / rates.links, far[axis] / rates.network) + late[axis] for axis in MESH_AXES}
     layers = model.layers / np.asarray(parallelism.pipeline, float)
     scores = flops - in_layers
-    products_seconds = in_layers / chip.peak(products) * slower / share
+    products_seconds = in_layers / peak * slower / share
+    _, scatters = setting.rounds(micro)
     alone = {  # of each axis, what has nothing to hide behind
         "data": np.maximum(took["data"] - 2 / 3 * work / micro, 0) + took["data"] / layers,
         "fsdp": np.maximum(took["fsdp"] - work, 0) + took["fsdp"] / (layers * scatters),
         "tensor": took["tensor"],
         "pipeline": took["pipeline"] / micro,
-        "context": np.maximum(took["context"] - scores / chip.peak("bf16") / share, 0),
+        "context": np.maximum(took["context"] - scores / plain_peak / share, 0),
         "expert": took["expert"],
     }
-    if "tensor" in overlap:  # in as many chunks as there are chips, of which one has nothing to hide behind
+    if "tensor" in setting.overlap:  # in as many chunks as there are chips, of which one has nothing to hide behind
         alone["tensor"] = np.maximum(took["tensor"] - products_seconds, took["tensor"] / tensor)
-    if "expert" in overlap:  # behind another micro-batch, which the first and the last do not have
+    if "expert" in setting.overlap:  # behind another micro-batch, which the first and the last do not have
         alone["expert"] = np.maximum(took["expert"] - work, took["expert"] / micro)
     exposed = sum(alone[axis] for axis in MESH_AXES)
     exposed = exposed + np.maximum(host / 2 - work / 4, 0) + np.maximum(host / 2 - work * 3 / 4, 0)

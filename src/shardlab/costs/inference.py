@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardlab import costs
-from shardlab._arguments import Numbers, amount, first, one_of, whole
+from shardlab._arguments import Numbers, amount
+from shardlab.costs.dtypes import dtype_bytes
 from shardlab.costs.expected import axis_seconds
+from shardlab.costs.setting import ServingSetting
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
-from shardlab.machines.placement import Place, place
 
 __all__ = [
     "SERVED",
@@ -61,10 +62,6 @@ def kind_of(chip: Chip) -> str:
     return "tpu" if chip.torus else "gpu"
 
 
-def _size(name, dtype):
-    return costs.BYTES[one_of(name, dtype, tuple(costs.BYTES))]
-
-
 def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Numbers:
     """Bytes of the KV cache of one sequence, before sharding.
 
@@ -85,25 +82,7 @@ def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Nu
     Returns:
       Bytes.
     """
-    return amount("context", context) * known_model(model).cached_elements * _size("cache", cache)
-
-
-def _checked(model, chip, tensor):
-    """(the model, the chip, the chips that share it)."""
-    model, chip, tensor = known_model(model), hardware.chip(chip), whole("tensor", tensor)
-    if np.any(model.heads % tensor):
-        raise ValueError(f"tensor={first(tensor, model.heads % tensor != 0)} does not divide {model.heads} heads")
-    return model, chip, tensor
-
-
-def _spread(model, expert, pipeline):
-    """The sizes of the other two axes of a replica."""
-    expert, pipeline = whole("expert", expert), whole("pipeline", pipeline)
-    if np.any(expert > 1) and (not model.experts or np.any(model.experts % expert)):
-        raise ValueError(f"expert={first(expert, expert > 1)} does not divide {model.experts} experts")
-    if np.any(model.layers < pipeline):
-        raise ValueError(f"pipeline={first(pipeline, model.layers < pipeline)} exceeds {model.layers} layers")
-    return expert, pipeline
+    return amount("context", context) * known_model(model).cached_elements * dtype_bytes("cache", cache)
 
 
 def _touched(model, tokens):
@@ -120,53 +99,36 @@ def _matrices(model):
     return model.matmul_parameters - routed, routed
 
 
-def _stored(model, tensor, expert, pipeline):
+def _stored(setting):
     """Parameters on each chip."""
-    return ((model.parameters - model.routed_parameters) + model.routed_parameters / expert) / (tensor * pipeline)
+    routed, shared_by = setting.model.routed_parameters, setting.tensor * setting.pipeline
+    return ((setting.model.parameters - routed) + routed / setting.expert) / shared_by
 
 
-def _places(chip, tensor, expert, pipeline, torus_axes, machine):
-    """The `Place` of each axis of a replica: on a machine, or of "tensor" over stated torus axes of its own slice."""
-    one = np.asarray(1)
-    if machine is not None:
-        chips = np.multiply(np.multiply(tensor, expert), pipeline)
-        if np.any(machine.chips % chips):
-            wrong = first(chips, machine.chips % chips != 0)
-            raise ValueError(f"replicas of {wrong} chips do not fill {machine.name} evenly; use a divisor")
-        return place(lambda _: machine, [tensor, expert, pipeline, machine.chips // chips])[:3]
-    if np.any(np.multiply(expert, pipeline) > 1):
-        raise ValueError("expert and pipeline need a machine, on which their axes are placed; give machine=")
-    alone = Place(one, one, 1.0, 0, 0.0, one)
-    if not chip.torus:
-        near = np.minimum(tensor, chip.node_chips)
-        return Place(near, np.ceil(tensor / near), 1.0, near - 1, (near - 1) / near, one), alone, alone
-    axes = np.asarray(torus_axes, float)
-    around = np.maximum(axes, 1)
-    hops = around * tensor ** (1 / around) / 2 * np.greater(tensor, 1)
-    return Place(np.asarray(tensor), one, 2 * axes, hops, tensor / 8, one), alone, alone
-
-
-def _sums(model, chip, tokens, place, dtype):
+def _sums(setting, tokens):
     """The time of the two all-reduces of activations in each layer, over the chips that share it.
 
     As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
     """
-    calls = 2 * model.layers
-    activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    calls = 2 * setting.model.layers
+    activations = tokens * setting.model.d_model * float(setting.size("dtype"))
+    place, chip = setting.places[0], setting.chip
     near, far = axis_seconds("all-reduce", calls, calls * activations, place, True, chip)
     return np.maximum(near, far), np.minimum(near, far)
 
 
-def _dispatch(model, chip, tokens, place, dtype):
+def _dispatch(setting, tokens):
     """The time of the two all-to-alls of each layer with experts: tokens to their experts, and back."""
+    model, place = setting.model, setting.places[1]
     calls = 2 * model.expert_layers
-    sent = amount("tokens", tokens) * model.experts_per_token * model.d_model * float(_size("dtype", dtype))
-    return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, chip))
+    sent = tokens * model.experts_per_token * model.d_model * float(setting.size("dtype"))
+    return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, setting.chip))
 
 
-def _hand_on(model, chip, tokens, place, pipeline, dtype):
+def _hand_on(setting, tokens):
     """The time in which a micro-batch's activations pass from each stage to the next."""
-    sent = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    pipeline, place, chip = setting.pipeline, setting.places[2], setting.chip
+    sent = tokens * setting.model.d_model * float(setting.size("dtype"))
     near, far = axis_seconds("collective-permute", pipeline, pipeline * sent, place, True, chip)
     return np.where(pipeline > 1, np.maximum(near, far), 0.0)[()]
 
@@ -306,25 +268,32 @@ def decode_cost(
     Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput";
     for chunks Agrawal and others, "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
     """
-    model, chip, tensor = _checked(model, chip, tensor)
-    expert, pipeline = _spread(model, expert, pipeline)
+    model, chip = known_model(model), hardware.chip(chip)
+    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    return decode_step(setting, batch, context, chunk, prompt)
+
+
+def decode_step(setting, batch, context, chunk=0, prompt=0):
+    """The `DecodeCost` of a `ServingSetting`: what `decode_cost` gives."""
     batch, context = amount("batch", batch), amount("context", context)
     chunk, prompt = amount("chunk", chunk), amount("prompt", prompt)
+    model, chip, dtype = setting.model, setting.chip, setting.dtype
+    tensor, expert, pipeline = setting.tensor, setting.expert, setting.pipeline
     groups = np.multiply(expert, pipeline)
-    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
     rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
     extra = chunk / groups  # of the chunk's tokens, with each micro-batch of a group
     tokens = rows + extra
     always, routed = _matrices(model)
-    cached = rows * cache_bytes(model, context, cache) / tensor
-    earlier = np.where(chunk > 0, cache_bytes(model, prompt / 2, cache) / tensor / pipeline, 0.0)
+    cached = rows * cache_bytes(model, context, setting.cache) / tensor
+    earlier = cache_bytes(model, prompt / 2, setting.cache) / tensor / pipeline
+    earlier = np.where(chunk > 0, earlier, 0.0)
     used = model.routed_parameters * _touched(model, tokens * expert) / expert
-    read = (always + used) * _size("weights", weights) / tensor
+    read = (always + used) * setting.size("weights") / tensor
     width = model.kv_rank * 2 + model.rope_dim if model.kv_rank else 2 * model.head_dim
     seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
     flops = 2.0 * (always + routed) * tokens
-    total = cached + _stored(model, tensor, expert, pipeline) * _size("weights", weights)
-    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
+    total = cached + _stored(setting) * setting.size("weights")
+    tensor_seconds, hidden = _sums(setting, tokens)
     return DecodeCost(
         parameter_seconds=read / chip.hbm_bytes_per_second,
         cache_seconds=(cached + earlier) / chip.hbm_bytes_per_second,
@@ -337,8 +306,8 @@ def decode_cost(
         kind=kind_of(chip),
         layers=model.layers,
         sequences=batch / expert,
-        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
-        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        expert_seconds=_dispatch(setting, tokens),
+        pipeline_seconds=_hand_on(setting, tokens),
         hidden_seconds=hidden,
     )
 
@@ -431,28 +400,33 @@ def prefill_cost(
 
     Source: Scaling Book, "All About Transformer Inference", "Prefill".
     """
-    model, chip, tensor = _checked(model, chip, tensor)
-    expert, pipeline = _spread(model, expert, pipeline)
+    model, chip = known_model(model), hardware.chip(chip)
+    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    return prefill_of(setting, prompt, batch)
+
+
+def prefill_of(setting, prompt, batch=1):
+    """The `PrefillCost` of a `ServingSetting`: what `prefill_cost` gives."""
     prompt, batch = amount("prompt", prompt), amount("batch", batch)
-    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
+    model, chip, tensor, expert = setting.model, setting.chip, setting.tensor, setting.expert
     rows = np.where(expert > 1, np.ceil(batch / expert), batch)[()]  # prompts of a group
     tokens = prompt * rows
     always, routed = _matrices(model)
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
     flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)  # of experts each chip has its share
-    cached = rows * cache_bytes(model, prompt, cache)
+    cached = rows * cache_bytes(model, prompt, setting.cache)
     used = model.routed_parameters * _touched(model, prompt * batch) / expert
-    read = (always + used) * _size("weights", weights) + cached
-    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
+    read = (always + used) * setting.size("weights") + cached
+    tensor_seconds, hidden = _sums(setting, tokens)
     return PrefillCost(
-        compute_seconds=flops / tensor / chip.peak(dtype),
+        compute_seconds=flops / tensor / chip.peak(setting.dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
         tensor_seconds=tensor_seconds,
-        cache_bytes=batch * cache_bytes(model, prompt, cache),
+        cache_bytes=batch * cache_bytes(model, prompt, setting.cache),
         kind=kind_of(chip),
         layers=model.layers,
-        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
-        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        expert_seconds=_dispatch(setting, tokens),
+        pipeline_seconds=_hand_on(setting, tokens),
         hidden_seconds=hidden,
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 from shardlab import costs
 from shardlab.costs import Parallelism, inference, serving
 from shardlab.costs.bands import kind_of_plan
+from shardlab.costs.setting import ServingSetting
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
 
@@ -161,9 +162,9 @@ class Server:
 
     def parts(self) -> serving.Parts:
         """What its time is composed of."""
-        layout, machine = serving.Layout(tensor=self.tensor), hardware.machine(self.chip, self.tensor)
-        how = {**self.how, "tensor": self.tensor, "machine": machine}
-        return serving.parts_of(self.model, machine.chip, self.prompt, self.answer, self.batch, layout, self.chunk, how)
+        machine = hardware.machine(self.chip, self.tensor)
+        setting = ServingSetting(self.model, machine.chip, tensor=self.tensor, machine=machine, **self.how)
+        return serving.parts_of(setting, self.prompt, self.answer, self.batch, self.chunk)
 
     def slower(self, expected: bool = True) -> float:
         """The measured time over the expected one, or over the lower bound."""
