@@ -205,9 +205,8 @@ def array_panel(array):
                     parts.append(text(left + 8, top + above + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                body, w, h = _grid(
-                    grids[replica], left, top + above + depth, tile_w, tile_h, depth, wrapped, says, array
-                )
+                corner, tile, partial = (left, top + above + depth), (tile_w, tile_h), bool(array.partial)
+                body, w, h = _grid(grids[replica], corner, tile, depth, wrapped, says, partial)
                 parts.append(body)
                 if not labelled:
                     parts += _labels(left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array)
@@ -285,8 +284,9 @@ def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
     return math.floor(10 * width) / 10, math.floor(10 * height) / 10, wrapped
 
 
-def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, says, array=None):
+def _grid(grid, corner, tile, depth, wrapped, says, partial=False):
     """One sheet of tiles as SVG, rows and columns continued beside or below where they are too many."""
+    (left, top), (tile_w, tile_h) = corner, tile
     parts, far_right, far_down = [], 0, 0
     rows, columns = len(grid), len(grid[0])
     band_height = wrapped[0] * tile_h + _GAP / 2
@@ -311,8 +311,7 @@ def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, says, array=None):
                 parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, block.device, size=12))
                 continue
             tip = f"device {block.device}: {index_text(block.index)}" if block.index else ""
-            partial = bool(array and array.partial)
-            parts.append(device_tile(x, y, w, h, block.device, tip, partial=partial, says=says[block.device]))
+            parts.append(device_tile((x, y, w, h), block.device, tip, partial=partial, says=says[block.device]))
     return "".join(parts), far_right, far_down
 
 
@@ -349,7 +348,7 @@ def mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0, wrapped, says)
+        body, w, h = _grid(grid, (left + margin_left, top + margin_top), (tile, tile), 0, wrapped, says)
         parts.append(body)
         if names:
             parts.append(arrow_right(left + margin_left, top + 8, w, f"{names[-1]}={sizes[-1]}"))

@@ -190,9 +190,9 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
     for number, sheet in enumerate(sheets if drawn_in_full else sheets[:1]):
         x0, y = left + number % across * (sheet_w + GAP), y0 + number // across * (sheet_h + GAP)
         for (r, c), device in sorted(sheet.items()):
-            box = map(pixels, (x0 + c * w, y + r * h, w, h))
+            box = [*map(pixels, (x0 + c * w, y + r * h, w, h))]
             if drawn_in_full:
-                parts.append(device_tile(*box, device, partial=bool(array.partial), **small))
+                parts.append(device_tile(box, device, partial=bool(array.partial), **small))
             else:
                 parts.append(rect(*box))
                 parts.append(text(x0 + (c + 0.5) * w, y + (r + 0.5) * h + 4, f"{len(sheets)}×", size=12))
