@@ -5,8 +5,17 @@ import sys
 
 from shardlab import __version__
 from shardlab._arguments import nearest
-from shardlab.cli import explain, grade, layout, ledger, plan
+from shardlab.cli import explain, grade, measurements, meshes, shards
 from shardlab.cli.arguments import Wrong
+
+# The modules of the commands, by the names that users write.
+COMMANDS = {
+    "layout": shards,
+    "plan": meshes,
+    "explain": explain,
+    "ledger": measurements,
+    "grade": grade,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,8 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for module in (layout, plan, explain, ledger, grade):
-        name, about = module.__name__.rpartition(".")[2], module.ABOUT
+    for name, module in COMMANDS.items():
+        about = module.ABOUT
         command = commands.add_parser(
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
