@@ -21,8 +21,8 @@ from shardlab.book.specs import compare_specs as compare_specs
 from shardlab.cluster.processes import Processes as Processes, ProcessFailure as ProcessFailure, start as start
 from shardlab.costs import inference as inference, published as published, serving as serving
 from shardlab.costs.ledger import Entry as Entry, Ledger as Ledger, ledger as ledger
-from shardlab.costs.parallelism import Parallelism as Parallelism
 from shardlab.costs.plan import Choice as Choice, Plan as Plan, plan as plan
+from shardlab.costs.steps.parallelism import Parallelism as Parallelism
 from shardlab.exercises.check import (
     Exercise as Exercise,
     NotSolved as NotSolved,

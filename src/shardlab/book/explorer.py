@@ -16,7 +16,7 @@ from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
 from shardlab.book.forms import Part, form, label, number, pulled, select
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw

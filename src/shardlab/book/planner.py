@@ -12,11 +12,11 @@ from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference, serving
 from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
 from shardlab.costs.dtypes import BYTES
-from shardlab.costs.expected import Band
-from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
 from shardlab.costs.published import RUNS
-from shardlab.costs.remat import POLICIES, REMAT
+from shardlab.costs.rates import Band
+from shardlab.costs.steps.parallelism import MESH_AXES
+from shardlab.costs.steps.remat import POLICIES, REMAT
 from shardlab.machines import hardware, models
 from shardlab.pictures.svg import Picture
 

@@ -7,9 +7,9 @@ import time
 from shardlab import costs
 from shardlab.cli import serve
 from shardlab.cli.arguments import Wrong
-from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import FASTER, plan, whole_number
 from shardlab.costs.setting import DISPATCHES, OVERLAPS
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"

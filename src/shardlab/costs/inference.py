@@ -12,8 +12,8 @@ import numpy as np
 
 from shardlab import costs
 from shardlab._arguments import Numbers, amount
+from shardlab.costs.communication.axes import axis_seconds
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.expected import axis_seconds
 from shardlab.costs.setting import ServingSetting
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine

@@ -16,7 +16,7 @@ from shardlab._arguments import nearest, short
 from shardlab._tables import aligned, html_table
 from shardlab.costs import inference, published, serving
 from shardlab.costs.bands import band_of
-from shardlab.costs.parallelism import MESH_AXES
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
 __all__ = ["Entry", "Ledger", "ledger", "read"]

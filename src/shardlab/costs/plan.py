@@ -26,9 +26,9 @@ from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.costs.bands import band_of, band_words, kind_of_plan
 from shardlab.costs.published import RUNS
-from shardlab.costs.remat import remat_of
 from shardlab.costs.setting import DISPATCHES, OVERLAPS, Dtypes, TrainingSetting
-from shardlab.costs.step import cost_on
+from shardlab.costs.steps.remat import remat_of
+from shardlab.costs.steps.step import cost_on
 from shardlab.machines import hardware, models
 
 __all__ = ["Choice", "Plan", "plan", "whole_number"]

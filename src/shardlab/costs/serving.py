@@ -14,8 +14,8 @@ from typing import Any
 from shardlab import costs
 from shardlab._arguments import Numbers, whole
 from shardlab.costs import inference
-from shardlab.costs.expected import Band
 from shardlab.costs.inference import DecodeCost, PrefillCost, decode_step, prefill_of
+from shardlab.costs.rates import Band
 from shardlab.costs.setting import ServingSetting
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model

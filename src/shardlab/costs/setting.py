@@ -7,9 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from shardlab._arguments import Numbers, first, one_of, whole
+from shardlab.costs.communication.places import replica_places
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.places import replica_places
-from shardlab.costs.remat import Remat
+from shardlab.costs.steps.remat import Remat
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_text, counted, describe
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.pictures.arrays import (
     DrawnArray,
     array_of,

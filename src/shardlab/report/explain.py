@@ -29,7 +29,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import axes_named, bytes_text, counted, itemsize, spec_text
-from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred

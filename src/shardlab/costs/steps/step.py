@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardlab._arguments import Numbers, amount, first
-from shardlab.costs.collectives import collective_bytes
-from shardlab.costs.expected import axis_seconds, call_seconds, expected_seconds
-from shardlab.costs.memory import Memory, forward_flops, memory_of, score_flops
-from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
-from shardlab.costs.places import mesh_places
-from shardlab.costs.remat import Remat, remat_of
+from shardlab.costs.communication.axes import axis_seconds, call_seconds
+from shardlab.costs.communication.places import mesh_places
+from shardlab.costs.communication.traffic import collective_bytes
 from shardlab.costs.setting import Dtypes, TrainingSetting
+from shardlab.costs.steps.expected import expected_seconds
+from shardlab.costs.steps.memory import Memory, forward_flops, memory_of, score_flops
+from shardlab.costs.steps.parallelism import MESH_AXES, Parallelism, check_layers
+from shardlab.costs.steps.remat import Remat, remat_of
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model

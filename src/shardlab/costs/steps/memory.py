@@ -6,9 +6,9 @@ import numpy as np
 
 from shardlab._arguments import Numbers, amount
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.parallelism import Parallelism, check_split
-from shardlab.costs.remat import REMAT, Remat, remat_of
 from shardlab.costs.setting import Dtypes
+from shardlab.costs.steps.parallelism import Parallelism, check_split
+from shardlab.costs.steps.remat import REMAT, Remat, remat_of
 from shardlab.machines.models import Model
 
 __all__ = ["Memory", "activation_bytes", "training_flops", "training_memory"]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardlab._arguments import first, nearest
-from shardlab.costs.parallelism import MESH_AXES
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware
 from shardlab.machines.placement import Place, place
 
