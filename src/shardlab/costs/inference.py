@@ -51,6 +51,7 @@ class Served:
     sequence_seconds: float
 
 
+# GPUs and TPUs are fitted apart: their kernels, collectives and servers are different software.
 SERVED = {
     "gpu": Served(products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6),
     "tpu": Served(products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6),
@@ -90,6 +91,7 @@ def _touched(model, tokens):
 
     Each token chooses its experts evenly and independently of the others.
     """
+    # An expert is read as soon as one token needs it, so a large batch reads nearly all of them.
     return 1 - (1 - model.experts_per_token / model.experts) ** tokens if model.experts else 1.0
 
 
@@ -101,6 +103,7 @@ def _matrices(model):
 
 def _stored(setting):
     """Parameters on each chip."""
+    # The expert axis shards the routed experts alone: each group has a copy of everything else.
     routed, shared_by = setting.model.routed_parameters, setting.tensor * setting.pipeline
     return ((setting.model.parameters - routed) + routed / setting.expert) / shared_by
 
@@ -110,6 +113,8 @@ def _sums(setting, tokens):
 
     As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
     """
+    # One after attention and one after the MLP: each chip has a partial sum, of its heads or of its
+    # part of the hidden layer. The next product needs the sum, so each call waits for the one before.
     calls = 2 * setting.model.layers
     activations = tokens * setting.model.d_model * float(setting.size("dtype"))
     place, chip = setting.places[0], setting.chip
@@ -120,6 +125,8 @@ def _sums(setting, tokens):
 def _dispatch(setting, tokens):
     """The time of the two all-to-alls of each layer with experts: tokens to their experts, and back."""
     model, place = setting.model, setting.places[1]
+    # The other layers have no routed experts. A token goes to each of its experts by itself, also
+    # where two of them are on the same node.
     calls = 2 * model.expert_layers
     sent = tokens * model.experts_per_token * model.d_model * float(setting.size("dtype"))
     return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, setting.chip))
@@ -187,6 +194,8 @@ class DecodeCost(_Sends):
 
         The communication, if it takes longer.
         """
+        # In each layer attention is followed by the products with the parameters. Each of the two may
+        # be memory-bound or compute-bound by itself, so there are two maxima, and they add up.
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
         return np.maximum(attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.sent_seconds)
 
@@ -202,6 +211,7 @@ class DecodeCost(_Sends):
         rates = SERVED[self.kind]
         attention = np.maximum(self.cache_seconds / rates.hbm, self.attention_seconds / rates.products)
         matrices = np.maximum(self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products)
+        # More chips share the bytes and the FLOPs, but not these: each chip launches all kernels.
         besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
         return attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
 
@@ -279,16 +289,25 @@ def decode_step(setting, batch, context, chunk=0, prompt=0):
     chunk, prompt = amount("chunk", chunk), amount("prompt", prompt)
     model, chip, dtype = setting.model, setting.chip, setting.dtype
     tensor, expert, pipeline = setting.tensor, setting.expert, setting.pipeline
+    # A token passes through all stages, one after the other, so the times are of all layers. While
+    # it does, the other stages work for other micro-batches: there are as many as stages.
     groups = np.multiply(expert, pipeline)
+    # The fullest group decides, and has whole sequences. A single group may have a mean number of
+    # them, as `shardlab.serving` has for steps with chunks.
     rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
     extra = chunk / groups  # of the chunk's tokens, with each micro-batch of a group
     tokens = rows + extra
     always, routed = _matrices(model)
+    # What a micro-batch reads in all stages is also what a stage holds for all micro-batches.
     cached = rows * cache_bytes(model, context, setting.cache) / tensor
+    # A chunk attends to the prompt's earlier chunks: to half of the prompt, on average over chunks.
     earlier = cache_bytes(model, prompt / 2, setting.cache) / tensor / pipeline
     earlier = np.where(chunk > 0, earlier, 0.0)
+    # The experts of a chip get tokens from all groups, not only from its own.
     used = model.routed_parameters * _touched(model, tokens * expert) / expert
     read = (always + used) * setting.size("weights") / tensor
+    # With MLA a query is multiplied with the latent and the positions' part, and the scores with the
+    # latent: its key and value projections are absorbed into the matrices before and after.
     width = model.kv_rank * 2 + model.rope_dim if model.kv_rank else 2 * model.head_dim
     seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
     flops = 2.0 * (always + routed) * tokens
@@ -409,12 +428,17 @@ def prefill_of(setting, prompt, batch=1):
     """The `PrefillCost` of a `ServingSetting`: what `prefill_cost` gives."""
     prompt, batch = amount("prompt", prompt), amount("batch", batch)
     model, chip, tensor, expert = setting.model, setting.chip, setting.tensor, setting.expert
+    # Stages do not divide the prompts: the first token comes when a prompt has left the last one.
     rows = np.where(expert > 1, np.ceil(batch / expert), batch)[()]  # prompts of a group
     tokens = prompt * rows
     always, routed = _matrices(model)
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
-    flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)  # of experts each chip has its share
+    # Routing spreads the tokens of all groups over all experts, however the prompts are divided: the
+    # fullest group has no more products with experts than the others.
+    flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)
     cached = rows * cache_bytes(model, prompt, setting.cache)
+    # All tokens of all prompts are processed at once, so parameters are read once; and the cache is
+    # written once.
     used = model.routed_parameters * _touched(model, prompt * batch) / expert
     read = (always + used) * setting.size("weights") + cached
     tensor_seconds, hidden = _sums(setting, tokens)

@@ -84,7 +84,8 @@ class TrainingSetting:
         for axis in self.overlap:
             one_of("overlap", axis, OVERLAPS)
         _ = self.dtypes.sizes
-        for name in ("parameters", "gradients", "activations"):  # without which there is no step
+        # Without these there is no step, though `training_memory` may leave them out.
+        for name in ("parameters", "gradients", "activations"):
             dtype_bytes(name, getattr(self.dtypes, name))
         self.chip.peak(self.products)
         one_of("dispatch", self.dispatch, DISPATCHES)

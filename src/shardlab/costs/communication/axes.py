@@ -14,6 +14,8 @@ def axis_seconds(kind, count, all_bytes, place, waits, chip, experts=0):
     the same. Within the node they are passed on to its experts.
     """
     if kind == "all-to-all":
+        # Of the chunks 1/far stay within the slice or node. The others are counted as all of them,
+        # because `network_seconds` takes off what does not cross.
         within, between = all_bytes / place.far, all_bytes
         if experts:
             nodes = place.far * (1 - (1 - 1 / place.far) ** experts)
@@ -23,6 +25,8 @@ def axis_seconds(kind, count, all_bytes, place, waits, chip, experts=0):
         between = np.where(place.far > 1, all_bytes, 0.0)
         near = np.where(place.near > 1, place.crowd * all_bytes / chip.link_bytes_per_second, 0.0)
     else:
+        # What is between nodes is of an array that is reduced within the node first, or gathered
+        # there last: each chip's card sends its own part.
         between = all_bytes / place.near
         near = collective_bytes(kind, all_bytes, place.near) / (place.ways * chip.link_bytes_per_second)
     hops = {"all-to-all": place.hops, "collective-permute": place.near > 1}.get(kind, KINDS[kind].rounds * place.hops)
@@ -43,6 +47,7 @@ def call_seconds(kind, place, chip):
         hops, across = times * (devices - place.far), times * (place.far - 1)
     seconds = hops * rates.hop_seconds + across * rates.network_hop_seconds
     if kind == "all-reduce":
+        # A tree over nodes takes as many hops as its depth, not as many as there are nodes.
         tree = 2 * ((place.near - 1) * rates.hop_seconds + np.log2(place.far) * rates.network_hop_seconds)
         seconds = np.minimum(seconds, tree)
     return np.where(devices > 1, rates.call_seconds + seconds, 0.0)

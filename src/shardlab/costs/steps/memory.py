@@ -182,6 +182,8 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers):
     size = dtypes.sizes
     in_layers = model.parameters - model.embedding_parameters
     parameters_here = (in_layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    # 1F1B starts a backward pass as soon as one can start, so the first stage has as many
+    # micro-batches on their way as there are stages; GPipe has all of them.
     at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
     at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
         pipeline * parallelism.stages), 1)  # fmt: skip
