@@ -263,8 +263,8 @@ def matmul(
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
     product = "".join(pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     sharded = "".join(
-        _sharded(f"{of.lower()}{i}", f"{dim} of {of}", 1)
-        for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
+        _sharded(f"{array.lower()}{i}", f"{dim} of {array}", 1)
+        for array, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
         for i, dim in enumerate(dims)
     )
     product += select("dtype", "Precision", tuple(PRECISIONS))

@@ -183,8 +183,8 @@ def _refuse_ignored(options):
 def _other_remat(proposal, planned):
     """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
     first, alternatives = proposal.choices[0].expected_seconds, []
-    for remat, how in costs.REMAT.items():
-        if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not how.offloads):
+    for remat, kind in costs.REMAT.items():
+        if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not kind.offloads):
             best = planned(remat).choices[0]
             if best.fits and best.expected_seconds < FASTER * first:
                 alternatives.append((best.expected_seconds, remat, best))

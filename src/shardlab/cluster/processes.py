@@ -435,11 +435,11 @@ class _Call:
         if self.state != "waiting":
             self.ended = time.monotonic()
 
-    def outcome(self, folder, told):
-        """The outcome, with what it printed: from its result, or from its file, after the part that was told before."""
+    def outcome(self, folder, start):
+        """The outcome, with what it printed: from its result, or from its file after `start`."""
         text, error = self.result.get("text"), self.error
         if text is None:
-            text = _read(folder / f"{self.process}.text", told)
+            text = _read(folder / f"{self.process}.text", start)
         if self.state == "died":
             error = f"{error}: {words}" if (words := _last_words(_read(folder / f"{self.process}.log"))) else error
         seconds = self.result.get("seconds", self.ended - self.began)

@@ -194,9 +194,11 @@ def _servers(file):
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:
         chip, dtype = hardware.chip(table["chip"]), table["dtype"]
-        how = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
+        dtypes = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
         for kind, (name, tensor, batch, prompt, answer, measured) in _rows(table):
-            most = serving.most_sequences(sizes[name], chip, tensor, prompt + answer, how["weights"], how["cache"])
+            most = serving.most_sequences(
+                sizes[name], chip, tensor, prompt + answer, dtypes["weights"], dtypes["cache"]
+            )
             if batch is None or "static" not in table:
                 batch = max(min(batch or table["most"], most), 1)
             chunk = table["budget"] - batch if "budget" in table else None
@@ -204,7 +206,7 @@ def _servers(file):
             fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
             count[inference.kind_of(chip)] += fits
             yield Server(
-                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, how,
+                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, dtypes,
                 chunk,
             )  # fmt: skip
 

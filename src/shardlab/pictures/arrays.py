@@ -49,9 +49,9 @@ class DrawnArray:
         if not self.partial:
             return words
         replicas = self.layout.replicas // self.terms
-        shards, rest = words.split(" × ", 1)
+        shards, copied = words.split(" × ", 1)
         copies = f" × {replicas:,} replicas" if replicas > 1 else ""
-        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {rest.split(' on ', 1)[1]}"
+        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {copied.split(' on ', 1)[1]}"
 
     @property
     def short(self):
@@ -113,14 +113,14 @@ def options_by_name(option, given, labelled, example):
     return dict(given)
 
 
-def names_of_dims(dims, count, of):
+def names_of_dims(dims, count, array):
     """The names of an array's dimensions, as a tuple of texts; ValueError if there are more or fewer."""
     try:
         names = tuple(str(dim) for dim in dims)
     except TypeError:
         raise TypeError(f"the names of dimensions are a text or a sequence of texts, not {dims!r}") from None
     if len(names) != count or not all(names):
-        raise ValueError(f"{of} needs {count} names of dimensions, not {len(names)}: {dims!r}")
+        raise ValueError(f"{array} needs {count} names of dimensions, not {len(names)}: {dims!r}")
     return names
 
 
@@ -421,9 +421,9 @@ def _place_text(mesh, number):
     """Where the device with that number in the flattened mesh is."""
     if mesh is None or not mesh.axes:
         return ""
-    places, rest = [], number
+    places, left = [], number
     for axis, size in reversed(mesh.axes):
-        rest, place = divmod(rest, size)
+        left, place = divmod(left, size)
         places.insert(0, f"{axis}={place}")
     return f", at {', '.join(places)}"
 

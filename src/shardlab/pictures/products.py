@@ -84,9 +84,9 @@ def draw_matmul(
     """
     names = names_of_dims(dims, 3, "A[M, J] · B[J, N] = C[M, N]")
     rows, inner, columns = names
-    of = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
+    pairs = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
     arrays = []
-    for (name, pair), thing in zip(of.items(), (A, B, C), strict=True):
+    for (name, pair), thing in zip(pairs.items(), (A, B, C), strict=True):
         if len(getattr(thing, "shape", "MN")) != 2:
             raise ValueError(f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}")
         arrays.append(array_of(name, thing, None, pair, partial if name == "C" else None))

@@ -204,16 +204,16 @@ def _total(moves, size, depth=0):
     least, most, conditionals = 0, 0, {}
     for move in moves:
         if len(move.branches) > depth:
-            number, branch, of = move.branches[depth]
-            conditionals.setdefault((number, of), {}).setdefault(branch, []).append(move)
+            number, branch, count = move.branches[depth]
+            conditionals.setdefault((number, count), {}).setdefault(branch, []).append(move)
             continue
         each = size(move)
         # Once its branch is chosen, a collective runs as often as the loops say: exactly, or as often as they like.
         least += (each or 0) * ((move.at_most or 0) if move.branches else move.at_least)
         most = _plus(most, _product(each, move.at_most))
-    for (_, of), branches in conditionals.items():
+    for (_, count), branches in conditionals.items():
         bounds = [_total(inside, size, depth + 1) for inside in branches.values()]
-        least += min(low for low, _ in bounds) if len(branches) == of else 0
+        least += min(low for low, _ in bounds) if len(branches) == count else 0
         most = _plus(most, None if any(high is None for _, high in bounds) else max(high for _, high in bounds))
     return least, most
 
@@ -669,13 +669,13 @@ def _groups_along(sizes, axes):
     for axis in reversed(sizes):
         strides[axis] = stride
         stride *= sizes[axis]
-    rest = [axis for axis in sizes if axis not in axes]
+    others = [axis for axis in sizes if axis not in axes]
 
     def offsets(names):
         places = product(*(range(sizes[axis]) for axis in names))
         return [sum(i * strides[axis] for i, axis in zip(place, names, strict=True)) for place in places]
 
-    return tuple(tuple(base + offset for offset in offsets(axes)) for base in offsets(rest))
+    return tuple(tuple(base + offset for offset in offsets(axes)) for base in offsets(others))
 
 
 def _as_sets(groups):

@@ -247,11 +247,11 @@ class Computation:
         if name not in self.lines:
             raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
         line = self.lines[name]
-        result, rest = self._typed(name)
-        operation = re.match(r"\s*([a-z][\w\-]*)\(", rest)
+        result, tail = self._typed(name)
+        operation = re.match(r"\s*([a-z][\w\-]*)\(", tail)
         if not operation:
             raise UnreadableProgram(f"cannot read this instruction: {line.strip()[:300]}")
-        inside, attributes = _take_parentheses(rest[operation.end() - 1 :])
+        inside, attributes = _take_parentheses(tail[operation.end() - 1 :])
         operands, names = [], []
         for operand in _split(_COMMENT.sub("", inside)):
             # Types are written before the operands' names, or known from where they were made.
@@ -360,10 +360,10 @@ def _head(line):
 def _take_type(text):
     """A type at the start of a text, and what follows: tuples have parentheses."""
     if text.startswith("("):
-        inside, rest = _take_parentheses(text)
-        return f"({inside})", rest
-    head, _, rest = text.partition(" ")
-    return head, rest
+        inside, tail = _take_parentheses(text)
+        return f"({inside})", tail
+    head, _, tail = text.partition(" ")
+    return head, tail
 
 
 def _take_parentheses(text):

@@ -138,9 +138,9 @@ class _Walk:
                     if kind == "event" and index is not None and self.events[step].label == "reduce-scatter":
                         self.events[step].layer = index
         for step, event in enumerate(self.events):
-            for of in self._adds.get(step, ()) if event.label == "reduce-scatter" else ():
-                if self.events[of].layer is None:
-                    self.events[of].layer = event.layer
+            for source in self._adds.get(step, ()) if event.label == "reduce-scatter" else ():
+                if self.events[source].layer is None:
+                    self.events[source].layer = event.layer
 
     # --- Instructions ---
 
@@ -148,14 +148,14 @@ class _Walk:
         """A collective or product: the next step. It uses what was gathered, and belongs to the layer that it uses."""
         step = len(self.events)
         origins = self._origins(operands)
-        events = [of for kind, of in origins if kind == "event"]
-        gathered = [of for of in events if self.events[of].label == "all-gather"]
-        layers = {of for kind, of in origins if kind == "layer"} if label == "all-gather" else set()
-        layers |= {self.events[of].layer for of in gathered} if label == "product" else set()
+        events = [source for kind, source in origins if kind == "event"]
+        gathered = [source for source in events if self.events[source].label == "all-gather"]
+        layers = {source for kind, source in origins if kind == "layer"} if label == "all-gather" else set()
+        layers |= {self.events[source].layer for source in gathered} if label == "product" else set()
         self.events.append(_Event(label, layers.pop() if len(layers) == 1 else None, step))
-        for of in gathered:
-            self.events[of].last = step
-        self._adds[step] = [of for of in events if self.events[of].label == "product"]
+        for source in gathered:
+            self.events[source].last = step
+        self._adds[step] = [source for source in events if self.events[source].label == "product"]
         return self._array(("event", step))
 
     def _run(self, here, arguments):
@@ -224,11 +224,11 @@ class _Walk:
             if instruction.kind == "select":
                 return operands[1] if operands[0] else operands[2]
         reused = set()
-        for kind, of in self._origins(tuple(operands)):
-            if kind == "event" and self.events[of].label == "all-gather":
-                self.events[of].last = max(self.events[of].last, len(self.events) - 1)
+        for kind, source in self._origins(tuple(operands)):
+            if kind == "event" and self.events[source].label == "all-gather":
+                self.events[source].last = max(self.events[source].last, len(self.events) - 1)
             else:
-                reused.add((kind, of))
+                reused.add((kind, source))
         return self._array(*reused)
 
     def _loop(self, instruction, carried):

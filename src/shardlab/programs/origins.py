@@ -129,8 +129,8 @@ class Origins:
         inserted = (stack, place) in makers and not _adds(instruction) and _operation(stack) not in OPERATIONS
         inserted = inserted or self._is_kept(stack, place, axes)
         if inserted or "(" not in stack or _operation(stack) in _ON_THE_WAY:  # not the line that needs it
-            asked = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
-            stack, place, *asked_by = asked or ((used, where) if where[1] else (stack, place))
+            origin = self._asked(instruction, [(stack, place), *makers[:10]], argument, axes)
+            stack, place, *asked_by = origin or ((used, where) if where[1] else (stack, place))
         if "(" not in stack and not used and not argument and made[1][1]:
             stack, place = made
             used = "result"
@@ -284,8 +284,8 @@ class Origins:
         """Whether a collective has the line of a constraint that keeps its axes: then something after it needs them."""
         if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
             return False
-        asked = self._before._operations.get(("sharding_constraint", place), ())
-        specs = [here[name].attribute("frontend_attributes") for here, name in asked]
+        constraints = self._before._operations.get(("sharding_constraint", place), ())
+        specs = [here[name].attribute("frontend_attributes") for here, name in constraints]
         return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
     def _split(self, here, name, axes):

@@ -106,7 +106,7 @@ class Uses:
         whole, parts = next(map(dimensions, array_types(here[name].result)), []), set()
         for user in self.ends(here, name):
             part = _sizes(user.result) if user.kind == "dynamic-slice" and is_in_loop(user) else []
-            along = [n for n, (size, of) in enumerate(zip(part, whole, strict=False)) if size != of]
+            along = [n for n, (size, extent) in enumerate(zip(part, whole, strict=False)) if size != extent]
             if len(part) != len(whole) or len(along) != 1 or along[0] == dimension or part[along[0]] != 1:
                 return 0
             parts.add(whole[along[0]])
@@ -153,7 +153,7 @@ class Uses:
           "added" if iterations only add it to what the loop carries, "stacked" if they only keep it for after the loop,
           scaled or not; "" if an iteration computes anything else with it.
         """
-        body, how = instruction.home, ""
+        body, use = instruction.home, ""
         waiting, seen, factors = deque([(body, instruction.name, ())]), {(body.name, instruction.name)}, set()
         while waiting:
             here, name, callers = waiting.popleft()
@@ -172,15 +172,15 @@ class Uses:
                         seen |= {(callee.name, parameter) for callee, parameter in inside}
                         continue
                     if user.kind == "add" and others and _is_carried(here, others[0], callers):
-                        how = "added"
+                        use = "added"
                     elif user.kind == "dynamic-update-slice" and place == 1:
-                        how = how or "stacked"
+                        use = use or "stacked"
                     elif user.kind not in _LINEAR or (user.kind == "divide" and place):
                         return ""
                     elif user.kind in ("divide", "multiply"):
                         factors |= {(here.name, other) for other in others or [name]}
                     waiting.append((here, user_name, callers))
-        return "" if factors & seen else how  # a product of the result with itself
+        return "" if factors & seen else use  # a product of the result with itself
 
 
 _LINEAR = {*_SAME, "divide", "get-tuple-element", "multiply", "negate"} - {"dynamic-update-slice"}

@@ -130,8 +130,8 @@ class _Body:
         if name == "cond":
             branches = [self.run(_opened(branch), values[1:]) for branch in params["branches"]]
             return [
-                (values[0][0].union(*(axes for axes, _ in of)), all(noise for _, noise in of))
-                for of in zip(*branches, strict=True)
+                (values[0][0].union(*(axes for axes, _ in outputs)), all(noise for _, noise in outputs))
+                for outputs in zip(*branches, strict=True)
             ]
         inner = [one for one in inner_jaxprs(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
         if inner and name != "shard_map":
@@ -142,7 +142,7 @@ class _Body:
         body = _opened(equation.params["jaxpr"])
         rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
         carried = sum(rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True))
-        stacked = sum(rank(of) > rank(one) for of, one in zip(equation.invars, body.invars, strict=True))
+        stacked = sum(rank(operand) > rank(one) for operand, one in zip(equation.invars, body.invars, strict=True))
         consts = len(values) - carried - stacked
         carry = values[consts : consts + carried]
         for _ in range(len(self.sizes) + 1):
