@@ -21,8 +21,8 @@ from shardlab.book.specs import compare_specs as compare_specs
 from shardlab.cluster.processes import Processes as Processes, ProcessFailure as ProcessFailure, start as start
 from shardlab.costs import inference as inference, published as published, serving as serving
 from shardlab.costs.ledger import Entry as Entry, Ledger as Ledger, ledger as ledger
-from shardlab.costs.parallelism import Parallelism as Parallelism
 from shardlab.costs.plan import Choice as Choice, Plan as Plan, plan as plan
+from shardlab.costs.steps.parallelism import Parallelism as Parallelism
 from shardlab.exercises.check import (
     Exercise as Exercise,
     NotSolved as NotSolved,
@@ -48,9 +48,9 @@ from shardlab.machines.models import MODELS as MODELS, Model as Model, model as 
 from shardlab.networks.training import training_step as training_step
 from shardlab.pictures.backward import draw_backward as draw_backward
 from shardlab.pictures.charts import bars as bars, timeline as timeline
+from shardlab.pictures.chunks import draw_all_reduce as draw_all_reduce
 from shardlab.pictures.draw import draw as draw
 from shardlab.pictures.films import film as film
-from shardlab.pictures.flows import draw_all_reduce as draw_all_reduce
 from shardlab.pictures.interactive import interactive_bars as interactive_bars
 from shardlab.pictures.mapped import draw_shard_map as draw_shard_map
 from shardlab.pictures.products import draw_matmul as draw_matmul

@@ -16,7 +16,7 @@ from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE
 
-from shardlab.cluster.engine import free_ports
+from shardlab.cluster.worker import free_ports
 
 pytestmark = [pytest.mark.slow, pytest.mark.reads("src/shardlab", "book/cluster", "book/recipes")]
 

@@ -16,7 +16,7 @@ from shardlab._arguments import nearest
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
 from shardlab.book.forms import Part, form, label, number, pulled, select
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
@@ -263,8 +263,8 @@ def matmul(
     start = f"{_mesh_address(mesh)}&sizes={','.join(map(str, sizes))}&{specs}&chip={chip}&dtype={dtype}"
     product = "".join(pulled(name, f"Size of {name}", 8, 2**20) for name in "IJK")
     sharded = "".join(
-        _sharded(f"{of.lower()}{i}", f"{dim} of {of}", 1)
-        for of, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
+        _sharded(f"{array.lower()}{i}", f"{dim} of {array}", 1)
+        for array, dims in (("A", "IJ"), ("B", "JK"), ("C", "IK"))
         for i, dim in enumerate(dims)
     )
     product += select("dtype", "Precision", tuple(PRECISIONS))

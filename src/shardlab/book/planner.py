@@ -12,11 +12,11 @@ from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference, serving
 from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
 from shardlab.costs.dtypes import BYTES
-from shardlab.costs.expected import Band
-from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
 from shardlab.costs.published import RUNS
-from shardlab.costs.remat import POLICIES, REMAT
+from shardlab.costs.rates import Band
+from shardlab.costs.steps.parallelism import MESH_AXES
+from shardlab.costs.steps.remat import POLICIES, REMAT
 from shardlab.machines import hardware, models
 from shardlab.pictures.svg import Picture
 
@@ -125,7 +125,7 @@ def _any(name, words, value, shown, needed=""):
 def _controls(model, chip, chips, batch_tokens, sequence, remat):
     """The form: what is asked first, and below it what else can be chosen."""
     tpus = " ".join(name for name, kind in hardware.CHIPS.items() if kind.torus)
-    asked = (
+    first_fields = (
         select("use", "I want to", USES)
         + select("model", "Model", (*models.MODELS, OWN))
         + select("chip", "Chip", tuple(hardware.CHIPS))
@@ -163,7 +163,7 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     for (legend, shown), controls in groups.items():
         shown = f' data-if="{shown}"' if shown else ""
         more += f"<fieldset{shown}><legend>{escape(legend)}</legend>{controls}</fieldset>"
-    return form("Planner", {"What do you have?": asked}).replace(
+    return form("Planner", {"What do you have?": first_fields}).replace(
         "</form>",
         '<input type="hidden" name="choice" value=""><details class="planner-more"><summary>More: dtypes, remat, '
         f"slices, your config.json</summary>{more}</details></form>",

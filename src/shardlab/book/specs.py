@@ -120,7 +120,7 @@ def _array(layout):
     for index, owners in layout.owners.items():
         box = _place(layout, index, *_ARRAY)
         if len(owners) == 1:
-            parts.append(device_tile(*box, owners[0]))
+            parts.append(device_tile(box, owners[0]))
         else:
             left, top, wide, high = box
             parts += [stripes(*box, [_colour(device) for device in owners]), rect(*box)]

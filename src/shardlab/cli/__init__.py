@@ -5,14 +5,15 @@ import sys
 
 from shardlab import __version__
 from shardlab._arguments import nearest
-from shardlab.cli import explanation, grade, layout, ledger, plan
+from shardlab.cli import explanation, grade, measurements, meshes, shards
 from shardlab.cli.arguments import Wrong
 
-_COMMANDS = {
-    "layout": layout,
-    "plan": plan,
+# The modules of the commands, by the names that users write.
+COMMANDS = {
+    "layout": shards,
+    "plan": meshes,
     "explain": explanation,
-    "ledger": ledger,
+    "ledger": measurements,
     "grade": grade,
 }
 
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for name, module in _COMMANDS.items():
+    for name, module in COMMANDS.items():
         about = module.ABOUT
         command = commands.add_parser(
             name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=module.EXAMPLES,

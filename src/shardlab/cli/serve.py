@@ -63,22 +63,27 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name} is {getattr(options, name)}; use a whole number of at least 1")
     model, (prompt, output) = models.parse(options.model), lengths(options)
     machine = hardware.machine(options.chip, options.chips, slices=options.slices, reserve=options.reserve)
-    how = {"weights": options.weights, "cache": options.cache, "dtype": options.products, "chunk": options.chunk}
+    replica_options = {
+        "weights": options.weights,
+        "cache": options.cache,
+        "dtype": options.products,
+        "chunk": options.chunk,
+    }
     bounds = {
         "token_seconds": (options.latency or float("inf")) / 1e3,
         "first_token_seconds": (options.first_token or float("inf")) / 1e3,
     }
-    plans = serving.server_plan(model, machine, prompt, output, options.concurrency, **bounds, **how)
+    plans = serving.server_plan(model, machine, prompt, output, options.concurrency, **bounds, **replica_options)
     if not plans:
         raise ValueError(f"--concurrency {options.concurrency} gives some replicas no request; use more of them")
     able = [cost for cost in plans if cost.fits and _fast(cost, bounds)]
-    rows = list(serving.batches(model, machine, prompt, output, plans[0].layout, **how))
+    rows = list(serving.batches(model, machine, prompt, output, plans[0].layout, **replica_options))
     if options.json:
-        told = {"model": model.name, "machine": machine.name, "prompt_tokens": prompt, "output_tokens": output}
-        told |= {"chunk_tokens": options.chunk, "able": len(able)}
-        told |= {"layouts": [_record(cost, bounds) for cost in plans[: options.top]]}
-        told |= {"batches": [_record(cost, bounds) for cost in rows]}
-        print(json.dumps(told, indent=1))
+        record = {"model": model.name, "machine": machine.name, "prompt_tokens": prompt, "output_tokens": output}
+        record |= {"chunk_tokens": options.chunk, "able": len(able)}
+        record |= {"layouts": [_record(cost, bounds) for cost in plans[: options.top]]}
+        record |= {"batches": [_record(cost, bounds) for cost in rows]}
+        print(json.dumps(record, indent=1))
         return 0 if able else 1
     print(_report(model, machine, prompt, output, plans, rows, bounds, options))
     return 0 if able else 1

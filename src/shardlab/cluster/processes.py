@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab._arguments import nearest
-from shardlab.cluster import engine
+from shardlab.cluster import worker
 
 __all__ = ["Outcome", "ProcessFailure", "Processes", "start"]
 
@@ -204,7 +204,7 @@ class Processes:
         `group["x"]` is `[1, 1]` after a cell `x = 1` in two processes. A `ProcessFailure` names the variables that
         there are, the most similar first, if there is none of this name.
         """
-        return self._do(time.monotonic() + 60, engine.value, name, grace=5)
+        return self._do(time.monotonic() + 60, worker.value, name, grace=5)
 
     def run(
         self, code: str, only: Sequence[int] | None = None, *, limit: float = 60, grace: float = 5
@@ -231,7 +231,7 @@ class Processes:
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.n:
             raise ValueError(f"only={list(only)!r}, but the processes are 0 to {self.n - 1}")
         self.failure = None
-        calls = self._call(chosen, engine.run, code)
+        calls = self._call(chosen, worker.run, code)
         try:
             self._wait(calls, time.monotonic() + limit, grace)
         except KeyboardInterrupt:
@@ -248,11 +248,11 @@ class Processes:
         """
         if self._thread is None:
             return
-        started = engine.descendants(self.pids) if self._local else []
+        started = worker.descendants(self.pids) if self._local else []
         with contextlib.suppress(Exception):
             self._async(self._cluster.signal_engines(signal.SIGKILL), 10)
-        engine.end(started)
-        engine.end(engine.descendants(self.pids) if self._local else [])  # what they started in the meantime
+        worker.end(started)
+        worker.end(worker.descendants(self.pids) if self._local else [])  # what they started in the meantime
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
         with contextlib.suppress(Exception):
@@ -282,7 +282,7 @@ class Processes:
             cluster.config.LocalEngineSetLauncher.delay = 0
         # An engine counts as started at its first heartbeat, which by default comes every 3 s.
         beats = ["--HeartMonitor.period=300", "--HeartMonitor.max_heartmonitor_misses=200"]
-        first, *_, last = engine.free_ports(_PORTS)
+        first, *_, last = worker.free_ports(_PORTS)
         ports = f"--IPController.ports={first}-{last}"
         cluster.controller_args = [*cluster.controller_args, *beats, ports]
         self._cluster = cluster
@@ -313,21 +313,21 @@ class Processes:
     def _prepare(self, end):
         """Order the engines by process index, and set up their reports."""
         self._ids = list(self._client.ids)
-        order = sorted(zip(self._ids, self._do(end, engine.hello), strict=True), key=lambda pair: pair[1])
+        order = sorted(zip(self._ids, self._do(end, worker.hello), strict=True), key=lambda pair: pair[1])
         self._ids = [i for i, _ in order]
         self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
         watch = (os.getpid(), self._controller_pid()) if self._local else None
-        self._do(end, engine.prepare, str(self._folder.resolve()), watch, self._settings)
+        self._do(end, worker.prepare, str(self._folder.resolve()), watch, self._settings)
         alone = len(set(self.hosts)) == 1
         (self.coordinator,) = self._do(
-            end, engine.coordinator_address, "localhost" if alone else self.hosts[0], only=[0]
+            end, worker.coordinator_address, "localhost" if alone else self.hosts[0], only=[0]
         )
 
     def _join(self, end):
         places = [self.hosts[:i].count(host) for i, host in enumerate(self.hosts)]
         several = self._settings["devices"] is None and len(set(self.hosts)) < self.n  # on a host
         options = self._settings["initialize"], self._settings["sigterm_seconds"], places if several else None
-        self._do(end, engine.join, self.coordinator, self.n, *options)
+        self._do(end, worker.join, self.coordinator, self.n, *options)
 
     def _controller_pid(self):
         return getattr(self._cluster.controller, "pid", -1)
@@ -339,7 +339,7 @@ class Processes:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
 
     def _do(self, end, function, *args, only=None, grace=1):
-        """Call a function of `shardlab.cluster.engine` in processes, each with its index first; returns the values."""
+        """Call a function of `shardlab.cluster.worker` in processes, each with its index first; returns the values."""
         calls = self._call(range(self.n) if only is None else only, function, *args)
         self._wait(calls, end, grace)
         self._judge(calls, "")
@@ -435,11 +435,11 @@ class _Call:
         if self.state != "waiting":
             self.ended = time.monotonic()
 
-    def outcome(self, folder, told):
-        """The outcome, with what it printed: from its result, or from its file, after the part that was told before."""
+    def outcome(self, folder, start):
+        """The outcome, with what it printed: from its result, or from its file after `start`."""
         text, error = self.result.get("text"), self.error
         if text is None:
-            text = _read(folder / f"{self.process}.text", told)
+            text = _read(folder / f"{self.process}.text", start)
         if self.state == "died":
             error = f"{error}: {words}" if (words := _last_words(_read(folder / f"{self.process}.log"))) else error
         seconds = self.result.get("seconds", self.ended - self.began)

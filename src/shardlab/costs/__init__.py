@@ -16,9 +16,19 @@ below), which leaves the (n-1)/n out. For an all-to-all that book's array is the
 Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """
 
+# Where to change what:
+#   communication/  the kinds of collectives, their bytes and times, and where axes are on a machine
+#   steps/          a training step: its mesh, rematerialisation, memory, parts, and expected time
+#   inference.py    prefill and decode of one replica; serving.py composes them into a server
+#   plan.py         which meshes are tried, and how they are ranked
+#   setting.py      what a step or a replica is computed for, and its checks
+#   rates.py        what is fitted to published runs; bands.py says how far off that was
+#   published.py    the runs and servers of published.toml and servers.toml
+#   ledger.py       predictions beside measurements
+#   rooflines.py    one product or one layer on one chip; dtypes.py has the sizes of elements
 from shardlab._arguments import Numbers
 from shardlab.costs.bands import KINDS_OF_PLANS, LONG, band_of, band_words, kind_of_plan
-from shardlab.costs.collectives import (
+from shardlab.costs.communication.traffic import (
     ALGORITHMS,
     collective_bytes,
     collective_seconds,
@@ -29,12 +39,12 @@ from shardlab.costs.collectives import (
     send_seconds,
 )
 from shardlab.costs.dtypes import BYTES
-from shardlab.costs.expected import FITTED, Band, Fitted
-from shardlab.costs.memory import Memory, activation_bytes, training_flops, training_memory
-from shardlab.costs.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
-from shardlab.costs.remat import POLICIES, REMAT, Remat
+from shardlab.costs.rates import FITTED, Band, Fitted
 from shardlab.costs.rooflines import Roofline, layer, matmul
-from shardlab.costs.step import PARTS, AxisCost, StepCost, step_cost
+from shardlab.costs.steps.memory import Memory, activation_bytes, training_flops, training_memory
+from shardlab.costs.steps.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
+from shardlab.costs.steps.remat import POLICIES, REMAT, Remat
+from shardlab.costs.steps.step import PARTS, AxisCost, StepCost, step_cost
 
 __all__ = [
     "ALGORITHMS",

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Mapping
 
 from shardlab._arguments import one_of
-from shardlab.costs.expected import FITTED, Band
-from shardlab.costs.parallelism import MESH_AXES
+from shardlab.costs.rates import FITTED, Band
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines.hardware import Chip
 from shardlab.machines.models import Model
 

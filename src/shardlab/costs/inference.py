@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardlab import costs
-from shardlab._arguments import Numbers, amount, first, one_of, whole
-from shardlab.costs.expected import axis_seconds
+from shardlab._arguments import Numbers, amount
+from shardlab.costs.communication.axes import axis_seconds
+from shardlab.costs.dtypes import dtype_bytes
+from shardlab.costs.setting import ServingSetting
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
-from shardlab.machines.placement import Place, place
 
 __all__ = [
     "SERVED",
@@ -50,6 +51,7 @@ class Served:
     sequence_seconds: float
 
 
+# GPUs and TPUs are fitted apart: their kernels, collectives and servers are different software.
 SERVED = {
     "gpu": Served(products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6),
     "tpu": Served(products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6),
@@ -59,10 +61,6 @@ SERVED = {
 def kind_of(chip: Chip) -> str:
     """Which of `SERVED` was fitted to servers on such chips: "tpu" for a torus of them, "gpu" for a switch."""
     return "tpu" if chip.torus else "gpu"
-
-
-def _size(name, dtype):
-    return costs.BYTES[one_of(name, dtype, tuple(costs.BYTES))]
 
 
 def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Numbers:
@@ -85,25 +83,7 @@ def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Nu
     Returns:
       Bytes.
     """
-    return amount("context", context) * known_model(model).cached_elements * _size("cache", cache)
-
-
-def _checked(model, chip, tensor):
-    """(the model, the chip, the chips that share it)."""
-    model, chip, tensor = known_model(model), hardware.chip(chip), whole("tensor", tensor)
-    if np.any(model.heads % tensor):
-        raise ValueError(f"tensor={first(tensor, model.heads % tensor != 0)} does not divide {model.heads} heads")
-    return model, chip, tensor
-
-
-def _spread(model, expert, pipeline):
-    """The sizes of the other two axes of a replica."""
-    expert, pipeline = whole("expert", expert), whole("pipeline", pipeline)
-    if np.any(expert > 1) and (not model.experts or np.any(model.experts % expert)):
-        raise ValueError(f"expert={first(expert, expert > 1)} does not divide {model.experts} experts")
-    if np.any(model.layers < pipeline):
-        raise ValueError(f"pipeline={first(pipeline, model.layers < pipeline)} exceeds {model.layers} layers")
-    return expert, pipeline
+    return amount("context", context) * known_model(model).cached_elements * dtype_bytes("cache", cache)
 
 
 def _touched(model, tokens):
@@ -111,6 +91,7 @@ def _touched(model, tokens):
 
     Each token chooses its experts evenly and independently of the others.
     """
+    # An expert is read as soon as one token needs it, so a large batch reads nearly all of them.
     return 1 - (1 - model.experts_per_token / model.experts) ** tokens if model.experts else 1.0
 
 
@@ -120,53 +101,41 @@ def _matrices(model):
     return model.matmul_parameters - routed, routed
 
 
-def _stored(model, tensor, expert, pipeline):
+def _stored(setting):
     """Parameters on each chip."""
-    return ((model.parameters - model.routed_parameters) + model.routed_parameters / expert) / (tensor * pipeline)
+    # The expert axis shards the routed experts alone: each group has a copy of everything else.
+    routed, shared_by = setting.model.routed_parameters, setting.tensor * setting.pipeline
+    return ((setting.model.parameters - routed) + routed / setting.expert) / shared_by
 
 
-def _places(chip, tensor, expert, pipeline, torus_axes, machine):
-    """The `Place` of each axis of a replica: on a machine, or of "tensor" over stated torus axes of its own slice."""
-    one = np.asarray(1)
-    if machine is not None:
-        chips = np.multiply(np.multiply(tensor, expert), pipeline)
-        if np.any(machine.chips % chips):
-            wrong = first(chips, machine.chips % chips != 0)
-            raise ValueError(f"replicas of {wrong} chips do not fill {machine.name} evenly; use a divisor")
-        return place(lambda _: machine, [tensor, expert, pipeline, machine.chips // chips])[:3]
-    if np.any(np.multiply(expert, pipeline) > 1):
-        raise ValueError("expert and pipeline need a machine, on which their axes are placed; give machine=")
-    alone = Place(one, one, 1.0, 0, 0.0, one)
-    if not chip.torus:
-        near = np.minimum(tensor, chip.node_chips)
-        return Place(near, np.ceil(tensor / near), 1.0, near - 1, (near - 1) / near, one), alone, alone
-    axes = np.asarray(torus_axes, float)
-    around = np.maximum(axes, 1)
-    hops = around * tensor ** (1 / around) / 2 * np.greater(tensor, 1)
-    return Place(np.asarray(tensor), one, 2 * axes, hops, tensor / 8, one), alone, alone
-
-
-def _sums(model, chip, tokens, place, dtype):
+def _sums(setting, tokens):
     """The time of the two all-reduces of activations in each layer, over the chips that share it.
 
     As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
     """
-    calls = 2 * model.layers
-    activations = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    # One after attention and one after the MLP: each chip has a partial sum, of its heads or of its
+    # part of the hidden layer. The next product needs the sum, so each call waits for the one before.
+    calls = 2 * setting.model.layers
+    activations = tokens * setting.model.d_model * float(setting.size("dtype"))
+    place, chip = setting.places[0], setting.chip
     near, far = axis_seconds("all-reduce", calls, calls * activations, place, True, chip)
     return np.maximum(near, far), np.minimum(near, far)
 
 
-def _dispatch(model, chip, tokens, place, dtype):
+def _dispatch(setting, tokens):
     """The time of the two all-to-alls of each layer with experts: tokens to their experts, and back."""
+    model, place = setting.model, setting.places[1]
+    # The other layers have no routed experts. A token goes to each of its experts by itself, also
+    # where two of them are on the same node.
     calls = 2 * model.expert_layers
-    sent = amount("tokens", tokens) * model.experts_per_token * model.d_model * float(_size("dtype", dtype))
-    return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, chip))
+    sent = tokens * model.experts_per_token * model.d_model * float(setting.size("dtype"))
+    return np.maximum(*axis_seconds("all-to-all", calls, calls * sent, place, True, setting.chip))
 
 
-def _hand_on(model, chip, tokens, place, pipeline, dtype):
+def _hand_on(setting, tokens):
     """The time in which a micro-batch's activations pass from each stage to the next."""
-    sent = amount("tokens", tokens) * model.d_model * float(_size("dtype", dtype))
+    pipeline, place, chip = setting.pipeline, setting.places[2], setting.chip
+    sent = tokens * setting.model.d_model * float(setting.size("dtype"))
     near, far = axis_seconds("collective-permute", pipeline, pipeline * sent, place, True, chip)
     return np.where(pipeline > 1, np.maximum(near, far), 0.0)[()]
 
@@ -225,6 +194,8 @@ class DecodeCost(_Sends):
 
         The communication, if it takes longer.
         """
+        # In each layer attention is followed by the products with the parameters. Each of the two may
+        # be memory-bound or compute-bound by itself, so there are two maxima, and they add up.
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
         return np.maximum(attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.sent_seconds)
 
@@ -240,6 +211,7 @@ class DecodeCost(_Sends):
         rates = SERVED[self.kind]
         attention = np.maximum(self.cache_seconds / rates.hbm, self.attention_seconds / rates.products)
         matrices = np.maximum(self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products)
+        # More chips share the bytes and the FLOPs, but not these: each chip launches all kernels.
         besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
         return attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
 
@@ -306,25 +278,41 @@ def decode_cost(
     Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput";
     for chunks Agrawal and others, "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
     """
-    model, chip, tensor = _checked(model, chip, tensor)
-    expert, pipeline = _spread(model, expert, pipeline)
+    model, chip = known_model(model), hardware.chip(chip)
+    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    return decode_step(setting, batch, context, chunk, prompt)
+
+
+def decode_step(setting, batch, context, chunk=0, prompt=0):
+    """The `DecodeCost` of a `ServingSetting`: what `decode_cost` gives."""
     batch, context = amount("batch", batch), amount("context", context)
     chunk, prompt = amount("chunk", chunk), amount("prompt", prompt)
+    model, chip, dtype = setting.model, setting.chip, setting.dtype
+    tensor, expert, pipeline = setting.tensor, setting.expert, setting.pipeline
+    # A token passes through all stages, one after the other, so the times are of all layers. While
+    # it does, the other stages work for other micro-batches: there are as many as stages.
     groups = np.multiply(expert, pipeline)
-    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
+    # The fullest group decides, and has whole sequences. A single group may have a mean number of
+    # them, as `shardlab.serving` has for steps with chunks.
     rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
     extra = chunk / groups  # of the chunk's tokens, with each micro-batch of a group
     tokens = rows + extra
     always, routed = _matrices(model)
-    cached = rows * cache_bytes(model, context, cache) / tensor
-    earlier = np.where(chunk > 0, cache_bytes(model, prompt / 2, cache) / tensor / pipeline, 0.0)
+    # What a micro-batch reads in all stages is also what a stage holds for all micro-batches.
+    cached = rows * cache_bytes(model, context, setting.cache) / tensor
+    # A chunk attends to the prompt's earlier chunks: to half of the prompt, on average over chunks.
+    earlier = cache_bytes(model, prompt / 2, setting.cache) / tensor / pipeline
+    earlier = np.where(chunk > 0, earlier, 0.0)
+    # The experts of a chip get tokens from all groups, not only from its own.
     used = model.routed_parameters * _touched(model, tokens * expert) / expert
-    read = (always + used) * _size("weights", weights) / tensor
+    read = (always + used) * setting.size("weights") / tensor
+    # With MLA a query is multiplied with the latent and the positions' part, and the scores with the
+    # latent: its key and value projections are absorbed into the matrices before and after.
     width = model.kv_rank * 2 + model.rope_dim if model.kv_rank else 2 * model.head_dim
     seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
     flops = 2.0 * (always + routed) * tokens
-    total = cached + _stored(model, tensor, expert, pipeline) * _size("weights", weights)
-    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
+    total = cached + _stored(setting) * setting.size("weights")
+    tensor_seconds, hidden = _sums(setting, tokens)
     return DecodeCost(
         parameter_seconds=read / chip.hbm_bytes_per_second,
         cache_seconds=(cached + earlier) / chip.hbm_bytes_per_second,
@@ -337,8 +325,8 @@ def decode_cost(
         kind=kind_of(chip),
         layers=model.layers,
         sequences=batch / expert,
-        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
-        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        expert_seconds=_dispatch(setting, tokens),
+        pipeline_seconds=_hand_on(setting, tokens),
         hidden_seconds=hidden,
     )
 
@@ -431,28 +419,38 @@ def prefill_cost(
 
     Source: Scaling Book, "All About Transformer Inference", "Prefill".
     """
-    model, chip, tensor = _checked(model, chip, tensor)
-    expert, pipeline = _spread(model, expert, pipeline)
+    model, chip = known_model(model), hardware.chip(chip)
+    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    return prefill_of(setting, prompt, batch)
+
+
+def prefill_of(setting, prompt, batch=1):
+    """The `PrefillCost` of a `ServingSetting`: what `prefill_cost` gives."""
     prompt, batch = amount("prompt", prompt), amount("batch", batch)
-    places = _places(chip, tensor, expert, pipeline, torus_axes, machine)
+    model, chip, tensor, expert = setting.model, setting.chip, setting.tensor, setting.expert
+    # Stages do not divide the prompts: the first token comes when a prompt has left the last one.
     rows = np.where(expert > 1, np.ceil(batch / expert), batch)[()]  # prompts of a group
     tokens = prompt * rows
     always, routed = _matrices(model)
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
-    flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)  # of experts each chip has its share
-    cached = rows * cache_bytes(model, prompt, cache)
+    # Routing spreads the tokens of all groups over all experts, however the prompts are divided: the
+    # fullest group has no more products with experts than the others.
+    flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)
+    cached = rows * cache_bytes(model, prompt, setting.cache)
+    # All tokens of all prompts are processed at once, so parameters are read once; and the cache is
+    # written once.
     used = model.routed_parameters * _touched(model, prompt * batch) / expert
-    read = (always + used) * _size("weights", weights) + cached
-    tensor_seconds, hidden = _sums(model, chip, tokens, places[0], dtype)
+    read = (always + used) * setting.size("weights") + cached
+    tensor_seconds, hidden = _sums(setting, tokens)
     return PrefillCost(
-        compute_seconds=flops / tensor / chip.peak(dtype),
+        compute_seconds=flops / tensor / chip.peak(setting.dtype),
         hbm_seconds=read / tensor / chip.hbm_bytes_per_second,
         tensor_seconds=tensor_seconds,
-        cache_bytes=batch * cache_bytes(model, prompt, cache),
+        cache_bytes=batch * cache_bytes(model, prompt, setting.cache),
         kind=kind_of(chip),
         layers=model.layers,
-        expert_seconds=_dispatch(model, chip, tokens, places[1], dtype),
-        pipeline_seconds=_hand_on(model, chip, tokens, places[2], pipeline, dtype),
+        expert_seconds=_dispatch(setting, tokens),
+        pipeline_seconds=_hand_on(setting, tokens),
         hidden_seconds=hidden,
     )
 

@@ -16,7 +16,7 @@ from shardlab._arguments import nearest, short
 from shardlab._tables import aligned, html_table
 from shardlab.costs import inference, published, serving
 from shardlab.costs.bands import band_of
-from shardlab.costs.parallelism import MESH_AXES
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
 __all__ = ["Entry", "Ledger", "ledger", "read"]
@@ -178,34 +178,34 @@ def _of_server(server):
 def _of_chip(name):
     """The entries of what was measured on a chip, if anything was."""
     try:
-        chip, of = hardware.chip(name), hardware.measured(name)
+        chip, measured = hardware.chip(name), hardware.measured(name)
     except ValueError:
         return
-    by = f"scripts/record_gpu.py on one {of['device']}, {of['date']}"
-    for row in of.get("square", ()):
+    by = f"scripts/record_gpu.py on one {measured['device']}, {measured['date']}"
+    for row in measured.get("square", ()):
         dtype, size = {"bfloat16": "bf16"}.get(row["dtype"]), row["size"]
         if dtype:
             bound = max(2 * size**3 / chip.peak(dtype), 3 * 2 * size**2 / chip.hbm_bytes_per_second)
             yield Entry(f"{size} x {size} times {size} x {size}, {dtype}", "product", row["seconds"], "s", bound, by=by)
-    for row in of.get("copy", ()):
+    for row in measured.get("copy", ()):
         bound = 2 * row["bytes"] / chip.hbm_bytes_per_second
         yield Entry(f"x + 1 of {row['bytes']:,} bytes", "elementwise", row["seconds"], "s", bound, by=by)
-    for row in of.get("transfer", ()):
+    for row in measured.get("transfer", ()):
         if chip.host_bytes_per_second:
             bound = row["bytes"] / chip.host_bytes_per_second
             yield Entry(f"{row['bytes']:,} bytes to the {row['to']}", "transfer", row["seconds"], "s", bound, by=by)
-    for row in of.get("adam", ()):
+    for row in measured.get("adam", ()):
         host = row["moments"] != "device"  # then both moments come and go, and only the parameters stay
         all_bytes = 4 * row["elements"] * (4 if host else 6)
         speed = chip.host_bytes_per_second if host else chip.hbm_bytes_per_second
         name = f"Adam on {row['elements']:,} parameters, moments in {row['moments']} memory"
         yield Entry(name, "optimiser", row["seconds"], "s", all_bytes / speed, by=by)
-    for row in of.get("decode", ()):
+    for row in measured.get("decode", ()):
         step = inference.decode_cost(row["model"], chip, row["sequences"], row["context"])
         name = f"{row['model']}, a token for {row['sequences']} x {row['context']}, layers as a {row['layers']}"
         bound, expected, band = float(step.serial_seconds), float(step.expected_seconds), serving.BANDS["gpu"].factor
         yield Entry(name, "decode step", row["seconds"], "s", bound, expected, band, by=by)
-    for row in of.get("steps", ()):
+    for row in measured.get("steps", ()):
         run = _step(row, chip)
         yield replace(of_run(run), by=by)
         total = float(run.cost().memory.total_bytes)

@@ -25,10 +25,10 @@ from shardlab._arguments import MOST, one_of, short, whole
 from shardlab._tables import aligned, html_table
 from shardlab.costs import AXES, MESH_AXES, PARTS
 from shardlab.costs.bands import band_of, band_words, kind_of_plan
-from shardlab.costs.expected import OVERLAPS
 from shardlab.costs.published import RUNS
-from shardlab.costs.remat import remat_of
-from shardlab.costs.step import DISPATCHES
+from shardlab.costs.setting import DISPATCHES, OVERLAPS, Dtypes, TrainingSetting
+from shardlab.costs.steps.remat import remat_of
+from shardlab.costs.steps.step import cost_on
 from shardlab.machines import hardware, models
 
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
@@ -399,16 +399,32 @@ def plan(
         near = _nearest_batch(model, machine, axes, batch_tokens // sequence, sequence, microbatches)
         batch_tokens = near * sequence or batch_tokens
     overlap = tuple(one_of("overlap", axis, OVERLAPS) for axis in overlap)
-    framework = {"overlap": overlap, "dispatch": one_of("dispatch", dispatch, DISPATCHES)}
-    asked = (axes, batch_tokens, sequence, products, (microbatches, stages, gathers), dtypes | framework)
-    choices, uneven = _choices(model, machine, remat, *asked)
+    one_of("dispatch", dispatch, DISPATCHES)
+    setting = TrainingSetting(
+        model, machine.chip, machine, batch_tokens, sequence, remat_of(remat), products=products,
+        dtypes=Dtypes(**dtypes), dispatch=dispatch, overlap=overlap,
+    )  # fmt: skip
+    search = _Search(axes, microbatches, stages, gathers)
+    choices, uneven = _choices(setting, search)
     if not choices:
         raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
     proposal = Plan(
         model, machine, batch_tokens, sequence, remat, choices, uneven, products=products, dtypes=dtypes,
-        **framework,
+        overlap=overlap, dispatch=dispatch,
     )  # fmt: skip
-    return proposal if proposal.fitting else replace(proposal, remedies=tuple(_remedies(proposal, asked)))
+    if proposal.fitting:
+        return proposal
+    return replace(proposal, remedies=tuple(_remedies(proposal, setting, search)))
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Among which ways to compute a step `plan` chooses; None for all that it knows."""
+
+    axes: Sequence[str] | None
+    microbatches: int | None
+    stages: int | None
+    gathers: int | None
 
 
 def _tried(model, machine, axes, sequence):
@@ -431,8 +447,8 @@ def _uneven(model, machine, axes, sequences, sequence, microbatches):
     tried = _tried(model, machine, axes, sequence)
     every = _meshes(machine, model, tried, sequence)
     if not np.size(every.chips):
-        rest = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
-        return f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add {rest}"
+        missing = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
+        return f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add {missing}"
     groups = every.groups * (microbatches or 1)
     enough = int((-(-sequences // groups) * groups).min())
     split = f" in {microbatches} micro-batches" if microbatches else ""
@@ -452,16 +468,17 @@ def _nearest_batch(model, machine, axes, sequences, sequence, microbatches):
     return int(near[np.abs(near - sequences).argmin()]) if len(groups) else 0
 
 
-def _choices(model, machine, remat, axes, batch_tokens, sequence, products, how, options):
+def _choices(setting, search):
     """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
-    every = _meshes(machine, model, _tried(model, machine, axes, sequence), sequence)
-    even = batch_tokens // sequence % every.groups == 0
+    model, machine, sequence = setting.model, setting.machine, setting.sequence
+    every = _meshes(machine, model, _tried(model, machine, search.axes, sequence), sequence)
+    even = setting.batch_tokens // sequence % every.groups == 0
     uneven = int((~even).sum())
     if not even.any():
         return (), uneven
     every = costs.Parallelism(*(getattr(every, axis)[even] for axis in MESH_AXES))
-    choices = _priced(model, machine, every, batch_tokens, sequence, remat, products, options, *how)
-    return (choices if axes else _earning(choices)), uneven
+    choices = _priced(setting, search, every)
+    return (choices if search.axes else _earning(choices)), uneven
 
 
 def _earning(choices):
@@ -479,19 +496,19 @@ def _earning(choices):
     return tuple(choice for choice in choices if id(choice) in kept)
 
 
-def _remedies(proposal, asked):
+def _remedies(proposal, setting, search):
     """The smallest changes with which something fits: (what, the best choice)."""
     machine = proposal.machine
     levels = list(costs.REMAT)
-    asked_level = levels.index(proposal.remat) if proposal.remat in levels else 0
-    for remat, how in costs.REMAT.items():
-        if not how.whole_layers or (how.offloads and not machine.chip.host_bytes_per_second):
+    least_level = levels.index(proposal.remat) if proposal.remat in levels else 0
+    for name, remat in costs.REMAT.items():
+        if not remat.whole_layers or (remat.offloads and not machine.chip.host_bytes_per_second):
             continue
-        if levels.index(remat) <= asked_level:
+        if levels.index(name) <= least_level:
             continue
-        choices, _ = _choices(proposal.model, machine, remat, *asked)
+        choices, _ = _choices(replace(setting, remat=remat), search)
         if choices[0].fits:
-            yield f"remat {remat}", choices[0]
+            yield f"remat {name}", choices[0]
             break
     shape = machine.shape if machine.slices > 1 and machine.chip.torus else None  # more slices, not larger ones
     for times in (2, 4, 8, 16):
@@ -502,7 +519,7 @@ def _remedies(proposal, asked):
             )  # fmt: skip
         except ValueError:
             continue
-        choices, _ = _choices(proposal.model, larger, proposal.remat, *asked)
+        choices, _ = _choices(replace(setting, machine=larger), search)
         if choices and choices[0].fits:
             yield f"{larger.chips} chips", choices[0]
             return
@@ -538,7 +555,7 @@ def _meshes(machine, model, axes, sequence):
     for axis, sizes in allowed.items():
         sizes = sizes if axis in axes else [1]
         left = [(mesh, chips // int(np.prod([*mesh.values()], dtype=np.int64))) for mesh in meshes]
-        meshes = [mesh | {axis: size} for mesh, rest in left for size in sizes if rest % size == 0]
+        meshes = [mesh | {axis: size} for mesh, free in left for size in sizes if free % size == 0]
     for mesh in meshes:
         mesh["data"] = chips // int(np.prod([*mesh.values()], dtype=np.int64))
     if "data" not in axes:
@@ -549,30 +566,31 @@ def _meshes(machine, model, axes, sequence):
     return costs.Parallelism(*(np.array([mesh[axis] for mesh in meshes]) for axis in MESH_AXES))
 
 
-def _priced(model, machine, every, batch_tokens, sequence, remat, products, options, microbatches, stages, gathers):
+def _priced(setting, search, every):
     """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
-    numbers = [microbatches] if microbatches else _microbatches(batch_tokens // sequence // every.groups)
+    stages, gathers = search.stages, search.gathers
+    each = setting.batch_tokens // setting.sequence // every.groups  # sequences of a data group
+    numbers = [search.microbatches] if search.microbatches else _microbatches(each)
     best = {}
     piped, sharded = every.pipeline > 1, every.shards > every.tensor * every.expert
     for many in sorted({1, stages}) if stages else STAGES:
         for rounds in (2, 1):
-            able = every.pipeline * many <= model.layers
+            able = every.pipeline * many <= setting.model.layers
             able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
             able = able & (np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2))
-            asked = (batch_tokens, sequence, remat, {"products": products, "gathers": rounds, **options})
-            best_of = _best(model, machine, every, asked, numbers, many, able)
+            best_of = _best(replace(setting, gathers=rounds), every, numbers, many, able)
             for place, candidate in best_of.items():
                 if place not in best or _better(candidate, best[place], FASTER):
                     best[place] = candidate
     choices = []
-    for place, (fits, _, priced, n, *how) in best.items():
+    for place, (fits, _, priced, n, *counts) in best.items():
 
         def at(array, n=n, like=priced.expected_seconds):
             return float(np.broadcast_to(array, like.shape)[n])
 
         choices.append(
             Choice(
-                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *how,
+                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *counts,
                 at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
                 str(priced.bound[n]), at(priced.bubble),
                 {part: at(seconds) for part, seconds in priced.parts.items()},
@@ -591,17 +609,19 @@ def _priced(model, machine, every, batch_tokens, sequence, remat, products, opti
 
 def _microbatches(each):
     """Numbers of micro-batches to try: powers of two, and those that leave each a power of two of sequences."""
-    shared = {int(of) // n for of in np.unique(each) for n in POWERS if of % n == 0}
+    shared = {int(many) // n for many in np.unique(each) for n in POWERS if many % n == 0}
     return sorted(n for n in {*POWERS, *shared} if n <= POWERS[-1])
 
 
-def _best(model, machine, every, asked, numbers, stages, able):
-    """{the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, how)}.
+def _best(setting, every, numbers, stages, able):
+    """For each mesh the best of some numbers of micro-batches.
+
+    {the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, micro-batches,
+    stages, gathers)}.
 
     An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as Megatron-LM's does.
     """
-    batch_tokens, sequence, remat, how = asked
-    each = batch_tokens // sequence // every.groups  # sequences of a data group
+    each = setting.batch_tokens // setting.sequence // every.groups  # sequences of a data group
     best = {}
     for number in numbers:
         some = able & (each % number == 0)
@@ -615,12 +635,12 @@ def _best(model, machine, every, asked, numbers, stages, able):
         meshes = costs.Parallelism(
             *(getattr(every, axis)[places] for axis in MESH_AXES), microbatches=number, stages=stages
         )
-        priced = costs.step_cost(model, machine, meshes, batch_tokens, sequence, remat, **how)
+        priced = cost_on(setting, meshes)
         totals = np.broadcast_to(priced.memory.total_bytes, places.shape)
         for n, place in enumerate(places):
-            fits = bool(totals[n] <= machine.usable_bytes)
+            fits = bool(totals[n] <= setting.usable_bytes)
             worth = float(priced.expected_seconds[n]) if fits else float(totals[n])
-            candidate = (fits, worth, priced, n, number, stages, how["gathers"])
+            candidate = (fits, worth, priced, n, number, stages, setting.gathers)
             if place not in best or _better(candidate, best[place]):
                 best[place] = candidate
     return best

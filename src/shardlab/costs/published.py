@@ -16,6 +16,7 @@ from typing import Any
 from shardlab import costs
 from shardlab.costs import Parallelism, inference, serving
 from shardlab.costs.bands import kind_of_plan
+from shardlab.costs.setting import ServingSetting
 from shardlab.machines import hardware, models
 from shardlab.machines.models import Model
 
@@ -161,9 +162,9 @@ class Server:
 
     def parts(self) -> serving.Parts:
         """What its time is composed of."""
-        layout, machine = serving.Layout(tensor=self.tensor), hardware.machine(self.chip, self.tensor)
-        how = {**self.how, "tensor": self.tensor, "machine": machine}
-        return serving.parts_of(self.model, machine.chip, self.prompt, self.answer, self.batch, layout, self.chunk, how)
+        machine = hardware.machine(self.chip, self.tensor)
+        setting = ServingSetting(self.model, machine.chip, tensor=self.tensor, machine=machine, **self.how)
+        return serving.parts_of(setting, self.prompt, self.answer, self.batch, self.chunk)
 
     def slower(self, expected: bool = True) -> float:
         """The measured time over the expected one, or over the lower bound."""
@@ -193,9 +194,11 @@ def _servers(file):
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:
         chip, dtype = hardware.chip(table["chip"]), table["dtype"]
-        how = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
+        dtypes = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
         for kind, (name, tensor, batch, prompt, answer, measured) in _rows(table):
-            most = serving.most_sequences(sizes[name], chip, tensor, prompt + answer, how["weights"], how["cache"])
+            most = serving.most_sequences(
+                sizes[name], chip, tensor, prompt + answer, dtypes["weights"], dtypes["cache"]
+            )
             if batch is None or "static" not in table:
                 batch = max(min(batch or table["most"], most), 1)
             chunk = table["budget"] - batch if "budget" in table else None
@@ -203,7 +206,7 @@ def _servers(file):
             fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
             count[inference.kind_of(chip)] += fits
             yield Server(
-                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, how,
+                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, dtypes,
                 chunk,
             )  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from shardlab._arguments import Numbers, amount, whole
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.parallelism import check_split
+from shardlab.costs.steps.parallelism import check_split
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip
 from shardlab.machines.models import Model

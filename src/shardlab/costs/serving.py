@@ -14,8 +14,9 @@ from typing import Any
 from shardlab import costs
 from shardlab._arguments import Numbers, whole
 from shardlab.costs import inference
-from shardlab.costs.expected import Band
-from shardlab.costs.inference import DecodeCost, PrefillCost
+from shardlab.costs.inference import DecodeCost, PrefillCost, decode_step, prefill_of
+from shardlab.costs.rates import Band
+from shardlab.costs.setting import ServingSetting
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
@@ -247,18 +248,19 @@ def composed(way: Way, sequences, prompt, output, chunk=None):
     return in_chunks(way, sequences, prompt, output, chunk)
 
 
-def parts_of(model, chip, prompt, output, sequences, layout, chunk, how):
-    """The `Parts` of a replica."""
-    context, many = prompt + output / 2, min(sequences, layout.expert * max(PREFILL_TOKENS // prompt, 1))
+def parts_of(setting, prompt, output, sequences, chunk):
+    """The `Parts` of a replica, of a `ServingSetting`."""
+    context = prompt + output / 2
+    many = min(sequences, int(setting.expert) * max(PREFILL_TOKENS // prompt, 1))
 
     def mixed(generating):
-        return inference.decode_cost(model, chip, generating, context, **how, chunk=chunk, prompt=prompt)
+        return decode_step(setting, generating, context, chunk, prompt)
 
     return Parts(
-        inference.decode_cost(model, chip, sequences, context, **how),
-        inference.prefill_cost(model, chip, prompt, 1, **how),
-        inference.prefill_cost(model, chip, prompt, many, **how),
-        many * layout.pipeline,
+        decode_step(setting, sequences, context),
+        prefill_of(setting, prompt, 1),
+        prefill_of(setting, prompt, many),
+        many * int(setting.pipeline),
         mixed,
     )
 
@@ -309,13 +311,13 @@ def server_cost(
     if layout.chips != machine.chips:
         raise ValueError(f"{layout} fills {layout.chips} chips, but {machine.name} has {machine.chips}")
     sequences = -(-concurrency // layout.replicas)
-    how = {
-        "tensor": layout.tensor, "expert": layout.expert, "pipeline": layout.pipeline, "machine": machine,
-        "weights": weights, "cache": cache, "dtype": dtype,
-    }  # fmt: skip
-    parts = parts_of(model, machine.chip, prompt, output, sequences, layout, chunk, how)
+    setting = ServingSetting(
+        model, machine.chip, layout.tensor, layout.expert, layout.pipeline,
+        weights, cache, dtype, machine=machine,
+    )  # fmt: skip
+    parts = parts_of(setting, prompt, output, sequences, chunk)
     least, expected = (composed(way, sequences, prompt, output, chunk) for way in parts.ways())
-    total = inference.decode_cost(model, machine.chip, sequences, prompt + output, **how).total_bytes
+    total = decode_step(setting, sequences, prompt + output).total_bytes
     return ServerCost(
         layout, concurrency, _times(least, layout, output), _times(expected, layout, output), float(expected[4]),
         prompt + output / 2, str(parts.step.bound), float(total), bool(total <= machine.usable_bytes),
@@ -350,8 +352,8 @@ def layouts(model: str | Model, machine: Machine) -> list[Layout]:
     experts = [n for n in divisors if n == 1 or (model.experts and model.experts % n == 0)]
     tensors = [n for n in divisors if model.splits(n)]
     for pipeline, expert, tensor in product(stages, experts, tensors):
-        replicas, rest = divmod(machine.chips, pipeline * expert * tensor)
-        if not rest:
+        replicas, left = divmod(machine.chips, pipeline * expert * tensor)
+        if not left:
             every.append(Layout(replicas, pipeline, expert, tensor))
     return sorted(every, key=lambda layout: (layout.replicas, layout.pipeline, layout.expert))
 

@@ -643,9 +643,11 @@ def _check_one_layout(have, want, place):
                 )
             want = jax.sharding.NamedSharding(have.sharding.mesh, want)
         usual = next(iter(have.devices())).default_memory().kind
-        memory, asked = have.sharding.memory_kind or usual, want.memory_kind or usual
-        if memory != asked:
-            raise _Misplaced(f"layout{place}: expected the array in the memory {asked!r}, but it is in {memory!r}")
+        memory, wanted_memory = have.sharding.memory_kind or usual, want.memory_kind or usual
+        if memory != wanted_memory:
+            raise _Misplaced(
+                f"layout{place}: expected the array in the memory {wanted_memory!r}, but it is in {memory!r}"
+            )
         same = same_layout(have, want)
     except ValueError as error:  # another shape than the layout is for, or another mesh
         raise _Misplaced(f"layout{place}: {error}") from None

@@ -169,10 +169,10 @@ class Agreement:
 
     def __str__(self) -> str:
         """One sentence."""
-        of = f", in {self.where}" if self.where else ""
+        place = f", in {self.where}" if self.where else ""
         return (
             f"{counted(self.arrays, 'array')} on {self.devices} devices as on one; "
-            f"largest relative difference {self.worst:.1e}{of}"
+            f"largest relative difference {self.worst:.1e}{place}"
         )
 
 
@@ -263,12 +263,12 @@ def assert_equal_to_one_device(
         raise ValueError(
             "state=False: f needs an argument to begin with, and gradients are compared in a call of their own"
         )
-    how = (chosen, steps, state)
-    results = _results(f, lambda: _placed(args, layouts, mesh, one=False), *how)
+    manner = (chosen, steps, state)
+    results = _results(f, lambda: _placed(args, layouts, mesh, one=False), *manner)
     if isinstance(reference, Agreement):
-        expected = _seen(reference, args, how)
+        expected = _seen(reference, args, manner)
     else:
-        expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), how, meshes)
+        expected = _alone_results(f, reference, lambda: _placed(args, layouts, mesh, one=True), manner, meshes)
 
     wrong, leaves, differences = [], 0, {}
     for title, want, have in zip(("", "gradient of argument "), expected, results, strict=True):
@@ -298,14 +298,14 @@ def assert_equal_to_one_device(
     _raise(wrong, f"of {counted(leaves, 'result')} of {_name(f)}", unlike)
     where = max(differences, key=differences.get, default="")
     worst = differences.get(where, 0.0)
-    return Agreement(count, len(differences), worst, where if worst else "", (args, how, expected))
+    return Agreement(count, len(differences), worst, where if worst else "", (args, manner, expected))
 
 
-def _seen(earlier, args, how):
+def _seen(earlier, args, manner):
     """The results on one device of an earlier comparison, if it had the same arguments."""
-    before, how_before, expected = earlier._on_one or ((), None, None)
+    before, earlier_manner, expected = earlier._on_one or ((), None, None)
     leaves = [jax.tree.leaves(tree) for tree in (before, args)]
-    if how_before != how or len(leaves[0]) != len(leaves[1]) or any(map(operator.is_not, *leaves)):
+    if earlier_manner != manner or len(leaves[0]) != len(leaves[1]) or any(map(operator.is_not, *leaves)):
         raise ValueError(
             "reference= is the result of a comparison with other arguments, gradients or steps; pass the same ones, or "
             "the function to run on one device"
@@ -313,12 +313,12 @@ def _seen(earlier, args, how):
     return expected
 
 
-def _alone_results(f, reference, place, how, meshes):
+def _alone_results(f, reference, place, manner, meshes):
     """What `reference`, or else `f`, returns on one device."""
     alone = jax.set_mesh(_alone(meshes[0])) if meshes and not _no_current_mesh() else nullcontext()
     try:
         with alone:
-            expected = _results(reference or f, place, *how)
+            expected = _results(reference or f, place, *manner)
     except ValueError as error:
         if reference is not None:
             raise
@@ -408,8 +408,8 @@ def _after(f, args, steps, with_state):
     expected = {}
     for step in range(1, steps + 1):
         result = jax.block_until_ready(f(state, *others))  # a step at a time: emulated devices may deadlock
-        state, *rest = result if isinstance(result, tuple) else (result,)
-        expected[f"step {step}"] = rest
+        state, *outputs = result if isinstance(result, tuple) else (result,)
+        expected[f"step {step}"] = outputs
     if not with_state and not jax.tree.leaves(expected):
         raise ValueError(f"state=False: {_name(f)} returns its new state and nothing beside it, so nothing is compared")
     return {f"after {steps} steps": state, **expected} if with_state else expected

@@ -337,11 +337,11 @@ def measured(name: str | Chip) -> dict:
     Raises:
       ValueError: the name is not known, or nothing was measured on such a chip.
     """
-    folder, asked = Path(__file__).parent / "measured", chip(name).name
+    folder, known_name = Path(__file__).parent / "measured", chip(name).name
     kinds = [kind for kind in CHIPS if (folder / f"{kind.lower()}.json").is_file()]
-    if asked not in kinds:
-        raise ValueError(f"nothing was measured on {asked}; there are measurements of {', '.join(kinds)}")
-    return json.loads((folder / f"{asked.lower()}.json").read_text("utf-8"))
+    if known_name not in kinds:
+        raise ValueError(f"nothing was measured on {known_name}; there are measurements of {', '.join(kinds)}")
+    return json.loads((folder / f"{known_name.lower()}.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)

@@ -40,17 +40,19 @@ def loss_and_gradients(loss: Callable[..., jax.Array], model: nnx.Module, *args:
     Raises:
       ValueError: the model has no variable of that kind.
     """
-    definition, chosen, rest = nnx.split(model, wrt, ...)
+    definition, chosen, others = nnx.split(model, wrt, ...)
     if not jax.tree.leaves(chosen):
-        kinds = sorted({type(v).__name__ for v in jax.tree.leaves(rest, is_leaf=lambda v: isinstance(v, nnx.Variable))})
+        kinds = sorted(
+            {type(v).__name__ for v in jax.tree.leaves(others, is_leaf=lambda v: isinstance(v, nnx.Variable))}
+        )
         raise ValueError(f"the model has no variable that {wrt} selects; it has {', '.join(kinds) or 'none at all'}")
 
     def loss_of(chosen):
-        own = jax.tree.map(lambda a: a, rest)  # variables of this trace
+        own = jax.tree.map(lambda a: a, others)  # variables of this trace
         inside = nnx.merge(definition, chosen, own)
         value = loss(inside, *args)
         return value, nnx.split(inside, wrt, ...)[2]
 
-    (value, rest), gradients = jax.value_and_grad(loss_of, has_aux=True)(chosen)
-    nnx.update(model, rest)
+    (value, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(chosen)
+    nnx.update(model, others)
     return value, gradients

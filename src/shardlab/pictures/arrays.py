@@ -49,9 +49,9 @@ class DrawnArray:
         if not self.partial:
             return words
         replicas = self.layout.replicas // self.terms
-        shards, rest = words.split(" × ", 1)
+        shards, copied = words.split(" × ", 1)
         copies = f" × {replicas:,} replicas" if replicas > 1 else ""
-        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {rest.split(' on ', 1)[1]}"
+        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {copied.split(' on ', 1)[1]}"
 
     @property
     def short(self):
@@ -113,14 +113,14 @@ def options_by_name(option, given, labelled, example):
     return dict(given)
 
 
-def names_of_dims(dims, count, of):
+def names_of_dims(dims, count, array):
     """The names of an array's dimensions, as a tuple of texts; ValueError if there are more or fewer."""
     try:
         names = tuple(str(dim) for dim in dims)
     except TypeError:
         raise TypeError(f"the names of dimensions are a text or a sequence of texts, not {dims!r}") from None
     if len(names) != count or not all(names):
-        raise ValueError(f"{of} needs {count} names of dimensions, not {len(names)}: {dims!r}")
+        raise ValueError(f"{array} needs {count} names of dimensions, not {len(names)}: {dims!r}")
     return names
 
 
@@ -205,9 +205,8 @@ def array_panel(array):
                     parts.append(text(left + 8, top + above + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                body, w, h = _grid(
-                    grids[replica], left, top + above + depth, tile_w, tile_h, depth, wrapped, says, array
-                )
+                corner, tile, partial = (left, top + above + depth), (tile_w, tile_h), bool(array.partial)
+                body, w, h = _grid(grids[replica], corner, tile, depth, wrapped, says, partial)
                 parts.append(body)
                 if not labelled:
                     parts += _labels(left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array)
@@ -285,8 +284,9 @@ def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
     return math.floor(10 * width) / 10, math.floor(10 * height) / 10, wrapped
 
 
-def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, says, array=None):
+def _grid(grid, corner, tile, depth, wrapped, says, partial=False):
     """One sheet of tiles as SVG, rows and columns continued beside or below where they are too many."""
+    (left, top), (tile_w, tile_h) = corner, tile
     parts, far_right, far_down = [], 0, 0
     rows, columns = len(grid), len(grid[0])
     band_height = wrapped[0] * tile_h + _GAP / 2
@@ -311,8 +311,7 @@ def _grid(grid, left, top, tile_w, tile_h, depth, wrapped, says, array=None):
                 parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, block.device, size=12))
                 continue
             tip = f"device {block.device}: {index_text(block.index)}" if block.index else ""
-            partial = bool(array and array.partial)
-            parts.append(device_tile(x, y, w, h, block.device, tip, partial=partial, says=says[block.device]))
+            parts.append(device_tile((x, y, w, h), block.device, tip, partial=partial, says=says[block.device]))
     return "".join(parts), far_right, far_down
 
 
@@ -349,7 +348,7 @@ def mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, left + margin_left, top + margin_top, tile, tile, 0, wrapped, says)
+        body, w, h = _grid(grid, (left + margin_left, top + margin_top), (tile, tile), 0, wrapped, says)
         parts.append(body)
         if names:
             parts.append(arrow_right(left + margin_left, top + 8, w, f"{names[-1]}={sizes[-1]}"))
@@ -422,9 +421,9 @@ def _place_text(mesh, number):
     """Where the device with that number in the flattened mesh is."""
     if mesh is None or not mesh.axes:
         return ""
-    places, rest = [], number
+    places, left = [], number
     for axis, size in reversed(mesh.axes):
-        rest, place = divmod(rest, size)
+        left, place = divmod(left, size)
         places.insert(0, f"{axis}={place}")
     return f", at {', '.join(places)}"
 

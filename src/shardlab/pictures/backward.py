@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab.arrays.layout import spec_text
-from shardlab.costs.kinds import OPERATIONS
+from shardlab.costs.communication.kinds import OPERATIONS
 from shardlab.pictures.svg import PALETTE, Picture, escape, figure, rect, row, text, text_width
 
 __all__ = ["draw_backward"]

@@ -22,8 +22,8 @@ from shardlab.arrays.layout import MeshLayout, describe
 from shardlab.pictures.arrays import array_of, array_panel, mesh_panel, options_by_name
 from shardlab.pictures.backward import draw_backward
 from shardlab.pictures.charts import bars, timeline
+from shardlab.pictures.chunks import draw_all_reduce, flow_panel
 from shardlab.pictures.films import film
-from shardlab.pictures.flows import draw_all_reduce, flow_panel
 from shardlab.pictures.interactive import interactive_bars
 from shardlab.pictures.mapped import draw_shard_map
 from shardlab.pictures.products import draw_matmul

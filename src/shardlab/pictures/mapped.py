@@ -129,7 +129,8 @@ def _shard_map_picture(arguments, results, devices, body, words):
         for array in arrays:
             for i, device in enumerate(devices):
                 left = pixels(row_left + i * pitch + 2)
-                parts.append(device_tile(left, top, pixels(pitch - 4), 24, device, partial=bool(array.partial)))
+                box = left, top, pixels(pitch - 4), 24
+                parts.append(device_tile(box, device, partial=bool(array.partial)))
             top += 27
         top -= 3
 

@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_text, counted, describe
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.pictures.arrays import (
     DrawnArray,
     array_of,
@@ -84,9 +84,9 @@ def draw_matmul(
     """
     names = names_of_dims(dims, 3, "A[M, J] · B[J, N] = C[M, N]")
     rows, inner, columns = names
-    of = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
+    pairs = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
     arrays = []
-    for (name, pair), thing in zip(of.items(), (A, B, C), strict=True):
+    for (name, pair), thing in zip(pairs.items(), (A, B, C), strict=True):
         if len(getattr(thing, "shape", "MN")) != 2:
             raise ValueError(f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}")
         arrays.append(array_of(name, thing, None, pair, partial if name == "C" else None))
@@ -190,9 +190,9 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
     for number, sheet in enumerate(sheets if drawn_in_full else sheets[:1]):
         x0, y = left + number % across * (sheet_w + GAP), y0 + number // across * (sheet_h + GAP)
         for (r, c), device in sorted(sheet.items()):
-            box = map(pixels, (x0 + c * w, y + r * h, w, h))
+            box = [*map(pixels, (x0 + c * w, y + r * h, w, h))]
             if drawn_in_full:
-                parts.append(device_tile(*box, device, partial=bool(array.partial), **small))
+                parts.append(device_tile(box, device, partial=bool(array.partial), **small))
             else:
                 parts.append(rect(*box))
                 parts.append(text(x0 + (c + 0.5) * w, y + (r + 0.5) * h + 4, f"{len(sheets)}×", size=12))

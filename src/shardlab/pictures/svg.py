@@ -107,8 +107,12 @@ def haloed(x, y, words, size, on_page=False):
     )
 
 
-def device_tile(x, y, width, height, device, tip="", *, partial=False, size=13, says=""):
-    """A rectangle in the colour of a device, with its number; hatched if it holds partial sums. A page shows `says`."""
+def device_tile(box, device, tip="", *, partial=False, size=13, says=""):
+    """A rectangle in the colour of a device, with its number; hatched if it holds partial sums.
+
+    Its box is (x, y, width, height). A page shows `says`.
+    """
+    x, y, width, height = box
     colour = PALETTE[device % len(PALETTE)]
     middle, down = x + width / 2, y + height / 2 + 0.35 * size
     number = haloed(middle, down, device, size) if partial else text(middle, down, device, size=size, fill=ink(colour))

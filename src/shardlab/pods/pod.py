@@ -705,11 +705,11 @@ def _fits_torus(shape, torus):
     """Whether each mesh axis can be a product of torus axes, each of which is used once."""
     if not shape:
         return math.prod(torus) == 1
-    first, *rest = shape
+    first, *others = shape
     for chosen in product((False, True), repeat=len(torus)):
         taken = math.prod(size for size, yes in zip(torus, chosen, strict=True) if yes)
         left = tuple(size for size, yes in zip(torus, chosen, strict=True) if not yes)
-        if taken == first and _fits_torus(tuple(rest), left):
+        if taken == first and _fits_torus(tuple(others), left):
             return True
     return False
 

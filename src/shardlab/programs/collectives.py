@@ -23,7 +23,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._tables import aligned, html_table
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.programs.hlo import (
     CALLS,
     COLLECTIVES,

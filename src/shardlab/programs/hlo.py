@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 
 __all__ = [
     "CALLS",

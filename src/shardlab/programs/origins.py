@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
 from shardlab.programs.uses import Uses, is_in_loop
 

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from shardlab import costs
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.machines import hardware
 from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from shardlab.arrays.layout import axes_named
-from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
 
 __all__ = ["Mismatch", "are_checked", "mismatches"]

@@ -5,7 +5,7 @@ from linecache import getline
 
 import jax
 
-from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 

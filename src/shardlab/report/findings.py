@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where

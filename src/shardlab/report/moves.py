@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from shardlab.arrays.layout import counted
-from shardlab.costs.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.machines.hardware import Chip
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardlab.costs.parallelism import AXES
 from shardlab.costs.plan import ORDER, Choice, Plan
+from shardlab.costs.steps.parallelism import AXES
 from shardlab.networks.training import training_step
 from shardlab.pods.pod import Pod
 

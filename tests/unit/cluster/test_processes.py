@@ -20,7 +20,7 @@ from shardlab import Processes, ProcessFailure, start
 
 pytestmark = [
     pytest.mark.reads("src/shardlab", "book/cluster"),
-    pytest.mark.if_changed(*(f"src/shardlab/cluster/{name}.py" for name in ("processes", "engine", "join"))),
+    pytest.mark.if_changed(*(f"src/shardlab/cluster/{name}.py" for name in ("processes", "worker", "join"))),
 ]
 
 SETUP = """
@@ -324,13 +324,13 @@ def test_no_port_is_one_that_an_outgoing_connection_could_take(group):
     ports = {c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
     given = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(given.read_text().split()[0]) if given.exists() else 49152
-    controllers = {port for port in ports if port in shardlab.cluster.processes.engine.PORTS}
-    assert len(controllers) > 10 and shardlab.cluster.processes.engine.PORTS.stop <= lowest
+    controllers = {port for port in ports if port in shardlab.cluster.processes.worker.PORTS}
+    assert len(controllers) > 10 and shardlab.cluster.processes.worker.PORTS.stop <= lowest
     assert int(group.coordinator.rpartition(":")[2]) in ports & controllers
 
 
 def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
-    choose, chosen = shardlab.cluster.processes.engine.free_ports, []
+    choose, chosen = shardlab.cluster.processes.worker.free_ports, []
     with contextlib.ExitStack() as stack:
 
         def taken(count):
@@ -340,7 +340,7 @@ def test_a_group_starts_although_a_port_was_taken_meanwhile(monkeypatch):
                     stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return chosen[-1]
 
-        monkeypatch.setattr(shardlab.cluster.processes.engine, "free_ports", taken)
+        monkeypatch.setattr(shardlab.cluster.processes.worker, "free_ports", taken)
         with start(2, limit=20) as group:
             group.run("import jax")
             assert group["jax.process_count()"] == [2, 2] and len(chosen) > 1

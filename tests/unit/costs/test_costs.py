@@ -708,7 +708,7 @@ def test_no_other_module_or_script_of_the_site_knows_a_number_of_a_chip():
     numbers = {chip.hbm_bytes_per_second for chip in CHIPS.values()}
     numbers |= {peak for chip in CHIPS.values() for peak in chip.flops_per_second.values()}
     package = Path(costs.__file__).parent
-    for file in [*package.glob("*.py"), *(package.parents[1] / "book" / "static").rglob("*.js")]:
+    for file in [*package.rglob("*.py"), *(package.parents[1] / "book" / "static").rglob("*.js")]:
         written = {float(text) for text in re.findall(r"\b\d+(?:_\d+)*(?:\.\d+)?(?:e\d+)?", file.read_text())}
         found = {n for n in numbers if any(abs(n - w) < 0.05 * n for w in written)}
         if file.name != "published.py":  # which has the speeds of runs

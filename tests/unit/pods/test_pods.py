@@ -579,7 +579,9 @@ spec.loader.exec_module(record_pods)
 RECORDINGS = {file.stem: json.loads(file.read_text()) for file in record_pods.RECORDINGS.glob("*.json")}
 
 
-ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/\w+|costs/collectives|machines/hardware)\.py|requirements\.txt"
+ASKS_AND_READS = (
+    r"src/shardlab/(pods/pod|programs/\w+|costs/communication/traffic|machines/hardware)\.py|requirements\.txt"
+)
 
 
 def compiling(name):

@@ -5,22 +5,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardlab._arguments import Numbers, amount, first, one_of
-from shardlab.costs.collectives import collective_bytes
-from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.expected import OVERLAPS, axis_seconds, call_seconds, expected_seconds
-from shardlab.costs.memory import Memory, forward_flops, score_flops, training_memory
-from shardlab.costs.parallelism import MESH_AXES, Parallelism, check_layers
-from shardlab.costs.places import places
-from shardlab.costs.remat import Remat, remat_of
+from shardlab._arguments import Numbers, amount, first
+from shardlab.costs.communication.axes import axis_seconds, call_seconds
+from shardlab.costs.communication.places import mesh_places
+from shardlab.costs.communication.traffic import collective_bytes
+from shardlab.costs.setting import Dtypes, TrainingSetting
+from shardlab.costs.steps.expected import expected_seconds
+from shardlab.costs.steps.memory import Memory, forward_flops, memory_of, score_flops
+from shardlab.costs.steps.parallelism import MESH_AXES, Parallelism, check_layers
+from shardlab.costs.steps.remat import Remat, remat_of
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
-__all__ = ["DISPATCHES", "PARTS", "AxisCost", "StepCost", "step_cost"]
+__all__ = ["PARTS", "AxisCost", "StepCost", "step_cost"]
 
 PARTS = ("compute", "hbm", "host", *MESH_AXES)  # of the time of a training step
-DISPATCHES = ("expert", "node")  # how often a token is sent to a node: once for each of its experts there, or once
 _OF_TOKENS = ("tensor", "pipeline", "context")  # the axes that share a sequence and the layers
 
 
@@ -166,54 +166,73 @@ def step_cost(
     this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`. For "node": DeepSeek-V3
     (https://arxiv.org/abs/2412.19437), section 3.2.2, whose tokens go to at most four nodes; that limit is not counted.
     """
-    model, how = known_model(model), remat_of(remat)
-    chip = machine.chip if isinstance(machine, Machine) else hardware.chip(machine)
-    _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap)
-    memory = training_memory(
-        model, parallelism, batch_tokens, remat, parameters, gradients, moments, master, activations, logits, gathers
+    model, remat = known_model(model), remat_of(remat)
+    on_machine = isinstance(machine, Machine)
+    setting = TrainingSetting(
+        model,
+        machine.chip if on_machine else hardware.chip(machine),
+        machine if on_machine else None,
+        amount("batch_tokens", batch_tokens),
+        amount("sequence", sequence),
+        remat,
+        torus_axes=torus_axes,
+        efficiency=efficiency,
+        gathers=gathers,
+        products=products,
+        dtypes=Dtypes(parameters, gradients, moments, master, activations, logits),
+        dispatch=dispatch,
+        overlap=overlap,
     )
-    asked = {"parameters": parameters, "gradients": gradients, "activations": activations}
-    bytes_of = {name: dtype_bytes(name, dtype) for name, dtype in asked.items()}
+    return cost_on(setting, parallelism)
+
+
+def cost_on(setting, parallelism):
+    """The `StepCost` of a `TrainingSetting` on one mesh or many: what `step_cost` gives."""
+    _check_mesh(setting, parallelism)
+    model, chip, remat = setting.model, setting.chip, setting.remat
+    memory = memory_of(model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers)
+    bytes_of = setting.dtypes.sizes
     tensor, pipeline, context = (np.asarray(getattr(parallelism, axis), float) for axis in _OF_TOKENS)
     micro = np.asarray(parallelism.microbatches, float)
-    tokens = amount("batch_tokens", batch_tokens) / (parallelism.groups * context)  # of a tensor group, in all
-    gather, scatter = (2 * micro, micro) if gathers == 2 else (1, 1)
+    tokens = setting.batch_tokens / (parallelism.groups * context)  # of a tensor group, in all
 
     # Compute. The backward pass takes twice the FLOPs of the forward pass.
-    forwards, again = (flops / pipeline for flops in forward_flops(model, tokens / tensor, sequence, remat))
+    forward = forward_flops(model, tokens / tensor, setting.sequence, remat)
+    forwards, again = (flops / pipeline for flops in forward)
     flops = 3 * forwards + again
-    scores = score_flops(model, sequence)
+    scores = score_flops(model, setting.sequence)
     in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
-    scores_again = scores * (model.layers / pipeline) * tokens / tensor if "scores" in how.recomputes else 0.0
+    scores_again = 0.0
+    if "scores" in remat.recomputes:
+        scores_again = scores * (model.layers / pipeline) * tokens / tensor
     in_layers = 3 * in_layers + again - scores_again
-    seconds = {"compute": (in_layers / chip.peak(products) + (flops - in_layers) / chip.peak("bf16")) / efficiency}
+    products_seconds = in_layers / chip.peak(setting.products) + (flops - in_layers) / chip.peak("bf16")
+    seconds = {"compute": products_seconds / setting.efficiency}
 
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
     # the optimiser reads and writes its state.
-    passes = micro * (how.reads * bytes_of["parameters"] + bytes_of["gradients"]) * sum(_here(model, parallelism))
+    passes = micro * (remat.reads * bytes_of["parameters"] + bytes_of["gradients"])
+    passes = passes * sum(_here(model, parallelism))
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
     for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]  # of one element of its width
-    kept, offloaded = how.kept_width(model) * for_token, how.host_width(model) * for_token
+    kept, offloaded = remat.kept_width(model) * for_token, remat.host_width(model) * for_token
     seconds["hbm"] = (passes + update + 2 * kept + 4 * offloaded) / chip.hbm_bytes_per_second
-    seconds["host"] = 2 * offloaded / chip.host_bytes_per_second if how.offloads else 0.0 * offloaded
+    seconds["host"] = 0.0 * offloaded
+    if remat.offloads:
+        seconds["host"] = 2 * offloaded / chip.host_bytes_per_second
 
-    arrays = _arrays(model, parallelism, how, tokens, (gather, scatter), bytes_of)
-    experts = model.experts_per_token if one_of("dispatch", dispatch, DISPATCHES) == "node" else 0
-    near, far, late, sent = _sent(arrays, places(machine, chip, parallelism, torus_axes), chip, experts)
+    near, far, late, sent = _sent(setting, parallelism, _arrays(setting, parallelism, tokens))
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     all_sent = near, far, late, seconds["host"]
-    expected, exposed = expected_seconds(
-        model, chip, parallelism, tokens, flops, in_layers, products, all_sent, update, scatter, overlap
-    )
-    usable = machine.usable_bytes if isinstance(machine, Machine) else Machine(chip, ()).usable_bytes
+    expected, exposed = expected_seconds(setting, parallelism, tokens, flops, in_layers, all_sent, update)
     parts = {
         "flops": flops,
         **{f"{part}_seconds": seconds[part] for part in ("compute", "hbm", "host")},
         **{f"{axis} seconds": seconds[axis] for axis in MESH_AXES},
         **{f"{axis} bytes": sent[axis] for axis in MESH_AXES},
         "bubble": parallelism.idle,
-        "fits": memory.total_bytes <= usable,
-        "mfu": 3 * forwards / chip.peak(products),
+        "fits": memory.total_bytes <= setting.usable_bytes,
+        "mfu": 3 * forwards / chip.peak(setting.products),
         "expected_seconds": expected,
         "exposed_seconds": exposed,
     }
@@ -223,29 +242,18 @@ def step_cost(
     return replace(step, mfu=step.mfu / step.seconds)
 
 
-def _check(model, machine, chip, parallelism, how, efficiency, gathers, overlap):
-    """ValueError for what no step can be."""
+def _check_mesh(setting, parallelism):
+    """ValueError for a mesh on which there is no such step."""
+    machine = setting.machine
     if not isinstance(parallelism, Parallelism):
         raise ValueError(f"a shardlab.Parallelism is needed, not {parallelism!r}")
     total = np.asarray(parallelism.chips)
-    if isinstance(machine, Machine) and np.any(total != machine.chips):
+    if machine and np.any(total != machine.chips):
         wrong = first(total, total != machine.chips)
         raise ValueError(
             f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has {machine.chips}"
         )
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency={efficiency} is no share of the peak; use a number above 0 and up to 1")
-    if how.offloads and not chip.host_bytes_per_second:
-        known = ", ".join(name for name, known_chip in hardware.CHIPS.items() if known_chip.host_bytes_per_second)
-        raise ValueError(
-            f"the bandwidth between {chip.name} and its host is not known, so what offloading takes is not either; "
-            f"it is for {known}"
-        )
-    if isinstance(gathers, bool) or not isinstance(gathers, int) or gathers not in (1, 2):
-        raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
-    for axis in overlap:
-        one_of("overlap", axis, OVERLAPS)
-    check_layers(model, parallelism)
+    check_layers(setting.model, parallelism)
 
 
 def _here(model, parallelism):
@@ -257,21 +265,22 @@ def _here(model, parallelism):
     return routed / (tensor * pipeline), dense / (tensor * pipeline)
 
 
-def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
+def _arrays(setting, parallelism, tokens):
     """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their arrays)."""
+    model, remat, bytes_of = setting.model, setting.remat, setting.dtypes.sizes
     tensor, pipeline, context, expert = (
         np.asarray(getattr(parallelism, axis), float) for axis in (*_OF_TOKENS, "expert")
     )
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
     routed, dense = _here(model, parallelism)
-    gather, scatter = rounds
+    gather, scatter = setting.rounds(micro)
     once = min(bytes_of["parameters"], bytes_of["activations"])  # wider parameters are cast before they are gathered
     activations = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
-    pairs = layers * (4 + how.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
+    pairs = layers * (4 + remat.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
     keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
-    blocks = (3 + ("scores" in how.recomputes)) * layers * micro  # of keys and values around the ring
+    blocks = (3 + ("scores" in remat.recomputes)) * layers * micro  # of keys and values around the ring
     # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
-    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * how.whole_layers)
+    chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * remat.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
 
     def sharded(place, parameters):
@@ -293,8 +302,10 @@ def _arrays(model, parallelism, how, tokens, rounds, bytes_of):
     }
 
 
-def _sent(arrays, placed, chip, experts):
+def _sent(setting, parallelism, arrays):
     """For each axis: the time within a slice or node, that between them, what calls take besides, and the bytes."""
+    chip, placed = setting.chip, mesh_places(setting, parallelism)
+    experts = setting.model.experts_per_token if setting.dispatch == "node" else 0
     near, far, late, sent = {}, {}, {}, {}
     for axis, calls in arrays.items():
         near[axis] = far[axis] = sent[axis] = late[axis] = np.asarray(0.0)

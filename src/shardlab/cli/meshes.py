@@ -7,10 +7,9 @@ import time
 from shardlab import costs
 from shardlab.cli import serve
 from shardlab.cli.arguments import Wrong
-from shardlab.costs.expected import OVERLAPS
-from shardlab.costs.parallelism import MESH_AXES
 from shardlab.costs.plan import FASTER, plan, whole_number
-from shardlab.costs.step import DISPATCHES
+from shardlab.costs.setting import DISPATCHES, OVERLAPS
+from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
@@ -184,8 +183,8 @@ def _refuse_ignored(options):
 def _other_remat(proposal, planned):
     """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
     first, alternatives = proposal.choices[0].expected_seconds, []
-    for remat, how in costs.REMAT.items():
-        if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not how.offloads):
+    for remat, kind in costs.REMAT.items():
+        if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not kind.offloads):
             best = planned(remat).choices[0]
             if best.fits and best.expected_seconds < FASTER * first:
                 alternatives.append((best.expected_seconds, remat, best))

@@ -41,15 +41,15 @@ def run(options):
         raise Wrong(f"--kind {options.kind}: use one of {', '.join(kinds)}{nearest(options.kind, kinds)}")
     if options.kind is not None:
         kinds = {options.kind: kinds[options.kind]}
-    listed = {kind: Ledger(e for e in of if e.misses or not options.misses) for kind, of in kinds.items()}
+    listed = {kind: Ledger(e for e in group if e.misses or not options.misses) for kind, group in kinds.items()}
     if options.json:
-        rows = [asdict(e) | {"factor": e.factor, "misses": e.misses} for of in listed.values() for e in of]
+        rows = [asdict(e) | {"factor": e.factor, "misses": e.misses} for group in listed.values() for e in group]
         print(json.dumps(rows, indent=1))
         return 0 if rows else 1
-    for kind, of in listed.items():
-        if of:
+    for kind, group in listed.items():
+        if group:
             print(f"{kind}: {sum(e.misses for e in kinds[kind])} of {len(kinds[kind])} contradict their prediction")
-            print(f"{of!r}\n")
+            print(f"{group!r}\n")
     if not any(listed.values()):
         print("nothing that is listed contradicts its prediction")
     return 0 if any(listed.values()) else 1

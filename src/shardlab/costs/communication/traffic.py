@@ -5,7 +5,7 @@ from functools import reduce
 import numpy as np
 
 from shardlab._arguments import Numbers, amount, first, one_of, whole
-from shardlab.costs.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip
 

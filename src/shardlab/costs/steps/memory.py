@@ -6,8 +6,9 @@ import numpy as np
 
 from shardlab._arguments import Numbers, amount
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.parallelism import Parallelism, check_split
-from shardlab.costs.remat import REMAT, Remat, remat_of
+from shardlab.costs.setting import Dtypes
+from shardlab.costs.steps.parallelism import Parallelism, check_split
+from shardlab.costs.steps.remat import REMAT, Remat, remat_of
 from shardlab.machines.models import Model
 
 __all__ = ["Memory", "activation_bytes", "training_flops", "training_memory"]
@@ -119,8 +120,8 @@ def activation_bytes(model: Model, tokens: Numbers, remat: str | Remat = "none",
     Source: counted from the layer's operations; the Scaling Book has about 20 d_model for "none" ("Transformer math",
     "Gradient checkpointing"), and d_model + 2 d_ff for "mlp" ("Training", question 2).
     """
-    how = remat_of(remat)
-    width = how.kept_width(model) + how.host_width(model)
+    kind = remat_of(remat)
+    width = kind.kept_width(model) + kind.host_width(model)
     return amount("tokens", tokens) * model.layers * width * dtype_bytes("dtype", dtype)
 
 
@@ -165,21 +166,24 @@ def training_memory(
     Source: ZeRO (Rajbhandari and others, 2020), sections 3 and 5; Korthikanti and others, "Reducing Activation
     Recomputation in Large Transformer Models", 2022, section 4, for activations over tensor and sequence.
     """
+    dtypes = Dtypes(parameters, gradients, moments, master, activations, logits)
+    batch_tokens = amount("batch_tokens", batch_tokens)
+    return memory_of(model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers)
+
+
+def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers):
+    """What `training_memory` gives, with the remat as a `Remat` and all `Dtypes` together."""
     check_split(model, parallelism.tensor)
     tensor, pipeline, expert, context = (
         np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert", "context")
     )
     micro = np.asarray(parallelism.microbatches, float)
-    tokens = amount("batch_tokens", batch_tokens) / (parallelism.groups * context * micro)  # of a micro-batch
-    size = {
-        name: dtype_bytes(name, dtype) if dtype else 0
-        for name, dtype in (
-            ("parameters", parameters), ("gradients", gradients), ("moments", moments), ("master", master),
-            ("activations", activations), ("logits", logits),
-        )
-    }  # fmt: skip
+    tokens = batch_tokens / (parallelism.groups * context * micro)  # of a micro-batch
+    size = dtypes.sizes
     in_layers = model.parameters - model.embedding_parameters
     parameters_here = (in_layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)) / parallelism.shards
+    # 1F1B starts a backward pass as soon as one can start, so the first stage has as many
+    # micro-batches on their way as there are stages; GPipe has all of them.
     at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
     at_once = at_once * np.where((parallelism.stages > np.asarray(1)) & (micro > 1), 1 + (pipeline - 1) / (
         pipeline * parallelism.stages), 1)  # fmt: skip
@@ -193,11 +197,10 @@ def training_memory(
     whole_bytes = 2 * once * gathered
     if gathers == 1:
         whole_bytes = (once + size["gradients"]) * model.layers / pipeline * gathered
-    how = remat_of(remat)
-    working = REMAT["none"].kept_width(model) if how.recomputes else 0
+    working = REMAT["none"].kept_width(model) if remat.recomputes else 0
     layers = at_once * model.layers / pipeline  # whose activations are kept
     kept, offloaded = (
-        size["activations"] * tokens * width / tensor for width in (how.kept_width(model), how.host_width(model))
+        size["activations"] * tokens * width / tensor for width in (remat.kept_width(model), remat.host_width(model))
     )
     return Memory(
         parameter_bytes=size["parameters"] * parameters_here,

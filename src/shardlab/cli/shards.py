@@ -46,7 +46,7 @@ def run(options):
         raise Wrong(f"--spec {options.spec}: {error}") from None
     sizes = layout.bytes_per_device
     if options.json:
-        told = {
+        record = {
             "type": layout.type, "shape": layout.shape, "dtype": layout.dtype, "mesh": dict(layout.mesh.axes),
             "spec": layout.spec, "shard_shape": layout.shard_shape, "distinct_shards": layout.distinct_shards,
             "replicas": layout.replicas, "bytes": layout.nbytes, "bytes_per_device": max(sizes.values()),
@@ -56,7 +56,7 @@ def run(options):
                 for s in layout.shards
             ],
         }  # fmt: skip
-        print(json.dumps(told))
+        print(json.dumps(record))
         return 0
     print(layout)
     print(f"all devices together: {counted(layout.total_bytes, 'byte')}, for an array of {layout.nbytes:,}\n")

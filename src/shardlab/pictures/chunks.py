@@ -154,7 +154,7 @@ def _frame_figure(name, flow, number, arrows, lanes):
         for slot, content in enumerate(contents):
             changed = content not in before if len(before) != len(contents) else before[slot] != content
             box = left, head + 30 + slot * (height + 3), across, height
-            parts.append(_slot(flow, content, *box, changed and content, ' data-slot=""'))
+            parts.append(_slot(flow, content, box, changed and content, ' data-slot=""'))
     below = head + 30 + slots * (height + 3)
     for centre, lines in zip(centres, frame.notes, strict=bool(frame.notes)):
         parts += [text(centre, below + 10 + i * _NOTE, line, size=11) for i, line in enumerate(lines)]
@@ -183,12 +183,14 @@ def _arrow(flow, left, right, there, back, y, head, lane):
     for contents, part in ((there, 0.27 if both else 0.5), (back, 0.73 if both else 0.5)):
         if len(contents) == 1:
             middle = left + (right - left) * part
-            parts.append(_slot(flow, contents[0], pixels(middle - width / 2), y - 7, pixels(width), 14, False, room=3))
+            box = pixels(middle - width / 2), y - 7, pixels(width), 14
+            parts.append(_slot(flow, contents[0], box, False, room=3))
     return f'<g data-sent="">{"".join(parts)}</g>'
 
 
-def _slot(flow, content, left, top, width, height, changed, more="", room=9):
+def _slot(flow, content, box, changed, more="", room=9):
     """One slot of a device, or what is sent: empty, data of one device, or a sum hatched in its terms' colours."""
+    left, top, width, height = box
     if not content:
         return rect(left, top, width, height, more=f' stroke-dasharray="2 3" opacity=".6"{more}')
     name = flow.name(content)
@@ -203,8 +205,8 @@ def _slot(flow, content, left, top, width, height, changed, more="", room=9):
         ground, label = "#fff", haloed(middle, down, name, size)
     label = label if size >= 7 else ""
     outline = rect(left, top, width, height, more=' stroke-width="3"' if changed else "")
-    box = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
-    return f'<g{more}><rect {box} fill="{ground}"/>{hatch}{outline}{label}</g>'
+    extent = f'x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}"'
+    return f'<g{more}><rect {extent} fill="{ground}"/>{hatch}{outline}{label}</g>'
 
 
 def _held_text(flow, held):

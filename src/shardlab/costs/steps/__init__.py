@@ -1,0 +1,1 @@
+"""A training step: how it is parallelised, what it keeps and computes again, and its time."""
