@@ -27,7 +27,7 @@ import trials  # noqa: E402
 from repository import BOOK, build, changed_chapters, changed_files, missing  # noqa: E402
 
 from bookbinder import disk  # noqa: E402
-from bookbinder.run import runs  # noqa: E402
+from bookbinder.run import runs, stale  # noqa: E402
 
 oracle.watch()
 
@@ -122,7 +122,7 @@ def known(unit, is_again):
     """What is known of a chapter before it runs, as a digest: of the units "page NAME" and "notebook NAME"."""
     kind, _, name = unit.partition(" ")
     if kind == "page":
-        return runs.chapter_key(BOOK, BOOK.chapter(name))
+        return stale.chapter(BOOK, BOOK.chapter(name))
     if kind == "notebook":
         return disk.digest(trials.notebook_key(BOOK, BOOK.chapter(name)), "again" * is_again)
     return None

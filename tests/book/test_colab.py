@@ -27,7 +27,7 @@ from bookbinder.notebook import notebooks, publish
 from bookbinder.progress import Progress
 from bookbinder.read import address
 from bookbinder.read.book import Book, Chapter, load
-from bookbinder.run import environments, run_notebook, runs
+from bookbinder.run import environments, run_notebook, runs, stale
 from bookbinder.stopping import stoppable
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def as_in_colab(name, published, colab, machine, twice):
     code = [re.sub(changing, "", cell.source, flags=re.M) for cell in notebook.cells if cell.cell_type == "code"]
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (("--twice",) if twice else ())
     known = trials.notebook_key(BOOK, BOOK.chapter(name))
-    key = disk.digest(known, runs.environment(colab), IN_COLAB, *options, *code)
+    key = disk.digest(known, stale.environment(colab), IN_COLAB, *options, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
     settings = environment(machine)
@@ -157,7 +157,7 @@ def before(name):
 
 
 def test_the_replica_has_the_versions_of_colab(colab):
-    installed = json.loads(runs.environment(colab))["packages"]
+    installed = json.loads(stale.environment(colab))["packages"]
     assert {f"{name}-{notebooks.colab_version(name)}" for name in ("jax", "numpy")} <= set(installed)
 
 

@@ -25,7 +25,7 @@ from waiting import PATIENCE, wait_until
 from bookbinder import progress
 from bookbinder.read import package
 from bookbinder.read.book import BookError, load
-from bookbinder.run import execute, runs
+from bookbinder.run import execute, runs, stale
 from bookbinder.show import site
 
 pytestmark = pytest.mark.reads("src/bookbinder")
@@ -452,11 +452,11 @@ def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch
         changed.setenv("CHAPTERS_XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
         assert keys()[0] != before[0] and keys()[1] != before[1]
         assert runs.of_chapter(book, book.chapter("one")).variables["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
-    found = json.loads(runs.environment())
+    found = json.loads(stale.environment())
     assert f"jax-{__import__('jax').__version__}" in found["packages"]
     # Two builds of the same version are one: nobody's runs are lost when a distribution builds Python anew.
     assert found["python"] == f"{platform.python_implementation()} {platform.python_version()}"
-    monkeypatch.setattr(runs, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]}))
+    monkeypatch.setattr(stale, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]}))
     assert keys()[0] != before[0] and keys()[1] != before[1]
 
 

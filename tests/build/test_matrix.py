@@ -24,7 +24,7 @@ from waiting import PATIENCE, wait_until
 from bookbinder.progress import Progress
 from bookbinder.read import package
 from bookbinder.read.book import BookError, load
-from bookbinder.run import environments, matrix, runs
+from bookbinder.run import environments, matrix, stale
 from bookbinder.run.environments import Environment, EnvironmentFault
 
 HERE = Environment("here", python=sys.executable)
@@ -475,7 +475,7 @@ class Notebook:
         nbformat.write(nbformat.v4.new_notebook(cells=made), self.file)
 
     def start(self, *options, **environment):
-        command = [sys.executable, runs.RUNNER, self.file, "--cwd", self.folder, *options]
+        command = [sys.executable, stale.RUNNER, self.file, "--cwd", self.folder, *options]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
 
@@ -570,7 +570,7 @@ def test_whatever_the_cells_have_started_is_ended(tmp_path):
 
 def test_its_help_and_its_refusals(tmp_path):
     def said(*arguments):
-        return subprocess.run([sys.executable, runs.RUNNER, *arguments], capture_output=True, text=True)
+        return subprocess.run([sys.executable, stale.RUNNER, *arguments], capture_output=True, text=True)
 
     assert said("--help").returncode == 0 and "--restart-at K" in said("--help").stdout
     (tmp_path / "bad.ipynb").write_text("{")

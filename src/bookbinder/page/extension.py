@@ -6,7 +6,6 @@ reads them, and a failure ends the build. Jupyter Book's button for Colab leads 
 cannot open; ours leads to the notebook.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -26,7 +25,7 @@ from bookbinder.notebook import notebooks
 from bookbinder.page import pages, questions, reference, search, teaching, terms
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation, package
-from bookbinder.run import execute
+from bookbinder.run import execute, stale
 from bookbinder.stopping import Stopped
 
 SHOWN = "shown"  # beside the pages: a digest of what they show of each other
@@ -55,7 +54,7 @@ def setup(app):
     search.setup(app)
     teaching.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
-    version_of_ours = int(disk.folder_digest(Path(disk.__file__).parent, "*.py")[:8], 16)
+    version_of_ours = int(stale.builder()[:8], 16)
     return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
 
 
@@ -166,12 +165,12 @@ def _facts(book, name):
 
 
 def _used(app):
-    """For each page, a digest of the files that were read for it besides its own text, such as pictures."""
-    digests = {}
-    for name, files in app.env.dependencies.items():
-        paths = [path for file in sorted(files, key=str) if (path := Path(app.srcdir) / file).is_file()]
-        digests[name] = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-    return digests
+    """For each page the digests of files that were read for it besides its own text, such as pictures."""
+    folder = Path(app.srcdir)
+    return {
+        name: stale.besides(folder / file for file in files if (folder / file).is_file())
+        for name, files in app.env.dependencies.items()
+    }
 
 
 def _note_used(app, env):
@@ -189,7 +188,7 @@ def _what_others_change(app, env):
         sorted(f"{reference.docname} {reference.targets}" for reference in cited.get("citation_refs", ())),
         [(Path(app.srcdir) / file).read_text("utf-8") for file in getattr(app.config, "bibtex_bibfiles", ())],
     )  # fmt: skip
-    app.bookbinder_shown = hashlib.sha256(json.dumps(shown, default=str, sort_keys=True).encode()).hexdigest()
+    app.bookbinder_shown = stale.shown(*shown)
     file = Path(app.outdir).parent / SHOWN
     return [] if file.exists() and file.read_text() == app.bookbinder_shown else env.found_docs
 

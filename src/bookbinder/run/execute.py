@@ -13,7 +13,7 @@ from functools import partial
 from bookbinder import disk
 from bookbinder.progress import Progress, printable
 from bookbinder.read.book import SOURCES
-from bookbinder.run import runs
+from bookbinder.run import runs, stale
 from bookbinder.stopping import stoppable
 
 LEFT_OUT = "left out"  # the status of a chapter that was not to run, and has no outputs
@@ -226,7 +226,7 @@ def facts(chapters, results):
             "devices": chapter.devices,
             "day": result.day,
             "outputs": result.outputs,
-            "text": disk.digest(chapter.text),
+            "text": stale.text(chapter),
         }
         for chapter, result in zip(chapters, results, strict=True)
     }

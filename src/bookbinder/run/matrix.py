@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from bookbinder import disk
 from bookbinder.progress import Progress, aligned
-from bookbinder.run import environments, execute, runs
+from bookbinder.run import environments, execute, runs, stale
 from bookbinder.stopping import stoppable
 
 
@@ -167,7 +167,7 @@ def _column(version, book, progress, stop):
         python = environments.make(version, book.build_folder / "environments", progress, stop)
     except environments.EnvironmentFault as fault:
         return Column(version.name, error=str(fault))
-    environment = json.loads(runs.environment(python))
+    environment = json.loads(stale.environment(python))
     number = environment["python"].split()[-1]  # after "CPython"
     # A folder such as orbax_checkpoint-0.11.dist-info is of orbax-checkpoint.
     parts = (package.rpartition("-") for package in environment["packages"])

@@ -12,7 +12,6 @@ an edit that is undone costs nothing; what failed runs again.
 
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from signal import Signals
 
@@ -32,10 +30,9 @@ from bookbinder import disk
 from bookbinder.progress import AS_TEXT
 from bookbinder.read import package
 from bookbinder.read.book import SOURCES
-from bookbinder.run import run_notebook
+from bookbinder.run import run_notebook, stale
 from bookbinder.stopping import Stopped
 
-RUNNER = Path(run_notebook.__file__)
 MEMORY = 2 << 30  # bytes that a chapter may need
 FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
@@ -106,16 +103,6 @@ class Report:
         return self.data["ok"]
 
 
-def chapter_key(book, chapter, python=sys.executable):
-    """A digest of what a chapter's run depends on, as far as it is known before: code, runner, Python and packages."""
-    code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
-    parts = [json.dumps(code), RUNNER.read_text("utf-8"), environment(python)]
-    imported = package.of(book.root)
-    if any(imported.is_imported(source) for source, _ in code):
-        parts.append(imported.data_files(book.root))
-    return disk.digest(*parts)
-
-
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
     """The run of a chapter as the book has it; on another Python for a column of the matrix.
 
@@ -124,7 +111,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
     from nbformat.v4 import new_notebook
 
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
-    key, imported = chapter_key(book, chapter, python), package.of(book.root)
+    key, imported = stale.chapter(book, chapter, python), package.of(book.root)
     # Settings of whoever runs this would give chapters other programs or no pictures. And each kernel would compile
     # all modules again if the first must not keep what it compiles.
     foreign = "|".join(filter(None, (imported.unset, "MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$")))
@@ -135,7 +122,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
         new_notebook(cells=code, metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))}),
-        disk.digest(key, json.dumps(for_chapters, sort_keys=True)) if for_chapters else key,
+        disk.digest(key, stale.settings(for_chapters)) if for_chapters else key,
         book.root,
         python,
         (book.root / chapter.path).parent,
@@ -154,40 +141,15 @@ def programs(root, name, column, python=sys.executable, settings=()):
     kept = package.of(root).programs
     if kept is None:
         return None
-    installed = (re.fullmatch(rf"(?:{'|'.join(kept.packages)})-\d.*", info) for info in packages(python))
-    versions = "-".join(sorted(match[0] for match in installed if match))
-    way = f"-{disk.digest(json.dumps(settings, sort_keys=True))[:6]}" if settings else ""
-    return root / "_build" / "programs" / f"{versions}-{processor()}" / name / f"{column}{way}.zip"
-
-
-@cache
-def processor():
-    """A digest of what a processor is and can, as far as compilers ask."""
-    parts = [platform.system(), platform.machine(), platform.processor()]
-    with suppress(OSError):
-        entries = r"(vendor_id|cpu family|model|model name|stepping|flags|CPU \w+|Features)\s*:"
-        first = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n")[0]
-        parts += [line for line in first.splitlines() if re.match(entries, line)]
-    return disk.digest(*parts)[:8]
+    way = f"-{stale.settings(settings)[:6]}" if settings else ""
+    folder = root / "_build" / "programs" / stale.compiler(kept.packages, python)
+    return folder / name / f"{column}{way}.zip"
 
 
 def watched(root):
     """The options of run_notebook.py by which it notes what cells read below a root, and warnings of the package."""
     name = package.of(root).name
     return ("--root", str(root), *(("--package", name) if name else ()))
-
-
-@cache
-def environment(python=sys.executable):
-    """A Python and its installed packages, as JSON: what is there, not what the lock says."""
-    if python == sys.executable:
-        return json.dumps(run_notebook.environment())
-    return subprocess.check_output([python, RUNNER, "--environment"], **AS_TEXT)
-
-
-def packages(python=sys.executable):
-    """The packages of a Python, such as "jax-0.7.2"."""
-    return json.loads(environment(python))["packages"]
 
 
 def outputs(report):
@@ -204,17 +166,13 @@ def known(run):
         if (
             record
             and record["key"] == run.key
-            and all(_digest(run, name) == old for name, old in record["read"].items())
+            and all(stale.file(run.root, name) == old for name, old in record["read"].items())
         ):
             notebook = file.with_suffix(".ipynb")
             if disk.file_digest(notebook) == record["version"]:
                 facts = (record[name] for name in _FACTS)
                 return Report(*facts, outputs=notebook, reused=True)
     return None
-
-
-def _digest(run, name):
-    return disk.file_digest(run.root / name)
 
 
 def _earlier(run, key="*"):
@@ -324,7 +282,7 @@ def _run(run, progress, stop, processes):
     if stop.signal:
         return None
     run.place.parent.mkdir(parents=True, exist_ok=True)
-    command = [run.python, RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
+    command = [run.python, stale.RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
     variables = run.variables
     if run.programs:
         kept = package.of(run.root).programs
@@ -413,7 +371,7 @@ def _read_before(run, result, began_ns):
         with suppress(OSError):
             if began_ns <= (run.root / name).stat().st_mtime_ns <= time.time_ns():  # no date that is still to come
                 return ""
-        return _digest(run, name)
+        return stale.file(run.root, name)
 
     recordings = Path(package.of(run.root).recordings or "none")
     others = (name for name in map(Path, result.get("read", ())) if name.stem != run.place.name)

@@ -12,7 +12,6 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 import yaml
 
@@ -21,11 +20,10 @@ from bookbinder.notebook import notebooks
 from bookbinder.progress import AS_TEXT, Progress, plain
 from bookbinder.read import address
 from bookbinder.read.book import FOLDER, load
-from bookbinder.run import execute, runs
+from bookbinder.run import execute, stale
 from bookbinder.stopping import Stopped, stoppable
 
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
-IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides the package
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 EARLY = "early"  # a file that is below _build while pages are there whose chapters still run
 EARLIEST = 10  # seconds of running chapters before the first such pages: many builds have ended by then
@@ -57,7 +55,7 @@ def build(book, *, without=(), jobs=None, progress=None):
     with _telling(book), stoppable() as stop, disk.alone(folder, progress, stop) as lock:
         for name in PUBLISHED:
             disk.finish_swap(folder / name)
-        inputs = _inputs_digest(book)
+        inputs = stale.inputs(book)
         book = load(book.root)  # as it is now: we may have waited
         state_file = folder / "state.json"
         state, commit = _read_state(state_file), address.commit(book.root)
@@ -81,8 +79,8 @@ def build(book, *, without=(), jobs=None, progress=None):
                 notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
                 pages_folder = jupyter_book.finish()
             _copy(pages_folder, folder / "html.new")
-            dependencies = _dependencies(json.loads((pages_folder.parent / "dependencies.json").read_text()))
-        if _inputs_digest(book) != inputs:
+            dependencies = stale.besides(json.loads((pages_folder.parent / "dependencies.json").read_text()))
+        if stale.inputs(book) != inputs:
             inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
         for name in PUBLISHED:  # now that all is made
             disk.swap(folder / name)
@@ -90,12 +88,17 @@ def build(book, *, without=(), jobs=None, progress=None):
         state = {
             "inputs": inputs,
             "commit": commit,
-            "outputs": _outputs_digest(folder),
+            "outputs": _published(folder),
             "dependencies": dependencies,
             "results": [asdict(result) for result in results],
         }
         disk.write(state_file, json.dumps(state))
         return results
+
+
+def _published(folder):
+    """Whether the published files are still those that were made, as a digest."""
+    return stale.published(folder / name for name in PUBLISHED)
 
 
 def is_complete(book):
@@ -165,15 +168,15 @@ def _reused(state):
 
 def is_current(book):
     """Whether the last build is complete, and was made from the sources as they are now."""
-    return _is_current(book, _read_state(book.build_folder / "state.json"), _inputs_digest(book))
+    return _is_current(book, _read_state(book.build_folder / "state.json"), stale.inputs(book))
 
 
 def _is_current(book, state, inputs, without=()):
     left_out = {result["name"] for result in state.get("results", ()) if result["status"] == execute.LEFT_OUT}
     return left_out <= set(without) and (
         state.get("inputs") == inputs
-        and state.get("outputs") == _outputs_digest(book.build_folder)
-        and state.get("dependencies") == _dependencies(state.get("dependencies", {}))
+        and state.get("outputs") == _published(book.build_folder)
+        and state.get("dependencies") == stale.besides(state.get("dependencies", {}))
     )
 
 
@@ -237,7 +240,7 @@ class _JupyterBook:
 
     def __init__(self, book, folder, lock, stop, only=None):
         self._book, self._folder, self._stop, self._only = book, folder, stop, only
-        self._fresh, self._stamp = _fresh_digest(book, only), folder / "made-with"
+        self._fresh, self._stamp = stale.start(book, only), folder / "made-with"
         if folder.exists() and (not self._stamp.exists() or self._stamp.read_text() != self._fresh):
             shutil.rmtree(folder)  # Sphinx does not notice a change of these by itself
         command = _command(book, folder, _config_for_folder(book, only), only)
@@ -279,7 +282,7 @@ class _JupyterBook:
             raise SiteError(_what_was_wrong(self._book, output, warned))
         if self._only and warned.strip():
             print(_relative(self._book, warned).strip(), file=sys.stderr)
-        if _fresh_digest(self._book, self._only) == self._fresh:  # no one has edited that meanwhile
+        if stale.start(self._book, self._only) == self._fresh:  # no one has edited that meanwhile
             disk.write(self._stamp, self._fresh)
         return self._folder / "_build" / "html"
 
@@ -364,45 +367,6 @@ def _strip_folder(value):
     if isinstance(value, list):
         return [_strip_folder(item) for item in value]
     return value.removeprefix(f"{FOLDER}/") if isinstance(value, str) else value
-
-
-# --- What a site was made from ---------------------------------------------------------------------------
-
-
-def _inputs_digest(book):
-    """A digest of everything that the site depends on."""
-    return disk.digest(
-        runs.environment(),
-        disk.folder_digest(book.root / FOLDER),
-        disk.folder_digest(book.root / "src"),
-        (book.root / "_toc.yml").read_text("utf-8"),
-        *(disk.digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
-        _fresh_digest(book, None),
-    )
-
-
-def _fresh_digest(book, only):
-    """A digest of everything whose change makes Sphinx start again from nothing."""
-    return disk.digest(
-        runs.environment(),
-        disk.folder_digest(Path(disk.__file__).parent, "*.py"),
-        disk.folder_digest(book.root / FOLDER / "static"),
-        (book.root / "_config.yml").read_text("utf-8"),
-        os.environ.get("GITHUB_REPOSITORY", ""),
-        os.environ.get("GITHUB_SERVER_URL", ""),
-        only.name if only else "",
-    )
-
-
-def _outputs_digest(folder):
-    """A digest of the published files, which shows whether they are still those of the last build."""
-    files = sorted(path for name in PUBLISHED for path in (folder / name).rglob("*") if path.is_file())
-    return disk.digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
-
-
-def _dependencies(files):
-    """A digest for each file that chapters include."""
-    return {file: disk.file_digest(Path(file)) for file in files}
 
 
 def _read_state(file):

@@ -22,7 +22,7 @@ from bookbinder.notebook import notebooks
 from bookbinder.progress import for_this_terminal
 from bookbinder.read import address, package
 from bookbinder.read.book import load
-from bookbinder.run import environments, runs
+from bookbinder.run import environments, runs, stale
 from bookbinder.stopping import stoppable
 
 ROOT = Path(__file__).resolve().parents[3]  # run by itself, this finds nothing of other rooms
@@ -138,7 +138,7 @@ def notebook_key(book, chapter):
     return disk.digest(
         notebooks.set_up(chapter, address.of(book.config), "a commit"),
         *(cell.source for cell in code),
-        runs.RUNNER.read_text("utf-8"),
+        stale.RUNNER.read_text("utf-8"),
         environments.COLAB.read_text("utf-8"),
         json.dumps([imported.not_in_colab, project["project"], project["build-system"], project["tool"]["hatch"]]),
         imported.data_files(ROOT),

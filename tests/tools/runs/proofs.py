@@ -36,7 +36,7 @@ import pytest
 from places import ROOT
 
 from bookbinder import disk
-from bookbinder.run import runs
+from bookbinder.run import stale
 
 FOLDER = ROOT / "_build" / "proofs"
 KEPT = 20  # proofs of a unit, of other states of the repository
@@ -89,7 +89,7 @@ def key_of_files(places):
 
 
 def _digest(places):
-    found = hashlib.sha256(runs.environment().encode())
+    found = hashlib.sha256(stale.environment().encode())
     for name in source_files():
         if below(name, places):
             found.update(f"{name} {disk.file_digest(ROOT / name)}\n".encode())
