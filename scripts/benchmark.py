@@ -9,8 +9,9 @@
 Both build clones of the last commit with the same Python, in turn, so that a machine that becomes slower affects both.
 Stock means `jupyter-book build .` without our extension and theme, which runs one chapter after the other. It reuses
 outputs as long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced
-to run all chapters, so we compare with a forced run then. Seconds are those that a clock shows; processor seconds are
-those of all processes that a command has started, kernels among them. Exits with 1 if a target is missed.
+to run all chapters, so we compare with a forced run then. Seconds are those of a clock; processor
+seconds are those of all processes that a command has started, kernels among them. Exits with 1 if a
+target is missed.
 """
 
 import argparse
@@ -102,8 +103,8 @@ class Case:
     Attributes:
       what: what happens, in words.
       measures: what its row measures, for `--help`.
-      change: makes it happen in a folder; its second argument is a new number each time. None for the case of one
-        cell, for which there are books of one chapter alone.
+      change: makes it happen in a folder; its second argument is a new number each time. None for
+        the case of one cell, for which there are books of one chapter alone.
       forced: whether stock Jupyter Book must be forced to run all chapters, so that its pages are right.
       most: the target: our time divided by that of stock is at most this; None for no target.
       runs: how many chapters may run; None for any number.
@@ -130,28 +131,30 @@ CASES = {
     ),
     "prose": Case(
         "a sentence in one chapter",
-        "a sentence is new: nothing runs, and pages are made again",
+        "nothing runs, and pages are made again",
         line_of_prose, False, 1.0, 0,
     ),
     "code": Case(
         "a line of code in one chapter",
-        "the first cell of the first chapter has a new line: that chapter runs",
+        "in the first cell of the first chapter: that chapter runs",
         line_of_code, False, None, 1,
     ),
     "cell": Case(
         "one cell changed",
-        "of a long chapter that has run before, a cell in the middle has a new line: ours (bookbinder chapter) "
-        "compiles only what changed, stock runs and compiles the whole chapter anew; no other page is made",
+        "of a long chapter that has run before, a cell in the middle has a new line: ours "
+        "(bookbinder chapter) runs it with the compiled programs that are kept, stock compiles all "
+        "anew; no other page is made",
         None, False, None, 1,
     ),
     "shardlab": Case(
         "a line of src/shardlab",
-        "a module that chapters import has a new line: ours runs those that have read it, stock is forced to run all",
+        "a module that chapters import has a new line: ours runs those that have read it, stock is "
+        "forced to run all",
         line_of_shardlab, True, None, None,
     ),
     "lock": Case(
         "another package",
-        "another package is installed: ours runs all chapters, and stock is forced to",
+        "ours runs all chapters, and stock is forced to",
         package, True, None, None,
     ),
 }  # fmt: skip
@@ -227,7 +230,7 @@ def processor_seconds():
 
 
 def adopt():
-    """Become the parent of what a command leaves behind, such as a kernel, so that its time counts: on Linux."""
+    """On Linux, become the parent of what a command leaves behind, so that its time counts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
@@ -249,7 +252,8 @@ def _edit(file, change):
 
 
 HEADINGS = (
-    "what has changed", "stock, s", "processor s", "ours, s", "processor s", "ratio", "at most", "chapters run",
+    "what has changed", "stock, s", "processor s", "ours, s", "processor s", "ratio", "at most",
+    "chapters run",
 )  # fmt: skip
 
 
@@ -384,7 +388,7 @@ def arguments():
 
 
 def long_chapter(source, wanted):
-    """The name of the chapter of which one cell changes; None if it is not there, or has no code."""
+    """The name of the chapter of which a cell changes; None if it is not there or has no code."""
     name = Path(wanted).stem if wanted else LONG
     file = source / "book" / f"{name}.md"
     if file.is_file() and CELL.search(file.read_text("utf-8")):
