@@ -101,7 +101,8 @@ benchmark.reap()
 print(benchmark.processor_seconds() - before)
 """
     command = [sys.executable, "-c", measures]
-    done = subprocess.run(command, cwd=SCRIPT.parent, capture_output=True, text=True, timeout=PATIENCE)
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE}
+    done = subprocess.run(command, cwd=SCRIPT.parent, **options)
     assert float(done.stdout) >= 1, done.stderr
 
 
