@@ -67,13 +67,23 @@ def _leave_out_comments(app, doctree):
 def _name_the_repository(app, config):
     """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
 
-    What chapters name as {{ repository }} and the like is said here.
+    What chapters name as {{ repository }} and the like is said in `substitutions`.
     """
     config.html_math_renderer = "mathml"
     config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
     app.bookbinder_address = where = _address(config)
-    root = _root(app)
-    ours = {
+    ours = substitutions(_root(app), where)
+    config.myst_substitutions = {**config.myst_substitutions, **ours}
+
+
+def substitutions(root, where):
+    """What chapters name as {{ repository }} and the like, in MyST.
+
+    Args:
+      root: the folder of the book.
+      where: its `bookbinder.read.address.Address`.
+    """
+    return {
         "repository": f"<{where.repository}>",
         "pdf": f"<{where.pdf}>",  # the book as one file
         "install": f"```sh\n{where.install}\n```",  # how the package is installed
@@ -82,7 +92,6 @@ def _name_the_repository(app, config):
         "edition": citation.edition(root),
         "bibtex": f"```bibtex\n{citation.bibtex(root, where)}\n```",  # how the book is cited
     }
-    config.myst_substitutions = {**config.myst_substitutions, **ours}
 
 
 def _root(app):
