@@ -260,10 +260,10 @@ def test_other_compilers_processors_and_flags_have_archives_of_their_own(monkeyp
     assert runs.programs(ROOT, "zero", "exercises").parent == here.parent
     fast = runs.programs(ROOT, "zero", "lock", settings={"XLA_FLAGS": "--fast"})
     assert fast.parent == here.parent and fast != here
-    monkeypatch.setattr(runs, "processor", lambda: "another")
+    monkeypatch.setattr(stale, "processor", lambda: "another")
     assert runs.programs(ROOT, "zero", "lock").parents[1] != here.parents[1]
     monkeypatch.undo()
-    monkeypatch.setattr(runs, "packages", lambda python: ["jax-0.1", "jaxlib-0.1", "jaxtyping-3"])
+    monkeypatch.setattr(stale, "packages", lambda python: ["jax-0.1", "jaxlib-0.1", "jaxtyping-3"])
     assert runs.programs(ROOT, "zero", "lock").parts[-3].startswith("jax-0.1-jaxlib-0.1-")
 
 
