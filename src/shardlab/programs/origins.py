@@ -27,7 +27,7 @@ __all__ = ["Origin", "Origins", "where"]
 _PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-slice", "opt-barrier", "reshape", "slice",
             "transpose")  # fmt: skip
 # JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
-# squeeze. To name one of them as the use would blame what nobody wrote.
+# squeeze. To name one of them as the use would blame what stands in no program of the user.
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim",
                "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
 # A line of Flax or Optax is none that the reader can change; the one that calls it is.

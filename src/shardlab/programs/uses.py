@@ -150,7 +150,7 @@ class Uses:
                             waiting.append((here, user_name, path[1:], callers))
                     elif inside:
                         waiting += [(*one, path, (*callers, (here, user_name))) for one in inside]
-                    # Copies and barriers pass whole tuples on, so the path holds behind them too.
+                    # A copy and a barrier pass whole tuples on, so the path holds behind them too.
                     elif path:
                         waiting.append((here, user_name, path, callers))
                     else:
@@ -193,7 +193,7 @@ class Uses:
                         usage = "added"
                     elif user.kind == "dynamic-update-slice" and place == 1:
                         usage = usage or "stacked"
-                    # Sums over devices and over iterations can change places where all that lies
+                    # Sums over devices and over iterations can change places where all that stands
                     # between them is linear; a quotient by the sum is not.
                     elif user.kind not in _LINEAR or (user.kind == "divide" and place):
                         return ""

@@ -178,7 +178,7 @@ def _sizes_of_arrays(origin, results, lists):
 
 
 def _is_open(collective: Collective, origin: Origin) -> bool:
-    """Whether a line leaves open what is moved: nothing is added, and nobody wrote it."""
+    """Whether a line leaves open what is moved: nothing is added, and the user did not write it."""
     return not KINDS[collective.kind].adds and origin.operation not in OPERATIONS
 
 
