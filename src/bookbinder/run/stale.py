@@ -1,13 +1,15 @@
 """What is stale: the digests by which all that was made before is known to be of today's sources.
 
-| what is kept | holds as long as this is the same |
-|---|---|
-| the run of a chapter, `_build/runs` | `chapter`, with `settings`; `file` of each that it has read |
-| its compiled programs, `_build/programs` | `compiler`; in the archive, `settings`; JAX's key of each program |
-| what Sphinx has read of a chapter | `text`, and the version of its outputs, which is the `file` of the run |
-| what Sphinx has read at all, in `staging` | `start`; and by Sphinx itself, `builder` |
-| a page that was written | `besides`, for what it reads besides its text; `shown`, for what it shows of others |
-| the site, `_build/html` | `inputs`, `published` and `besides`, for what chapters include |
+What is kept, and what must be the same for it to hold:
+
+- the run of a chapter, in `_build/runs`: `chapter`, with `settings`; `file` of each that it has read
+- its compiled programs, in `_build/programs`: `compiler`; in the archive's name, `settings`; for
+  each program, JAX's own key
+- what Sphinx has read of a chapter: `text`, and the `file` of its outputs
+- what Sphinx has read at all, in `_build/staging`: `start`; for Sphinx itself, `builder`
+- a page that was written: `besides`, of what it reads besides its text; `shown`, of what it shows of
+  other pages
+- the site, in `_build/html`: `inputs`, `published`, and `besides`, of what chapters include
 
 Proofs of tests have keys of their own (`tests/tools/runs/proofs.py`), made of `chapter`, `environment` and `file`.
 """

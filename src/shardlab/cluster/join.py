@@ -178,7 +178,8 @@ def restore_newest(manager, target, limit=3600):
     named with a warning, and their folders renamed, such as 6 to damaged-6: Orbax would not save these steps again. If
     all steps fail, then the program or the disk may have changed, and not the files: nothing is renamed.
 
-        handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest step, which may be damaged
+        # Else Orbax looks into the newest step, which may be damaged.
+        handler = ocp.StandardCheckpointHandler()
         with ocp.CheckpointManager(folder, item_handlers=handler) as manager:
             begin, state = restore_newest(manager, target)
             state = state or jax.jit(create, out_shardings=layout)()

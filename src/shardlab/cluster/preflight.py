@@ -2,7 +2,7 @@
 
 srun python preflight.py --folder /shared/run              # or mpirun.sh, ssh.sh, or alone
 srun python preflight.py --processes 8 --devices 8 --gbit 100
-srun python -m shardlab.cluster.preflight                          # the same, where shardlab is installed
+srun python -m shardlab.cluster.preflight              # the same, where shardlab is installed
 
 Every process checks itself and the others: how many they are, on which devices, with how many cores, whether they reach
 each other and how fast, whether they share a folder and have the same packages. Process 0 prints a line for each check.
