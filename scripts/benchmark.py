@@ -6,13 +6,13 @@
     make benchmark ARGS='--grow 10 50 200'      generated books of this many chapters
     make benchmark ARGS='--book FOLDER'         the book of another repository
 
-Both build clones of the last commit with the same Python, in turn, so that a machine that becomes slower affects both.
-Stock means `jupyter-book build .` without our extension and theme, which runs one chapter after the other. It reuses
-outputs as long as a chapter's own code is the same. After a change elsewhere its pages are right only if it is forced
-to run all chapters, so we compare with a forced run then. Seconds are those of a clock; processor
-seconds are those of all processes that a command has started, kernels among them. Exits with 1 if a
-target is missed.
-"""
+Both build clones of the last commit with the same Python, in turn, so that a machine that becomes
+slower affects both. Stock means `jupyter-book build .` without our extension and theme, which runs
+one chapter after the other. It reuses outputs as long as a chapter's own code is the same. After a
+change elsewhere its pages are right only if it is forced to run all chapters, so we compare with a
+forced run then. Seconds are those of a clock; processor seconds are those of all processes that a
+command has started, kernels among them. Exits with 1 if a target is missed.
+"""  # noqa: E501
 
 import argparse
 import ctypes
@@ -48,7 +48,11 @@ OURS = ("bookbinder.page.extension", "html_theme", "search_aliases")
 
 def chapter_of(folder):
     """The first chapter with code that is not the home page."""
-    programs = (file for file in sorted((folder / "book").glob("*.md")) if "{code-cell}" in file.read_text("utf-8"))
+    programs = (
+        file
+        for file in sorted((folder / "book").glob("*.md"))
+        if "{code-cell}" in file.read_text("utf-8")
+    )
     return next(file for file in programs if file.stem != "index")
 
 
@@ -61,7 +65,9 @@ def line_of_code(folder, number):
     """Add a line to a chapter's first cell."""
     _edit(
         chapter_of(folder),
-        lambda text: re.sub(r"(```\{code-cell\}.*?)\n```", rf"\1\nx = {number}\n```", text, count=1, flags=re.S),
+        lambda text: re.sub(
+            r"(```\{code-cell\}.*?)\n```", rf"\1\nx = {number}\n```", text, count=1, flags=re.S
+        ),
     )
 
 
@@ -78,7 +84,9 @@ def line_of_cell(folder, chapter, number):
 
 def line_of_shardlab(folder, number):
     """Add a line to what chapters import: to `check`, which most of this book's do."""
-    files = sorted((folder / "src" / "shardlab").rglob("*.py"), key=lambda file: file.stem != "check")
+    files = sorted(
+        (folder / "src" / "shardlab").rglob("*.py"), key=lambda file: file.stem != "check"
+    )
     _edit(files[0], lambda text: f"{text}# {number}\n")
 
 
@@ -105,7 +113,8 @@ class Case:
       measures: what its row measures, for `--help`.
       change: makes it happen in a folder; its second argument is a new number each time. None for
         the case of one cell, for which there are books of one chapter alone.
-      forced: whether stock Jupyter Book must be forced to run all chapters, so that its pages are right.
+      forced: whether stock Jupyter Book must be forced to run all chapters, so that its pages are
+        right.
       most: the target: our time divided by that of stock is at most this; None for no target.
       runs: how many chapters may run; None for any number.
     """
@@ -122,42 +131,63 @@ CASES = {
     "cold": Case(
         "nothing was built before",
         "both begin without _build: all chapters run, and all pages are made",
-        everything, True, 0.65, None,
+        everything,
+        True,
+        0.65,
+        None,
     ),
     "nothing": Case(
         "nothing has changed",
         "a second build of the same sources: nothing runs",
-        lambda folder, number: None, False, 0.5, 0,
+        lambda folder, number: None,
+        False,
+        0.5,
+        0,
     ),
     "prose": Case(
         "a sentence in one chapter",
         "nothing runs, and pages are made again",
-        line_of_prose, False, 1.0, 0,
+        line_of_prose,
+        False,
+        1.0,
+        0,
     ),
     "code": Case(
         "a line of code in one chapter",
         "in the first cell of the first chapter: that chapter runs",
-        line_of_code, False, None, 1,
+        line_of_code,
+        False,
+        None,
+        1,
     ),
     "cell": Case(
         "one cell changed",
         "of a long chapter that has run before, a cell in the middle has a new line: ours "
         "(bookbinder chapter) runs it with the compiled programs that are kept, stock compiles all "
         "anew; no other page is made",
-        None, False, None, 1,
+        None,
+        False,
+        None,
+        1,
     ),
     "shardlab": Case(
         "a line of src/shardlab",
         "a module that chapters import has a new line: ours runs those that have read it, stock is "
         "forced to run all",
-        line_of_shardlab, True, None, None,
+        line_of_shardlab,
+        True,
+        None,
+        None,
     ),
     "lock": Case(
         "another package",
         "ours runs all chapters, and stock is forced to",
-        package, True, None, None,
+        package,
+        True,
+        None,
+        None,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -206,14 +236,24 @@ class Book:
             _edit(
                 self.folder / "_config.yml",
                 lambda text: re.sub(
-                    r"execute_notebooks: \w+", f"execute_notebooks: {'force' if forced else 'cache'}", text
+                    r"execute_notebooks: \w+",
+                    f"execute_notebooks: {'force' if forced else 'cache'}",
+                    text,
                 ),
             )
-            command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", "."]
+            command = [
+                sys.executable,
+                "-c",
+                "from jupyter_book.cli.main import main; main()",
+                "build",
+                ".",
+            ]
             command += ["--all"] * forced
         environment = {**os.environ, "PYTHONPATH": str(self.folder / "src"), "NO_COLOR": "1"}
         began, used = time.perf_counter(), processor_seconds()
-        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True
+        )
         seconds = time.perf_counter() - began
         reap()
         said = done.stdout + done.stderr
@@ -252,9 +292,15 @@ def _edit(file, change):
 
 
 HEADINGS = (
-    "what has changed", "stock, s", "processor s", "ours, s", "processor s", "ratio", "at most",
+    "what has changed",
+    "stock, s",
+    "processor s",
+    "ours, s",
+    "processor s",
+    "ratio",
+    "at most",
     "chapters run",
-)  # fmt: skip
+)
 
 
 def compare(source, folder, names, runs, chapter):
@@ -280,7 +326,8 @@ def compare(source, folder, names, runs, chapter):
         if case.change not in (everything, None) and not (stock.folder / CACHE).exists():
             tell("a first build with ours ...")
             tell(f"a first build with ours: {ours.build()}")
-            shutil.copytree(ours.folder / CACHE, stock.folder / CACHE)  # both keep outputs in the same form
+            # both keep outputs in the same form
+            shutil.copytree(ours.folder / CACHE, stock.folder / CACHE)
             tell(f"a first build with stock, with the same outputs: {stock.build()}")
         for _ in range(runs):
             number += 1
@@ -327,8 +374,9 @@ def where_the_time_went(folder, seconds):
     longest = max(results, key=lambda result: result["seconds"])
     total, cores = sum(result["seconds"] for result in results), os.cpu_count()
     return (
-        f"cold: chapters took {total:.0f} s in all, {total / cores:.0f} s for each of {cores} processors; the longest "
-        f"is {longest['name']} with {longest['seconds']:.0f} s; the whole build {seconds:.0f} s"
+        f"cold: chapters took {total:.0f} s in all, {total / cores:.0f} s for each of {cores} "
+        f"processors; the longest is {longest['name']} with {longest['seconds']:.0f} s; the "
+        f"whole build {seconds:.0f} s"
     )
 
 
@@ -340,11 +388,16 @@ def generate(source, count):
     names = ["index", "arrays", *(f"chapter{number}" for number in range(count - 2))]
     for name, after in zip(names, [*names[1:], "index"], strict=True):
         cells = "".join(
-            f"A claim.\n\n```{{code-cell}}\nassert {n} + {n} == {2 * n}\nprint('{name}')\n```\n\n" for n in range(5)
+            f"A claim.\n\n```{{code-cell}}\nassert {n} + {n} == {2 * n}\nprint('{name}')\n```\n\n"
+            for n in range(5)
         )
         text = f"{front}\n# Chapter {name}\n\nThe next is {{doc}}`{after}`.\n\n{cells}"
         (source / "book" / f"{name}.md").write_text(text, "utf-8")
-    toc = {"format": "jb-book", "root": "book/index", "chapters": [{"file": f"book/{name}"} for name in names[1:]]}
+    toc = {
+        "format": "jb-book",
+        "root": "book/index",
+        "chapters": [{"file": f"book/{name}"} for name in names[1:]],
+    }
     (source / "_toc.yml").write_text(yaml.safe_dump(toc), "utf-8")
 
 

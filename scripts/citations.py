@@ -1,9 +1,11 @@
-"""Look up at arXiv and Crossref what book/references.bib cites, and compare title, year and first author.
+"""Look up at arXiv and Crossref what book/references.bib cites, and compare title, year and first
+author.
 
     make citations
 
-Exits with 1 if one differs, each in one line. If nothing can be reached, nothing is checked, and one line says so; only
-in CI does that count as a failure. References without an arXiv number or a DOI are left out and counted.
+Exits with 1 if one differs, each in one line. If nothing can be reached, nothing is checked, and
+one line says so; only in CI does that count as a failure. References without an arXiv number or a
+DOI are left out and counted.
 """
 
 import argparse
@@ -27,7 +29,9 @@ PATIENCE = 60  # seconds that an answer may take
 
 
 def plain(text):
-    """A title or a name without what catalogues write differently: accents, braces, case and punctuation."""
+    """A title or a name without what catalogues write differently: accents, braces, case and
+    punctuation.
+    """
     letters = unicodedata.normalize("NFKD", re.sub(r"\\[a-z]+\b|\\.", "", text))
     return re.sub(r"[^a-z0-9]", "", letters.encode("ascii", "ignore").decode().lower())
 
@@ -41,7 +45,9 @@ def cited(entry):
 
 def fetched(address):
     """What an address answers."""
-    request = urllib.request.Request(address, headers={"User-Agent": "citations.py of a book; weekly"})
+    request = urllib.request.Request(
+        address, headers={"User-Agent": "citations.py of a book; weekly"}
+    )
     with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         return answer.read()
 
@@ -63,8 +69,14 @@ def of_arxiv(server, numbers):
 def of_crossref(server, doi):
     """What Crossref says of a DOI: (titles, years, family name of the first author)."""
     work = json.loads(fetched(server + urllib.parse.quote(doi)))["message"]
-    titles = [plain(" ".join(part)) for part in (work["title"], [*work["title"], *work.get("subtitle", ())])]
-    dates = (work.get(when, {}).get("date-parts", [[""]]) for when in ("issued", "published-print", "published-online"))
+    titles = [
+        plain(" ".join(part))
+        for part in (work["title"], [*work["title"], *work.get("subtitle", ())])
+    ]
+    dates = (
+        work.get(when, {}).get("date-parts", [[""]])
+        for when in ("issued", "published-print", "published-online")
+    )
     author = (work.get("author") or [{}])[0]
     return titles, {str(date[0][0]) for date in dates} - {""}, plain(author.get("family", ""))
 
@@ -82,9 +94,15 @@ def differences(mine, theirs):
 
 def main(arguments=None):
     """Compare all references; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arxiv", default="https://export.arxiv.org/api/query", help="the address of arXiv's")
-    parser.add_argument("--crossref", default="https://api.crossref.org/works/", help="that of Crossref's")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--arxiv", default="https://export.arxiv.org/api/query", help="the address of arXiv's"
+    )
+    parser.add_argument(
+        "--crossref", default="https://api.crossref.org/works/", help="that of Crossref's"
+    )
     parser.add_argument("--file", type=Path, default=FILE, help="the references")
     options = parser.parse_args(arguments)
     lines = options.file.read_text("utf-8").split("\n")
@@ -98,16 +116,26 @@ def main(arguments=None):
         theirs = {key: known.get(number) for key, number in numbers.items()}
         theirs |= {key: of_crossref(options.crossref, doi) for key, doi in dois.items()}
     except (OSError, ValueError, ET.ParseError) as error:
-        print(f"citations: nothing was checked, because a catalogue cannot be reached: {error}", file=sys.stderr)
+        print(
+            f"citations: nothing was checked, because a catalogue cannot be reached: {error}",
+            file=sys.stderr,
+        )
         return 1 if os.environ.get("CI") else 0
     for key, entry in theirs.items():
-        line = next(n for n, text in enumerate(lines, 1) if re.match(rf"@\w+\{{{re.escape(key)},", text))
-        said = differences(cited(entries[key]), entry) if entry else [f"{numbers[key]} is not there"]
+        line = next(
+            n for n, text in enumerate(lines, 1) if re.match(rf"@\w+\{{{re.escape(key)},", text)
+        )
+        said = (
+            differences(cited(entries[key]), entry) if entry else [f"{numbers[key]} is not there"]
+        )
         faults += [f"book/references.bib:{line}: {key}: {words}" for words in said]
         asked += 1
     print(*faults, sep="\n", end="\n" * bool(faults))
     left = len(entries) - asked
-    print(f"{asked} references compared, {len(faults)} differences; {left} have no number", file=sys.stderr)
+    print(
+        f"{asked} references compared, {len(faults)} differences; {left} have no number",
+        file=sys.stderr,
+    )
     return 1 if faults else 0
 
 

@@ -1,9 +1,10 @@
-"""Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left out.
+"""Fit what `shardlab.costs` expects of chips to published runs, and test it on those that are left
+out.
 
 python scripts/fit_planner.py            print the fitted numbers, and the factor by which each run is off
 python scripts/fit_planner.py ranks      print the rank of each run's mesh among the planner's, which is told what
                                          the framework of the run can do; takes minutes
-"""
+"""  # noqa: E501
 
 import sys
 from collections import Counter
@@ -34,9 +35,9 @@ def main():
     for name, run in RUNS.items():
         step = run.cost()
         print(
-            f"{name:62} {run.kind:8} {'fit ' if run.fit else 'test'} "
-            f"measured {run.seconds:7.2f} s, at least {step.seconds:7.2f}, "
-            f"expected {step.expected_seconds:7.2f}, off by {step.expected_seconds / run.seconds:.2f}"
+            f"{name:62} {run.kind:8} {'fit ' if run.fit else 'test'} measured "
+            f"{run.seconds:7.2f} s, at least {step.seconds:7.2f}, expected "
+            f"{step.expected_seconds:7.2f}, off by {step.expected_seconds / run.seconds:.2f}"
         )
 
 
@@ -53,18 +54,26 @@ def server_errors(servers):
 def stacked(costs):
     """A cost of arrays, from costs of numbers."""
     of = type(costs[0])
-    return of(**{
-        part.name: costs[0].kind if part.name == "kind" else np.array([getattr(cost, part.name) for cost in costs])
-        for part in fields(of)
-    })  # fmt: skip
+    return of(
+        **{
+            part.name: costs[0].kind
+            if part.name == "kind"
+            else np.array([getattr(cost, part.name) for cost in costs])
+            for part in fields(of)
+        }
+    )
 
 
 def quick_errors(servers):
-    """A function that gives `server_errors` many times over: it composes the servers' parts once."""
+    """A function that gives `server_errors` many times over: it composes the servers' parts
+    once.
+    """
     plain = [server for server in servers if server.chunk is None]
     chunked = [server for server in servers if server.chunk is not None]
     parts = [server.parts() for server in plain]
-    steps, firsts, prompts = (stacked([getattr(part, of) for part in parts]) for of in ("step", "first", "prompts"))
+    steps, firsts, prompts = (
+        stacked([getattr(part, of) for part in parts]) for of in ("step", "first", "prompts")
+    )
     together = np.array([part.together for part in parts])
     batch, answer, tensor, measured, alone = np.array(
         [(s.batch, s.answer, s.tensor, s.measured, s.kind == "first_token") for s in plain]
@@ -73,21 +82,27 @@ def quick_errors(servers):
     def errors():
         way = serving.Parts(steps, firsts, prompts, together, None).ways()[1]
         rate = serving.composed(way, batch, None, answer)[3]
-        return np.concatenate([
-            np.log(np.where(alone, measured / way.first, rate * answer / tensor / measured)), server_errors(chunked)
-        ])  # fmt: skip
+        return np.concatenate(
+            [
+                np.log(np.where(alone, measured / way.first, rate * answer / tensor / measured)),
+                server_errors(chunked),
+            ]
+        )
 
     return errors
 
 
 def fit_servers(kind):
-    """What makes the squares of the servers' errors least; shares are kept between 0 and 1, times above 0."""
+    """What makes the squares of the servers' errors least; shares are kept between 0 and 1, times
+    above 0.
+    """
     errors = quick_errors(servers_of(kind, True))
 
     def served(values, digits=9):
         shares, seconds = 1 / (1 + np.exp(-values[:3])), np.abs(values[3:])
         return inference.Served(
-            *(round(float(share), digits) for share in shares), *(round(float(s) * 1e-6, digits + 6) for s in seconds)
+            *(round(float(share), digits) for share in shares),
+            *(round(float(s) * 1e-6, digits + 6) for s in seconds),
         )
 
     def loss(values):
@@ -110,7 +125,12 @@ def server_bands():
             left.setdefault(server.band, []).append(server)
     return {
         name: costs.Band(
-            float(np.ceil(100 * np.exp(np.quantile(np.abs(server_errors(servers)), 0.9, method="higher"))) / 100),
+            float(
+                np.ceil(
+                    100 * np.exp(np.quantile(np.abs(server_errors(servers)), 0.9, method="higher"))
+                )
+                / 100
+            ),
             len(servers),
         )
         for name, servers in left.items()
@@ -120,23 +140,38 @@ def server_bands():
 def ranked(run, axes=None):
     """(the rank of a run's mesh among the planner's, of how many, its expected time over the best).
 
-    The planner is told what the framework of the run does: its dtypes, what it rematerialises and overlaps, and the
-    axes that it has, if no others are named. Meshes with the same tensor, pipeline, context and expert axes count as
-    one, as it makes little difference how data and fsdp share the rest. A mesh that the planner does not propose has
-    no rank.
+    The planner is told what the framework of the run does: its dtypes, what it rematerialises and
+    overlaps, and the axes that it has, if no others are named. Meshes with the same tensor,
+    pipeline, context and expert axes count as one, as it makes little difference how data and fsdp
+    share the rest. A mesh that the planner does not propose has no rank.
     """
     how = {name: run.how[name] for name in DTYPES if name in run.how}
-    asked = {name: run.how[name] for name in ("remat", "products", "overlap", "dispatch") if name in run.how}
+    asked = {
+        name: run.how[name]
+        for name in ("remat", "products", "overlap", "dispatch")
+        if name in run.how
+    }
     made = plan(
-        run.model, run.machine, None, run.sequences * run.sequence, sequence=run.sequence, dtypes=how,
-        axes=(run.axes if axes is None else axes) or None, nearest_batch=True, **asked,
-    )  # fmt: skip
+        run.model,
+        run.machine,
+        None,
+        run.sequences * run.sequence,
+        sequence=run.sequence,
+        dtypes=how,
+        axes=(run.axes if axes is None else axes) or None,
+        nearest_batch=True,
+        **asked,
+    )
     same = ("tensor", "pipeline", "context", "expert")
-    seen = list(dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices))
+    seen = list(
+        dict.fromkeys(tuple(getattr(choice, axis) for axis in same) for choice in made.choices)
+    )
     mesh = tuple(run.mesh[axis] for axis in same)
     if mesh not in seen:
         return None, len(seen), float("nan")
-    own = next(choice for choice in made.choices if tuple(getattr(choice, axis) for axis in same) == mesh)
+    own = next(
+        choice for choice in made.choices if tuple(getattr(choice, axis) for axis in same) == mesh
+    )
     return 1 + seen.index(mesh), len(seen), own.expected_seconds / made.choices[0].expected_seconds
 
 
@@ -157,16 +192,26 @@ def print_ranks():
             other, *_ = ranked(run, ())
             among = other is not None and other <= 10
         wider += among
-        print(f"{name:62} {run.kind:8} {rank or 'not proposed'} of {of}, {times:.2f} times the best", flush=True)
+        print(
+            f"{name:62} {run.kind:8} {rank or 'not proposed'} of {of}, {times:.2f} times the best",
+            flush=True,
+        )
     for kind, family in all_runs:
         share = first[kind, family] / all_runs[kind, family]
-        print(f"{kind} {family}: {first[kind, family]} of {all_runs[kind, family]} among the first ten, {share:.0%}")
+        print(
+            f"{kind} {family}: {first[kind, family]} of {all_runs[kind, family]} among the "
+            f"first ten, {share:.0%}"
+        )
     print(f"with all axes for all frameworks: {wider} of {len(RUNS)}, {wider / len(RUNS):.0%}")
 
 
 def runs_of(kind, fit):
     """The runs on GPUs or on TPUs that are fitted to, or that are left out."""
-    return [run for run in RUNS.values() if ("tpu" if run.machine.chip.torus else "gpu") == kind and run.fit == fit]
+    return [
+        run
+        for run in RUNS.values()
+        if ("tpu" if run.machine.chip.torus else "gpu") == kind and run.fit == fit
+    ]
 
 
 def errors(runs):
@@ -175,20 +220,31 @@ def errors(runs):
 
 
 def fit(kind):
-    """The numbers that make the squares of the errors least: of the chips on dense models, then that of mixtures."""
+    """The numbers that make the squares of the errors least: of the chips on dense models, then
+    that of mixtures.
+    """
     start = costs.FITTED[kind]
     dense, mixtures = (
-        [run for run in runs_of(kind, fit=True) if (run.kind == "mixture") == of] for of in (False, True)
+        [run for run in runs_of(kind, fit=True) if (run.kind == "mixture") == of]
+        for of in (False, True)
     )
 
     def chips(shares, digits=9):
-        products = {name: round(float(share), digits) for name, share in zip(start.products, shares, strict=True)}
-        return replace(start, products=products, other=round(float(np.exp(np.log(shares).mean())), digits))
+        products = {
+            name: round(float(share), digits)
+            for name, share in zip(start.products, shares, strict=True)
+        }
+        return replace(
+            start, products=products, other=round(float(np.exp(np.log(shares).mean())), digits)
+        )
 
     def grouped(share, digits=9):
         return replace(costs.FITTED[kind], grouped=round(float(share[0]), digits))
 
-    for made, runs, begin in ((chips, dense, [*start.products.values()]), (grouped, mixtures, [start.grouped])):
+    for made, runs, begin in (
+        (chips, dense, [*start.products.values()]),
+        (grouped, mixtures, [start.grouped]),
+    ):
 
         def loss(values, made=made, runs=runs):
             costs.FITTED[kind] = made(np.clip(values, 0.05, 1))
@@ -204,10 +260,18 @@ def bands(family):
     left_out = runs_of(family, fit=False)
     found = {}
     for kind in KINDS_OF_PLANS:
-        took = np.array([run.seconds / float(run.cost().expected_seconds) for run in left_out if run.kind == kind])
+        took = np.array(
+            [
+                run.seconds / float(run.cost().expected_seconds)
+                for run in left_out
+                if run.kind == kind
+            ]
+        )
         if len(took):
             factor = np.exp(np.quantile(np.abs(np.log(took)), 0.9, method="inverted_cdf"))
-            found[kind] = costs.Band(round(float(factor) + 0.005, 2), len(took), round(float(np.median(took)), 2))
+            found[kind] = costs.Band(
+                round(float(factor) + 0.005, 2), len(took), round(float(np.median(took)), 2)
+            )
     return found
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Begin a chapter that builds and keeps the rules of book/writing.md, and add it wherever chapters are listed.
+"""Begin a chapter that builds and keeps the rules of book/writing.md, and add it wherever chapters
+are listed.
 
     .venv/bin/python scripts/new_chapter.py padding "Padding: lengths that do not divide" --after arrays
 
 makes book/padding.md, and lists it after arrays in _toc.yml and in book/index.md.
-The wrong answers to its exercise go into tests/book/wrong_answers/NAME.toml. Then replace its sentences with your own.
-"""
+The wrong answers to its exercise go into tests/book/wrong_answers/NAME.toml. Then replace its
+sentences with your own.
+"""  # noqa: E501
 
 import argparse
 import json
@@ -148,7 +150,7 @@ Four, since the axis `replica` is not in the spec.
 ## Where to read on
 
 Name what you built on, and what goes further. {doc}`arrays` has every way to place an array on a mesh.
-""")
+""")  # noqa: E501
 
 WRONG = Template("""\
 # Answers to the exercises of book/$name.md that many people give and that its checks must refuse, at least two each.
@@ -158,7 +160,7 @@ WRONG = Template("""\
 "rows instead of columns" = "answer = jax.device_put(A, NamedSharding(pairs, P('column')))"
 "sharded over all devices" = "answer = jax.device_put(A, NamedSharding(pairs, P('replica', 'column')))"
 "never moved" = "answer = A"
-""")
+""")  # noqa: E501
 
 # Where a chapter is listed: the place after which the new one comes, and what stands there.
 LISTS = {
@@ -168,7 +170,10 @@ LISTS = {
     ),
     "book/index.md": (
         r"^- {{doc}}`[^`<]*<{after}>`.*\n(?:(?:  .*)?\n)*",
-        Template("- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, `NamedSharding`\n\n"),
+        Template(
+            "- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, "
+            "`NamedSharding`\n\n"
+        ),
     ),
 }
 
@@ -190,14 +195,19 @@ def plan(root, name, title, after=None):
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise Refused(
-            f"NAME {name!r}: use lower-case letters, digits and _, and begin with a letter, as in global_arrays"
+            f"NAME {name!r}: use lower-case letters, digits and _, and begin with a letter, "
+            "as in global_arrays"
         )
     if (root / "book" / f"{name}.md").exists():
-        raise Refused(f"NAME {name!r}: book/{name}.md exists already; choose another name, or edit that chapter")
+        raise Refused(
+            f"NAME {name!r}: book/{name}.md exists already; choose another name, or edit that "
+            "chapter"
+        )
     if not re.fullmatch(rf"\S(?!.*\s\s).{{,{LONGEST - 2}}}[^\s.]", title) or len(title.split()) < 3:
         raise Refused(
-            f"TITLE {title!r}: write the term that readers search for, and what the chapter says of it, in three words "
-            f"or more and at most {LONGEST} characters, without a full stop"
+            f"TITLE {title!r}: write the term that readers search for, and what the chapter "
+            f"says of it, in three words or more and at most {LONGEST} characters, without a "
+            "full stop"
         )
     texts = {path: (root / path).read_text("utf-8") for path in LISTS}
     parts = {
@@ -205,17 +215,25 @@ def plan(root, name, title, after=None):
         for part in yaml.safe_load(texts["_toc.yml"])["parts"]
     }
     if after is None:
-        after = [chapters[-1] for caption, chapters in parts.items() if caption not in NOT_TAUGHT][-1]
+        after = [chapters[-1] for caption, chapters in parts.items() if caption not in NOT_TAUGHT][
+            -1
+        ]
     after = after.removeprefix("book/").removesuffix(".md")
     known = [chapter for chapters in parts.values() for chapter in chapters]
     if after not in known:
-        raise Refused(f"--after {after!r}: no such chapter in _toc.yml; there are {', '.join(known)}")
+        raise Refused(
+            f"--after {after!r}: no such chapter in _toc.yml; there are {', '.join(known)}"
+        )
     for path, (place, line) in LISTS.items():
         found = re.search(place.format(after=re.escape(after)), texts[path], re.MULTILINE)
         if not found:
-            raise Refused(f"--after {after!r}: {path} does not list that chapter; choose one that it lists")
+            raise Refused(
+                f"--after {after!r}: {path} does not list that chapter; choose one that it lists"
+            )
         words = title.partition(":")[0]  # what the navigation shows
-        new = line.substitute(name=name, title=title, words=words, short=json.dumps(words, ensure_ascii=False))
+        new = line.substitute(
+            name=name, title=title, words=words, short=json.dumps(words, ensure_ascii=False)
+        )
         texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
     texts[f"book/{name}.md"] = CHAPTER.substitute(name=name, title=title)
     return texts | {f"tests/book/wrong_answers/{name}.toml": WRONG.substitute(name=name)}
@@ -224,12 +242,19 @@ def plan(root, name, title, after=None):
 def main(arguments=None, root=Path(__file__).parent.parent):
     """Write the chapter; returns the exit status."""
     parser = argparse.ArgumentParser(
-        description="Begin a chapter that builds and keeps all rules, and add it wherever chapters are listed."
+        description=(
+            "Begin a chapter that builds and keeps all rules, and add it wherever chapters are "
+            "listed."
+        )
     )
     parser.add_argument("name", metavar="NAME", help="such as padding, for book/padding.md")
-    parser.add_argument("title", metavar="TITLE", help="its heading, the term that readers search for first")
     parser.add_argument(
-        "--after", metavar="CHAPTER", help="such as arrays (default: the last one before the appendices)"
+        "title", metavar="TITLE", help="its heading, the term that readers search for first"
+    )
+    parser.add_argument(
+        "--after",
+        metavar="CHAPTER",
+        help="such as arrays (default: the last one before the appendices)",
     )
     options = parser.parse_args(arguments)
     try:

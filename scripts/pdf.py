@@ -1,8 +1,9 @@
-"""Bind the built site into one PDF with a cover, contents, running heads, bookmarks and links between its chapters.
+"""Bind the built site into one PDF with a cover, contents, running heads, bookmarks and links
+between its chapters.
 
-`make book` comes first. Prints what Chromium prints of the pages: light, with all folds open. The answers stand at the
-end of each chapter. Chromium does not know on which page a link leads, so the book is printed twice: the first time
-tells the pages, and the second has their numbers.
+`make book` comes first. Prints what Chromium prints of the pages: light, with all folds open. The
+answers stand at the end of each chapter. Chromium does not know on which page a link leads, so the
+book is printed twice: the first time tells the pages, and the second has their numbers.
 """
 
 import argparse
@@ -26,7 +27,8 @@ SITE = ROOT / "_build" / "html"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BARS = ".facts", ".place", ".headerlink", ".end"
 ON_SCREEN = "script", "input", "button", *BARS, ".verdict", "details.hide > summary .expanded"
-OF_HOME = ".buttons", ".buttons + .cell", "section section:has(.cards, .paths, .proofs)"  # what leads elsewhere
+# what leads elsewhere
+OF_HOME = ".buttons", ".buttons + .cell", "section section:has(.cards, .paths, .proofs)"
 LEFT_OUT = ", ".join([*ON_SCREEN, *OF_HOME])
 STYLE = """
 @page { size: A4; margin: 20mm 18mm 18mm; @bottom-center { content: counter(page); font: 8pt sans-serif; } }
@@ -47,7 +49,7 @@ summary::after { content: none !important; }
 .at { display: inline-block; min-width: 2.5em; }
 .elsewhere { color: var(--soft); font-size: 0.9em; }
 .answers h3 + .elsewhere { break-after: avoid; }
-"""
+"""  # noqa: E501
 UNKNOWN = "0000"  # in place of the number of a page, and as wide
 
 
@@ -62,14 +64,15 @@ def bind(site, config, parts, names, cited):
       cited: what `CITATION.cff` says.
 
     Returns:
-      HTML, parsed. Each id begins with the name of its chapter, and links within the book lead to those. A link of the
-      class `at` has the number of the page as text, once that is known.
+      HTML, parsed. Each id begins with the name of its chapter, and links within the book lead to
+      those. A link of the class `at` has the number of the page as text, once that is known.
     """
     where, part_of = address.of(config), {}
     for number, part in enumerate(parts, 1):
         part_of |= {Path(one["file"]).name: (number, part["caption"]) for one in part["chapters"]}
     bound = BeautifulSoup(
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"></head><body></body></html>', "html.parser"
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"></head><body></body></html>',
+        "html.parser",
     )
     bound.head.append(bound.new_tag("title", string=config["title"]))
     titles, sheets = {}, {}
@@ -87,7 +90,11 @@ def bind(site, config, parts, names, cited):
         titles[name] = " ".join(article.h1.get_text().split())
         _lead_within(article, name, names, site, where)
         bound.body.append(article)
-    for sheet in (*sheets, STYLE, *(_head(name, title) for name, title in {**titles, "contents": "Contents"}.items())):
+    for sheet in (
+        *sheets,
+        STYLE,
+        *(_head(name, title) for name, title in {**titles, "contents": "Contents"}.items()),
+    ):
         bound.head.append(bound.new_tag("style", string=sheet))
     bound.body.insert(0, _cover(bound, config, cited, where))
     bound.body.insert(1, _contents(bound, parts, titles))
@@ -104,9 +111,16 @@ def _cover(bound, config, cited, where):
     """The title, and who wrote the book, when and under which licence."""
     cover = bound.new_tag("article", attrs={"class": "cover"})
     cover.append(bound.new_tag("h1", string=cited.get("title") or config["title"]))
-    people = [one.get("name") or f"{one['given-names']} {one['family-names']}" for one in cited.get("authors", ())]
+    people = [
+        one.get("name") or f"{one['given-names']} {one['family-names']}"
+        for one in cited.get("authors", ())
+    ]
     edition = f"Version {cited['version']}, {cited['date-released']}" if cited else ""
-    for line in (", ".join(people) or config.get("author", ""), edition, f"© {config.get('copyright', '')}"):
+    for line in (
+        ", ".join(people) or config.get("author", ""),
+        edition,
+        f"© {config.get('copyright', '')}",
+    ):
         cover.append(bound.new_tag("p", string=line))
     online = bound.new_tag("p", string="Online, with every chapter as a notebook: ")
     online.append(bound.new_tag("a", href=where.site, string=where.site))
@@ -127,7 +141,9 @@ def _contents(bound, parts, titles):
         chapters = bound.new_tag("ul")
         for name in listed:
             entry = bound.new_tag("li")
-            entry.extend([bound.new_tag("a", href=f"#{name}", string=titles[name]), _at(bound, name)])
+            entry.extend(
+                [bound.new_tag("a", href=f"#{name}", string=titles[name]), _at(bound, name)]
+            )
             chapters.append(entry)
         contents.append(chapters)
     return contents
@@ -139,7 +155,9 @@ def _at(bound, place):
 
 
 def _answers_last(bound, article):
-    """Move answers of predictions and exercises to the end of their chapter; each place names the page of the other."""
+    """Move answers of predictions and exercises to the end of their chapter; each place names the
+    page of the other.
+    """
     last = bound.new_tag("section", attrs={"class": "answers"})
     last.append(bound.new_tag("h2", string="Answers"))
     asked = {one["data-answer"]: one for one in article.select("[data-answer]")}
@@ -167,7 +185,9 @@ def _answers_last(bound, article):
 
 
 def _say_why_not(bound, question, answer):
-    """Move the reasons of wrong choices, which a page shows when one is chosen, to the answer, before what it shows."""
+    """Move the reasons of wrong choices, which a page shows when one is chosen, to the answer,
+    before what it shows.
+    """
     shown = answer.select_one(".cell_output")
     for reason in question.select(".reason"):
         choice = reason.find_previous_sibling("label")
@@ -179,7 +199,9 @@ def _say_why_not(bound, question, answer):
 
 
 def _lead_within(article, name, names, site, where):
-    """Give ids and links the name of their chapter, find files where they are, and open what is folded."""
+    """Give ids and links the name of their chapter, find files where they are, and open what is
+    folded.
+    """
     for one in article.select("[id]"):
         one["id"] = f"{name}--{one['id']}"
     article["id"] = name
@@ -213,7 +235,8 @@ def write(bound, output, program):
     """Print what was bound, and write it with the numbers of pages to a file."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         made = Path(folder) / address.PDF
-        browser = playwright.chromium.launch(executable_path=program, timeout=0)  # a busy machine takes its time
+        # a busy machine takes its time
+        browser = playwright.chromium.launch(executable_path=program, timeout=0)
         _print(browser, bound, made)
         pages = pages_of(made)
         for link in bound.select(".at"):
@@ -223,9 +246,13 @@ def write(bound, output, program):
         assert pages_of(made) == pages, "the numbers of pages have moved what they number"
         with pikepdf.open(made) as pdf:  # half the size
             with pdf.open_outline() as outline:
-                titles = [" ".join(title.get_text().split()) for title in bound.select("h1, h2, h3")]
+                titles = [
+                    " ".join(title.get_text().split()) for title in bound.select("h1, h2, h3")
+                ]
                 _name(outline.root, {_letters(title): title for title in titles})
-            pdf.save(output, object_stream_mode=pikepdf.ObjectStreamMode.generate, recompress_flate=True)
+            pdf.save(
+                output, object_stream_mode=pikepdf.ObjectStreamMode.generate, recompress_flate=True
+            )
 
 
 def _print(browser, bound, file):
@@ -243,14 +270,24 @@ def pages_of(file):
     """The number of the page of each place to which a link leads."""
     with pikepdf.open(file) as pdf:
         numbers = {page.objgen: number for number, page in enumerate(pdf.pages, 1)}
-        return {name.removeprefix("/"): numbers[place[0].objgen] for name, place in pdf.Root.Dests.items()}
+        return {
+            name.removeprefix("/"): numbers[place[0].objgen]
+            for name, place in pdf.Root.Dests.items()
+        }
 
 
 def main(arguments=None):
     """Write the PDF; returns the exit status."""
     parser = argparse.ArgumentParser(prog="pdf.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--site", type=Path, default=SITE, help="the folder of the built site (default: _build/html)")
-    parser.add_argument("--output", type=Path, help=f"the file to write (default: _build/{address.PDF})")
+    parser.add_argument(
+        "--site",
+        type=Path,
+        default=SITE,
+        help="the folder of the built site (default: _build/html)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help=f"the file to write (default: _build/{address.PDF})"
+    )
     parser.add_argument("chapters", nargs="*", help="such as arrays (default: all, in order)")
     options = parser.parse_args(arguments)
     here = book.load(ROOT)
@@ -271,7 +308,10 @@ def main(arguments=None):
     parts = toc.get("parts") or [{"caption": "Chapters", "chapters": toc["chapters"]}]
     bound = bind(site, here.config, parts, options.chapters or known, citation.of(ROOT))
     write(bound, output, program)
-    print(f"the book: {output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output}")
+    print(
+        "the book: "
+        f"{output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output}"
+    )
     return 0
 
 

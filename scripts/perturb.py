@@ -1,13 +1,14 @@
-"""Perturb the assertions of chapters, one literal or operator at a time, and print what still passes.
+"""Perturb the assertions of chapters, one literal or operator at a time, and print what still
+passes.
 
     .venv/bin/python scripts/perturb.py                   all chapters
     .venv/bin/python scripts/perturb.py memory tensor     some
 
-An assertion that holds for another number guards nothing that its number says. So `assert n == 12` is also tried with
-13 and with `!=`, and `assert ratio > 4` with 8, where it stands and right after it has held. What passes in every run
-of its line is printed, as `book/x.md:12: assert ratio > 4: 4 to 8`. `tests/book/loose_assertions.txt` has those that
-were known; exits with 1 where there are others, and `--write` writes the file anew. Cells that run in several processes
-are left out.
+An assertion that holds for another number guards nothing that its number says. So `assert n == 12`
+is also tried with 13 and with `!=`, and `assert ratio > 4` with 8, where it stands and right after
+it has held. What passes in every run of its line is printed, as `book/x.md:12: assert ratio > 4: 4
+to 8`. `tests/book/loose_assertions.txt` has those that were known; exits with 1 where there are
+others, and `--write` writes the file anew. Cells that run in several processes are left out.
 """
 
 import argparse
@@ -49,22 +50,33 @@ def __perturbed__(number, tests):
                 __passes__[key] = False
 builtins.__perturbed__ = __perturbed__
 """
-LAST = "import json\nprint('perturbed:' + json.dumps([key for key, passes in __passes__.items() if passes]))"
+LAST = (
+    "import json\nprint('perturbed:' + json.dumps([key for key, passes in __passes__.items() if "
+    "passes]))"
+)
 
 
 def perturbed(test):
-    """Other conditions than an assertion's, each as (what has changed, the condition); `test` is its AST."""
+    """Other conditions than an assertion's, each as (what has changed, the condition); `test` is
+    its AST.
+    """
     others = []
 
     def change(place, key, value, words):
-        """Note the condition with another value at one place: an attribute of a node, or an item of a list."""
+        """Note the condition with another value at one place: an attribute of a node, or an item of
+        a list.
+        """
         holder = place if isinstance(place, list) else vars(place)
         old, holder[key] = holder[key], value
         others.append((words, ast.unparse(test)))
         holder[key] = old
 
-    tolerances = {id(child) for node in ast.walk(test) if isinstance(node, ast.keyword) and node.arg in TOLERANCES
-                  for child in ast.walk(node)}  # fmt: skip
+    tolerances = {
+        id(child)
+        for node in ast.walk(test)
+        if isinstance(node, ast.keyword) and node.arg in TOLERANCES
+        for child in ast.walk(node)
+    }
     bounds = {}  # literals of an inequality, with the factor that makes it stricter
     for node in ast.walk(test):
         if isinstance(node, ast.Compare):
@@ -72,13 +84,20 @@ def perturbed(test):
             for n, operator in enumerate(node.ops):
                 if type(operator) not in OTHER:
                     less = isinstance(operator, ast.Lt | ast.LtE)
-                    bounds |= {id(sides[n]): 2 if less else 0.5, id(sides[n + 1]): 0.5 if less else 2}
+                    bounds |= {
+                        id(sides[n]): 2 if less else 0.5,
+                        id(sides[n + 1]): 0.5 if less else 2,
+                    }
     for node in list(ast.walk(test)):
         if isinstance(node, ast.Compare):
             for n, operator in enumerate(node.ops):
                 if other := OTHER.get(type(operator)):
                     change(node.ops, n, other(), f"{type(operator).__name__} to {other.__name__}")
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float) and id(node) not in tolerances:
+        elif (
+            isinstance(node, ast.Constant)
+            and type(node.value) in (int, float)
+            and id(node) not in tolerances
+        ):
             if id(node) in bounds:
                 value = node.value * bounds[id(node)]
             else:
@@ -89,15 +108,20 @@ def perturbed(test):
 
 
 def with_perturbations(source, number):
-    """A cell's source with the other conditions beside its assertions; and by key what each is: (line, text)."""
+    """A cell's source with the other conditions beside its assertions; and by key what each is:
+    (line, text).
+    """
     if source.lstrip().startswith("%%"):
         return source, {}
     lines = re.sub(r"(?m)^([%!])", r"#\1", source)  # magics of one line
     kept, texts = source.encode().split(b"\n"), {}
     nodes = [node for node in ast.walk(ast.parse(lines)) if isinstance(node, ast.Assert)]
-    nodes.sort(key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True)  # the last first
+    # the last first
+    nodes.sort(key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True)
     for place, node in enumerate(nodes):
-        if any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield) for inner in ast.walk(node)):
+        if any(
+            isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield) for inner in ast.walk(node)
+        ):
             continue
         others = perturbed(copy.deepcopy(node.test))
         key = f"{number}:{place}"
@@ -107,12 +131,16 @@ def with_perturbations(source, number):
         tests = ", ".join(f"lambda: {condition}" for _, condition in others)
         line = kept[node.end_lineno - 1]
         end = node.end_col_offset
-        kept[node.end_lineno - 1] = line[:end] + f"; __perturbed__({key!r}, [{tests}])".encode() + line[end:]
+        kept[node.end_lineno - 1] = (
+            line[:end] + f"; __perturbed__({key!r}, [{tests}])".encode() + line[end:]
+        )
     return b"\n".join(kept).decode(), texts
 
 
 def planned(book, chapter):
-    """The run of a chapter with its perturbed assertions; and what each is, by key: (line, text)."""
+    """The run of a chapter with its perturbed assertions; and what each is, by key: (line,
+    text).
+    """
     run = runs.of_chapter(book, chapter)
     places = {cell.source: cell.line for cell in chapter.cells}
     cells, texts = [new_code_cell(FIRST)], {}
@@ -138,7 +166,9 @@ def survivors(report, texts):
 
 def main(arguments=None):
     """Print what still passes; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("chapters", nargs="*", help="names of chapters, such as memory")
     parser.add_argument("--write", action="store_true", help=f"write {KNOWN}")
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder of another book")
@@ -148,7 +178,9 @@ def main(arguments=None):
     if unknown := set(options.chapters) - {chapter.name for chapter in chapters}:
         names = ", ".join(chapter.name for chapter in chapters)
         parser.error(f"no chapter with code is called {min(unknown)!r}; there are {names}")
-    chosen = [chapter for chapter in chapters if not options.chapters or chapter.name in options.chapters]
+    chosen = [
+        chapter for chapter in chapters if not options.chapters or chapter.name in options.chapters
+    ]
     plans = [planned(book, chapter) for chapter in chosen]
     with stoppable() as stop:
         reports = runs.run([run for run, _ in plans], progress=Lines(), stop=stop, fresh=True)
@@ -157,7 +189,10 @@ def main(arguments=None):
     passing, failed = [], []
     for chapter, report, (_, texts) in zip(chosen, reports, plans, strict=True):
         if not report.ok:
-            failed.append(f"{chapter.path}: does not run with its assertions perturbed: {report.data['message']}")
+            failed.append(
+                f"{chapter.path}: does not run with its assertions perturbed: "
+                f"{report.data['message']}"
+            )
             continue
         for line, text in survivors(report, texts):
             passing.append(f"{chapter.path}: {text}")

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Measure the GPU of this machine, and record what the book says of it. Needs JAX with CUDA and one GPU.
+"""Measure the GPU of this machine, and record what the book says of it. Needs JAX with CUDA and one
+GPU.
 
     PYTHONPATH=src python scripts/record_gpu.py               # all, in about eight minutes; into the checkout
     PYTHONPATH=src python scripts/record_gpu.py --only adam steps --out gpu
 
-Writes src/shardlab/machines/measured/h200.json, after the name of the GPU, and book/cluster/recordings/gpu.txt, which
-is what the programs of readers print there: the cells of the first chapter, the script of the recipes, and the cluster
-chapter's two. Each time is the best of five rounds of calls that are dispatched together and waited for once; each
-measurement is printed and written when it is made.
-"""
+Writes src/shardlab/machines/measured/h200.json, after the name of the GPU, and
+book/cluster/recordings/gpu.txt, which is what the programs of readers print there: the cells of the
+first chapter, the script of the recipes, and the cluster chapter's two. Each time is the best of
+five rounds of calls that are dispatched together and waited for once; each measurement is printed
+and written when it is made.
+"""  # noqa: E501
 
 import argparse
 import dataclasses
@@ -31,8 +33,9 @@ from shardlab import model, training_step
 
 ROOT = Path(__file__).parent.parent
 
-# What is measured: a function of this file, which yields dicts, and its arguments. Each runs in a Python of its own,
-# because a process keeps the GPU memory that it has once taken, and because peaks are those of a process.
+# What is measured: a function of this file, which yields dicts, and its arguments. Each runs in a
+# Python of its own, because a process keeps the GPU memory that it has once taken, and because
+# peaks are those of a process.
 MEASUREMENTS = [
     ("square",),
     ("tokens",),
@@ -57,7 +60,9 @@ NAMES = list(dict.fromkeys(name for name, *_ in MEASUREMENTS))
 
 
 def seconds(call, rounds=5, least=0.05):
-    """The time of one call, in seconds: the best of some rounds, each of as many calls as take `least` together."""
+    """The time of one call, in seconds: the best of some rounds, each of as many calls as take
+    `least` together.
+    """
     jax.block_until_ready(call())
     begin = time.perf_counter()
     jax.block_until_ready(call())
@@ -88,22 +93,31 @@ def square():
 
 
 def tokens():
-    """So many tokens times one matrix of 8,192 by 8,192, in bf16: from memory-bound to compute-bound."""
+    """So many tokens times one matrix of 8,192 by 8,192, in bf16: from memory-bound to
+    compute-bound.
+    """
     weights = normal(8192, 8192)
     for count in (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 1024, 2048, 4096):
         x, product = normal(count, 8192), jax.jit(jnp.matmul)
-        yield {"tokens": count, "seconds": seconds(lambda x=x, product=product: product(x, weights))}
+        yield {
+            "tokens": count,
+            "seconds": seconds(lambda x=x, product=product: product(x, weights)),
+        }
 
 
 def copy():
-    """Read an array and write another of its size: two bytes of traffic for each byte of the array."""
+    """Read an array and write another of its size: two bytes of traffic for each byte of the
+    array.
+    """
     for log in range(16, 33, 2):
         x, add = normal(2**log // 4, dtype=jnp.float32), jax.jit(lambda x: x + 1)
         yield {"bytes": x.nbytes, "seconds": seconds(lambda x=x, add=add: add(x))}
 
 
 def dispatch():
-    """What a call costs that computes next to nothing: until it returns, and until its result is there."""
+    """What a call costs that computes next to nothing: until it returns, and until its result is
+    there.
+    """
     x, add = normal(8, dtype=jnp.float32), jax.jit(lambda x: x + 1)
     jax.block_until_ready(add(x))
     begin = time.perf_counter()
@@ -125,15 +139,20 @@ def peak_bytes():
 
 
 def decode(name, layers, cases):
-    """A decode step of a decoder in bf16, a token for each sequence, by (sequences, context), its cache full.
+    """A decode step of a decoder in bf16, a token for each sequence, by (sequences, context), its
+    cache full.
 
-    The layers are a list, or stacked and scanned; the cache is donated, and each step writes the new token's keys and
-    values into its last place.
+    The layers are a list, or stacked and scanned; the cache is donated, and each step writes the
+    new token's keys and values into its last place.
     """
     sizes = model(name)
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     leaves = training_step(sizes, mesh, 1, 512)[1][0]["params"]
-    params = {name: 0.02 * normal(*leaf.shape) for name, leaf in leaves.items() if name not in ("embed", "out", "norm")}
+    params = {
+        name: 0.02 * normal(*leaf.shape)
+        for name, leaf in leaves.items()
+        if name not in ("embed", "out", "norm")
+    }
     embed, out = (0.02 * normal(*leaves[name].shape) for name in ("embed", "out"))
     if layers == "list":
         split = jax.jit(lambda w: list(w))
@@ -143,14 +162,21 @@ def decode(name, layers, cases):
 
     def norm(x, scale):
         x = x.astype(jnp.float32)
-        return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)).astype(jnp.bfloat16) * scale
+        return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5)).astype(
+            jnp.bfloat16
+        ) * scale
 
     def layer(x, w, keys, values):
         inner = norm(x, w["norms"][0])
         q = (inner @ w["q"]).reshape(len(x), sizes.kv_heads, groups, sizes.head_dim)
-        k, v = ((inner @ w["kv"][n]).reshape(len(x), sizes.kv_heads, sizes.head_dim) for n in (0, 1))
+        k, v = (
+            (inner @ w["kv"][n]).reshape(len(x), sizes.kv_heads, sizes.head_dim) for n in (0, 1)
+        )
         keys, values = keys.at[:, -1].set(k), values.at[:, -1].set(v)
-        scores = jnp.einsum("bhgd,bkhd->bhgk", q, keys, preferred_element_type=jnp.float32) * sizes.head_dim**-0.5
+        scores = (
+            jnp.einsum("bhgd,bkhd->bhgk", q, keys, preferred_element_type=jnp.float32)
+            * sizes.head_dim**-0.5
+        )
         weights = jax.nn.softmax(scores, -1).astype(jnp.bfloat16)
         x = x + jnp.einsum("bhgk,bkhd->bhgd", weights, values).reshape(len(x), -1) @ w["o"]
         inner = norm(x, w["norms"][1])
@@ -177,9 +203,14 @@ def decode(name, layers, cases):
         if layers == "list":
             caches = [[normal(*shape), normal(*shape)] for _ in range(sizes.layers)]
         else:
-            caches = [jax.jit(lambda shape=shape: jnp.zeros((sizes.layers, *shape), jnp.bfloat16))() for _ in range(2)]
+            caches = [
+                jax.jit(lambda shape=shape: jnp.zeros((sizes.layers, *shape), jnp.bfloat16))()
+                for _ in range(2)
+            ]
         tokens = jnp.zeros(sequences, jnp.int32)
-        compiled = jax.jit(step, donate_argnums=2).lower(params, (embed, out), caches, tokens).compile()
+        compiled = (
+            jax.jit(step, donate_argnums=2).lower(params, (embed, out), caches, tokens).compile()
+        )
         best = float("inf")
         for _ in range(5):
             begin = time.perf_counter()
@@ -187,19 +218,29 @@ def decode(name, layers, cases):
                 caches, tokens = compiled(params, (embed, out), caches, tokens)
             jax.block_until_ready(tokens)
             best = min(best, (time.perf_counter() - begin) / 20)
-        row = {"model": name, "layers": layers, "sequences": sequences, "context": context, "seconds": best}
+        row = {
+            "model": name,
+            "layers": layers,
+            "sequences": sequences,
+            "context": context,
+            "seconds": best,
+        }
         yield row | {"temp_bytes": compiled.memory_analysis().temp_size_in_bytes}
         del caches
 
 
 def attention(lengths):
-    """Causal attention of 16,384 tokens, 32 heads of 128, 8 of keys, in bf16: forward, and with its gradients."""
+    """Causal attention of 16,384 tokens, 32 heads of 128, 8 of keys, in bf16: forward, and with its
+    gradients.
+    """
     for length in lengths:
         q, k, v = (normal(16384 // length, length, heads, 128) for heads in (32, 8, 8))
         for implementation in ("xla", "cudnn"):
 
             def forward(q, k, v, implementation=implementation):
-                return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+                return jax.nn.dot_product_attention(
+                    q, k, v, is_causal=True, implementation=implementation
+                )
 
             def total(q, k, v, forward=forward):
                 return forward(q, k, v).astype(jnp.float32).sum()
@@ -208,11 +249,15 @@ def attention(lengths):
                 compiled = jax.jit(function).lower(q, k, v).compile()
                 row = {"implementation": implementation, "length": length, "what": what}
                 row["temp_bytes"] = compiled.memory_analysis().temp_size_in_bytes
-                yield row | {"seconds": seconds(lambda compiled=compiled, q=q, k=k, v=v: compiled(q, k, v))}
+                yield row | {
+                    "seconds": seconds(lambda compiled=compiled, q=q, k=k, v=v: compiled(q, k, v))
+                }
 
 
 def steps(name, layers, sequences, sequence, remat, microbatches=1):
-    """A decoder's training step with donated state: its time, and its memory beside what the compiler says."""
+    """A decoder's training step with donated state: its time, and its memory beside what the
+    compiler says.
+    """
     sizes = dataclasses.replace(model(name), layers=layers)
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
     step, (state, batch) = training_step(sizes, mesh, sequences, sequence, remat, microbatches)
@@ -222,10 +267,15 @@ def steps(name, layers, sequences, sequence, remat, microbatches=1):
 
     def create(leaf):
         scale = leaf.shape[-2] ** -0.5 if len(leaf.shape) > 1 else 1.0
-        return jax.jit(lambda key: (scale * jax.random.normal(key, leaf.shape)).astype(leaf.dtype))(next(keys))
+        return jax.jit(lambda key: (scale * jax.random.normal(key, leaf.shape)).astype(leaf.dtype))(
+            next(keys)
+        )
 
     params = {name: create(leaf) for name, leaf in state["params"].items()}
-    zeros = [jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state[part]) for part in ("first", "second")]
+    zeros = [
+        jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state[part])
+        for part in ("first", "second")
+    ]
     state = {"params": params, "first": zeros[0], "second": zeros[1]}
     batch = jax.random.randint(jax.random.key(1), batch.shape, 0, sizes.vocab)
     times = []
@@ -233,7 +283,13 @@ def steps(name, layers, sequences, sequence, remat, microbatches=1):
         begin = time.perf_counter()
         state = jax.block_until_ready(compiled(state, batch))
         times.append(time.perf_counter() - begin)
-    row = {"model": name, "layers": layers, "sequences": sequences, "sequence": sequence, "remat": remat}
+    row = {
+        "model": name,
+        "layers": layers,
+        "sequences": sequences,
+        "sequence": sequence,
+        "remat": remat,
+    }
     row["microbatches"] = microbatches
     parts = ("argument", "output", "alias", "temp")
     row |= {f"{part}_bytes": getattr(memory, f"{part}_size_in_bytes") for part in parts}
@@ -247,16 +303,25 @@ def transfer():
     x = normal(2**28, dtype=jnp.float32)
     away = jax.device_put(x, host)
     yield {"to": "host", "bytes": x.nbytes, "seconds": seconds(lambda: jax.device_put(x, host))}
-    yield {"to": "device", "bytes": x.nbytes, "seconds": seconds(lambda: jax.device_put(away, near))}
+    yield {
+        "to": "device",
+        "bytes": x.nbytes,
+        "seconds": seconds(lambda: jax.device_put(away, near)),
+    }
 
 
 def adam(where):
-    """Adam on one parameter of 2^30 elements in float32, its moments in the memory `where` between the steps."""
+    """Adam on one parameter of 2^30 elements in float32, its moments in the memory `where` between
+    the steps.
+    """
     device = SingleDeviceSharding(jax.devices()[0])
     home = device.with_memory_kind(where)
     chunks = [(2**26,)] * 16
     create = jax.jit(lambda value: [jnp.full(shape, value, jnp.float32) for shape in chunks])
-    parameters, first, second = create(1.0), *(jax.device_put(create(value), home) for value in (0.0, 0.0))
+    parameters, first, second = (
+        create(1.0),
+        *(jax.device_put(create(value), home) for value in (0.0, 0.0)),
+    )
 
     def update(p, m, v):
         m, v = (jax.device_put(x, device.with_memory_kind("device")) for x in (m, v))
@@ -287,20 +352,31 @@ def facts():
     """Which GPU this is, and with which software."""
     device = jax.devices()[0]
     if device.platform != "gpu":
-        raise SystemExit(f"this machine's device is a {device.device_kind}, no GPU; run it where JAX finds CUDA")
+        raise SystemExit(
+            f"this machine's device is a {device.device_kind}, no GPU; run it where JAX finds CUDA"
+        )
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    packages = {package: version(package) for package in ("jax", "jaxlib", "optax", "orbax-checkpoint")}
+    packages = {
+        package: version(package) for package in ("jax", "jaxlib", "optax", "orbax-checkpoint")
+    }
     row = {"device": device.device_kind, "date": str(datetime.date.today()), "packages": packages}
     row["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     yield row | {"memory_bytes": device.memory_stats()["bytes_limit"]}
 
 
 def rows(name, *arguments):
-    """What a function of this file yields in another Python; if that fails, its last lines, as an error."""
-    program = f"import json, record_gpu\nfor row in record_gpu.{name}(*{arguments!r}): print('ROW', json.dumps(row))"
+    """What a function of this file yields in another Python; if that fails, its last lines, as an
+    error.
+    """
+    program = (
+        f"import json, record_gpu\nfor row in record_gpu.{name}(*{arguments!r}): print('ROW', "
+        "json.dumps(row))"
+    )
     path = os.pathsep.join([str(ROOT / "scripts"), str(ROOT / "src")])
     environment = os.environ | {"PYTHONPATH": path, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
     if done.returncode:
         raise RuntimeError(f"{name}{arguments}: {done.stderr[-3000:]}")
     return [json.loads(row) for row in re.findall(r"^ROW (.*)$", done.stdout, re.MULTILINE)]
@@ -309,14 +385,20 @@ def rows(name, *arguments):
 def cells(chapter):
     """The code of a chapter's cells, as one program."""
     text = (ROOT / "book" / f"{chapter}.md").read_text()
-    return "\n".join(re.findall(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    return "\n".join(
+        re.findall(
+            r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)^```$", text, re.MULTILINE | re.DOTALL
+        )
+    )
 
 
 def programs(head, file):
     """Run the readers' programs as one process each, and record what they print."""
     cluster, recipes = ROOT / "book" / "cluster", ROOT / "book" / "recipes"
     environment = os.environ | {"JAX_PLATFORMS": "cuda", "MPLBACKEND": "agg"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    )
     lines, failed = [f"# {head}"], []
     with tempfile.TemporaryDirectory() as folder:
         start, run, resumed = Path(folder, "start.py"), Path(folder, "run"), Path(folder, "resumed")
@@ -331,10 +413,18 @@ def programs(head, file):
         ):
             words = [str(word) for word in command]
             done = subprocess.run(
-                [sys.executable, *words], cwd=place, capture_output=True, text=True, env=environment, timeout=120
+                [sys.executable, *words],
+                cwd=place,
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=120,
             )
             shown = " ".join(words).replace(f"{folder}/", "")
-            lines += [f"# python {shown}", *re.sub(r" on \S+:", " on host:", done.stdout).splitlines()]
+            lines += [
+                f"# python {shown}",
+                *re.sub(r" on \S+:", " on host:", done.stdout).splitlines(),
+            ]
             if done.returncode:
                 failed.append(shown)
                 print(f"{shown}: {done.stderr[-3000:]}", flush=True)
@@ -346,9 +436,15 @@ def programs(head, file):
 
 def main():
     """Measure, and write both files; what fails is told at the end, and the rest is kept."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--only", nargs="+", choices=NAMES, help="these alone, and not the readers' programs")
-    options.add_argument("--out", type=Path, help="write both files here instead of into the checkout")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--only", nargs="+", choices=NAMES, help="these alone, and not the readers' programs"
+    )
+    options.add_argument(
+        "--out", type=Path, help="write both files here instead of into the checkout"
+    )
     options = options.parse_args()
     try:
         (measured,), failed = rows("facts"), []
@@ -361,7 +457,9 @@ def main():
     if not options.only:
         packages = ", ".join(f"{name} {number}" for name, number in measured["packages"].items())
         head = f"{measured['date']}, {measured['device']}, driver {measured['driver']}, {packages}"
-        failed += programs(head, (options.out or ROOT / "book" / "cluster" / "recordings") / "gpu.txt")
+        failed += programs(
+            head, (options.out or ROOT / "book" / "cluster" / "recordings") / "gpu.txt"
+        )
     for name, *arguments in MEASUREMENTS:
         if name not in (options.only or NAMES):
             continue

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Compile the programs of chapters for TPUs and GPUs without having them, and record what the compilers answer.
+"""Compile the programs of chapters for TPUs and GPUs without having them, and record what the
+compilers answer.
 
-The recordings, src/shardlab/pods/recordings/CHAPTER.json, are what shardlab reads where there is no compiler. Run this
-on Linux x86-64 after `pip install -e ".[pods]"` (for the chapter pods ".[pods,pods-gpu]"), with the versions
-that are to be recorded. It needs no accelerator and takes seconds to minutes for each chapter.
+The recordings, src/shardlab/pods/recordings/CHAPTER.json, are what shardlab reads where there is no
+compiler. Run this on Linux x86-64 after `pip install -e ".[pods]"` (for the chapter pods
+".[pods,pods-gpu]"), with the versions that are to be recorded. It needs no accelerator and takes
+seconds to minutes for each chapter.
 """
 
 import argparse
@@ -26,15 +28,30 @@ VOLATILE = ("seconds", "source", "provenance")  # differ from one compile to the
 
 
 def main():
-    """Record each chapter, or check its recording, in a process of its own, since each asks for its own devices."""
+    """Record each chapter, or check its recording, in a process of its own, since each asks for its
+    own devices.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("chapters", nargs="*", help="names of chapters (default: all that compile for pods)")
-    parser.add_argument("--keep", action="store_true", help="reuse what was recorded or compiled before")
-    parser.add_argument("--check", action="store_true", help="compare with the recordings instead of writing them")
-    longest = "with --check: of programs that took longer, compare only the text and the versions (default: of none)"
-    parser.add_argument("--longest", type=float, default=float("inf"), metavar="SECONDS", help=longest)
+    parser.add_argument(
+        "chapters", nargs="*", help="names of chapters (default: all that compile for pods)"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="reuse what was recorded or compiled before"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the recordings instead of writing them"
+    )
+    longest = (
+        "with --check: of programs that took longer, compare only the text and the versions "
+        "(default: of none)"
+    )
+    parser.add_argument(
+        "--longest", type=float, default=float("inf"), metavar="SECONDS", help=longest
+    )
     wanted = parser.parse_args()
     from bookbinder.read.book import load
 
@@ -45,7 +62,10 @@ def main():
             parser.error(f"{name} compiles nothing for pods; these chapters do: {', '.join(able)}")
     if len(wanted.chapters) != 1:
         flags = [argument for argument in sys.argv[1:] if argument not in wanted.chapters]
-        runs = [subprocess.run([sys.executable, __file__, name, *flags]) for name in wanted.chapters or able]
+        runs = [
+            subprocess.run([sys.executable, __file__, name, *flags])
+            for name in wanted.chapters or able
+        ]
         sys.exit(max(run.returncode for run in runs))
     chapter = book.chapter(wanted.chapters[0])
     path = RECORDINGS / f"{chapter.name}.json"
@@ -57,7 +77,9 @@ def main():
 
 def compiling(book):
     """The names of the chapters that compile for pods, and so have recordings."""
-    return [c.name for c in book.chapters if c.runs and any("Pod(" in cell.source for cell in c.cells)]
+    return [
+        c.name for c in book.chapters if c.runs and any("Pod(" in cell.source for cell in c.cells)
+    ]
 
 
 def record(chapter, path, keep=False):
@@ -67,16 +89,32 @@ def record(chapter, path, keep=False):
     def hear(entry):
         if entries.setdefault(entry["label"], entry)["key"] != entry["key"]:
             name = entry["program"]["name"]
-            sys.exit(f"two programs of {chapter.path} are both called {name!r}, with similar arguments: rename one")
+            sys.exit(
+                f"two programs of {chapter.path} are both called {name!r}, with similar "
+                "arguments: rename one"
+            )
 
     run(chapter, hear, *[RECORDINGS] * keep, keep=keep)
     about = {
-        "what": f"What compilers said of the programs of {chapter.path}; src/shardlab/pods/pod.py reads it.",
+        "what": (
+            f"What compilers said of the programs of {chapter.path}; src/shardlab/pods/pod.py "
+            "reads it."
+        ),
         "command": f"python scripts/record_pods.py {chapter.name}",
         "date": str(datetime.date.today()),
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no TPU, no GPU",
-        "versions": sorted({text for e in entries.values() for text in list(e["program"]["provenance"].values())[:2]}),
-        "programs": sorted(entries.values(), key=lambda e: (e["program"]["name"], e["program"]["pod"], e["label"])),
+        "machine": (
+            f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no TPU, no GPU"
+        ),
+        "versions": sorted(
+            {
+                text
+                for e in entries.values()
+                for text in list(e["program"]["provenance"].values())[:2]
+            }
+        ),
+        "programs": sorted(
+            entries.values(), key=lambda e: (e["program"]["name"], e["program"]["pod"], e["label"])
+        ),
     }
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(about, indent=1) + "\n")
@@ -84,11 +122,14 @@ def record(chapter, path, keep=False):
 
 
 def check(chapter, path, keep=False, longest=float("inf")):
-    """Exit at the first program that is not recorded as it is compiled now, or if a recorded one is not compiled."""
+    """Exit at the first program that is not recorded as it is compiled now, or if a recorded one is
+    not compiled.
+    """
     from shardlab import Pod
 
     programs = json.loads(path.read_text())["programs"] if path.exists() else []
-    elsewhere = [e for e in programs if not Pod(e["program"]["pod"]).compiler]  # as for GPUs, without their compiler
+    # as for GPUs, without their compiler
+    elsewhere = [e for e in programs if not Pod(e["program"]["pod"]).compiler]
     believed = [e for e in programs if e in elsewhere or e["program"]["seconds"] > longest]
     left = {e["label"] for e in programs if e not in elsewhere}
 
@@ -97,7 +138,10 @@ def check(chapter, path, keep=False, longest=float("inf")):
         before = next((e for e in programs if e["label"] == new["label"]), None)
         if wrong := difference(new, before):
             what = f"{new['program']['name']} on {new['program']['pod']}"
-            sys.exit(f"{path.name} is out of date: {what} {wrong}: record anew, scripts/record_pods.py {chapter.name}")
+            sys.exit(
+                f"{path.name} is out of date: {what} {wrong}: record anew, "
+                f"scripts/record_pods.py {chapter.name}"
+            )
         left.discard(new["label"])
 
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +149,9 @@ def check(chapter, path, keep=False, longest=float("inf")):
         run(chapter, hear, Path(folder), keep, slice_of)
     if left:
         names = sorted(e["program"]["name"] for e in programs if e["label"] in left)
-        sys.exit(f"{path.name} is out of date: {', '.join(names)}: recorded, but no longer compiled")
+        sys.exit(
+            f"{path.name} is out of date: {', '.join(names)}: recorded, but no longer compiled"
+        )
 
 
 def difference(new, before):
@@ -115,20 +161,30 @@ def difference(new, before):
     told, recorded = new["program"], before["program"]
     for what in ("compiler", "jax"):
         if told["provenance"][what] != recorded["provenance"][what]:
-            return f"was recorded with {recorded['provenance'][what]}, and here is {told['provenance'][what]}"
+            return (
+                f"was recorded with {recorded['provenance'][what]}, and here is "
+                f"{told['provenance'][what]}"
+            )
     fields = [name for name in told if name not in VOLATILE and told[name] != recorded[name]]
     fields += ["the program's text"] if new["key"] != before["key"] else []
     return f"differs in {', '.join(fields)}" if fields else ""
 
 
-def run(chapter, hear, recordings=ROOT / "no recording is read while one is made", keep=False, choose=list):
+def run(
+    chapter,
+    hear,
+    recordings=ROOT / "no recording is read while one is made",
+    keep=False,
+    choose=list,
+):
     """Run a chapter's statements, and give `hear` each program that is compiled for a pod.
 
     Args:
       chapter: the `bookbinder.read.book.Chapter`.
       hear: gets a program's entry in a recording.
       recordings: a folder; what is recorded there is not compiled.
-      keep: also reuse what this machine has compiled before; what it has no compiler for comes from recordings.
+      keep: also reuse what this machine has compiled before; what it has no compiler for comes from
+        recordings.
       choose: which of the statements to run, such as `slice_of`; by default all.
     """
     os.environ["MPLBACKEND"] = "agg"
@@ -140,15 +196,21 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
     shell = InteractiveShell.instance()
 
     def compiled(label, key, program):
-        print(f"{program.name} on {program.pod}: fits={program.fits}, {program.seconds:.0f} s", file=sys.stderr)
+        print(
+            f"{program.name} on {program.pod}: fits={program.fits}, {program.seconds:.0f} s",
+            file=sys.stderr,
+        )
         program = replace(program, source="compiled")
         hear({"label": label, "key": key, "program": program.to_json()})
 
     pods.listener, pods.RECORDINGS = compiled, recordings
     compile_one = pods.Pod.compile
     if not keep:
-        pods.Pod.compile = lambda self, *args, **how: compile_one(self, *args, **how | {"cache": False})
-    names, statements = {"__name__": "__main__", "get_ipython": lambda: shell}, []  # for magics, such as %%processes
+        pods.Pod.compile = lambda self, *args, **how: compile_one(
+            self, *args, **how | {"cache": False}
+        )
+    # for magics, such as %%processes
+    names, statements = {"__name__": "__main__", "get_ipython": lambda: shell}, []
     for cell in chapter.cells:
         tree = ast.parse(TransformerManager().transform_cell(cell.source))
         statements += [(f"{chapter.path}:{cell.line}", statement) for statement in tree.body]
@@ -161,8 +223,9 @@ def run(chapter, hear, recordings=ROOT / "no recording is read while one is made
 def slice_of(statements):
     """The statements that name a pod, or a function that does, and those on which they depend.
 
-    A check that runs only these takes a fraction of the time, and misses nothing for that: if something on which a
-    program depends were left out, the program would not be compiled, or its text would not be the recorded one.
+    A check that runs only these takes a fraction of the time, and misses nothing for that: if
+    something on which a program depends were left out, the program would not be compiled, or its
+    text would not be the recorded one.
     """
     words, known, bodies = {"Pod", "emulate"}, None, {}
     while known != words:  # once more, because a function may name a pod that is made after it
@@ -210,7 +273,9 @@ def _surely_makes(statement):
     """Those that it assigns in any case."""
     if isinstance(statement, ast.With):
         return set().union(*map(_surely_makes, statement.body))
-    is_plain = isinstance(statement, (ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom))
+    is_plain = isinstance(
+        statement, (ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    )
     return _makes(statement) if is_plain else set()
 
 
@@ -219,11 +284,17 @@ def _uses(statement):
     if isinstance(statement, (ast.For, ast.With)):
         is_loop = isinstance(statement, ast.For)
         heads = [(statement.iter, statement.target)] if is_loop else []
-        heads += [(item.context_expr, item.optional_vars) for item in getattr(statement, "items", ())]
+        heads += [
+            (item.context_expr, item.optional_vars) for item in getattr(statement, "items", ())
+        ]
         found, made = set(), set()
         for value, target in heads:
             found |= _uses(ast.Expr(value)) - made
-            made |= {name.id for name in ast.walk(target) if isinstance(name, ast.Name)} if target else set()
+            made |= (
+                {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
+                if target
+                else set()
+            )
         for inner in statement.body:
             found |= _uses(inner) - made
             made |= _surely_makes(inner)
@@ -237,9 +308,11 @@ def _uses(statement):
 
 
 def _changes(statement):
-    """The names whose values it changes, as in `steps.append(step)`, `bytes["x"] = 1` and `jax.set_mesh(mesh)`.
+    """The names whose values it changes, as in `steps.append(step)`, `bytes["x"] = 1` and
+    `jax.set_mesh(mesh)`.
 
-    A stack that enters a context, `stack.enter_context(jax.set_mesh(mesh))`, also changes what the context changes.
+    A stack that enters a context, `stack.enter_context(jax.set_mesh(mesh))`, also changes what the
+    context changes.
     """
     found = set()
     for part in ast.walk(statement):
@@ -255,12 +328,23 @@ def _changes(statement):
 
 
 def _pods(part, words):
-    """The names that get a pod, or a function that names one, if a part of a statement is such an assignment."""
+    """The names that get a pod, or a function that names one, if a part of a statement is such an
+    assignment.
+    """
     if isinstance(part, ast.Assign):
         for value in ast.walk(part.value):
-            is_pod = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "Pod"
+            is_pod = (
+                isinstance(value, ast.Call)
+                and isinstance(value.func, ast.Name)
+                and value.func.id == "Pod"
+            )
             if is_pod or (isinstance(value, ast.Lambda) and _uses(ast.Expr(value)) & words):
-                return [name.id for target in part.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+                return [
+                    name.id
+                    for target in part.targets
+                    for name in ast.walk(target)
+                    if isinstance(name, ast.Name)
+                ]
     return []
 
 

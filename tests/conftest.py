@@ -46,27 +46,35 @@ def tiny(tmp_path):
     return TinyBook(tmp_path)
 
 
-# The rooms of tests in the order in which they begin: the longest first, so that at the end no process waits for
-# another's last file. Chapters of Colab's notebooks and of the book, which the browser's tests need built, run at the
-# same time. `make check` leaves out those that need the book to be built, a browser, a cluster, or many processes.
+# The rooms of tests in the order in which they begin: the longest first, so that at the end no
+# process waits for another's last file. Chapters of Colab's notebooks and of the book, which the
+# browser's tests need built, run at the same time. `make check` leaves out those that need the book
+# to be built, a browser, a cluster, or many processes.
 ROOMS = ("book", "cluster", "browser", "build", "repo", "unit")
 SLOW_ROOMS = {"cluster", "browser", "build"}
 
 
 def pytest_addoption(parser):
     text = (
-        "what `make check` runs: no tests that need the book, or a runner's steps; chapters only if they have changed"
+        "what `make check` runs: no tests that need the book, or a runner's steps; chapters only "
+        "if they have changed"
     )
     parser.addoption("--quick", action="store_true", help=text)
-    text = "of unchanged chapters too: run the notebook twice in one kernel, and compile what is recorded for pods"
+    text = (
+        "of unchanged chapters too: run the notebook twice in one kernel, and compile what is "
+        "recorded for pods"
+    )
     parser.addoption("--again", action="store_true", help=text)
     retry.add_options(parser)
     proofs.add_options(parser)
 
 
 def pytest_xdist_auto_num_workers():
-    """Two more than there are processors, as memory allows: two wait for chapters, or for jobs, kills and pages."""
-    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else runs.at_once() + 1  # None: what that says
+    """Two more than there are processors, as memory allows: two wait for chapters, or for jobs,
+    kills and pages.
+    """
+    # None: what that says
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else runs.at_once() + 1
 
 
 def room(item):
@@ -93,14 +101,18 @@ def pytest_collection_modifyitems(config, items):
 
 
 class SaysAtOnce:
-    """Says what failed when it fails: a run takes long, and one that is stopped has no end at which to say it."""
+    """Says what failed when it fails: a run takes long, and one that is stopped has no end at which
+    to say it.
+    """
 
     def __init__(self, terminal):
         self.terminal = terminal
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            self.terminal.write_line(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext[-4000:]}")
+            self.terminal.write_line(
+                f"\n{report.nodeid} ({report.when}):\n{report.longreprtext[-4000:]}"
+            )
 
 
 @pytest.hookimpl(trylast=True)  # after the terminal's own
@@ -110,7 +122,10 @@ def pytest_configure(config):
     markers = (
         "slow: `make check` leaves it out",
         "of_chapter(name): `make check` runs it if this chapter differs from the main branch",
-        "if_changed(*files): `make check` runs it if its file or one of these differs from the main branch",
+        (
+            "if_changed(*files): `make check` runs it if its file or one of these differs from "
+            "the main branch"
+        ),
     )
     for marker in markers:
         config.addinivalue_line("markers", marker)
@@ -119,7 +134,9 @@ def pytest_configure(config):
 
 
 def known(unit, is_again):
-    """What is known of a chapter before it runs, as a digest: of the units "page NAME" and "notebook NAME"."""
+    """What is known of a chapter before it runs, as a digest: of the units "page NAME" and
+    "notebook NAME".
+    """
     kind, _, name = unit.partition(" ")
     if kind == "page":
         return stale.chapter(BOOK, BOOK.chapter(name))
@@ -158,8 +175,8 @@ def npm(tmp_path_factory):
 def site(request):
     """The folder of the built site; builds it, as `make book` does, if it is not up to date.
 
-    Chapters whose runs are proved are left out, but for the EXAMPLES: where no outputs of one are kept from before, its
-    page has none. `complete` says which pages have all that they should.
+    Chapters whose runs are proved are left out, but for the EXAMPLES: where no outputs of one are
+    kept from before, its page has none. `complete` says which pages have all that they should.
     """
     run = build(request.config)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -175,7 +192,9 @@ def complete(site):
 
 @pytest.fixture(scope="module")
 def home(site):
-    """The address of the served site, with a slash at its end: compressed and below "/book/", as GitHub Pages would."""
+    """The address of the served site, with a slash at its end: compressed and below "/book/", as
+    GitHub Pages would.
+    """
     from servers import serving
 
     with serving(site, below="/book/") as address:

@@ -15,8 +15,15 @@ mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
 local = np.full(jax.local_device_count(), float(jax.process_index()), np.float32)
 array = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), local)
 device = jax.local_devices()[0]
-driver, hides = ("rocm", ("ROCR", "HIP")) if "rocm" in device.client.platform_version.lower() else ("cuda", ("CUDA",))
-visible = [f"{name}_VISIBLE_DEVICES={os.environ.get(f'{name}_VISIBLE_DEVICES', 'not set')}" for name in hides]
+driver, hides = (
+    ("rocm", ("ROCR", "HIP"))
+    if "rocm" in device.client.platform_version.lower()
+    else ("cuda", ("CUDA",))
+)
+visible = [
+    f"{name}_VISIBLE_DEVICES={os.environ.get(f'{name}_VISIBLE_DEVICES', 'not set')}"
+    for name in hides
+]
 uses = jax.config.read(f"jax_{driver}_visible_devices")
 line = (
     f"process {jax.process_index()} of {jax.process_count()} on {socket.gethostname()}: "
@@ -24,4 +31,5 @@ line = (
     f"(platform {device.platform}, kind {device.device_kind}), "
     f"{', '.join(visible)}, JAX uses {uses}, sum {float(array.sum()):g}"
 )
-print(line + "\n", end="", flush=True)  # one write with its newline, so that lines of several processes do not mix
+# one write with its newline, so that lines of several processes do not mix
+print(line + "\n", end="", flush=True)

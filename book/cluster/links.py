@@ -27,15 +27,25 @@ from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
-hosts = exchange("host", socket.gethostname())  # of this step, which may have fewer nodes than its job
-rows = [[d for d in jax.devices() if hosts[d.process_index] == host] for host in dict.fromkeys(hosts)]
+# of this step, which may have fewer nodes than its job
+hosts = exchange("host", socket.gethostname())
+rows = [
+    [d for d in jax.devices() if hosts[d.process_index] == host] for host in dict.fromkeys(hosts)
+]
 if len(set(map(len, rows))) > 1:
-    raise SystemExit(f"the nodes have {', '.join(str(len(row)) for row in rows)} devices; give each as many processes")
+    raise SystemExit(
+        f"the nodes have {', '.join(str(len(row)) for row in rows)} devices; give each as "
+        "many processes"
+    )
 nodes, both_axes = len(rows), ("node", "local")
-mesh = Mesh(rows, both_axes, axis_types=(AxisType.Auto,) * 2)  # make_mesh would take the order of the processes
-floats = max(1, round(options.megabytes * 2**18 / jax.device_count())) * jax.device_count()  # shared evenly by devices
+# make_mesh would take the order of the processes
+mesh = Mesh(rows, both_axes, axis_types=(AxisType.Auto,) * 2)
+# shared evenly by devices
+floats = max(1, round(options.megabytes * 2**18 / jax.device_count())) * jax.device_count()
 sharding = NamedSharding(mesh, P(both_axes))
-x = jax.make_array_from_callback((jax.device_count(), floats), sharding, lambda index: np.ones((1, floats), np.float32))
+x = jax.make_array_from_callback(
+    (jax.device_count(), floats), sharding, lambda index: np.ones((1, floats), np.float32)
+)
 
 
 def flat(x):

@@ -1,10 +1,12 @@
-"""Run a program of this chapter on a Ray cluster: an actor for each process, and a new start if one fails.
+"""Run a program of this chapter on a Ray cluster: an actor for each process, and a new start if one
+fails.
 
 ray start --head                          # on the first node
 ray start --address=node1:6379            # on each other node
 JAX_PLATFORMS=cuda python on_ray.py --processes 8 --gpus 1 train.py --folder /shared/run
 
-Every node needs this folder at the same path. Ray places the actors and says where they are; join.py does the rest.
+Every node needs this folder at the same path. Ray places the actors and says where they are;
+join.py does the rest.
 """
 
 import argparse
@@ -45,12 +47,15 @@ def start(options, program, arguments):
     except ray.exceptions.GetTimeoutError:
         remove_placement_group(places)
         wanted = f"{options.processes} times {each}"
-        raise SystemExit(f"no room for {wanted} in {options.wait:g} s; `ray status` shows what is free") from None
+        raise SystemExit(
+            f"no room for {wanted} in {options.wait:g} s; `ray status` shows what is free"
+        ) from None
     where = PlacementGroupSchedulingStrategy(places)
     how = {"num_cpus": options.cpus, "num_gpus": options.gpus, "scheduling_strategy": where}
     group = [Process.options(**how).remote() for _ in range(options.processes)]
     addresses = ray.get([process.address.remote() for process in group])
-    # Ray promises no order; neighbours should be on one node, as a mesh axis within a node needs it.
+    # Ray promises no order; neighbours should be on one node, as a mesh axis within a node needs
+    # it.
     order = sorted(range(options.processes), key=lambda index: addresses[index].split(":")[0])
     group, coordinator = [group[index] for index in order], addresses[order[0]]
     ours = "JAX_", "XLA_", "NCCL_", "NPROC"
@@ -69,12 +74,18 @@ def start(options, program, arguments):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--cpus", type=int, default=1, help="CPU cores for each process")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs for each process")
-    parser.add_argument("--restarts", type=int, default=3, help="how often to start again after a failure")
-    parser.add_argument("--wait", type=float, default=300, help="seconds to wait for nodes that have room")
+    parser.add_argument(
+        "--restarts", type=int, default=3, help="how often to start again after a failure"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=300, help="seconds to wait for nodes that have room"
+    )
     parser.add_argument("program", help="then its arguments")
     options, arguments = parser.parse_known_args()
     ray.init(address="auto")

@@ -2,8 +2,9 @@
 
 srun python train.py --folder /shared/run --steps 20
 
-On SIGTERM all processes save the same step and stop. With --requeue the job then goes back into Slurm's queue.
-The exit status is 0 when training is done or was stopped so, and another one if it failed.
+On SIGTERM all processes save the same step and stop. With --requeue the job then goes back into
+Slurm's queue. The exit status is 0 when training is done or was stopped so, and another one if it
+failed.
 """
 
 import argparse
@@ -17,19 +18,33 @@ import jax
 from join import join, restore_newest
 
 options = argparse.ArgumentParser()
-options.add_argument("--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share")
+options.add_argument(
+    "--folder", required=True, help="folder of the checkpoints, on a disk that all nodes share"
+)
 options.add_argument("--steps", type=int, default=20)
-options.add_argument("--every", type=int, default=2, help="steps between two checkpoints; the last step is saved too")
-options.add_argument("--requeue", action="store_true", help="after SIGTERM, put the Slurm job back into the queue")
-options.add_argument("--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch")
+options.add_argument(
+    "--every", type=int, default=2, help="steps between two checkpoints; the last step is saved too"
+)
+options.add_argument(
+    "--requeue", action="store_true", help="after SIGTERM, put the Slurm job back into the queue"
+)
+options.add_argument(
+    "--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch"
+)
 options = options.parse_args()
 if options.requeue and "SLURM_JOB_ID" not in os.environ:
-    raise SystemExit("--requeue is for jobs of Slurm; elsewhere start train.py again, and it resumes")
+    raise SystemExit(
+        "--requeue is for jobs of Slurm; elsewhere start train.py again, and it resumes"
+    )
 
 join(heartbeat_timeout_seconds=20)
 if 64 % jax.device_count():
-    raise SystemExit(f"64 examples cannot be sharded over {jax.device_count()} devices; use 1, 2, 4, ... or 64")
-told = []  # whether SIGTERM came, where there is one process; several agree on a step by JAX's preemption service
+    raise SystemExit(
+        f"64 examples cannot be sharded over {jax.device_count()} devices; use 1, 2, 4, ... or 64"
+    )
+# whether SIGTERM came, where there is one process; several agree on a step by JAX's preemption
+# service
+told = []
 if jax.process_count() == 1:
     signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 
@@ -62,10 +77,15 @@ def train(state, x):
 
 
 def batch(step):
-    """64 examples that depend on the step alone; each process makes only the rows of its own devices."""
+    """64 examples that depend on the step alone; each process makes only the rows of its own
+    devices.
+    """
 
     def make_rows(index):
-        rows = [np.random.default_rng((step, row)).normal(size=8) for row in range(*index[0].indices(64))]
+        rows = [
+            np.random.default_rng((step, row)).normal(size=8)
+            for row in range(*index[0].indices(64))
+        ]
         return np.stack(rows).astype("float32")
 
     return jax.make_array_from_callback((64, 8), NamedSharding(mesh, P("data")), make_rows)
@@ -76,11 +96,17 @@ target = jax.tree.map(lambda leaf: leaf.update(sharding=replicated), jax.eval_sh
 if first:
     counts = {"process": jax.process_count(), "device": jax.device_count()}
     plural = {"process": "processes", "device": "devices"}
-    print(", ".join(f"{n} {noun if n == 1 else plural[noun]}" for noun, n in counts.items()), flush=True)
+    print(
+        ", ".join(f"{n} {noun if n == 1 else plural[noun]}" for noun, n in counts.items()),
+        flush=True,
+    )
 
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
-folder = options.folder if "://" in options.folder else Path(options.folder).resolve()  # gs://... is no path
-with ocp.CheckpointManager(folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep) as manager:
+# gs://... is no path
+folder = options.folder if "://" in options.folder else Path(options.folder).resolve()
+with ocp.CheckpointManager(
+    folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep
+) as manager:
     begin, state = restore_newest(manager, target)
     state = state or jax.jit(create, out_shardings=replicated)()
     stopped = None

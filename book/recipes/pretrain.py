@@ -1,4 +1,6 @@
-"""Pretrain a decoder on a mesh of data x fsdp x context x tensor devices, in bfloat16 with a float32 state."""
+"""Pretrain a decoder on a mesh of data x fsdp x context x tensor devices, in bfloat16 with a
+float32 state.
+"""
 
 import argparse
 from functools import partial
@@ -15,9 +17,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from shardlab import apply_rules, explain, shardings, target
 from shardlab.cluster.join import restore_newest
 
-LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64  # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
+# Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
+LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64
 BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
-POLICY = None  # keeps nothing; jax.checkpoint_policies.dots_with_no_batch_dims_saveable keeps the products
+# keeps nothing; jax.checkpoint_policies.dots_with_no_batch_dims_saveable keeps the products
+POLICY = None
 ATTENTION = None  # the backend's own; "cudnn" on GPUs, which stores no scores
 ROWS = ("data", "fsdp")  # the axes that shard the batch; context shards its sequences
 RULES = [  # the stacked layers have a leading dimension; moments have the same paths
@@ -28,7 +32,9 @@ RULES = [  # the stacked layers have a leading dimension; moments have the same 
     (r"norm|count", P()),
 ]
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 10, 1000)
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(SCHEDULE, b2=0.95, weight_decay=0.1))
+OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(SCHEDULE, b2=0.95, weight_decay=0.1)
+)
 
 
 def create():  # each array is drawn by itself, so that a device draws its own shard only
@@ -36,9 +42,14 @@ def create():  # each array is drawn by itself, so that a device draws its own s
     layer = {"query": (D, D), "key": (D, width), "value": (D, width), "out": (D, D),
              "gate": (D, HIDDEN), "up": (D, HIDDEN), "down": (HIDDEN, D)}  # fmt: skip
     keys = iter(jax.random.split(jax.random.key(0), 2 + len(layer)))
-    params = {name: 0.02 * jax.random.normal(next(keys), shape)
-              for name, shape in {"embed": (VOCABULARY, D), "unembed": (D, VOCABULARY)}.items()}  # fmt: skip
-    layers = {name: 0.02 * jax.random.normal(next(keys), (LAYERS, *shape)) for name, shape in layer.items()}
+    params = {
+        name: 0.02 * jax.random.normal(next(keys), shape)
+        for name, shape in {"embed": (VOCABULARY, D), "unembed": (D, VOCABULARY)}.items()
+    }
+    layers = {
+        name: 0.02 * jax.random.normal(next(keys), (LAYERS, *shape))
+        for name, shape in layer.items()
+    }
     params |= {"norm": jnp.ones(D), "layers": layers | {"norms": jnp.ones((LAYERS, 2, D))}}
     return {"params": params, "optimizer": OPTIMIZER.init(params)}
 
@@ -61,20 +72,32 @@ def rotated(x):  # rotary positions, on [batch, tokens, heads, head]
 
 
 def attention(x, w):
-    query, key, value = ((x @ w[name]).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value"))
+    query, key, value = (
+        (x @ w[name]).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value")
+    )
     query = constrained(rotated(query), P(ROWS, "context", "tensor"))
-    key, value = (constrained(y, P(ROWS, None, "tensor")) for y in (rotated(key), value))  # gathered along context
-    mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=ATTENTION)
+    # gathered along context
+    key, value = (constrained(y, P(ROWS, None, "tensor")) for y in (rotated(key), value))
+    mixed = jax.nn.dot_product_attention(
+        query, key, value, is_causal=True, implementation=ATTENTION
+    )
     return mixed.reshape(x.shape) @ w["out"]
 
 
 def loss_of(params, tokens, specs):
-    @partial(jax.checkpoint, policy=POLICY)  # the backward pass gathers a layer again, and computes what is not kept
+    # the backward pass gathers a layer again, and computes what is not kept
+    @partial(jax.checkpoint, policy=POLICY)
     def block(x, layer):
-        w = {name: full(layer[name], P(*specs["layers"][name][1:])) for name in layer if name != "norms"}
+        w = {
+            name: full(layer[name], P(*specs["layers"][name][1:]))
+            for name in layer
+            if name != "norms"
+        }
         x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
         y = norm(x, layer["norms"][1])
-        x = constrained(x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], P(ROWS, "context"))
+        x = constrained(
+            x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], P(ROWS, "context")
+        )
         return x, None
 
     x = constrained(full(params["embed"], specs["embed"])[tokens[:, :-1]], P(ROWS, "context"))
@@ -87,17 +110,23 @@ def loss_of(params, tokens, specs):
 def update(state, tokens, specs, micro):
     def add(sums, rows):  # gradients are in float32, sharded like the parameters
         loss, grads = jax.value_and_grad(loss_of)(state["params"], rows, specs)
-        grads = jax.tree.map(lambda total, g, spec: constrained(total + g / micro, spec), sums[1], grads, specs)
+        grads = jax.tree.map(
+            lambda total, g, spec: constrained(total + g / micro, spec), sums[1], grads, specs
+        )
         return (sums[0] + loss / micro, grads), None
 
-    rows = tokens.reshape(-1, micro, tokens.shape[-1]).swapaxes(0, 1)  # dealt out in turn: each device keeps its own
-    zeros = jax.tree.map(lambda p, spec: constrained(jnp.zeros_like(p), spec), state["params"], specs)
+    # dealt out in turn: each device keeps its own
+    rows = tokens.reshape(-1, micro, tokens.shape[-1]).swapaxes(0, 1)
+    zeros = jax.tree.map(
+        lambda p, spec: constrained(jnp.zeros_like(p), spec), state["params"], specs
+    )
     (loss, grads), _ = jax.lax.scan(add, (jnp.float32(0), zeros), constrained(rows, P(None, ROWS)))
     changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
     return {"params": optax.apply_updates(state["params"], changes), "optimizer": optimizer}, loss
 
 
-def batch_of(step):  # put your data here; it depends on the step alone, so that a resumed run reads what it would have
+# put your data here; it depends on the step alone, so that a resumed run reads what it would have
+def batch_of(step):
     start = np.random.default_rng(step).integers(0, VOCABULARY, (BATCH, 1))
     return (start + 3 * np.arange(LENGTH + 1)) % VOCABULARY  # counting by threes
 
@@ -110,8 +139,10 @@ def prepare(sizes, micro=1):
     assert not applied.idle and not applied.unmatched, applied
     goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
     if BATCH % (groups * micro):
-        raise ValueError(f"{BATCH} sequences are not shared evenly by {groups} groups of devices, {micro} times a step;"
-                         f" use a BATCH that is a multiple of {groups * micro}")  # fmt: skip
+        raise ValueError(
+            f"{BATCH} sequences are not shared evenly by {groups} groups of devices, {micro} "
+            f"times a step; use a BATCH that is a multiple of {groups * micro}"
+        )
     step = partial(update, specs=applied.specs["params"], micro=micro)
     return mesh, jax.jit(step, donate_argnums=0, out_shardings=(layout, None)), layout, goal
 
@@ -120,7 +151,8 @@ def main(folder, steps, sizes, report, micro=1):
     mesh, step_of, layout, goal = prepare(sizes, micro)
     rows = NamedSharding(mesh, P(ROWS))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
+    # else Orbax looks into the newest checkpoint, which may be damaged
+    handler = ocp.StandardCheckpointHandler()
     manager = ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options)
     with jax.set_mesh(mesh), manager:
         if report:
@@ -135,11 +167,26 @@ def main(folder, steps, sizes, report, micro=1):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="of the checkpoints; a run that was stopped goes on from the last one")
+    parser.add_argument(
+        "folder", help="of the checkpoints; a run that was stopped goes on from the last one"
+    )
     parser.add_argument("steps", type=int)
-    parser.add_argument("--mesh", type=int, nargs=4, metavar=("DATA", "FSDP", "CONTEXT", "TENSOR"),
-                        default=(1, jax.device_count(), 1, 1), help="sizes of the four axes")  # fmt: skip
-    parser.add_argument("--micro", type=int, default=1, help="micro-batches of a step, whose gradients are summed (1)")
-    parser.add_argument("--report", action="store_true", help="first say what a step sends, and what it stores")
+    parser.add_argument(
+        "--mesh",
+        type=int,
+        nargs=4,
+        metavar=("DATA", "FSDP", "CONTEXT", "TENSOR"),
+        default=(1, jax.device_count(), 1, 1),
+        help="sizes of the four axes",
+    )
+    parser.add_argument(
+        "--micro",
+        type=int,
+        default=1,
+        help="micro-batches of a step, whose gradients are summed (1)",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="first say what a step sends, and what it stores"
+    )
     given = parser.parse_args()
     main(given.folder, given.steps, given.mesh, given.report, given.micro)

@@ -1,4 +1,6 @@
-"""Train on all devices; stop at any time, and resume on any number of devices: python train.py FOLDER STEPS"""
+"""Train on all devices; stop at any time, and resume on any number of devices: python train.py
+FOLDER STEPS
+"""
 
 import sys
 from pathlib import Path
@@ -13,14 +15,18 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from shardlab import apply_rules, shardings, target
 from shardlab.cluster.join import restore_newest
 
-RULES = [  # the first rule that matches an array's path gives its layout; moments and EMA have such paths too
+# the first rule that matches an array's path gives its layout; moments and EMA have such paths too
+RULES = [
     (r"(hidden|out)/kernel", P("data")),  # FSDP: each device stores its rows
     (r"", P()),  # the rest, replicated
 ]
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, 1000)))
+OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, 1000))
+)
 
 
-class Network(nnx.Module):  # put yours here: this one has statistics and random numbers beside its parameters
+# put yours here: this one has statistics and random numbers beside its parameters
+class Network(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(32, 128, rngs=rngs)
         self.norm = nnx.BatchNorm(128, rngs=rngs)
@@ -32,7 +38,8 @@ class Network(nnx.Module):  # put yours here: this one has statistics and random
 
 
 def parts(model):
-    return nnx.split(model, nnx.Param, ...)  # its definition, its parameters, and statistics, keys and counters
+    # its definition, its parameters, and statistics, keys and counters
+    return nnx.split(model, nnx.Param, ...)
 
 
 def create():  # the whole state of a run
@@ -40,7 +47,8 @@ def create():  # the whole state of a run
     return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
 
 
-def batch_of(step):  # depends on the step's number alone, so that a resumed run reads what it would have read
+# depends on the step's number alone, so that a resumed run reads what it would have read
+def batch_of(step):
     x = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
     return x, x[:, :8].argmax(1)
 
@@ -66,12 +74,17 @@ def main(folder, steps):
 
     update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest checkpoint, which may be damaged
-    with ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options) as manager:
+    # else Orbax looks into the newest checkpoint, which may be damaged
+    handler = ocp.StandardCheckpointHandler()
+    with ocp.CheckpointManager(
+        Path(folder).absolute(), item_handlers=handler, options=options
+    ) as manager:
         last, state = restore_newest(manager, goal)
         state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
-            state, loss = update(state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data"))))
+            state, loss = update(
+                state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data")))
+            )
             print(f"step {step}: loss {loss:.6f}", flush=True)
             manager.save(step, args=ocp.args.StandardSave(state), force=step == steps)
 

@@ -17,7 +17,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="bookbinder", description="Execute the chapters of a book and build its site."
     )
-    parser.add_argument("--root", default=".", help="the folder of the book, with _toc.yml in it (default: here)")
+    parser.add_argument(
+        "--root", default=".", help="the folder of the book, with _toc.yml in it (default: here)"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     build = commands.add_parser(
         "build", help="execute changed chapters, and build the site and the notebooks in _build"
@@ -27,24 +29,52 @@ def main(arguments=None):
         nargs="+",
         default=(),
         metavar="NAME",
-        help="chapters that need not run, such as arrays: without valid outputs, the page of one shows none",
+        help=(
+            "chapters that need not run, such as arrays: without valid outputs, the page of one "
+            "shows none"
+        ),
     )
     chapter = commands.add_parser("chapter", help="execute one chapter, and build its page only")
     chapter.add_argument("file", help="such as book/arrays.md")
-    live = commands.add_parser("serve", help="serve the site on localhost; rebuild and reload on every save")
+    live = commands.add_parser(
+        "serve", help="serve the site on localhost; rebuild and reload on every save"
+    )
     live.add_argument("--port", type=_port, default=8000, help="default: 8000")
-    push = commands.add_parser("publish-notebooks", help="publish the notebooks on a branch, for Colab")
-    push.add_argument("remote", nargs="?", default="origin", help="as for git push (default: origin)")
+    push = commands.add_parser(
+        "publish-notebooks", help="publish the notebooks on a branch, for Colab"
+    )
+    push.add_argument(
+        "remote", nargs="?", default="origin", help="as for git push (default: origin)"
+    )
     commands.add_parser("links", help="check every external link of the chapters")
-    every = commands.add_parser("matrix", help="run the chapters on every supported JAX version, and print a table")
-    every.add_argument("--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)")
-    every.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
-    every.add_argument("--fresh", action="store_true", help="ignore earlier results, and run everything again")
-    every.add_argument("--record", action="store_true", help="for a release: also store the table in book/recordings")
-    again = commands.add_parser("compare", help="run the chapters anew, and compare what they show with the pages")
-    again.add_argument("--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)")
+    every = commands.add_parser(
+        "matrix", help="run the chapters on every supported JAX version, and print a table"
+    )
+    every.add_argument(
+        "--only", nargs="+", metavar="VERSION", help="such as colab newest (default: all)"
+    )
+    every.add_argument(
+        "--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)"
+    )
+    every.add_argument(
+        "--fresh", action="store_true", help="ignore earlier results, and run everything again"
+    )
+    every.add_argument(
+        "--record",
+        action="store_true",
+        help="for a release: also store the table in book/recordings",
+    )
+    again = commands.add_parser(
+        "compare", help="run the chapters anew, and compare what they show with the pages"
+    )
+    again.add_argument(
+        "--chapters", nargs="+", metavar="FILE", help="such as book/arrays.md (default: all)"
+    )
     for command in (build, live, every, again):
-        text = "chapters to run at once (default: one more than there are processors, as memory allows)"
+        text = (
+            "chapters to run at once (default: one more than there are processors, as memory "
+            "allows)"
+        )
         command.add_argument("--jobs", type=_positive, help=text)
     options = parser.parse_args(arguments)
     try:
@@ -62,7 +92,11 @@ def main(arguments=None):
         print(error, file=sys.stderr)
         return 1
     except site.SiteError as error:
-        left = "no link was checked" if options.command == "links" else "the pages were not made; the site is unchanged"
+        left = (
+            "no link was checked"
+            if options.command == "links"
+            else "the pages were not made; the site is unchanged"
+        )
         print(f"{error}\n{left}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -72,7 +106,11 @@ def main(arguments=None):
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"
-        left = "finished runs will be reused" if options.command == "matrix" else "the site is unchanged"
+        left = (
+            "finished runs will be reused"
+            if options.command == "matrix"
+            else "the site is unchanged"
+        )
         print(f"stopped ({name}); {left}", file=sys.stderr)
         return 128 + getattr(signal, name)
 
@@ -80,7 +118,9 @@ def main(arguments=None):
 def _port(text):
     number = int(text)
     if not 0 < number < 2**16:
-        raise argparse.ArgumentTypeError(f"{number} is no port; use one from 1 to 65535, such as 8001")
+        raise argparse.ArgumentTypeError(
+            f"{number} is no port; use one from 1 to 65535, such as 8001"
+        )
     return number
 
 
@@ -95,7 +135,9 @@ def _build(options):
     book = books.load(options.root)
     for name in options.without:
         book.chapter(name)  # or it says which there are
-    results = site.build(book, without=options.without, jobs=options.jobs, progress=progress.for_this_terminal())
+    results = site.build(
+        book, without=options.without, jobs=options.jobs, progress=progress.for_this_terminal()
+    )
     print(progress.table(results))
     failed = [result.failure for result in results if result.failure]
     for failure in failed:
@@ -145,12 +187,19 @@ def _matrix(options):
     for name in options.only or ():
         if name not in known:
             raise books.BookError(
-                "--only", None, f"{name} is not a version of the matrix; known are {', '.join(known)}"
+                "--only",
+                None,
+                f"{name} is not a version of the matrix; known are {', '.join(known)}",
             )
     chosen = [version for version in versions if version.name in (options.only or known)]
     chapters = [book.chapter(file) for file in options.chapters] if options.chapters else None
     result = matrix.run(
-        book, chosen, chapters=chapters, jobs=options.jobs, fresh=options.fresh, progress=progress.for_this_terminal()
+        book,
+        chosen,
+        chapters=chapters,
+        jobs=options.jobs,
+        fresh=options.fresh,
+        progress=progress.for_this_terminal(),
     )
     for outcome in result.outcomes:
         if outcome.failure:
@@ -166,7 +215,10 @@ def _matrix(options):
     reused = sum(outcome.reused for outcome in result.outcomes)
     failed = sum(bool(outcome.failure) for outcome in result.outcomes)
     missing = sum(bool(column.error) for column in result.columns)
-    print(f"\n{len(result.outcomes)} results, {reused} reused, {failed} failed, {missing} versions missing")
+    print(
+        f"\n{len(result.outcomes)} results, {reused} reused, {failed} failed, {missing} "
+        "versions missing"
+    )
     return 0 if result.good else 1
 
 

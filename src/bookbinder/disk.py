@@ -1,4 +1,6 @@
-"""What touches the disk: one run at a time in a folder, files and folders replaced at once, digests of contents."""
+"""What touches the disk: one run at a time in a folder, files and folders replaced at once, digests
+of contents.
+"""
 
 import errno
 import hashlib
@@ -14,20 +16,26 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:
-    raise SystemExit("bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl") from None
+    raise SystemExit(
+        "bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl"
+    ) from None
 
 # The errors of systems and of SQLite when a disk is full, or may not be written.
 DATABASE = "a database"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 REFUSALS = {*FULL, errno.EROFS, errno.EACCES, errno.EPERM}
 OF_SQLITE = {
-    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS, sqlite3.SQLITE_PERM: errno.EACCES,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_PERM: errno.EACCES,
     sqlite3.SQLITE_CANTOPEN: errno.EACCES,
-}  # fmt: skip
+}
 
 
 def refused(error):
-    """What the system refused, as its number, and the file or None or DATABASE, if an exception is due to it."""
+    """What the system refused, as its number, and the file or None or DATABASE, if an exception is
+    due to it.
+    """
     while error:
         inner = getattr(error, "orig", error)  # SQLAlchemy wraps SQLite's
         code = OF_SQLITE.get(getattr(inner, "sqlite_errorcode", -1) & 0xFF)
@@ -43,7 +51,9 @@ def refused(error):
 
 def refused_in(text):
     """As `refused`, from the text of an exception, or from what another Python has written."""
-    if of_database := re.search(r"(database or disk is full)|attempt to write a readonly database", text):
+    if of_database := re.search(
+        r"(database or disk is full)|attempt to write a readonly database", text
+    ):
         return errno.ENOSPC if of_database[1] else errno.EROFS, DATABASE
     found = re.findall(r"\[Errno (\d+)\] [^:\n']*(?:: '([^'\n]*)')?", text)
     found = [(int(number), file or None) for number, file in found if int(number) in REFUSALS]
@@ -61,7 +71,10 @@ def said(number, file, place):
     if number in FULL:
         return f"{where}: {why}; free some space, and build again"
     if number != errno.EROFS and place.exists() and os.geteuid():
-        return f"{where}: {why}; if a command with sudo has made it, run sudo chown -R $USER {place}, and build again"
+        return (
+            f"{where}: {why}; if a command with sudo has made it, run sudo chown -R $USER "
+            f"{place}, and build again"
+        )
     return f"{where}: {why}; make it writable, and build again"
 
 
@@ -121,7 +134,9 @@ def swap(place):
 
 
 def finish_swap(place):
-    """Clean up after a build that was killed; between the two renames of `swap` it left the only good folder aside."""
+    """Clean up after a build that was killed; between the two renames of `swap` it left the only
+    good folder aside.
+    """
     new, old = (place.with_name(f"{place.name}.{end}") for end in ("new", "old"))
     if old.exists() and not place.exists():
         old.rename(place)
@@ -142,11 +157,17 @@ def file_digest(path):
 def files(folder, pattern="*"):
     """The files in a folder and below it, as sorted paths relative to it; without hidden ones."""
     names = (path.relative_to(folder) for path in folder.rglob(pattern) if path.is_file())
-    return sorted(name for name in names if not any(p == "__pycache__" or p.startswith(".") for p in name.parts))
+    return sorted(
+        name
+        for name in names
+        if not any(p == "__pycache__" or p.startswith(".") for p in name.parts)
+    )
 
 
 def folder_digest(folder, pattern="*"):
-    """A digest of the names and contents of the files in a folder and below it, except hidden ones."""
+    """A digest of the names and contents of the files in a folder and below it, except hidden
+    ones.
+    """
     digest_so_far = hashlib.sha256()
     for name in files(folder, pattern):
         content = (folder / name).read_bytes()

@@ -7,7 +7,8 @@ import threading
 import time
 from contextlib import contextmanager
 
-# How to read what other programs write: any bytes, of which those that are no UTF-8 are shown as such.
+# How to read what other programs write: any bytes, of which those that are no UTF-8 are shown as
+# such.
 AS_TEXT = {"encoding": "utf-8", "errors": "replace"}
 
 
@@ -17,10 +18,17 @@ def plain(text):
 
 
 def printable(text, most=None):
-    """A text without what a terminal would obey, except for colours; if it is too long, its beginning and its end."""
+    """A text without what a terminal would obey, except for colours; if it is too long, its
+    beginning and its end.
+    """
     if most and len(text) > most:
-        text = f"{text[: most // 2]} ... ({len(text) - most:,} characters more) ... {text[-most // 2 :]}"
-    text = re.sub(r"\x1b(?!\[[0-9;]*m)(\][^\x07\x1b]{0,1000}(\x07|\x1b\\)|\[[0-?]*[ -/]*[@-~])?", "", text)
+        text = (
+            f"{text[: most // 2]} ... ({len(text) - most:,} characters more) ... "
+            f"{text[-most // 2 :]}"
+        )
+    text = re.sub(
+        r"\x1b(?!\[[0-9;]*m)(\][^\x07\x1b]{0,1000}(\x07|\x1b\\)|\[[0-?]*[ -/]*[@-~])?", "", text
+    )
     text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]", "", text)
     return text.encode("utf-8", "replace").decode()
 
@@ -91,7 +99,9 @@ class Live(Progress):
         if not count:
             yield
             return
-        with RichLive(get_renderable=self._table, console=self._console, refresh_per_second=4, transient=True):
+        with RichLive(
+            get_renderable=self._table, console=self._console, refresh_per_second=4, transient=True
+        ):
             yield
 
     def _table(self):
@@ -103,7 +113,9 @@ class Live(Progress):
             for name, (began, number, total) in self._running.items():
                 seconds = f"{time.monotonic() - began:.0f} s"
                 where = f"cell {number} of {total}" if number else "starting"
-                table.add_row(name, ProgressBar(total, max(0, number - 1), width=24), where, seconds)
+                table.add_row(
+                    name, ProgressBar(total, max(0, number - 1), width=24), where, seconds
+                )
             table.add_row(f"{self._done} of {self._count} chapters done")
         return table
 
@@ -125,7 +137,9 @@ def for_this_terminal():
 
 
 def table(results):
-    """The closing table: each chapter, its cells, its result, and the seconds of its run, also of processor time."""
+    """The closing table: each chapter, its cells, its result, and the seconds of its run, also of
+    processor time.
+    """
     rows = [("chapter", "cells", "result", "seconds", "processor seconds")]
     for result in results:
         if result.status == "no code":
@@ -137,7 +151,9 @@ def table(results):
 
 
 def processor_time(results):
-    """What this process and all that it has started have used, and the part of it that the runs of chapters were."""
+    """What this process and all that it has started have used, and the part of it that the runs of
+    chapters were.
+    """
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     total = sum(usage.ru_utime + usage.ru_stime for usage in used)
     chapters = sum(result.processor_seconds for result in results if result.status == "ran")
@@ -145,7 +161,12 @@ def processor_time(results):
 
 
 def aligned(rows, sides):
-    """Rows of texts as lines whose columns are aligned: `sides` has < (left) or > (right) for each column."""
+    """Rows of texts as lines whose columns are aligned: `sides` has < (left) or > (right) for each
+    column.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ([f"{text:{side}{w}}" for text, side, w in zip(row, sides, widths, strict=True)] for row in rows)
+    lines = (
+        [f"{text:{side}{w}}" for text, side, w in zip(row, sides, widths, strict=True)]
+        for row in rows
+    )
     return ["  ".join(line).rstrip() for line in lines]

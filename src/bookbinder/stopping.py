@@ -1,4 +1,6 @@
-"""Stop in good order: signals are noted, and who works checks for them, cleans up and raises `Stopped`."""
+"""Stop in good order: signals are noted, and who works checks for them, cleans up and raises
+`Stopped`.
+"""
 
 import signal
 import threading
@@ -6,7 +8,9 @@ from contextlib import contextmanager
 
 
 class Stopped(BaseException):
-    """The builder was told to stop, by Ctrl-C or a signal; like KeyboardInterrupt, no ordinary exception."""
+    """The builder was told to stop, by Ctrl-C or a signal; like KeyboardInterrupt, no ordinary
+    exception.
+    """
 
 
 class Stop:

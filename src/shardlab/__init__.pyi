@@ -18,7 +18,11 @@ from shardlab.arrays.rules import (
 from shardlab.book import explorer as explorer
 from shardlab.book.planner import planner as planner
 from shardlab.book.specs import compare_specs as compare_specs
-from shardlab.cluster.processes import Processes as Processes, ProcessFailure as ProcessFailure, start as start
+from shardlab.cluster.processes import (
+    Processes as Processes,
+    ProcessFailure as ProcessFailure,
+    start as start,
+)
 from shardlab.costs import inference as inference, published as published, serving as serving
 from shardlab.costs.ledger import Entry as Entry, Ledger as Ledger, ledger as ledger
 from shardlab.costs.plan import Choice as Choice, Plan as Plan, plan as plan

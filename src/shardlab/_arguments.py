@@ -1,4 +1,6 @@
-"""Check the numbers and names that functions are given, which may be NumPy arrays; errors show the wrong one."""
+"""Check the numbers and names that functions are given, which may be NumPy arrays; errors show the
+wrong one.
+"""
 
 from difflib import get_close_matches
 
@@ -27,19 +29,25 @@ def whole(name, value):
     if wrong.any():
         raise ValueError(f"{name} is {first(numbers, wrong)}; use a whole number of at least 1")
     if (numbers > MOST).any():
-        raise ValueError(f"{name} is {first(numbers, numbers > MOST)}; use a whole number of at most {MOST:,}")
+        raise ValueError(
+            f"{name} is {first(numbers, numbers > MOST)}; use a whole number of at most {MOST:,}"
+        )
     return numbers[()]
 
 
 def short(value):
-    """A value in a message: of one that is long the beginning, and of a very long number how many digits it has."""
+    """A value in a message: of one that is long the beginning, and of a very long number how many
+    digits it has.
+    """
     if isinstance(value, int) and abs(value) > 10**40:
         return f"a number of about {value.bit_length() * 3 // 10:,} digits"
     return shown if len(shown := repr(value)) <= 80 else f"{shown[:76]} ..."
 
 
 def amount(name, value):
-    """The value as finite numbers that are not negative; floats, because their products do not overflow."""
+    """The value as finite numbers that are not negative; floats, because their products do not
+    overflow.
+    """
     numbers = np.asarray(value)
     if numbers.dtype.kind not in "iuf":
         raise ValueError(f"{name} must be a number or an array of them, not {value!r}")
@@ -52,7 +60,9 @@ def amount(name, value):
 def one_of(name, value, known):
     """The value, if it is known; else a ValueError lists what is, and suggests the nearest."""
     if value not in known:
-        raise ValueError(f"{name}={value!r} is not known; use one of {', '.join(known)}{nearest(value, known)}")
+        raise ValueError(
+            f"{name}={value!r} is not known; use one of {', '.join(known)}{nearest(value, known)}"
+        )
     return value
 
 

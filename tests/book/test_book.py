@@ -37,7 +37,11 @@ def test_a_chapter_starts_by_asking_for_devices(chapter):
 def test_front_matter_is_the_one_of_jupytext(chapter):
     matter = chapter.front_matter
     assert matter["jupytext"]["text_representation"] == {"extension": ".md", "format_name": "myst"}
-    assert matter["kernelspec"] == {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+    assert matter["kernelspec"] == {
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+        "name": "python3",
+    }
 
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
@@ -45,7 +49,9 @@ def test_jupytext_reads_the_same_cells_as_the_build(chapter):
     import jupytext
 
     notebook = jupytext.read(ROOT / chapter.path)
-    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+    cells = [
+        cell.source for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()
+    ]
     assert cells == [cell.source for cell in chapter.cells]
 
 
@@ -54,26 +60,37 @@ def test_code_fits_the_page_and_is_small(chapter):
     for cell in chapter.cells:
         wide = [line for line in cell.source.splitlines() if len(line) > 80]
         assert not wide, f"{chapter.path}:{cell.line}: longer than 80 characters: {wide[0]}"
-        assert len(cell.source.splitlines()) <= 24, f"{chapter.path}:{cell.line}: a cell of more than 24 lines"
+        assert len(cell.source.splitlines()) <= 24, (
+            f"{chapter.path}:{cell.line}: a cell of more than 24 lines"
+        )
 
 
 # Where the default is what a cell shows.
 DEFAULT_AXES = {
-    'jax.make_mesh((8,), ("d",))', 'jax.sharding.Mesh(devices, ("d",))', 'jax.sharding.AbstractMesh((8,), ("d",))',
+    'jax.make_mesh((8,), ("d",))',
+    'jax.sharding.Mesh(devices, ("d",))',
+    'jax.sharding.AbstractMesh((8,), ("d",))',
     'jax.make_mesh((2, n // 2), ("x", "y"))',
-}  # fmt: skip
+}
 
 
 def meshes_of_default_axes(source):
-    """The calls in a program that make a mesh and leave the types of its axes to JAX, with their lines."""
+    """The calls in a program that make a mesh and leave the types of its axes to JAX, with their
+    lines.
+    """
     if source.startswith("%%writefile -a"):  # a part of a file, which may begin inside a class
         return
     for call in ast.walk(ast.parse(re.sub(r"^(\s*)%.*", r"\1pass", source, flags=re.MULTILINE))):
         if not isinstance(call, ast.Call):
             continue
         function, written = ast.unparse(call.func), ast.get_source_segment(source, call)
-        is_empty = len(call.args) > 1 and isinstance(call.args[1], ast.Tuple) and not call.args[1].elts
-        is_mesh = re.fullmatch(r"jax\.make_mesh|(jax\.sharding\.)?(Abstract)?Mesh", function) and not is_empty
+        is_empty = (
+            len(call.args) > 1 and isinstance(call.args[1], ast.Tuple) and not call.args[1].elts
+        )
+        is_mesh = (
+            re.fullmatch(r"jax\.make_mesh|(jax\.sharding\.)?(Abstract)?Mesh", function)
+            and not is_empty
+        )
         if is_mesh and not {"axis_types", None} & {keyword.arg for keyword in call.keywords}:
             yield call.lineno, written
 
@@ -83,7 +100,9 @@ def test_every_mesh_says_the_types_of_its_axes(chapter):
     """Since what JAX takes by default has changed twice."""
     for cell in chapter.cells:
         for line, written in meshes_of_default_axes(cell.source):
-            assert written in DEFAULT_AXES, f"{chapter.path}:{cell.line + line - 1}: say axis_types= in {written}"
+            assert written in DEFAULT_AXES, (
+                f"{chapter.path}:{cell.line + line - 1}: say axis_types= in {written}"
+            )
 
 
 def test_every_mesh_in_the_package_says_the_types_of_its_axes():
@@ -97,7 +116,11 @@ def test_every_mesh_in_the_package_says_the_types_of_its_axes():
 
 @pytest.mark.parametrize("chapter", PROGRAMS, ids=ids)
 def test_claims_are_asserted(chapter):
-    asserting = [cell for cell in chapter.cells if re.search(r"^\s*(assert |check\()", cell.source, re.MULTILINE)]
+    asserting = [
+        cell
+        for cell in chapter.cells
+        if re.search(r"^\s*(assert |check\()", cell.source, re.MULTILINE)
+    ]
     assert 3 * len(asserting) >= len(chapter.cells), (
         f"only {len(asserting)} of {len(chapter.cells)} cells assert anything"
     )
@@ -115,7 +138,9 @@ def test_no_leftovers(chapter):
 
 @pytest.mark.parametrize("chapter", BOOK.chapters, ids=ids)
 def test_headings_come_in_order(chapter):
-    levels = [len(m[1]) for m in re.finditer(r"^(#+) ", "\n".join(prose(chapter).values()), re.MULTILINE)]
+    levels = [
+        len(m[1]) for m in re.finditer(r"^(#+) ", "\n".join(prose(chapter).values()), re.MULTILINE)
+    ]
     assert levels[0] == 1 and levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
@@ -125,13 +150,17 @@ NO_CHAPTERS = ("index", "ledger", "planner", "recipes", "shardlab")  # programs 
 
 @pytest.mark.parametrize("chapter", [c for c in PROGRAMS if c.name not in NO_CHAPTERS], ids=ids)
 def test_a_chapter_is_complete(chapter):
-    opening = re.search(r"^# .*?\n\n(.*?)\n\n\*\*What we do here", chapter.text, re.DOTALL | re.MULTILINE)
+    opening = re.search(
+        r"^# .*?\n\n(.*?)\n\n\*\*What we do here", chapter.text, re.DOTALL | re.MULTILINE
+    )
     assert opening, "no promise: a paragraph that starts with **What we do here.**"
     words = " ".join(line for line in opening[1].split("\n") if not line.startswith("% "))
     assert len(words.split()) <= 120 and re.search(r"\d|\b(a|one|two|eight) year", words)
     headings = re.findall(r"^## (.*)$", chapter.text, re.MULTILINE)
     assert headings[-3:] == ["Summary", "Exercises", "Where to read on"]
-    assert "**Predict.**" in chapter.text and re.search(r"^\s*with raises\(", chapter.text, re.MULTILINE)
+    assert "**Predict.**" in chapter.text and re.search(
+        r"^\s*with raises\(", chapter.text, re.MULTILINE
+    )
     assert "{admonition} Takeaway" in chapter.text
 
 
@@ -150,23 +179,40 @@ def test_labels_are_unique_and_begin_with_their_chapter():
 def test_figures_have_alternative_texts(chapter):
     for n, line in prose(chapter).items():
         inline = re.search(r"!\[(.*?)\]\((.*?)\)", line)
-        assert not inline or len(inline[1]) > 10, f"{chapter.path}:{n}: an image without a description"
+        assert not inline or len(inline[1]) > 10, (
+            f"{chapter.path}:{n}: an image without a description"
+        )
     for block in re.findall(r"\{(?:image|figure)\} \S+\n((?::.*\n)*)", chapter.text):
         alt = re.search(r"^:alt: (.*)$", block, re.MULTILINE)
-        assert alt and len(alt[1]) > 10 and not re.fullmatch(r"\S+\.\w+", alt[1]), f"{chapter.path}: {block}"
+        assert alt and len(alt[1]) > 10 and not re.fullmatch(r"\S+\.\w+", alt[1]), (
+            f"{chapter.path}: {block}"
+        )
     for cell in chapter.notebook.cells:
         alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt")
-        assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), f"{chapter.path}: {alt}"
+        assert alt is None or (len(alt) > 10 and not re.fullmatch(r"\S+\.\w+", alt)), (
+            f"{chapter.path}: {alt}"
+        )
 
 
 # Chapters show and explain the first two line by line; nobody calls the third.
-TOLD_ELSEWHERE = ("shardlab.networks.transformer", "shardlab.networks.decoder", "shardlab.report.findings")
+TOLD_ELSEWHERE = (
+    "shardlab.networks.transformer",
+    "shardlab.networks.decoder",
+    "shardlab.report.findings",
+)
 NAMES = set(re.findall(r"^- `([\w.]+)`:", shardlab.__doc__, re.MULTILINE)) - {*TOLD_ELSEWHERE}
 MODULES = [import_module(name) for name in sorted(NAMES)]
-PUBLIC = [(module, name) for module in MODULES for name in module.__all__ if callable(getattr(module, name))]
+PUBLIC = [
+    (module, name)
+    for module in MODULES
+    for name in module.__all__
+    if callable(getattr(module, name))
+]
 
 
-@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_what_readers_import_is_documented(module, name):
     thing = getattr(module, name)
     assert len(inspect.getdoc(thing)) > 30
@@ -178,7 +224,9 @@ def test_what_readers_import_is_documented(module, name):
             ), f"{name}: {argument} is not described"
     else:
         for attribute, value in vars(thing).items():
-            if not attribute.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+            if not attribute.startswith("_") and (
+                inspect.isfunction(value) or isinstance(value, property)
+            ):
                 assert inspect.getdoc(value), f"{name}.{attribute}"
 
 
@@ -196,7 +244,7 @@ foreign = {"bookbinder", "matplotlib", "IPython", "rich", "sphinx", "nbclient", 
 foreign |= {"pytest"}  # except in its plugin
 foreign &= set(sys.modules)
 assert not foreign, foreign
-"""
+"""  # noqa: E501
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -211,7 +259,9 @@ EMBEDDED = {
 
 def test_each_calculator_stands_in_the_chapter_that_teaches_it(book):
     found = {
-        chapter.name: re.findall(r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE)
+        chapter.name: re.findall(
+            r"^explorer\.(\w+)\(", "\n".join(cell.source for cell in chapter.cells), re.MULTILINE
+        )
         for chapter in book.chapters
     }
     assert {name: parts for name, parts in found.items() if parts} == EMBEDDED

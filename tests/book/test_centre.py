@@ -1,4 +1,6 @@
-"""your_centre.md: what is looked up there leads somewhere, and every row, symptom and task says where it is from."""
+"""your_centre.md: what is looked up there leads somewhere, and every row, symptom and task says
+where it is from.
+"""
 
 import re
 from calendar import month_name
@@ -65,13 +67,17 @@ def test_the_index_leads_from_each_message_to_its_symptom():
         for part in re.findall(r"`(.*?)`", message):
             for words in part.split("..."):
                 assert words.strip() in symptom, f"{words} is not in {label}"
-    found = [re.sub(r"\W", "", message).lower() for message, _, _ in lines if message.startswith("`")]
+    found = [
+        re.sub(r"\W", "", message).lower() for message, _, _ in lines if message.startswith("`")
+    ]
     assert found == sorted(found)
 
 
 def test_a_task_says_what_to_type_what_to_see_and_whether_it_was_run():
     tasks = re.findall(ENTRY, TASKS, re.MULTILINE | re.DOTALL)
-    assert f"[Tasks](#your_centre-tasks): {len(tasks)}," in OPENING and len(tasks) == TASKS.count("\n### ")
+    assert f"[Tasks](#your_centre-tasks): {len(tasks)}," in OPENING and len(tasks) == TASKS.count(
+        "\n### "
+    )
     for label, _, text in tasks:
         for part in (r"\*\*Type\.\*\*", r"\*\*See\.\*\*", r"^\*(Run here|Not run)\*"):
             assert len(re.findall(part, text, re.MULTILINE)) == 1, f"{label}: {part}"

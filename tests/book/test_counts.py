@@ -1,4 +1,6 @@
-"""Chapters on other machines than ours: on other numbers of devices, and the first one on both kinds of axes."""
+"""Chapters on other machines than ours: on other numbers of devices, and the first one on both
+kinds of axes.
+"""
 
 import re
 from dataclasses import replace
@@ -12,7 +14,10 @@ from bookbinder.progress import Progress
 from bookbinder.run import runs
 from bookbinder.stopping import stoppable
 
-pytestmark = [pytest.mark.slow, pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml"),
+]
 
 AXES = re.compile(r",\s*axis_types=\(AxisType\.Auto,\)")
 ON_FOUR = ["arrays", "auto", "explicit", "manual", "collectives", "training"]
@@ -30,13 +35,18 @@ def run_on(name, count, cells, variant=""):
     column = "-".join(["on", str(count), *re.findall(r"\w+", variant)])
     of_book = runs.of_chapter(BOOK, chapter, column=column)
     notebook = new_notebook(
-        cells=[new_code_cell(cell, metadata=metadata) for cell, metadata in zip(changed, tags, strict=True)]
+        cells=[
+            new_code_cell(cell, metadata=metadata)
+            for cell, metadata in zip(changed, tags, strict=True)
+        ]
     )
     planned = replace(of_book, notebook=notebook, key=disk.digest(of_book.key, *changed))
     with stoppable() as stop:
         (report,) = runs.run([planned], progress=Progress(), stop=stop)
     said = report.data
-    assert report.ok, f"cell {said['cell']}: {said['error']}: {said['message']}\n{said['traceback']}"
+    assert report.ok, (
+        f"cell {said['cell']}: {said['error']}: {said['message']}\n{said['traceback']}"
+    )
     outputs = [output for cell in runs.outputs(report).cells for output in cell.outputs]
     return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
@@ -70,8 +80,8 @@ def test_on_four_devices(name):
     assert output.count("Right: ") == sum(cell.count("strict=True)") for cell in cells)
 
 
-# What a reader may put in place of the first chapter's step: a state of many kinds, donated; BatchNorm, dropout and a
-# stream of random numbers; bfloat16.
+# What a reader may put in place of the first chapter's step: a state of many kinds, donated;
+# BatchNorm, dropout and a stream of random numbers; bfloat16.
 ADAM = """
 import optax
 from typing import Any, NamedTuple
@@ -101,7 +111,7 @@ state = TrainState(trained, optimizer.init(trained), 0)
 batch = {"x": noise.normal(size=(120, 48)).astype(np.float32), "label": noise.integers(0, 10, 120)}
 state, batch = jax.device_get((state, batch))
 ours = False
-"""
+"""  # noqa: E501
 BATCH_NORM = """
 import optax
 from flax import nnx
@@ -145,7 +155,9 @@ STEPS = {
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_first_chapter_runs_with_a_reader_s_own_step(name, count):
-    """Three divides the batch and some of the dimensions. What changes is the cell that the chapter names, and rtol."""
+    """Three divides the batch and some of the dimensions. What changes is the cell that the chapter
+    names, and rtol.
+    """
     own, rtol = STEPS[name]
     cells = cells_of("start")
     at = [k for k, source in enumerate(cells) if "ours = True" in source]

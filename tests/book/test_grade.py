@@ -1,4 +1,6 @@
-"""Notebooks for a class: nothing in them shows an answer, and a class of right and wrong answers is graded rightly."""
+"""Notebooks for a class: nothing in them shows an answer, and a class of right and wrong answers is
+graded rightly.
+"""
 
 import json
 import re
@@ -20,7 +22,9 @@ pytestmark = [
 ]
 
 CHAPTER = "arrays"
-WRONG = tomllib.loads((ROOT / "tests" / "book" / "wrong_answers" / f"{CHAPTER}.toml").read_text("utf-8"))
+WRONG = tomllib.loads(
+    (ROOT / "tests" / "book" / "wrong_answers" / f"{CHAPTER}.toml").read_text("utf-8")
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,9 @@ def solutions():
     """The chapter's own answers, by exercise, each with the call that checks it as a reader's."""
     found, solution = {}, r"^```\{solution-start\} (\S+)\n(.*?)^```\{solution-end\}"
     for label, text in re.findall(solution, BOOK.chapter(CHAPTER).text, re.MULTILINE | re.DOTALL):
-        code = re.search(r"^```\{code-cell\} ipython3\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+        code = re.search(r"^```\{code-cell\} ipython3\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[
+            1
+        ]
         found[label] = code.replace(", strict=True", "")
     return found
 
@@ -51,9 +57,13 @@ def returned(handed_out, answers):
 
 
 def test_a_notebook_for_a_class_shows_no_answer_and_all_the_rest(handed_out):
-    """Of each solution no line of code is left but those of the stub, and the texts are those of the other notebook."""
+    """Of each solution no line of code is left but those of the stub, and the texts are those of
+    the other notebook.
+    """
     own = nbformat.reads(handed_out, as_version=4)
-    other = nbformat.reads(notebooks.make(BOOK, [BOOK.chapter(CHAPTER)])[f"{CHAPTER}.ipynb"], as_version=4)
+    other = nbformat.reads(
+        notebooks.make(BOOK, [BOOK.chapter(CHAPTER)])[f"{CHAPTER}.ipynb"], as_version=4
+    )
     code = "\n".join(cell.source for cell in own.cells if cell.cell_type == "code")
     for label, solution in solutions().items():
         stub = grade.answers(own)[label].source
@@ -78,21 +88,34 @@ def test_a_notebook_for_a_class_shows_no_answer_and_all_the_rest(handed_out):
 def test_every_chapter_with_exercises_has_one():
     made = notebooks.make(BOOK)
     with_exercises = {c.name for c in BOOK.chapters if c.runs and "{exercise-start}" in c.text}
-    assert {name.removesuffix(".ipynb").partition("/")[2] for name in made if "/" in name} == with_exercises
+    assert {
+        name.removesuffix(".ipynb").partition("/")[2] for name in made if "/" in name
+    } == with_exercises
     for name in with_exercises:
-        labels = re.findall(r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", BOOK.chapter(name).text, re.MULTILINE)
-        assert list(grade.answers(nbformat.reads(made[f"class/{name}.ipynb"], as_version=4))) == labels
+        labels = re.findall(
+            r"^`{3,}\{exercise-start\}.*\n:label: (\S+)$", BOOK.chapter(name).text, re.MULTILINE
+        )
+        assert (
+            list(grade.answers(nbformat.reads(made[f"class/{name}.ipynb"], as_version=4))) == labels
+        )
 
 
 def test_a_class_is_graded_as_it_should_be(handed_out, tmp_path):
     right, labels = solutions(), list(WRONG)
     first_wrong = {label: next(iter(answers.values())) for label, answers in WRONG.items()}
     deleted = returned(handed_out, right)
-    deleted.cells = [cell for cell in deleted.cells if not cell.source.startswith(f"{notebooks.ANSWER} {labels[0]}:")]
+    deleted.cells = [
+        cell
+        for cell in deleted.cells
+        if not cell.source.startswith(f"{notebooks.ANSWER} {labels[0]}:")
+    ]
     cheat = returned(handed_out, first_wrong)
     for cell in cheat.cells:  # a participant who changes what checks the answer
         if "b85decode" in cell.source:
-            cell.source += "\nfrom shardlab import check as honest\ndef check(*args): print('Right: of course.')"
+            cell.source += (
+                "\nfrom shardlab import check as honest\ndef check(*args): print('Right: of "
+                "course.')"
+            )
     failing = right | {labels[0]: "answer = 1 / 0", labels[1]: "raise SystemExit"}
     answers = {"right": right, "wrong": first_wrong, "empty": {}, "failing": failing}
     participants = {name: returned(handed_out, given) for name, given in answers.items()}
@@ -102,11 +125,17 @@ def test_a_class_is_graded_as_it_should_be(handed_out, tmp_path):
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")
     command = [sys.executable, "-m", "shardlab", "grade", "--json", "--original", "original.ipynb"]
     done = subprocess.run(
-        [*command, *(f"{name}.ipynb" for name in participants)], cwd=tmp_path, capture_output=True, text=True
+        [*command, *(f"{name}.ipynb" for name in participants)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     graded = json.loads(done.stdout)
-    verdicts = {name.removesuffix(".ipynb"): {k: v["verdict"] for k, v in of.items()} for name, of in graded.items()}
+    verdicts = {
+        name.removesuffix(".ipynb"): {k: v["verdict"] for k, v in of.items()}
+        for name, of in graded.items()
+    }
     every = dict.fromkeys(right, grade.RIGHT)
     assert verdicts["right"] == every and len(every) == 5
     assert verdicts["wrong"] == verdicts["cheat"] == dict.fromkeys(every, grade.WRONG)
@@ -116,4 +145,7 @@ def test_a_class_is_graded_as_it_should_be(handed_out, tmp_path):
     assert graded["failing.ipynb"][labels[0]]["why"] == "ZeroDivisionError: division by zero"
     assert all(graded["wrong.ipynb"][label]["why"] for label in every)
     text = grade.table(graded)
-    assert f"right.ipynb  {'   +' * len(every)}   {len(every)} of {len(every)}" in text and grade.LEGEND in text
+    assert (
+        f"right.ipynb  {'   +' * len(every)}   {len(every)} of {len(every)}" in text
+        and grade.LEGEND in text
+    )

@@ -1,4 +1,6 @@
-"""The language of the book: each term is defined once, and where the field has a word, no private one is used."""
+"""The language of the book: each term is defined once, and where the field has a word, no private
+one is used.
+"""
 
 import ast
 import io
@@ -19,7 +21,9 @@ WORDS = tomllib.loads(Path(__file__).with_name("style_words.toml").read_text())[
 
 
 def code_free(text):
-    """Markdown without front matter, code, options, labels, comments and addresses; lines stay in place."""
+    """Markdown without front matter, code, options, labels, comments and addresses; lines stay in
+    place.
+    """
     kept, fences = [], []  # of each open fence its mark, and whether it holds text
     for line in re.sub(r"\A---\n.*?\n---\n", blank, text, flags=re.DOTALL).split("\n"):
         mark = re.match(r"(`{3,})(.*)$", line)
@@ -30,7 +34,9 @@ def code_free(text):
             directive = re.match(r"\{(code-cell|code-block|math|literalinclude)?", mark[2])
             fences.append((mark[1], bool(directive) and not directive[1]))
             line = mark[2].partition("}")[2]
-        shown = all(text for _, text in fences) and not re.match(r"(:(label|tags|class|name): .*|\(.*\)=|%.*)$", line)
+        shown = all(text for _, text in fences) and not re.match(
+            r"(:(label|tags|class|name): .*|\(.*\)=|%.*)$", line
+        )
         kept.append(line if shown else "")
     return re.sub(r"(`+).+?\1|\]\(\S+?\)", blank, "\n".join(kept), flags=re.DOTALL)
 
@@ -44,7 +50,11 @@ def python_words(source, first_line=1):
     found = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            if token.type in (
+                tokenize.COMMENT,
+                tokenize.STRING,
+                getattr(tokenize, "FSTRING_MIDDLE", -1),
+            ):
                 found += [
                     (first_line + token.start[0] - 1 + n, re.sub(r"(`+).+?\1", "", text))
                     for n, text in enumerate(token.string.split("\n"))
@@ -81,30 +91,48 @@ def test_words_of_the_field_are_used(path):
     for n, text in said(path):
         for entry in WORDS:
             for match in re.finditer(entry["pattern"], text, re.IGNORECASE):
-                if not any(re.search(re.escape(part), text, re.IGNORECASE) for part in entry["allowed"]):
-                    wrong.append(f"{path}:{n}: {match[0]!r}: say {entry['instead']}: {text.strip()[:80]}")
+                if not any(
+                    re.search(re.escape(part), text, re.IGNORECASE) for part in entry["allowed"]
+                ):
+                    wrong.append(
+                        f"{path}:{n}: {match[0]!r}: say {entry['instead']}: {text.strip()[:80]}"
+                    )
     assert not wrong, "\n".join(wrong)
 
 
 def test_each_place_where_a_word_may_stand_exists():
     everything = "\n".join(text for path in FILES for _, text in said(path)).lower()
-    unused = [part for entry in WORDS for part in entry["allowed"] if part.lower() not in everything]
+    unused = [
+        part for entry in WORDS for part in entry["allowed"] if part.lower() not in everything
+    ]
     assert not unused
 
 
 @cache
 def bold(chapter):
-    return [re.sub(r"\s+", " ", words) for words in re.findall(r"\*\*([^*]+?)\*\*", code_free(chapter.text))]
+    return [
+        re.sub(r"\s+", " ", words)
+        for words in re.findall(r"\*\*([^*]+?)\*\*", code_free(chapter.text))
+    ]
 
 
 @pytest.mark.parametrize("term", TERMS)
 def test_each_term_is_defined_in_exactly_one_chapter(term):
-    defined = [chapter.name for chapter in BOOK.chapters for words in bold(chapter) if words == terms.bare(term)]
+    defined = [
+        chapter.name
+        for chapter in BOOK.chapters
+        for words in bold(chapter)
+        if words == terms.bare(term)
+    ]
     text = BOOK.chapter("glossary").text
-    entry = re.search(rf"^{re.escape(term)}\n(?:.*\n)*?  Taught in \{{doc\}}`(\w+)`", text, re.MULTILINE)
+    entry = re.search(
+        rf"^{re.escape(term)}\n(?:.*\n)*?  Taught in \{{doc\}}`(\w+)`", text, re.MULTILINE
+    )
     assert defined == [entry[1]]
 
 
 def test_the_glossary_is_complete_and_in_order():
     assert len(TERMS) == len(set(TERMS)) > 90
-    assert len({name for names in terms.entries(BOOK) for name in names}) == sum(map(len, terms.entries(BOOK)))
+    assert len({name for names in terms.entries(BOOK) for name in names}) == sum(
+        map(len, terms.entries(BOOK))
+    )

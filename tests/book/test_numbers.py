@@ -2,7 +2,8 @@
 
 The rules are in tests/tools/chapters/claims.py.
 
-Here without a run, by what is recorded of the outputs; `tests/build/test_site.py` does it with those of a run.
+Here without a run, by what is recorded of the outputs; `tests/build/test_site.py` does it with
+those of a run.
 """
 
 import shutil
@@ -14,7 +15,9 @@ from repository import BOOK
 
 from bookbinder.read.book import Chapter
 
-pytestmark = pytest.mark.reads("book", "src", "_config.yml", "_toc.yml", "pyproject.toml", "tests/book/outputs")
+pytestmark = pytest.mark.reads(
+    "book", "src", "_config.yml", "_toc.yml", "pyproject.toml", "tests/book/outputs"
+)
 
 
 NUMBERS_OF_CHAPTER = claims.all_numbers(BOOK)
@@ -23,7 +26,9 @@ NUMBERS_OF_CHAPTER = claims.all_numbers(BOOK)
 @pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
 def test_a_number_in_prose_stands_on_code_on_an_output_or_on_a_source(chapter):
     outputs = claims.recorded(BOOK, chapter)
-    assert outputs is not None, f"the outputs of its present code are not known: make chapter FILE={chapter.path}"
+    assert outputs is not None, (
+        f"the outputs of its present code are not known: make chapter FILE={chapter.path}"
+    )
     faults = list(claims.faults(chapter, outputs, NUMBERS_OF_CHAPTER))
     assert not faults, "\n".join(faults)
 
@@ -60,13 +65,20 @@ def faults(tmp_path, text, outputs=(3072, 0.003072)):
 @pytest.mark.parametrize(
     "text",
     [
-        "It takes 3,072 bytes, 3.1 kB, 3.07 kB or 3 KiB, 0.0031 MB and 1,536 elements.",  # rounded, scaled, in code
-        "In 2025 (JAX 0.8.2) [issue 12345](https://a.b/12345) had `f32[777]`, {cite}`b1999` and {ref}`x-888`.",
+        # rounded, scaled, in code
+        "It takes 3,072 bytes, 3.1 kB, 3.07 kB or 3 KiB, 0.0031 MB and 1,536 elements.",
+        (
+            "In 2025 (JAX 0.8.2) [issue 12345](https://a.b/12345) had `f32[777]`, {cite}`b1999` "
+            "and {ref}`x-888`."
+        ),
         "% 512 here\nOf 512.",
         "Two times, three kilobytes (3 kB), one second, twenty of them, and as many as thirty.",
         "% 12 = 3 * 4\nTwelve minutes.",
         "% 77.5 in y\nThere it was 77.5.",
-        "% 1.75 = 7 / 4\n% 459 = hardware.chip('v5p').flops_per_second['bf16'] / 1e12\n- 1.75 of 459 TFLOP/s",
+        (
+            "% 1.75 = 7 / 4\n% 459 = hardware.chip('v5p').flops_per_second['bf16'] / 1e12\n- 1.75 "
+            "of 459 TFLOP/s"
+        ),
         "% 312 source: a data sheet\n| a |\n|---|\n| 312 |",
         "**Predict.** How many?\n\n- [ ] 999\n- [x] 3,072",
     ],
@@ -85,7 +97,8 @@ def test_what_a_number_may_stand_on(tmp_path, text):
         ("It takes forty-one bytes.", "has forty-one"),
         ("Seven and a half times as many.", "has Seven and a half"),
         ("Of 512.", "such as `% 512 here`: another section has it"),
-        ("Each has 3 of 1,573 rows.", "has 1,573"),  # 1.536 GiB in another unit, but no unit follows
+        # 1.536 GiB in another unit, but no unit follows
+        ("Each has 3 of 1,573 rows.", "has 1,573"),
         ("![two of 777](x.png)", "has 777"),
         ("| a |\n|---|\n| 313 |", "has 313"),
         ("- [x] 999", "has 999"),

@@ -1,4 +1,6 @@
-"""What no machine can judge is read again when it or its cells change (tests/tools/chapters/readings.py)."""
+"""What no machine can judge is read again when it or its cells change
+(tests/tools/chapters/readings.py).
+"""
 
 import re
 import shutil

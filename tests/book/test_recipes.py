@@ -1,4 +1,6 @@
-"""The scripts that readers copy: on other numbers of devices and meshes, killed, and resumed on another number."""
+"""The scripts that readers copy: on other numbers of devices and meshes, killed, and resumed on
+another number.
+"""
 
 import os
 import re
@@ -22,7 +24,9 @@ def start(folder, count, steps, *options, script=(SCRIPT,)):
     environment = os.environ | {"XLA_FLAGS": flags, "NPROC": "32", "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = str(ROOT / "src")
     command = [sys.executable, *script, folder, str(steps), *map(str, options)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def losses(process):
@@ -65,7 +69,8 @@ def test_a_killed_run_resumes_on_another_number_of_devices(tmp_path, alone, befo
 
 
 def test_a_run_that_has_ended_goes_on_where_it_ended(tmp_path, alone):
-    assert list(losses(start(tmp_path, 2, 14))) == list(range(1, 15))  # 14 is no multiple of the interval
+    # 14 is no multiple of the interval
+    assert list(losses(start(tmp_path, 2, 14))) == list(range(1, 15))
     assert list(losses(start(tmp_path, 2, 14))) == []
     rest = losses(start(tmp_path, 2, 17))
     assert list(rest) == [15, 16, 17]
@@ -75,7 +80,11 @@ def test_a_run_that_has_ended_goes_on_where_it_ended(tmp_path, alone):
 def test_a_size_that_the_devices_do_not_divide_is_named(tmp_path):
     process = start(tmp_path, 3, 1)
     out, _ = process.communicate()
-    assert process.returncode == 1 and "hidden/kernel" in out and "the 3 devices of 'data' do not divide" in out
+    assert (
+        process.returncode == 1
+        and "hidden/kernel" in out
+        and "the 3 devices of 'data' do not divide" in out
+    )
 
 
 # --- pretrain.py ---
@@ -95,8 +104,12 @@ def one_device(tmp_path_factory):
     return losses(start(tmp_path_factory.mktemp("one"), 1, 20, 1, 1, 1, 1, script=IN_FLOAT32))
 
 
-@pytest.mark.parametrize("mesh, micro", [((1, 2, 2, 2), 1), ((2, 1, 4, 1), 8), ((1, 2, 1, 4), 2)], ids=str)
-def test_every_mesh_learns_the_same_in_float32_in_any_number_of_micro_batches(tmp_path, one_device, mesh, micro):
+@pytest.mark.parametrize(
+    "mesh, micro", [((1, 2, 2, 2), 1), ((2, 1, 4, 1), 8), ((1, 2, 1, 4), 2)], ids=str
+)
+def test_every_mesh_learns_the_same_in_float32_in_any_number_of_micro_batches(
+    tmp_path, one_device, mesh, micro
+):
     found = losses(start(tmp_path, np.prod(mesh), 20, *mesh, micro, script=IN_FLOAT32))
     np.testing.assert_allclose(list(found.values()), list(one_device.values()), rtol=1e-4)
 
@@ -115,7 +128,11 @@ def test_in_bfloat16_it_learns_as_fast_and_resumes_on_another_mesh(tmp_path, one
 
 def test_its_report_and_its_help_and_what_it_cannot_divide(tmp_path):
     out, _ = start(tmp_path, 2, 1, "--report", script=(PRETRAIN,)).communicate()
-    assert "It sends" in out and "shared by donation" in " ".join(out.split()) and "step 1: loss" in out
+    assert (
+        "It sends" in out
+        and "shared by donation" in " ".join(out.split())
+        and "step 1: loss" in out
+    )
     assert "FSDP CONTEXT TENSOR" in start("--help", 1, 0, script=(PRETRAIN,)).communicate()[0]
     out, _ = start(tmp_path / "other", 3, 1, script=(PRETRAIN,)).communicate()
     assert "the 3 devices of 'fsdp' do not divide" in out
@@ -126,9 +143,11 @@ def test_its_report_and_its_help_and_what_it_cannot_divide(tmp_path):
 def test_it_creates_its_state_in_shards_and_donates_it():
     program = (
         IMPORT + "mesh, step, layout, goal = pretrain.prepare((1, 2, 2, 2)); "
-        "creation = jax.jit(pretrain.create, out_shardings=layout).lower().compile().memory_analysis(); "
-        "jax.set_mesh(mesh); step = step.lower(goal, pretrain.batch_of(0)).compile().memory_analysis(); "
-        "print(creation.temp_size_in_bytes, creation.output_size_in_bytes, step.alias_size_in_bytes)"
+        "creation = jax.jit(pretrain.create, "
+        "out_shardings=layout).lower().compile().memory_analysis(); jax.set_mesh(mesh); step "
+        "= step.lower(goal, pretrain.batch_of(0)).compile().memory_analysis(); "
+        "print(creation.temp_size_in_bytes, creation.output_size_in_bytes, "
+        "step.alias_size_in_bytes)"
     )
     out, _ = start("", 8, 0, script=("-c", program)).communicate()
     temporaries, state, donated = map(int, out.split()[-3:])

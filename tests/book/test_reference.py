@@ -1,4 +1,6 @@
-"""The page of every public name: made from source, complete, and the same as what Python itself says."""
+"""The page of every public name: made from source, complete, and the same as what Python itself
+says.
+"""
 
 import importlib
 import inspect
@@ -98,21 +100,37 @@ def pack(tmp_path):
     folder.mkdir()
     (folder / "__init__.py").write_text('"""pack.\n\n- `pack.one`: do one thing\n"""\n')
     (folder / "one.py").write_text(MODULE.lstrip())
-    lent = 'def borrowed(long_name_one, long_name_two={"a": (1, 2)}, *, long_name_three="x,y,z", long_name_four=4):'
+    lent = (
+        'def borrowed(long_name_one, long_name_two={"a": (1, 2)}, *, long_name_three="x,y,z", '
+        "long_name_four=4):"
+    )
     (folder / "_inner.py").write_text(f'{lent}\n    """Lent."""\n')
     return reference.page(folder)
 
 
 def test_signatures_prose_and_parts_are_markdown(pack):
     assert pack.startswith(
-        "## `pack.one`: do one thing\n\nMore of it:\n\n```python\nx = f(1)\n```\n\nand\n\n```text\n$ no"
+        "## `pack.one`: do one thing\n\nMore of it:\n\n```python\nx = "
+        "f(1)\n```\n\nand\n\n```text\n$ no"
     )
-    assert "```python\nf(a: int, *args, key: dict[str, int] | None = None, **kwargs) -> str\n```\n\nDo it.\n\n" in pack
-    assert "**Arguments**\n\n`a`\n: one, or\n  the other: both.\n\n`*args`, `**kwargs`\n: more." in pack
+    assert (
+        "```python\nf(a: int, *args, key: dict[str, int] | None = None, **kwargs) -> "
+        "str\n```\n\nDo it.\n\n"
+    ) in pack
+    assert (
+        "**Arguments**\n\n`a`\n: one, or\n  the other: both.\n\n`*args`, `**kwargs`\n: more."
+        in pack
+    )
     assert "**Returns**\n\nA text.\n\n**Raises**\n\n`ValueError`\n: never.\n\nAnd then" in pack
-    assert "```python\nThing(size: int = 3)\n```\n\nA thing.\n\n**Attributes**\n\n`size`\n: how large." in pack
+    assert (
+        "```python\nThing(size: int = 3)\n```\n\nA thing.\n\n**Attributes**\n\n`size`\n: how large."
+        in pack
+    )
     shrink = "`shrink(by: int | None = None) -> str`\n: Shrink."
-    said = f"**Properties and methods**\n\n`half: float`\n: Half of it.\n\n{shrink}\n\n`grow(by=1)`\n: Grow.\n\n  ```"
+    said = (
+        "**Properties and methods**\n\n`half: float`\n: Half of "
+        f"it.\n\n{shrink}\n\n`grow(by=1)`\n: Grow.\n\n  ```"
+    )
     assert said in pack
     assert "LIMIT = 3" in pack and "_own" not in pack
 
@@ -143,9 +161,10 @@ def test_every_public_name_of_shardlab_is_there_with_its_arguments():
                 assert inspect.getdoc(thing).splitlines()[0].rstrip() in text
 
 
-# --- Examples ---------------------------------------------------------------------------------------------------
+# --- Examples -------------------------------------------------------------------------------------
 
-# Modules whose public functions all have an example, and functions that need what a test cannot have.
+# Modules whose public functions all have an example, and functions that need what a test cannot
+# have.
 SHOWN = (
     "arrays.layout",
     "book.specs",
@@ -171,16 +190,21 @@ for module in modules:
     for example in doctest.DocTestFinder().find(importlib.import_module(f"shardlab.{module}"), globs=names):
         runner.run(example)
 print(runner.summarize())
-"""
+"""  # noqa: E501
 
 
 def test_every_example_shows_what_python_shows():
     """In a new process, after the lines that the page gives."""
     begin = re.search(r"```python\n(.*?)```", BOOK.chapter("reference").text, re.DOTALL)[1]
-    files = (file.relative_to(ROOT / "src/shardlab").with_suffix("") for file in (ROOT / "src/shardlab").rglob("*.py"))
+    files = (
+        file.relative_to(ROOT / "src/shardlab").with_suffix("")
+        for file in (ROOT / "src/shardlab").rglob("*.py")
+    )
     modules = [".".join(file.parts) for file in files if not file.stem.startswith("__")] + ["costs"]
     command = [sys.executable, "-c", RUN, begin, *modules]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": COMPILE_ONLY})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"XLA_FLAGS": COMPILE_ONLY}
+    )
     assert done.returncode == 0, done.stderr
     failed, tried = map(int, re.search(r"failed=(\d+), attempted=(\d+)", done.stdout).groups())
     assert not failed and tried > 100, done.stdout
@@ -195,13 +219,16 @@ def test_public_functions_have_an_example(name):
 
 def test_anchors_are_unique_and_belong_to_the_page():
     anchors = re.findall(r"^\((.*)\)=$", PAGE, re.MULTILINE)
-    assert len(anchors) == len(set(anchors)) > 80 and all(anchor.startswith("reference-") for anchor in anchors)
+    assert len(anchors) == len(set(anchors)) > 80 and all(
+        anchor.startswith("reference-") for anchor in anchors
+    )
     assert "% public names of shardlab\n" in BOOK.chapter("reference").text
 
 
 def test_the_names_that_code_imports_from_the_package_are_known():
     code = (
-        "from pack import (\n    a,\n    b as c,\n)\nfrom pack.inner import d, e\nfrom packet import f\nimport pack\n"
+        "from pack import (\n    a,\n    b as c,\n)\nfrom pack.inner import d, e\nfrom packet "
+        "import f\nimport pack\n"
     )
     assert reference.imports(code, "pack") == {"a", "b", "d", "e"}
 

@@ -1,4 +1,6 @@
-"""Terms of the glossary on a page: links at first use, and entries for the search where they are defined."""
+"""Terms of the glossary on a page: links at first use, and entries for the search where they are
+defined.
+"""
 
 import pytest
 from docutils import nodes
@@ -7,14 +9,22 @@ from sphinx import addnodes
 
 from bookbinder.page import terms
 
-GLOSSARY = [("mesh", "device mesh"), ("all-reduce", "psum"), ("slice (of a pod)",), ("HBM",), ("ring road", "loop")]
+GLOSSARY = [
+    ("mesh", "device mesh"),
+    ("all-reduce", "psum"),
+    ("slice (of a pod)",),
+    ("HBM",),
+    ("ring road", "loop"),
+]
 
 
 def linked(text, glossary=GLOSSARY, name="chapter", known=lambda term: f"glossary.html#{term}"):
     """The words that are links, each with where it leads."""
     tree = publish_doctree(text)
     terms.link_first_uses(tree, glossary, name, known)
-    return [(link.astext(), link["refuri"]) for link in tree.findall(nodes.reference)], tree.astext()
+    return [
+        (link.astext(), link["refuri"]) for link in tree.findall(nodes.reference)
+    ], tree.astext()
 
 
 @pytest.mark.parametrize(
@@ -22,12 +32,16 @@ def linked(text, glossary=GLOSSARY, name="chapter", known=lambda term: f"glossar
     [
         ("A mesh, and the mesh again.", ["mesh"]),
         ("Meshes have axes.", ["Meshes"]),
-        ("One device mesh, one mesh.", ["device mesh"]),  # the longest name, and one link for all names of a term
+        # the longest name, and one link for all names of a term
+        ("One device mesh, one mesh.", ["device mesh"]),
         ("An all-reduce-scatter is no term, an all-reduce is.", ["all-reduce"]),
         ("A slice of bread; HBM and hbm.", ["HBM"]),
         ("Words in ``mesh`` and in **mesh** stay.", []),
         ("Here it is **mesh**. There, a mesh.", []),  # this page defines it
-        ("A `mesh <https://example.org>`_ that leads elsewhere, and then a mesh.", ["mesh", "mesh"]),
+        (
+            "A `mesh <https://example.org>`_ that leads elsewhere, and then a mesh.",
+            ["mesh", "mesh"],
+        ),
         ("About a loop\n============\n\nA loop.", ["loop"]),
         ("A ring\nroad, and a **ring\nroad**.", []),
         ("psum adds, as the all-reduce does", ["psum"]),
@@ -50,7 +64,9 @@ def test_without_a_glossary_nothing_is_linked():
 
 
 def test_the_search_finds_where_a_term_is_defined_under_all_its_names():
-    tree = publish_doctree("A **mesh** has devices. A **mesh** has axes, a **slice** parts, a **ring\nroad** none.")
+    tree = publish_doctree(
+        "A **mesh** has devices. A **mesh** has axes, a **slice** parts, a **ring\nroad** none."
+    )
     terms.note_definitions(tree, GLOSSARY, "chapter")
     entries = [entry[1:4] for index in tree.findall(addnodes.index) for entry in index["entries"]]
     assert entries == [
@@ -67,4 +83,6 @@ def test_in_the_glossary_itself_entries_are_not_the_main_ones():
     tree = publish_doctree("Text")
     tree += addnodes.index(entries=[("single", "mesh", "term-mesh", "main", None)])
     terms.note_definitions(tree, GLOSSARY, "glossary")
-    assert next(tree.findall(addnodes.index))["entries"] == [("single", "mesh", "term-mesh", "", None)]
+    assert next(tree.findall(addnodes.index))["entries"] == [
+        ("single", "mesh", "term-mesh", "", None)
+    ]

@@ -1,4 +1,6 @@
-"""What the tests of the explorer and of the planner share: a page of one chapter, named by CHAPTER in their file."""
+"""What the tests of the explorer and of the planner share: a page of one chapter, named by CHAPTER
+in their file.
+"""
 
 import subprocess
 import sys
@@ -19,7 +21,9 @@ def chapter(request):
 
 @pytest.fixture
 def visit(browser, chapter):
-    """Opens the page from its file, perhaps with an address; what fails in its scripts fails the test."""
+    """Opens the page from its file, perhaps with an address; what fails in its scripts fails the
+    test.
+    """
     errors, contexts = [], []
 
     def open_page(address="", **how):

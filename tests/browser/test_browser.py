@@ -1,7 +1,9 @@
-"""The site of the real book in a real browser, as readers use it: by pointer, by keyboard, narrow, dark, on paper.
+"""The site of the real book in a real browser, as readers use it: by pointer, by keyboard, narrow,
+dark, on paper.
 
-Chromium is the system's own. The site is served compressed and below "/book/", as GitHub Pages would. A page that
-breaks its own policy says so in the console, and a test here fails for every word there.
+Chromium is the system's own. The site is served compressed and below "/book/", as GitHub Pages
+would. A page that breaks its own policy says so in the console, and a test here fails for every
+word there.
 """
 
 import json
@@ -47,7 +49,9 @@ def none(found):
 
 @pytest.fixture
 def reader(browser, home):
-    """Open a page as a new reader: `reader("arrays")`, with Playwright's options for the screen and its owner."""
+    """Open a page as a new reader: `reader("arrays")`, with Playwright's options for the screen and
+    its owner.
+    """
     contexts = []
 
     def open_page(name, **options):
@@ -62,7 +66,7 @@ def reader(browser, home):
         context.close()
 
 
-# --- Every page, on every screen --------------------------------------------------------------------------
+# --- Every page, on every screen ------------------------------------------------------------------
 
 WATCH_SHIFTS = """
 window.shifts = [];
@@ -74,7 +78,7 @@ new PerformanceObserver((list) => {
     window.shifts.push(`${shift.value.toFixed(5)}: ${shift.sources.map((s) => name(s.node)).join(", ")}`);
   }
 }).observe({ type: "layout-shift", buffered: true });
-"""
+"""  # noqa: E501
 SETTLED = "document.fonts.ready.then(() => new Promise((done) => setTimeout(done, 100)))"
 # What is wider than the document, but for what scrolls in its own box.
 TOO_WIDE = """() => {
@@ -89,7 +93,7 @@ TOO_WIDE = """() => {
   const inner = wide.filter((e) => !wide.some((other) => other !== e && e.contains(other)));
   return [`the document is ${document.documentElement.scrollWidth} px wide`]
     .concat(inner.map((e) => `${Math.round(e.getBoundingClientRect().right)} px: ${e.outerHTML.slice(0, 150)}`));
-}"""
+}"""  # noqa: E501
 
 
 class Visit:
@@ -101,13 +105,18 @@ class Visit:
         self.context.add_init_script(WATCH_SHIFTS)
         self.page = self.context.new_page()
         self.said, self.asked, self.failed = [], [], []
-        self.page.on("console", lambda m: self.said.append(f"{m.type}: {m.text} ({m.location['url']})"))
+        self.page.on(
+            "console", lambda m: self.said.append(f"{m.type}: {m.text} ({m.location['url']})")
+        )
         self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}"))
         self.page.on(
-            "response", lambda r: self.failed.append(f"{r.url}: {r.status}") if r.status >= 400 else None
-        )  # fmt: skip
+            "requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}")
+        )
+        self.page.on(
+            "response",
+            lambda r: self.failed.append(f"{r.url}: {r.status}") if r.status >= 400 else None,
+        )
         self.page.goto(f"{home}{name}.html")
         self.page.evaluate(SETTLED)
 
@@ -191,7 +200,7 @@ FOREIGN = """(expected) => {
     const end = performance.now() + 20000;
     look();
   });
-}"""
+}"""  # noqa: E501
 
 
 def test_a_page_forbids_what_is_not_its_own(reader, site):
@@ -200,7 +209,11 @@ def test_a_page_forbids_what_is_not_its_own(reader, site):
         page.goto(place)
         found = page.evaluate(FOREIGN, 7)
         where = ["connect-src", "frame-src", "img-src", "script-src-elem", "style-src-elem"]
-        assert sorted(set(found["forbidden"])) == where and len(found["forbidden"]) == 7 and not found["ran"]
+        assert (
+            sorted(set(found["forbidden"])) == where
+            and len(found["forbidden"]) == 7
+            and not found["ran"]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +222,8 @@ def axe(npm):
     return (npm / "axe-core" / "axe.min.js").read_text("utf-8")
 
 
-# A page has thousands of words of code in a dozen colours, which would take axe minutes. One of each colour in each
-# kind of box stays an element of its own.
+# A page has thousands of words of code in a dozen colours, which would take axe minutes. One of
+# each colour in each kind of box stays an element of its own.
 ONE_OF_EACH = """() => {
   const seen = new Set();
   for (const word of document.querySelectorAll(".highlight pre span[class]")) {
@@ -218,7 +231,7 @@ ONE_OF_EACH = """() => {
     const kind = `${word.className} in ${word.parentElement.className} in ${box}`;
     if (seen.has(kind) && !word.children.length) word.replaceWith(word.textContent); else seen.add(kind);
   }
-}"""
+}"""  # noqa: E501
 RUN_AXE = """async ([only, without]) => {
   const options = { resultTypes: ["violations"], preload: false };
   if (only) options.runOnly = { type: "rule", values: only };
@@ -226,8 +239,9 @@ RUN_AXE = """async ([only, without]) => {
   const found = await axe.run(document, options);
   return found.violations.flatMap(({ id, help, helpUrl, nodes }) =>
     nodes.map((node) => `${id}: ${node.target.join(" ")}: ${node.failureSummary} (${help}: ${helpUrl})`));
-}"""
-COLOURS = ["color-contrast", "link-in-text-block"]  # all that can differ between light and dark; they take longest
+}"""  # noqa: E501
+# all that can differ between light and dark; they take longest
+COLOURS = ["color-contrast", "link-in-text-block"]
 
 
 def barriers(page, axe, scheme="light", only=None, without=()):
@@ -241,7 +255,9 @@ def barriers(page, axe, scheme="light", only=None, without=()):
 
 
 def test_axe_finds_no_barrier(visit, axe):
-    """Every page light on a wide screen and dark on a narrow one, and with all rules but those for colours on both."""
+    """Every page light on a wide screen and dark on a narrow one, and with all rules but those for
+    colours on both.
+    """
     wide = visit.screen == "1280px"
     none(barriers(visit.page, axe, without=() if wide else COLOURS))
     if not wide:
@@ -256,17 +272,21 @@ def test_axe_finds_no_colour_too_weak(reader, axe, name, screen, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("address", ["fit?fsdp=4&tensor=4~fsdp=16&tensor=1", "matmul?c=x,-~c=-,-", "layout?shape=9,16"])
+@pytest.mark.parametrize(
+    "address", ["fit?fsdp=4&tensor=4~fsdp=16&tensor=1", "matmul?c=x,-~c=-,-", "layout?shape=9,16"]
+)
 def test_axe_finds_no_barrier_in_what_the_explorer_makes(reader, axe, address, scheme):
     """Two states side by side, and a refusal."""
     page = reader("explorer", color_scheme=scheme)
     page.goto(f"explorer.html#{address}")
-    shown = page.locator(f"[data-explorer={address.partition('?')[0]}] .explorer-words").inner_text()
+    shown = page.locator(
+        f"[data-explorer={address.partition('?')[0]}] .explorer-words"
+    ).inner_text()
     assert shown.startswith("Compared" if "~" in address else "JAX refuses")
     none(barriers(page, axe, scheme, COLOURS if scheme == "dark" else None))
 
 
-# --- Light and dark ---------------------------------------------------------------------------------------
+# --- Light and dark -------------------------------------------------------------------------------
 
 
 IS_DARK = """() => {
@@ -275,7 +295,7 @@ IS_DARK = """() => {
   const behind = (e) => getComputedStyle(e).backgroundColor;
   while (ground.parentElement && /, 0\\)$/.test(behind(ground))) ground = ground.parentElement;
   return light(behind(ground)) < light(getComputedStyle(document.querySelector("main p")).color);
-}"""
+}"""  # noqa: E501
 
 
 def wait_until_dark(page, dark=True):
@@ -288,7 +308,8 @@ def choose(page, dark, press):
     for _ in range(3):
         press()
         if page.evaluate(IS_DARK) == dark:
-            page.emulate_media(color_scheme="light" if dark else "dark")  # a choice must not yield to it
+            # a choice must not yield to it
+            page.emulate_media(color_scheme="light" if dark else "dark")
             page.wait_for_timeout(100)
             if page.evaluate(IS_DARK) == dark:
                 return
@@ -310,7 +331,11 @@ def test_a_choice_of_light_or_dark_is_kept_over_reloads_and_pages(reader, how):
     switch = page.locator(".mode:visible")
     expect(switch).to_have_accessible_name(re.compile(r"color|colour|theme|dark", re.IGNORECASE))
     for dark in (True, False):
-        choose(page, dark, (lambda: switch.click()) if how == "pointer" else (lambda: switch.press("Enter")))
+        choose(
+            page,
+            dark,
+            (lambda: switch.click()) if how == "pointer" else (lambda: switch.press("Enter")),
+        )
         page.reload()
         wait_until_dark(page, dark)
         page.goto("arrays.html")
@@ -326,7 +351,7 @@ def test_a_dark_page_is_dark_before_its_scripts_have_come(reader):
     assert page.evaluate(IS_DARK)
 
 
-# --- Ways through the book --------------------------------------------------------------------------------
+# --- Ways through the book ------------------------------------------------------------------------
 
 
 def test_next_leads_from_the_first_page_to_the_last_and_previous_back(reader):
@@ -344,10 +369,15 @@ def test_next_leads_from_the_first_page_to_the_last_and_previous_back(reader):
 def test_the_sidebar_names_every_chapter_and_shows_where_one_is(reader):
     page = reader("arrays")
     links = page.locator("#chapters li a")
-    found = [Path(link.split("#")[0]).stem for link in links.evaluate_all("links => links.map(link => link.href)")]
+    found = [
+        Path(link.split("#")[0]).stem
+        for link in links.evaluate_all("links => links.map(link => link.href)")
+    ]
     assert found == CHAPTERS
     here = page.locator("#chapters li a.current")
-    assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [SHORT_TITLES["arrays"]]
+    assert here.evaluate_all("links => links.map(link => link.textContent.trim())") == [
+        SHORT_TITLES["arrays"]
+    ]
     links.nth(CHAPTERS.index("manual")).click()
     page.wait_for_url("**/manual.html")
 
@@ -370,7 +400,8 @@ def test_links_to_parts_of_this_page_bring_them_in_sight(reader, screen):
         links = page.locator("#sections > ul > li > a:visible")
         expect(links).to_have_count(number)
         links.nth(at).click()
-        expect(links.first).to_be_visible(visible=screen == "1280px")  # what was opened for this is closed again
+        # what was opened for this is closed again
+        expect(links.first).to_be_visible(visible=screen == "1280px")
         heading = page.locator("article h2").nth(at)
         page.wait_for_function(f"e => ({IN_SIGHT})(e)", arg=heading.element_handle())
 
@@ -383,7 +414,7 @@ NARROW_COLUMNS = """() => [...document.querySelectorAll("article .table td, arti
     const characters = room / digit.getBoundingClientRect().width;
     digit.remove();
     return cell.innerText.trim().length >= 12 && characters < 11.5;
-}).map((cell) => cell.innerText)"""
+}).map((cell) => cell.innerText)"""  # noqa: E501
 
 
 @pytest.mark.parametrize("name", ["auto", "from_old_jax", "status"])
@@ -393,7 +424,8 @@ def test_no_column_of_text_is_narrower_than_twelve_characters(reader, name):
     none(page.evaluate(NARROW_COLUMNS))
 
 
-# Cells of reports that take more than one line, except those that stand below a row, over all columns.
+# Cells of reports that take more than one line, except those that stand below a row, over all
+# columns.
 WRAPPED = """() => [
     ...document.querySelectorAll(".cell_output .dataframe :is(th, td):not([colspan])")
 ].filter((cell) => {
@@ -406,7 +438,10 @@ WRAPPED = """() => [
 @pytest.mark.parametrize("name", ["diagnose", "shardlab"])
 def test_rows_of_a_report_are_lines_on_a_wide_screen(reader, name):
     page = reader(name, viewport={"width": 1440, "height": 900})
-    assert page.locator(".cell_output td[colspan]").count() > 3 and page.locator(".dataframe td").count() > 30
+    assert (
+        page.locator(".cell_output td[colspan]").count() > 3
+        and page.locator(".dataframe td").count() > 30
+    )
     none(page.evaluate(WRAPPED))
     none(page.evaluate(TOO_WIDE))
 
@@ -454,15 +489,21 @@ def test_a_mistake_is_reported_with_the_section_where_one_is(reader):
     page = reader("collectives", **SCREENS["1280px"])
     heading = page.locator("article h2").nth(3)
     page.locator("#sections > ul > li > a").nth(3).click()
-    said = quote(f'collectives: "{heading.evaluate("e => e.firstChild.textContent")}"', safe="")[:40]
+    said = quote(f'collectives: "{heading.evaluate("e => e.firstChild.textContent")}"', safe="")[
+        :40
+    ]
     link = page.get_by_role("link", name="Report a mistake in this section")
-    expect(link).to_have_attribute("href", re.compile(rf"issues/new\?template=wrong\.yml&where={re.escape(said)}"))
+    expect(link).to_have_attribute(
+        "href", re.compile(rf"issues/new\?template=wrong\.yml&where={re.escape(said)}")
+    )
 
 
 def test_the_sidebar_of_a_narrow_screen_opens_and_closes(reader):
     page = reader("arrays", **SCREENS["360px"])
     button = page.locator(".for-chapters:visible").first
-    expect(button).to_have_accessible_name(re.compile(r"navigation|chapters|contents|sidebar", re.IGNORECASE))
+    expect(button).to_have_accessible_name(
+        re.compile(r"navigation|chapters|contents|sidebar", re.IGNORECASE)
+    )
     link = page.locator("#chapters").get_by_role("link", name=SHORT_TITLES["manual"], exact=True)
     expect(link).to_be_hidden()
     button.click()
@@ -511,7 +552,7 @@ SEEN_FOCUS = """async () => {
   const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
   const mark = ring || style.boxShadow !== "none" || style.textDecorationLine !== "none";
   return seen && mark ? "" : `${e.outerHTML.slice(0, 150)}: ${seen ? "no mark of the focus" : "not to be seen"}`;
-}"""
+}"""  # noqa: E501
 
 
 @pytest.mark.parametrize("screen", ["1280px", "360px"])
@@ -531,11 +572,16 @@ def test_a_missing_page_leads_back_to_the_book(reader, home):
     assert answer.status == 404
     assert "text/html" in answer.headers["content-type"], "there is no 404.html"
     expect(page.locator("h1")).to_be_visible()
-    assert page.locator("main").bounding_box()["width"] > 600  # not the column of the chapters' list, which is not here
-    assert page.locator("article").get_by_role("link").first.get_attribute("href") == WHERE.page("index")
+    # not the column of the chapters' list, which is not here
+    assert page.locator("main").bounding_box()["width"] > 600
+    assert page.locator("article").get_by_role("link").first.get_attribute("href") == WHERE.page(
+        "index"
+    )
     expect(page.get_by_role("searchbox", name="Search the book")).to_be_visible()
     none(page.evaluate(TOO_WIDE))
-    leads_to = page.locator("a[href]").evaluate_all("links => links.map(link => link.getAttribute('href'))")
+    leads_to = page.locator("a[href]").evaluate_all(
+        "links => links.map(link => link.getAttribute('href'))"
+    )
     relative = [where for where in leads_to if not where.startswith(("https://", "#"))]
     assert not relative, "on this page, which is shown anywhere, relative links lead nowhere"
 
@@ -544,14 +590,18 @@ def test_pages_have_an_icon_and_say_what_they_are_about(reader):
     page = reader("index")
     for name in ("index", "arrays"):
         page.goto(f"{name}.html")
-        icons = page.locator('head link[rel~="icon"]').evaluate_all("links => links.map(link => link.href)")
+        icons = page.locator('head link[rel~="icon"]').evaluate_all(
+            "links => links.map(link => link.href)"
+        )
         assert icons, f"{name}: no icon, so browsers ask for favicon.ico in vain"
         assert page.request.get(icons[0]).ok
-        about = page.locator('head meta[name="description"]').evaluate_all("tags => tags.map(tag => tag.content)")
+        about = page.locator('head meta[name="description"]').evaluate_all(
+            "tags => tags.map(tag => tag.content)"
+        )
         assert len(about) == 1 and 50 <= len(about[0]) <= 300, f"{name}: {about}"
 
 
-# --- What a chapter offers --------------------------------------------------------------------------------
+# --- What a chapter offers ------------------------------------------------------------------------
 
 FOLDS = "article :is(.admonition, details):is(.dropdown, .solution, .hint)"
 
@@ -585,7 +635,11 @@ def test_hidden_code_unfolds(reader, how):
     fold = page.locator("article .tag_hide-input details").first
     code = fold.locator("pre").first
     expect(code).to_be_hidden()
-    (fold.locator("summary").click if how == "pointer" else lambda: fold.locator("summary").press("Enter"))()
+    (
+        fold.locator("summary").click
+        if how == "pointer"
+        else lambda: fold.locator("summary").press("Enter")
+    )()
     expect(code).to_be_visible()
 
 
@@ -593,7 +647,9 @@ def test_hidden_code_unfolds(reader, how):
 @pytest.mark.parametrize("name", ["arrays", "costs", "processes"])
 def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
     page = reader(name, permissions=["clipboard-read", "clipboard-write"])
-    page.evaluate("document.querySelectorAll('article details').forEach((fold) => { fold.open = true; })")
+    page.evaluate(
+        "document.querySelectorAll('article details').forEach((fold) => { fold.open = true; })"
+    )
     for number in (0, 3):
         box = page.locator("article .cell").nth(number)
         box.scroll_into_view_if_needed()
@@ -623,7 +679,9 @@ def test_the_copy_button_copies_an_example_without_prompts_and_results(reader):
 
 def test_buttons_for_colab_and_downloads_lead_there(reader):
     page = reader("collectives")
-    page.context.route(re.compile("^https:"), lambda route: route.fulfill(body="there", content_type="text/plain"))
+    page.context.route(
+        re.compile("^https:"), lambda route: route.fulfill(body="there", content_type="text/plain")
+    )
     colab, notebook = WHERE.colab("collectives"), WHERE.notebook("collectives")
 
     def leads_to(link, url):
@@ -643,11 +701,13 @@ def test_buttons_for_colab_and_downloads_lead_there(reader):
 
     leads_to(page.get_by_role("link", name="Open in Colab"), colab)
     leads_to(page.get_by_role("link", name="Download the notebook"), notebook)
-    leads_to(page.get_by_role("link", name="Source"), WHERE.file("book/collectives.md", WHERE.branch))
+    leads_to(
+        page.get_by_role("link", name="Source"), WHERE.file("book/collectives.md", WHERE.branch)
+    )
     leads_to(page.get_by_role("link", name="Edit this page"), WHERE.edit("book/collectives.md"))
 
 
-# --- Pictures in steps ------------------------------------------------------------------------------------
+# --- Pictures in steps ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -671,12 +731,16 @@ def unfold(box):
 
 
 def shown(box):
-    return box.locator(":scope > figure").evaluate_all("all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])")
+    return box.locator(":scope > figure").evaluate_all(
+        "all => all.flatMap((f, i) => f.checkVisibility() ? [i] : [])"
+    )
 
 
 def words(box, number):
     svg = box.locator(":scope > figure").nth(number).locator("svg").first
-    return svg.evaluate("e => `${e.querySelector('title').textContent}. ${e.querySelector('desc').textContent}`")
+    return svg.evaluate(
+        "e => `${e.querySelector('title').textContent}. ${e.querySelector('desc').textContent}`"
+    )
 
 
 @pytest.mark.parametrize("how", ["pointer", "keyboard"])
@@ -785,7 +849,12 @@ def test_the_slider_goes_to_a_step(steps):
     page, box, count = steps()
     slider = box.get_by_role("slider", name="Step")
     slider.focus()
-    for key, number in [("ArrowRight", 1), ("End", count - 1), ("ArrowLeft", count - 2), ("Home", 0)]:
+    for key, number in [
+        ("ArrowRight", 1),
+        ("End", count - 1),
+        ("ArrowLeft", count - 2),
+        ("Home", 0),
+    ]:
         page.keyboard.press(key)
         assert shown(box) == [number]
         expect(slider).to_have_attribute("aria-valuetext", flow(box)["frames"][number]["title"])
@@ -797,7 +866,8 @@ def test_the_slider_goes_to_a_step(steps):
     expect(slider).to_be_disabled()
 
 
-# Press Next, stop all motion at its beginning and its end, and say where what moves is, and its slots.
+# Press Next, stop all motion at its beginning and its end, and say where what moves is, and its
+# slots.
 FLIGHT = """([box, sends]) => {
   const at = (e) => {
     const { x, y, width, height } = e.getBoundingClientRect();
@@ -815,7 +885,7 @@ FLIGHT = """([box, sends]) => {
   const slots = sends.map(([d, s, e, t]) => [at(cells[d * many + s]), at(cells[e * many + t])]);
   for (const one of moving) one.finish();
   return { found, slots, moving: moving.length };
-}"""
+}"""  # noqa: E501
 
 
 @pytest.mark.parametrize("view", ["row", "ring"])
@@ -839,11 +909,17 @@ def test_nothing_moves_for_who_wants_less_motion_nor_backwards(steps):
     assert page.evaluate(FLIGHT, [box.element_handle(), frames[1]["sends"]])["moving"] == 0
     page.emulate_media(reduced_motion="no-preference")
     assert page.evaluate(FLIGHT, [box.element_handle(), frames[2]["sends"]])["moving"] > 0
-    moving = "e => { e.click(); return e.closest('[data-steps]').getAnimations({ subtree: true }).length }"
+    moving = (
+        "e => { e.click(); return e.closest('[data-steps]').getAnimations({ subtree: true "
+        "}).length }"
+    )
     assert box.get_by_role("button", name="Back", exact=True).evaluate(moving) == 0
 
 
-LABELS = "e => [...e.querySelectorAll('[data-slot]')].map(s => s.querySelector('text')?.textContent ?? '')"
+LABELS = (
+    "e => [...e.querySelectorAll('[data-slot]')].map(s => s.querySelector('text')?.textContent ?? "
+    "'')"
+)
 
 
 def test_the_devices_stand_on_a_ring_and_hold_the_same(steps):
@@ -853,13 +929,22 @@ def test_the_devices_stand_on_a_ring_and_hold_the_same(steps):
     ring = box.locator(".steps-ring svg")
     for number in range(count):
         expect(ring).to_be_visible()
-        assert ring.evaluate(LABELS) == box.locator("figure").nth(number).locator("svg").first.evaluate(LABELS)
-        expect(ring.locator("[data-sent]")).to_have_count(len({(a, b) for a, _, b, _ in frames[number]["sends"]}))
+        assert ring.evaluate(LABELS) == box.locator("figure").nth(number).locator(
+            "svg"
+        ).first.evaluate(LABELS)
+        expect(ring.locator("[data-sent]")).to_have_count(
+            len({(a, b) for a, _, b, _ in frames[number]["sends"]})
+        )
         expect(ring).to_have_accessible_name(words(box, number).split(". ")[0])
         if number < count - 1:
             box.get_by_role("button", name="Next").click()
-    middles = ring.locator("circle").evaluate_all("all => all.map(c => [c.cx.baseVal.value, c.cy.baseVal.value])")
-    assert len(middles) == 4 and len({round(x) for x, _ in middles}) == len({round(y) for _, y in middles}) == 3
+    middles = ring.locator("circle").evaluate_all(
+        "all => all.map(c => [c.cx.baseVal.value, c.cy.baseVal.value])"
+    )
+    assert (
+        len(middles) == 4
+        and len({round(x) for x, _ in middles}) == len({round(y) for _, y in middles}) == 3
+    )
     box.get_by_role("button", name="Devices in a row").click()
     assert shown(box) == [count - 1]
     box.get_by_role("button", name="Devices on a ring").click()
@@ -879,7 +964,10 @@ def test_the_lines_of_code_of_a_step_are_lit(reader):
             next_one.click()
             assert page.evaluate(lit) == [text for _, text in frame["lines"]] != []
         # They are in the nearest code above the picture that has them.
-        above = "([box]) => [...CSS.highlights.get('lit')].every(r => box.compareDocumentPosition(r.endContainer) & 2)"
+        above = (
+            "([box]) => [...CSS.highlights.get('lit')].every(r => "
+            "box.compareDocumentPosition(r.endContainer) & 2)"
+        )
         assert page.evaluate(above, [box.element_handle()])
         box.get_by_role("button", name="All").click()
         assert page.evaluate(lit) == []
@@ -905,7 +993,10 @@ def test_an_all_reduce_on_the_number_of_devices_that_one_chooses(reader):
     page = reader("collectives")
     box = page.locator("[data-bytes]")
     counter, slider = box.locator("[data-counter]"), box.get_by_role("slider", name="Step")
-    devices, array = box.get_by_role("combobox", name="Devices"), box.get_by_role("spinbutton", name="Array, bytes")
+    devices, array = (
+        box.get_by_role("combobox", name="Devices"),
+        box.get_by_role("spinbutton", name="Array, bytes"),
+    )
     assert devices.locator("option").all_inner_texts() == [str(n) for n in range(2, 9)]
     for n in (2, 5, 8):
         devices.select_option(str(n))
@@ -915,26 +1006,34 @@ def test_an_all_reduce_on_the_number_of_devices_that_one_chooses(reader):
         slider.focus()
         for step in range(1, 2 * (n - 1) + 1):
             page.keyboard.press("ArrowRight")
-            expect(counter).to_contain_text(f"sent {step} of {2 * (n - 1)} blocks of {1e6 / n:,.0f} bytes: ")
+            expect(counter).to_contain_text(
+                f"sent {step} of {2 * (n - 1)} blocks of {1e6 / n:,.0f} bytes: "
+            )
             expect(counter).to_contain_text(f"bytes: {step * 1e6 / n:,.0f} bytes.")
             expect(box.locator(".steps-ring [data-sent]")).to_have_count(n)
         total = f"{2e6 * (n - 1) / n:,.0f}"
-        expect(counter).to_contain_text(f"In all it sends {total} bytes; 2 × ({n} - 1) / {n} × 1,000,000 is {total}.")
+        expect(counter).to_contain_text(
+            f"In all it sends {total} bytes; 2 × ({n} - 1) / {n} × 1,000,000 is {total}."
+        )
         names = box.locator(".steps-ring").evaluate(LABELS)
         assert names == [f"Σ{'abcdefgh'[chunk]}" for _ in range(n) for chunk in range(n)]
-        expect(box.get_by_role("status")).to_contain_text(f"step {2 * (n - 1)}, {n} devices. Device 0 sent Σ")
+        expect(box.get_by_role("status")).to_contain_text(
+            f"step {2 * (n - 1)}, {n} devices. Device 0 sent Σ"
+        )
     array.fill("0")
     expect(counter).to_contain_text("at least 1")
     expect(box.locator("figure:visible")).to_have_count(1)
     still = reader("collectives", java_script_enabled=False).locator("[data-bytes]")
-    expect(still.locator("[data-counter]")).to_contain_text("Each of 4 devices sends 6 blocks of 1,024 bytes")
+    expect(still.locator("[data-counter]")).to_contain_text(
+        "Each of 4 devices sends 6 blocks of 1,024 bytes"
+    )
 
 
-# --- Bars that depend on inputs -----------------------------------------------------------------------------
+# --- Bars that depend on inputs -------------------------------------------------------------------
 
 CHOOSING = {"zero": 2, "pipeline": 2, "serving": 3}  # chapters, and how many controls each has
 BARS = """e => [...e.querySelectorAll("[data-row]")].map(
-  row => [...row.querySelectorAll("[data-part]")].map(part => part.getBoundingClientRect().width))"""
+  row => [...row.querySelectorAll("[data-part]")].map(part => part.getBoundingClientRect().width))"""  # noqa: E501
 TOTALS = "e => [...e.querySelectorAll('[data-total]')].map(total => total.textContent)"
 
 
@@ -958,7 +1057,12 @@ def test_a_slider_moved_by_keyboard_changes_bars_numbers_and_what_is_said(reader
     for number, (label, values, _) in enumerate(data["inputs"]):
         slider = box.get_by_role("slider", name=label, exact=True)
         slider.focus()
-        for key, to in (("End", len(values) - 1), ("ArrowLeft", len(values) - 2), ("Home", 0), ("ArrowRight", 1)):
+        for key, to in (
+            ("End", len(values) - 1),
+            ("ArrowLeft", len(values) - 2),
+            ("Home", 0),
+            ("ArrowRight", 1),
+        ):
             page.keyboard.press(key)
             at[number] = to
             expect(slider).to_have_attribute("aria-valuetext", values[to])
@@ -966,9 +1070,13 @@ def test_a_slider_moved_by_keyboard_changes_bars_numbers_and_what_is_said(reader
             for where, (_, each, _) in zip(at, data["inputs"], strict=True):
                 case = case * len(each) + where
             totals, widths = box.evaluate(TOTALS), box.evaluate(BARS)
-            for total, bars, row, numbers in zip(totals, widths, data["rows"], data["cases"][case], strict=True):
+            for total, bars, row, numbers in zip(
+                totals, widths, data["rows"], data["cases"][case], strict=True
+            ):
                 amount, *parts = numbers.lstrip("!").split(" ")
-                assert total.startswith(f"{amount}{row[1]}") and ("(over" in total) == numbers.startswith("!")
+                assert total.startswith(f"{amount}{row[1]}") and (
+                    "(over" in total
+                ) == numbers.startswith("!")
                 expected = [float(part.replace(",", "")) * row[2] for part in parts or [amount]]
                 scale = svg.bounding_box()["width"] / 316
                 if sum(expected) <= 314:
@@ -977,7 +1085,8 @@ def test_a_slider_moved_by_keyboard_changes_bars_numbers_and_what_is_said(reader
                     assert sum(bars) == pytest.approx(314 * scale, abs=4)
                 expect(spoken).to_contain_text(total)
             chosen = ", ".join(
-                f"{name} {each[where]}" for (name, each, _), where in zip(data["inputs"], at, strict=True)
+                f"{name} {each[where]}"
+                for (name, each, _), where in zip(data["inputs"], at, strict=True)
             )
             expect(caption).to_contain_text(chosen)
             expect(svg).to_have_accessible_name(re.compile(f"^{re.escape(chosen)}: "))
@@ -988,13 +1097,19 @@ def test_a_slider_moved_by_keyboard_changes_bars_numbers_and_what_is_said(reader
 @pytest.mark.parametrize("name", CHOOSING)
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_script_redraws_what_stood_there_and_moves_nothing(reader, name, screen):
-    """With a script and without one the first picture is the same, to the pixel of its words and bars."""
-    with_it, without = (choosing(reader, name, java_script_enabled=on, **SCREENS[screen])[1] for on in (True, False))
+    """With a script and without one the first picture is the same, to the pixel of its words and
+    bars.
+    """
+    with_it, without = (
+        choosing(reader, name, java_script_enabled=on, **SCREENS[screen])[1] for on in (True, False)
+    )
     expect(with_it).to_have_attribute("data-ready", "")
     expect(without.locator(".choices, [role=status]")).to_have_count(0)
     expect(without.locator("[data-still]")).to_be_visible()
     expect(with_it.locator("[data-still]")).to_be_hidden()
-    words = "e => [...e.querySelectorAll('title, desc, text, figcaption')].map(one => one.textContent)"
+    words = (
+        "e => [...e.querySelectorAll('title, desc, text, figcaption')].map(one => one.textContent)"
+    )
     figures = [box.locator("figure").evaluate(words) for box in (with_it, without)]
     assert figures[0] == figures[1] and len(figures[0]) > 6
     for one, other in zip(*(box.evaluate(BARS) for box in (with_it, without)), strict=True):
@@ -1003,7 +1118,7 @@ def test_the_script_redraws_what_stood_there_and_moves_nothing(reader, name, scr
     assert controls == CHOOSING[name] * 36 == with_it.locator(".choices label").count() * 36
 
 
-# --- Pictures of arrays -------------------------------------------------------------------------------------
+# --- Pictures of arrays ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -1025,17 +1140,21 @@ MARKED = """e => {
   const found = { on: new Set(), off: new Set(), plain: new Set() };
   for (const tile of e.querySelectorAll("[data-device]")) found[tile.dataset.mark ?? "plain"].add(tile.dataset.device);
   return Object.fromEntries(Object.entries(found).map(([mark, devices]) => [mark, [...devices].sort()]));
-}"""
+}"""  # noqa: E501
 EIGHT = [str(device) for device in range(8)]
 
 
 def is_marked(row, device):
-    """Whether all tiles of that device stand out, in all pictures of the row, and a line says what it holds."""
+    """Whether all tiles of that device stand out, in all pictures of the row, and a line says what
+    it holds.
+    """
     line, others = row.locator(".tile-says"), [one for one in EIGHT if one != device]
     if device is None:
         expect(line).to_have_count(0)
         return row.evaluate(MARKED) == {"on": [], "off": [], "plain": EIGHT}
-    expect(line).to_have_text(re.compile(rf"^device {device}, at x=\d, y=\d: rows \d+:\d+, columns \d+:\d+ \(P\("))
+    expect(line).to_have_text(
+        re.compile(rf"^device {device}, at x=\d, y=\d: rows \d+:\d+, columns \d+:\d+ \(P\(")
+    )
     return row.evaluate(MARKED) == {"on": [device], "off": others, "plain": []}
 
 
@@ -1049,7 +1168,12 @@ def test_a_device_that_one_points_at_is_marked_in_all_pictures_of_the_row(arrays
         marked = row.locator('[data-mark="on"]')
         assert marked.count() == row.locator(f'[data-device="{device}"]').count() >= 2
         for tile in marked.all():
-            assert tile.locator("rect").first.evaluate("e => parseFloat(getComputedStyle(e).strokeWidth)") > 2
+            assert (
+                tile.locator("rect").first.evaluate(
+                    "e => parseFloat(getComputedStyle(e).strokeWidth)"
+                )
+                > 2
+            )
     # The other picture's tile says its own slice, and nothing on the page has moved.
     other = row.locator("figure").nth(1).locator('[data-device="0"]')
     other.hover()
@@ -1062,14 +1186,21 @@ def test_a_device_that_one_points_at_is_marked_in_all_pictures_of_the_row(arrays
 def test_the_arrow_keys_lead_from_device_to_device_and_each_picture_is_one_stop(arrays):
     page, row = arrays()
     first = row.locator("figure").first
-    assert [row.locator("figure").nth(i).locator('[tabindex="0"]').count() for i in (0, 1)] == [1, 1]
+    assert [row.locator("figure").nth(i).locator('[tabindex="0"]').count() for i in (0, 1)] == [
+        1,
+        1,
+    ]
     first.locator('[tabindex="0"]').focus()
     place = page.evaluate("scrollY")
     where = first.locator("[data-device]").evaluate_all(
-        "all => all.map(e => { const r = e.getBoundingClientRect(); return [r.x, r.y, e.dataset.device] })"
+        "all => all.map(e => { const r = e.getBoundingClientRect(); return [r.x, r.y, "
+        "e.dataset.device] })"
     )
     rows = sorted({y for _, y, _ in where})
-    grid = [[device for _, device in sorted((x, device) for x, y, device in where if y == at)] for at in rows]
+    grid = [
+        [device for _, device in sorted((x, device) for x, y, device in where if y == at)]
+        for at in rows
+    ]
     assert len(grid) > 1 and len(grid[0]) > 1
     for key, device in [
         ("ArrowRight", grid[0][1]),
@@ -1104,14 +1235,16 @@ def test_without_javascript_each_tile_has_a_tip(reader):
     page = reader("arrays", java_script_enabled=False)
     for tile in page.locator("[data-says]:has(> title)").all()[:8]:
         assert re.match(r"device \d+: \[", tile.locator("title").text_content())
-    assert page.locator("[data-says] > title").count() > 50 and page.locator(".tile-says").count() == 0
+    assert (
+        page.locator("[data-says] > title").count() > 50 and page.locator(".tile-says").count() == 0
+    )
 
 
-# --- Without JavaScript, and on paper ---------------------------------------------------------------------
+# --- Without JavaScript, and on paper -------------------------------------------------------------
 
 COVERED = """all => all.filter((e) => !e.closest("details:not([open])"))
   .filter((e) => !e.checkVisibility({ visibilityProperty: true, opacityProperty: true }) || !e.clientWidth)
-  .map((e) => e.outerHTML.slice(0, 150))"""
+  .map((e) => e.outerHTML.slice(0, 150))"""  # noqa: E501
 
 
 @pytest.mark.parametrize("screen", ["1280px", "360px"])
@@ -1123,7 +1256,9 @@ def test_without_javascript_a_chapter_can_be_read(reader, screen):
     pictures = article.locator(':is(svg[role="img"], img)')
     assert pictures.count() > 20
     # Pictures in steps wait for their script, but not for ever.
-    wait_until(lambda: not pictures.evaluate_all(COVERED), lambda: pictures.evaluate_all(COVERED), SOON)
+    wait_until(
+        lambda: not pictures.evaluate_all(COVERED), lambda: pictures.evaluate_all(COVERED), SOON
+    )
     for fold in page.locator(FOLDS).all():
         if fold.locator(":scope > summary").count():
             fold.locator(":scope > summary").click()
@@ -1169,7 +1304,9 @@ def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_pre
         "button",
         ".headerlink",
     ):
-        seen = page.locator(f"{what}:visible").evaluate_all("all => all.map(e => e.cloneNode(false).outerHTML)")
+        seen = page.locator(f"{what}:visible").evaluate_all(
+            "all => all.map(e => e.cloneNode(false).outerHTML)"
+        )
         assert not seen, f"on paper: {seen[:3]}"
     for fold in page.locator(FOLDS).all():
         expect(inside(fold)).to_be_visible()

@@ -1,4 +1,6 @@
-"""The explorer's JavaScript, run in a browser, compared with JAX, shardlab and compiled programs in every case."""
+"""The explorer's JavaScript, run in a browser, compared with JAX, shardlab and compiled programs in
+every case.
+"""
 
 import gzip
 import random
@@ -42,7 +44,9 @@ from shardlab import (
 from shardlab._arguments import nearest
 from shardlab.book.planner import FILES
 
-pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md")
+pytestmark = pytest.mark.reads(
+    "src/shardlab", "src/bookbinder", "book/static/explorer", "book/explorer.md"
+)
 CHAPTER = "explorer"
 
 
@@ -76,11 +80,13 @@ def bare(browser, tmp_path_factory):
     return page
 
 
-# --- Specs that are typed: against Python ------------------------------------------------------------------------
+# --- Specs that are typed: against Python ---------------------------------------------------------
 
 UNDERSTOOD = [
-    "P()", 'P("x")', 'P("x", None)', "P('x', 'y')", 'P(None, ("x", "y"))', 'P(("y", "x"), None,)', ' P( "x" ,None ) ',
-    'PartitionSpec("x", None)', 'jax.sharding.PartitionSpec(None, "y")', 'jax.P("x")', 'P(("x",), ())', "P(None, None)",
+    "P()", 'P("x")', 'P("x", None)', "P('x', 'y')", 'P(None, ("x", "y"))', 'P(("y", "x"), None,)',
+    ' P( "x" ,None ) ',
+    'PartitionSpec("x", None)', 'jax.sharding.PartitionSpec(None, "y")', 'jax.P("x")',
+    'P(("x",), ())', "P(None, None)",
     'P(\n    "x",\n    None,\n)', "P('data', \"model_2\")", 'P(["x", "y"])', 'P("x", None, "y")',
 ]  # fmt: skip
 # What is wrong, and what the page says of it.
@@ -122,7 +128,9 @@ def typing(browser, tmp_path_factory):
 
 @pytest.mark.parametrize("text", UNDERSTOOD)
 def test_a_typed_spec_is_what_python_makes_of_it(typing, text):
-    names = {"P": P, "PartitionSpec": P, "jax": jax} | ({} if hasattr(jax, "P") else {"jax": SimpleNamespace(P=P)})
+    names = {"P": P, "PartitionSpec": P, "jax": jax} | (
+        {} if hasattr(jax, "P") else {"jax": SimpleNamespace(P=P)}
+    )
     meant = eval(text.strip(), names)
     found = typing.evaluate("text => explorer.parse(text, ['x', 'y'])", text)
     assert P(*(tuple(axes) if len(axes) > 1 else axes[0] if axes else None for axes in found)) == P(
@@ -135,7 +143,10 @@ def test_a_typed_spec_is_what_python_makes_of_it(typing, text):
 
 def plain(spec):
     """The entries of a spec, a tuple of one axis as that axis."""
-    return [entry[0] if isinstance(entry, (tuple, list)) and len(entry) == 1 else entry for entry in spec]
+    return [
+        entry[0] if isinstance(entry, (tuple, list)) and len(entry) == 1 else entry
+        for entry in spec
+    ]
 
 
 def test_quotation_marks_of_phones_are_understood(typing):
@@ -144,9 +155,15 @@ def test_quotation_marks_of_phones_are_understood(typing):
 
 @pytest.mark.parametrize("text", NOT_UNDERSTOOD)
 def test_what_is_not_understood_is_said(typing, text):
-    field, says = typing.get_by_role("textbox", name="PartitionSpec"), typing.locator(".explorer-words")
+    field, says = (
+        typing.get_by_role("textbox", name="PartitionSpec"),
+        typing.locator(".explorer-words"),
+    )
     field.fill(text)
-    assert says.inner_text().startswith("Not understood: ") and NOT_UNDERSTOOD[text] in says.inner_text()
+    assert (
+        says.inner_text().startswith("Not understood: ")
+        and NOT_UNDERSTOOD[text] in says.inner_text()
+    )
     assert field.get_attribute("aria-invalid") == "true"
     field.fill("P()")
     assert says.inner_text() == "Each device stores 512 of 512 bytes, and 8 devices store the same."
@@ -159,7 +176,10 @@ def test_what_is_not_understood_is_said(typing, text):
         ('P("x", "x")', 'JAX refuses this. P("x", "x") names x twice'),
         ('P("X")', 'JAX refuses this. The mesh has no axis "X", only x and y; did you mean "x"?'),
         ('P("model")', 'JAX refuses this. The mesh has no axis "model", only x and y.'),
-        ('P(None, None, "x")', "JAX refuses this. The spec has more entries than the array has dimensions."),
+        (
+            'P(None, None, "x")',
+            "JAX refuses this. The spec has more entries than the array has dimensions.",
+        ),
     ],
 )
 def test_what_jax_refuses_is_said_of_a_typed_spec(typing, text, said):
@@ -169,17 +189,24 @@ def test_what_jax_refuses_is_said_of_a_typed_spec(typing, text, said):
     assert typing.locator(".explorer-words").inner_text().startswith(said)
 
 
-@pytest.mark.parametrize("text", ['P("x", "y")', 'P("y", "x")', 'P(("y", "x"))', 'P(None, "x")', "P()"])
+@pytest.mark.parametrize(
+    "text", ['P("x", "y")', 'P("y", "x")', 'P(("y", "x"))', 'P(None, "x")', "P()"]
+)
 def test_the_picture_of_a_typed_spec_is_that_of_shardlab(typing, text):
     typing.get_by_role("textbox", name="PartitionSpec").fill(text)
-    ours = BeautifulSoup(typing.locator(".spec-both figure").evaluate("figure => figure.outerHTML"), "html.parser")
+    ours = BeautifulSoup(
+        typing.locator(".spec-both figure").evaluate("figure => figure.outerHTML"), "html.parser"
+    )
     sharding = NamedSharding(mesh_of([("x", 2), ("y", 4)]), eval(text))
     theirs = BeautifulSoup(draw(describe(sharding, (8, 16), "float32")).html, "html.parser")
     for tag in ("title", "desc"):
-        assert ours.svg.find(tag, recursive=False).get_text() == theirs.svg.find(tag, recursive=False).get_text()
+        assert (
+            ours.svg.find(tag, recursive=False).get_text()
+            == theirs.svg.find(tag, recursive=False).get_text()
+        )
 
 
-# --- Layouts: against JAX ----------------------------------------------------------------------------------------
+# --- Layouts: against JAX -------------------------------------------------------------------------
 
 # Meshes of up to three axes and 64 devices, with axes of one device.
 SIZES = [sizes for n in (1, 2, 3) for sizes in product(range(1, 65), repeat=n) if prod(sizes) <= 64]
@@ -203,12 +230,17 @@ def layout_cases():
             spare = spare[n:]
         chance.shuffle(spec)
         sizes = dict(mesh)
-        shape = [prod(sizes[axis] for axis in axes) * chance.choice((1, 1, 2, 3, 5)) for axes in spec]
+        shape = [
+            prod(sizes[axis] for axis in axes) * chance.choice((1, 1, 2, 3, 5)) for axes in spec
+        ]
         wrong = chance.random()
         if wrong < 0.12 and ndim:
             shape[chance.randrange(ndim)] += chance.choice((1, 2, 7))
         elif wrong < 0.2 and ndim:
-            spec[chance.randrange(ndim)] = [chance.choice(mesh)[0], *chance.sample([n for n, _ in mesh], 1)]
+            spec[chance.randrange(ndim)] = [
+                chance.choice(mesh)[0],
+                *chance.sample([n for n, _ in mesh], 1),
+            ]
         elif wrong < 0.23:
             spec.append([chance.choice(mesh)[0]])
         elif wrong < 0.25 and ndim:
@@ -226,10 +258,33 @@ def layout_cases():
                     spec = [[], []]
                     spec[dim] = list(axes)
                     cases.append({"mesh": grid, "shape": shape, "spec": spec, "dtype": "bfloat16"})
-    for mesh in ([("x", 1)], [("x", 1), ("y", 1), ("z", 1)], [("x", 1), ("y", 4)], [("x", 64)], [("a", 8), ("b", 8)]):
+    for mesh in (
+        [("x", 1)],
+        [("x", 1), ("y", 1), ("z", 1)],
+        [("x", 1), ("y", 4)],
+        [("x", 64)],
+        [("a", 8), ("b", 8)],
+    ):
         names = [name for name, _ in mesh]
-        for spec in ([], [[]], [names], [names[:1], names[1:]], [[], names[-1:]], [names, names], [[], [], names]):
-            for shape in ([], [64], [64, 64], [1, 1], [7, 64], [64, 64, 64], [0, 64], [1 << 20, 1 << 12]):
+        for spec in (
+            [],
+            [[]],
+            [names],
+            [names[:1], names[1:]],
+            [[], names[-1:]],
+            [names, names],
+            [[], [], names],
+        ):
+            for shape in (
+                [],
+                [64],
+                [64, 64],
+                [1, 1],
+                [7, 64],
+                [64, 64, 64],
+                [0, 64],
+                [1 << 20, 1 << 12],
+            ):
                 cases.append({"mesh": mesh, "shape": shape, "spec": spec, "dtype": "float32"})
     return cases
 
@@ -246,9 +301,12 @@ def jax_layout(case):
     except Exception as error:
         return type(error).__name__, str(error)
     return (
-        {d.id: [list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)] for d, index in held.items()},
+        {
+            d.id: [list(s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
+            for d, index in held.items()
+        },
         list(sharding.shard_shape(shape)),
-    )  # fmt: skip
+    )
 
 
 ERRORS = {
@@ -276,7 +334,11 @@ def test_layouts_are_those_of_jax_and_its_errors_too(bare):
         assert isinstance(where, dict), (case, expected)
         assert {held["device"]: held["index"] for held in answer["devices"]} == where, case
         assert answer["shard_shape"] == shard_shape, case
-        layout = describe(NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])), case["shape"], case["dtype"])
+        layout = describe(
+            NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])),
+            case["shape"],
+            case["dtype"],
+        )
         assert [(h["replica"], tuple(h["position"])) for h in answer["devices"]] == [
             (s.replica, s.position) for s in layout.shards
         ]
@@ -285,15 +347,30 @@ def test_layouts_are_those_of_jax_and_its_errors_too(bare):
         assert 0 in case["shape"] or {layout.replicas} == set(counted.values()), case
         itemsize = np.dtype(jax.numpy.dtype(case["dtype"])).itemsize
         assert answer["bytes_per_device"] == prod(shard_shape) * itemsize
-        assert answer["total_bytes"] == answer["bytes_per_device"] * len(where) == layout.total_bytes
+        assert (
+            answer["total_bytes"] == answer["bytes_per_device"] * len(where) == layout.total_bytes
+        )
         assert answer["nbytes"] == prod(case["shape"]) * itemsize
         assert f"{answer['type']}: {answer['summary']}" == str(layout)
-    assert len(cases) > 1500 and kinds["fine"] > 1000 and min(kinds[kind] for kind in ERRORS) >= 20, kinds
+    assert (
+        len(cases) > 1500 and kinds["fine"] > 1000 and min(kinds[kind] for kind in ERRORS) >= 20
+    ), kinds
 
 
 def shapes(svg):
     """What is drawn, as numbers and words."""
-    names = ("x", "y", "width", "height", "fill", "stroke", "font-size", "text-anchor", "d", "viewBox")
+    names = (
+        "x",
+        "y",
+        "width",
+        "height",
+        "fill",
+        "stroke",
+        "font-size",
+        "text-anchor",
+        "d",
+        "viewBox",
+    )
     found = []
     for tag in svg.find_all(["rect", "text", "path", "title", "desc"]):
         attributes = tuple(tag.get(name) for name in names)
@@ -304,10 +381,18 @@ def shapes(svg):
 def test_pictures_are_those_of_shardlab_draw(bare):
     solved = zip(layout_cases(), solve(bare, "layout", layout_cases()), strict=True)
     cases = [case for case, answer in solved if "error" not in answer and all(case["shape"])][::6]
-    drawn = bare.evaluate("cases => cases.map((c) => explorer.drawLayout(explorer.layout(c)).outerHTML)", cases)
+    drawn = bare.evaluate(
+        "cases => cases.map((c) => explorer.drawLayout(explorer.layout(c)).outerHTML)", cases
+    )
     for case, html in zip(cases, drawn, strict=True):
-        layout = describe(NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])), case["shape"], case["dtype"])
-        mine, theirs = (BeautifulSoup(text, "html.parser").figure for text in (html, draw(layout).html))
+        layout = describe(
+            NamedSharding(mesh_of(case["mesh"]), spec_of(case["spec"])),
+            case["shape"],
+            case["dtype"],
+        )
+        mine, theirs = (
+            BeautifulSoup(text, "html.parser").figure for text in (html, draw(layout).html)
+        )
         assert shapes(mine.svg) == shapes(theirs.svg), case
         assert mine.figcaption.get_text() == theirs.figcaption.get_text()
     assert len(cases) > 150
@@ -334,13 +419,13 @@ def test_the_code_of_a_layout_makes_that_layout_or_that_error(bare):
     assert len(small) > 30
 
 
-# --- Products: against shardlab.costs, and against what is compiled -----------------------------------------------
+# --- Products: against shardlab.costs, and against what is compiled -------------------------------
 
 DIMS = {"A": "IJ", "B": "JK", "C": "IK"}
 
-# By the dimension that an axis shards in A, in B and in the wanted result: the number of the case, and the dimensions
-# along which the product itself may then be split ("-" for none). Written by hand from the four cases of the chapters
-# auto and costs.
+# By the dimension that an axis shards in A, in B and in the wanted result: the number of the case,
+# and the dimensions along which the product itself may then be split ("-" for none). Written by
+# hand from the four cases of the chapters auto and costs.
 CASES = {
     "---": "1 -", "--I": "1 I-", "--K": "1 K-",
     "I--": "1 I-", "I-I": "1 I-", "I-K": "1 IK-",
@@ -361,7 +446,9 @@ def matmul_cases():
 
     def add(mesh, sizes, specs, chip, dtype):
         a, b, c = ([list(specs[of][dim]) for dim in range(2)] for of in "abc")
-        cases.append({"mesh": mesh, "sizes": sizes, "a": a, "b": b, "c": c, "chip": chip, "dtype": dtype})
+        cases.append(
+            {"mesh": mesh, "sizes": sizes, "a": a, "b": b, "c": c, "chip": chip, "dtype": dtype}
+        )
 
     def specs_of(letters, axis):
         """For one axis, such as "IJ-": which dimension it shards of A, B and the result."""
@@ -374,7 +461,9 @@ def matmul_cases():
     for letters in CASES:  # every combination on one axis, on every chip
         for chip in CHIPS.values():
             for n in (1, 4, 16):
-                dtype = chance.choice([name for name in chip.flops_per_second if name in explorer.PRECISIONS])
+                dtype = chance.choice(
+                    [name for name in chip.flops_per_second if name in explorer.PRECISIONS]
+                )
                 sizes = [16 * 2 ** chance.randrange(12) for _ in range(3)]
                 add([("x", n)], sizes, specs_of(letters, "x"), chip.name, dtype)
     for _ in range(700):
@@ -394,14 +483,20 @@ def matmul_cases():
             lengths[chance.randrange(3)] += 1
         chip = chance.choice(list(CHIPS.values()))
         dtype = chance.choice(
-            [name for name in explorer.PRECISIONS if name in chip.flops_per_second or chance.random() < 0.1]
+            [
+                name
+                for name in explorer.PRECISIONS
+                if name in chip.flops_per_second or chance.random() < 0.1
+            ]
         )
         add(mesh, lengths, specs, chip.name, dtype)
     return cases
 
 
 def refused(case):
-    """Why there is no answer: JAX's error for the first array that it refuses, or that of shardlab.costs."""
+    """Why there is no answer: JAX's error for the first array that it refuses, or that of
+    shardlab.costs.
+    """
     (i, j, k), mesh = case["sizes"], mesh_of(case["mesh"])
     for shape, spec in (((i, j), case["a"]), ((j, k), case["b"]), ((i, k), case["c"])):
         try:
@@ -425,7 +520,8 @@ def follow(case, plan):
 
     def axes_of(of, spec):
         return {
-            dim: (axes[0] if axes and mesh[axes[0]] > 1 else None) for dim, axes in zip(DIMS[of], spec, strict=True)
+            dim: (axes[0] if axes and mesh[axes[0]] > 1 else None)
+            for dim, axes in zip(DIMS[of], spec, strict=True)
         }
 
     held, partial = {"A": axes_of("A", case["a"]), "B": axes_of("B", case["b"])}, None
@@ -438,7 +534,11 @@ def follow(case, plan):
     for step in plan["steps"]:
         if step["kind"] == "product":
             (m, k), (k2, n) = local("A"), local("B")
-            assert held["A"]["J"] == held["B"]["J"] and k == k2 and (plan["m"], plan["k"], plan["n"]) == (m, k, n)
+            assert (
+                held["A"]["J"] == held["B"]["J"]
+                and k == k2
+                and (plan["m"], plan["k"], plan["n"]) == (m, k, n)
+            )
             held["C"], partial = {"I": held["A"]["I"], "K": held["B"]["K"]}, held["A"]["J"]
             continue
         of, dim, axis = step["of"], step["dim"], step["axis"]
@@ -461,7 +561,9 @@ def follow(case, plan):
                 assert step["kind"] == "all-reduce" and dim == ""
         array = max(before, prod(local(of)) * itemsize)
         assert step["array_bytes"] == array and step["devices"] == mesh[axis]
-        assert step["sent_bytes"] == pytest.approx(costs.collective_bytes(step["kind"], array, mesh[axis]), rel=1e-9)
+        assert step["sent_bytes"] == pytest.approx(
+            costs.collective_bytes(step["kind"], array, mesh[axis]), rel=1e-9
+        )
         assert step["seconds"] == pytest.approx(
             costs.collective_seconds(step["kind"], array, mesh[axis], chip), rel=1e-9
         )
@@ -475,7 +577,9 @@ def follow(case, plan):
         "seconds": max(roofline.seconds, communication),
     }  # fmt: skip
     assert {key: plan[key] for key in close} == pytest.approx(close, rel=1e-9)
-    assert plan["bound"] == ("communication" if communication > roofline.seconds else roofline.bound)
+    assert plan["bound"] == (
+        "communication" if communication > roofline.seconds else roofline.bound
+    )
 
 
 def test_products_cost_what_shardlab_cost_says_and_follow_the_four_cases(bare):
@@ -485,14 +589,24 @@ def test_products_cost_what_shardlab_cost_says_and_follow_the_four_cases(bare):
         why = refused(case)
         if "error" in answer:
             kinds[answer["error"]["kind"]] += 1
-            assert why and (answer["error"].get("jax") or answer["error"]["words"]) in why, (case, why)
+            assert why and (answer["error"].get("jax") or answer["error"]["words"]) in why, (
+                case,
+                why,
+            )
             continue
         assert why is None, (case, why)
         places, choices = {}, []
         for axis, size in case["mesh"]:
             if size > 1:
                 found = [
-                    next((dim for dim, axes in zip(DIMS[of], case[of.lower()], strict=True) if axis in axes), "-")
+                    next(
+                        (
+                            dim
+                            for dim, axes in zip(DIMS[of], case[of.lower()], strict=True)
+                            if axis in axes
+                        ),
+                        "-",
+                    )
                     for of in "ABC"
                 ]
                 number, ways = CASES["".join(found)].split()
@@ -502,9 +616,13 @@ def test_products_cost_what_shardlab_cost_says_and_follow_the_four_cases(bare):
         for number in places.values():
             kinds[f"case {number}"] += 1
         expected = [dict(ways) for ways in product(*choices)]
-        expected = [w for w in expected if max(Counter(filter(None, w.values())).values(), default=0) < 2]
+        expected = [
+            w for w in expected if max(Counter(filter(None, w.values())).values(), default=0) < 2
+        ]
         plans = answer["plans"]
-        assert sorted(map(str, (plan["ways"] for plan in plans))) == sorted(map(str, expected)), case
+        assert sorted(map(str, (plan["ways"] for plan in plans))) == sorted(map(str, expected)), (
+            case
+        )
         for plan in plans:
             follow(case, plan)
         assert answer["seconds"] == min(plan["seconds"] for plan in plans)
@@ -518,38 +636,67 @@ def test_products_cost_what_shardlab_cost_says_and_follow_the_four_cases(bare):
 def test_the_code_of_a_product_sends_what_was_said(bare):
     cases = [{**case, "sizes": [64 * n for n in (3, 2, 5)]} for case in matmul_cases()]
     cases = [
-        c for c in cases if c["dtype"] in ("bf16", "int8") and c["chip"] in ("v4", "v5p", "H100") and not refused(c)
+        c
+        for c in cases
+        if c["dtype"] in ("bf16", "int8") and c["chip"] in ("v4", "v5p", "H100") and not refused(c)
     ]
     chance, kinds = random.Random(7), Counter()
     solved = list(zip(cases, solve(bare, "matmul", cases), strict=True))
     chance.shuffle(solved)
     sampled = {}  # a dozen of everything that is sent
     for case, answer in solved:
-        sampled.setdefault(str(sorted(kind for kind, _ in answer["collectives"])), []).append((case, answer))
+        sampled.setdefault(str(sorted(kind for kind, _ in answer["collectives"])), []).append(
+            (case, answer)
+        )
     for case, answer in [pair for pairs in sampled.values() for pair in pairs[:12]]:
-        # The CPU's compiler sends sums in bfloat16 as float32: so does the whole program here, with twice the bytes.
+        # The CPU's compiler sends sums in bfloat16 as float32: so does the whole program here, with
+        # twice the bytes.
         wide = 2 if case["dtype"] == "bf16" else 1
         names = run(answer["code"].replace("jnp.bfloat16", "jnp.float32"))
         expected = [step for step in answer["steps"] if "seconds" in step]
         moves = collectives(names["compiled"], mesh=names["mesh"]).moves
         found = [(move.kind, *move.axes, move.bytes) for move in moves]
-        assert sorted(found) == sorted((s["kind"], s["axis"], wide * s["sent_bytes"]) for s in expected), case
+        assert sorted(found) == sorted(
+            (s["kind"], s["axis"], wide * s["sent_bytes"]) for s in expected
+        ), case
         a = chance.choices(range(-2, 3), k=64 * 3 * 64 * 2)
-        A, B = np.resize(a, names["A"].shape).astype("int8"), np.resize(a[5:], names["B"].shape).astype("int8")
+        A, B = (
+            np.resize(a, names["A"].shape).astype("int8"),
+            np.resize(a[5:], names["B"].shape).astype("int8"),
+        )
         result = names["product"](A.astype(names["A"].dtype), B.astype(names["B"].dtype))
-        assert (np.asarray(result) == (A.astype("int32") @ B.astype("int32")).astype(result.dtype)).all()
+        assert (
+            np.asarray(result) == (A.astype("int32") @ B.astype("int32")).astype(result.dtype)
+        ).all()
         assert same_layout(result, NamedSharding(mesh_of(case["mesh"]), spec_of(case["c"])))
         kinds.update(s["kind"] for s in answer["steps"])
     assert {"slice", "all-gather", "all-reduce", "reduce-scatter"} <= set(kinds), kinds
 
 
-# --- Steps and plans: against shardlab.costs and its plan ----------------------------------------------------
+# --- Steps and plans: against shardlab.costs and its plan -----------------------------------------
 
 
 def test_machines_are_those_of_shardlab_hardware_and_its_errors_too(bare):
-    numbers = [*range(1, 100), 128, 256, 512, 1000, 1024, 2048, 4096, 6144, 8960, 8961, 16_384, 100_000]
+    numbers = [
+        *range(1, 100),
+        128,
+        256,
+        512,
+        1000,
+        1024,
+        2048,
+        4096,
+        6144,
+        8960,
+        8961,
+        16_384,
+        100_000,
+    ]
     cases = [(chip, n, slices) for chip in CHIPS for n in numbers for slices in (1, 2, 3, 8)]
-    found, kinds = bare.evaluate("cases => cases.map((given) => explorer.machine(...given))", cases), Counter()
+    found, kinds = (
+        bare.evaluate("cases => cases.map((given) => explorer.machine(...given))", cases),
+        Counter(),
+    )
     for (chip, chips, slices), one in zip(cases, found, strict=True):
         try:
             made = machine_of({"chip": chip, "chips": chips, "slices": slices, "reserve": 10})
@@ -559,8 +706,11 @@ def test_machines_are_those_of_shardlab_hardware_and_its_errors_too(bare):
             continue
         kinds["possible"] += 1
         assert (one["shape"], one["rings"], one["slices"], one["near"]) == (
-            list(made.shape), list(made.rings), made.slices, made.near,
-        )  # fmt: skip
+            list(made.shape),
+            list(made.rings),
+            made.slices,
+            made.near,
+        )
     assert len(kinds) == 4 and min(kinds.values()) > 100, kinds
 
 
@@ -596,10 +746,17 @@ def test_the_code_of_a_plan_makes_its_mesh_and_the_specs_of_shardlab_training(ba
         code = bare.evaluate("(given) => explorer.planCode(...given)", [SIZES_OF[name], sizes, how])
         made = run(code)
         mesh, specs = made["mesh"], made["specs"]
-        assert {axis: n for axis, n in mesh.shape.items() if n > 1} == {a: n for a, n in sizes.items() if n > 1}
-        more = [", 2 stages on each chip"] * (how["stages"] == 2) + [", gathered once"] * (how["gathers"] == 1)
+        assert {axis: n for axis, n in mesh.shape.items() if n > 1} == {
+            a: n for a, n in sizes.items() if n > 1
+        }
+        more = [", 2 stages on each chip"] * (how["stages"] == 2) + [", gathered once"] * (
+            how["gathers"] == 1
+        )
         assert code.endswith("in 4 micro-batches" + "".join(more))
-        shapes = {name: (shape, pads) for name, shape, pads in re.findall(r'"(\w+)": P\(.*  # \((.*?)\)(.*)', code)}
+        shapes = {
+            name: (shape, pads)
+            for name, shape, pads in re.findall(r'"(\w+)": P\(.*  # \((.*?)\)(.*)', code)
+        }
         held = 0
         for weight, spec in specs.items():
             shape, pads = shapes[weight]
@@ -621,7 +778,7 @@ def test_the_code_of_a_plan_makes_its_mesh_and_the_specs_of_shardlab_training(ba
     assert kinds["training"] >= 8 and kinds[4] > 20 and kinds["padded"], kinds
 
 
-# --- The page: by keyboard, by address, from a file, and without JavaScript --------------------------------------
+# --- The page: by keyboard, by address, from a file, and without JavaScript -----------------------
 
 
 def words(page, part="layout"):
@@ -632,27 +789,41 @@ def control(page, label, part="layout"):
     """The control that a screen reader calls so."""
     box = page.locator(f"[data-explorer={part}]")
     select, number, text = (
-        box.get_by_role(role, name=label, exact=True) for role in ("combobox", "spinbutton", "textbox")
+        box.get_by_role(role, name=label, exact=True)
+        for role in ("combobox", "spinbutton", "textbox")
     )
     return select.or_(number).or_(text)
 
 
 def test_scripts_and_styles_are_small_and_nothing_is_inline():
     files = list(STATIC.iterdir())
-    assert {file.name for file in files} == {*explorer.SCRIPTS, *explorer.STYLES, *explorer.OF_TYPED, *FILES}
+    assert {file.name for file in files} == {
+        *explorer.SCRIPTS,
+        *explorer.STYLES,
+        *explorer.OF_TYPED,
+        *FILES,
+    }
     weights = {file.name: len(gzip.compress(file.read_bytes())) for file in files}
     assert sum(weights[name] for name in (*explorer.SCRIPTS, *explorer.STYLES)) <= 32 * 1024
     assert sum(weights[name] for name in FILES) <= 34 * 1024  # of the planner
     assert sum(weights[name] for name in explorer.OF_TYPED) <= 12 * 1024
     text = "".join(file.read_text() for file in files)
-    assert not re.search(r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text)
+    assert not re.search(
+        r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text
+    )
 
 
-def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(browser, bare, tmp_path):
+def test_it_works_under_a_policy_without_inline_scripts_and_requests_nothing(
+    browser, bare, tmp_path
+):
     body = Path(unquote(urlsplit(bare.url).path)).read_text()
     policy = "default-src 'none'; script-src file:; style-src 'unsafe-inline'"
     strict = tmp_path / "strict.html"
-    strict.write_text(body.replace("<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>'))
+    strict.write_text(
+        body.replace(
+            "<title>", f'<meta http-equiv="Content-Security-Policy" content="{policy}"><title>'
+        )
+    )
     page, asked = browser.new_page(), []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(strict.as_uri())
@@ -669,13 +840,19 @@ def test_each_calculator_works_on_a_page_by_itself(browser, tmp_path, place):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto((tmp_path / "one.html").as_uri() + "#section")  # of the chapter: not for the explorer
     before = words(page, part.name)
-    slider(page, {"layout": "Dimension 0, size", "matmul": "Size of J", "fit": "Chips"}[part.name], part.name).focus()
+    slider(
+        page,
+        {"layout": "Dimension 0, size", "matmul": "Size of J", "fit": "Chips"}[part.name],
+        part.name,
+    ).focus()
     page.keyboard.press("ArrowRight")
     after = words(page, part.name)
     assert before != after and f"#{part.name}?" in page.url and not errors
     page.goto((tmp_path / "one.html").as_uri() + "#nothing?a=b")
     page.reload()
-    assert words(page, part.name).startswith("The address is ignored: there is no calculator “nothing” on this page")
+    assert words(page, part.name).startswith(
+        "The address is ignored: there is no calculator “nothing” on this page"
+    )
     page.close()
 
 
@@ -687,7 +864,9 @@ def test_the_page_starts_with_what_its_cells_say(visit):
         live = BeautifulSoup(page.locator(f"[data-explorer={part}]").inner_html(), "html.parser")
         before, after = (soup.select("figure > svg") for soup in (static, live))
         assert before and [shapes(svg) for svg in before] == [shapes(svg) for svg in after]
-        assert [svg.parent.figcaption.get_text() for svg in before] == [s.parent.figcaption.get_text() for s in after]
+        assert [svg.parent.figcaption.get_text() for svg in before] == [
+            s.parent.figcaption.get_text() for s in after
+        ]
         assert static.table and plain.locator(f"[data-explorer={part}] svg").first.is_visible()
     assert plain.locator("[data-explorer] form").count() == 0
     assert "4.57 ms" in words(page, "matmul") and "does not fit" in words(page, "fit")
@@ -701,11 +880,15 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
     seen = []
     for _ in range(26):
         seen.append(
-            page.evaluate("(({ name, dataset, tagName }) => name || dataset.of || tagName)(document.activeElement)")
+            page.evaluate(
+                "(({ name, dataset, tagName }) => name || dataset.of || "
+                "tagName)(document.activeElement)"
+            )
         )
         page.keyboard.press("Tab")
     assert seen[:18] == [  # a number, and then its slider
-        "axes", "devices", "devices", "name0", "size0", "size0", "name1", "size1", "size1", "SELECT",
+        "axes", "devices", "devices", "name0", "size0", "size0", "name1", "size1", "size1",
+        "SELECT",
         "dims", "dtype", "dim0", "dim0", "axes0", "dim1", "dim1", "axes1",
     ]  # fmt: skip
     assert seen[seen.index("pin") :][:4] == ["pin", "link", "code", "again"]
@@ -731,13 +914,19 @@ def test_everything_can_be_reached_and_changed_by_keyboard(visit):
     control(page, "Axis 2, devices").fill("4")
     assert "local shape (), 1 shard × 8 replicas" in words(page)
     page.keyboard.press("Enter")  # sends no form
-    assert page.url.split("#")[0].endswith("explorer.html") and "local shape (), 1 shard × 8 replicas" in words(page)
-    live = page.locator(".explorer-words").evaluate_all("all => all.map((p) => p.getAttribute('aria-live'))")
+    assert page.url.split("#")[0].endswith(
+        "explorer.html"
+    ) and "local shape (), 1 shard × 8 replicas" in words(page)
+    live = page.locator(".explorer-words").evaluate_all(
+        "all => all.map((p) => p.getAttribute('aria-live'))"
+    )
     assert live == ["polite"] * 3
     assert page.locator("[data-explorer] :is(input, select)").evaluate_all(
         "all => all.every((c) => c.labels.length === (c.type === 'range' ? 0 : 1))"
     )
-    sliders = page.locator("[data-explorer] input[type=range]").evaluate_all("all => all.map((c) => c.ariaLabel)")
+    sliders = page.locator("[data-explorer] input[type=range]").evaluate_all(
+        "all => all.map((c) => c.ariaLabel)"
+    )
     assert len(sliders) > 15 and all(name.endswith(", doubled or halved") for name in sliders)
 
 
@@ -747,13 +936,17 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
     assert page.url.endswith("#layout?mesh=x:2,y:4&shape=8,16&spec=x.y,y&dtype=float32")
     control(page, "Dimension 1, axes").select_option("-")
     control(page, "I of C", "matmul").select_option("x")
-    assert "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
+    assert (
+        "#matmul?mesh=x:8&sizes=8192,8192,28672&a=-,x&b=x,-&c=x,-&chip=v5p&dtype=bf16" in page.url
+    )
     assert "reduce-scatter" in words(page, "matmul")
     control(page, "Model", "fit").select_option("own")
     assert "layers=32" in page.url and control(page, "vocab", "fit").is_visible()
     control(page, "Tokens in a batch", "fit").fill("131072")
     page.keyboard.press("Tab")
-    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(page, "fit")
+    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(
+        page, "fit"
+    )
     control(page, "Memory reserve, %", "fit").select_option("5")
     assert (
         "This fits" in words(page, "fit")
@@ -761,7 +954,9 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
         and page.url.endswith("&reserve=5")
     )
     page.go_back()
-    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(page, "fit")
+    assert "This does not fit" in words(page, "fit") and "a reserve of 10 % leaves" in words(
+        page, "fit"
+    )
     page.go_back()
     assert "does not fit" in words(page, "fit")
     page.go_back()
@@ -779,7 +974,8 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
     assert words(visit(shared[shared.index("#") :])).startswith('P(("x", "y"), None)')
     page.get_by_role("button", name="Start again").first.click()
     assert words(page).startswith('P("x", "y")')
-    assert words(visit("#layout?spec=y")).startswith('P("y", None)')  # as in JAX, a spec may end early
+    # as in JAX, a spec may end early
+    assert words(visit("#layout?spec=y")).startswith('P("y", None)')
 
 
 @pytest.mark.parametrize(
@@ -790,7 +986,10 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
         ("#constructor?x=1", "there is no calculator “constructor” on this page"),
         ("#__proto__?x", "there is no calculator “__proto__” on this page"),
         ("#lay-out?x", "there is no calculator “lay-out” on this page; did you mean “layout”?"),
-        ("#layout?mesh=x:2,y:99", "“Axis 2, devices” cannot be “99”, only a whole number from 1 to 64"),
+        (
+            "#layout?mesh=x:2,y:99",
+            "“Axis 2, devices” cannot be “99”, only a whole number from 1 to 64",
+        ),
         ("#layout?mesh=x:2,y", "“Axis 2, devices” cannot be “”"),
         ("#layout?mesh=x:8,y:16", "this mesh has 128 devices"),
         ("#layout?mesh=x:2,x:2", "two axes have the same name"),
@@ -808,7 +1007,9 @@ def test_the_address_holds_the_state_and_history_goes_back(visit):
 def test_an_address_that_asks_for_what_is_not_there_gets_a_word(visit, address, word):
     page = visit(address)
     assert words(page).startswith("The address is ignored: ") and word in words(page)
-    assert words(page).endswith("8 devices, 64 bytes each. All devices together hold 512 bytes; the array has 512.")
+    assert words(page).endswith(
+        "8 devices, 64 bytes each. All devices together hold 512 bytes; the array has 512."
+    )
     assert page.locator("[data-explorer] img").count() == 0
 
 
@@ -817,7 +1018,10 @@ def test_links_are_copied_and_told(visit):
     page.get_by_role("button", name="Copy link").nth(2).click()
     said = page.locator("[data-explorer=fit] [role=status]")
     said.filter(has_text="ink").wait_for()
-    assert "#fit?model=llama-3-8b&chip=v5e&slices=1&batch=262144" in page.url and "chips=" not in page.url
+    assert (
+        "#fit?model=llama-3-8b&chip=v5e&slices=1&batch=262144" in page.url
+        and "chips=" not in page.url
+    )
     if said.inner_text() == "Link copied":
         assert page.evaluate("navigator.clipboard.readText()") == page.url
     else:
@@ -833,11 +1037,16 @@ def test_links_are_copied_and_told(visit):
 def test_what_is_rematerialised_is_named(visit):
     page = visit()
     remat = control(page, "Rematerialised", "fit")
-    shown = remat.locator("option").evaluate_all("all => all.map((option) => [option.value, option.text])")
+    shown = remat.locator("option").evaluate_all(
+        "all => all.map((option) => [option.value, option.text])"
+    )
     assert dict(shown) == {
-        "none": "nothing", "matmuls": "attention scores", "mlp": "attention", "block": "whole layers",
+        "none": "nothing",
+        "matmuls": "attention scores",
+        "mlp": "attention",
+        "block": "whole layers",
         "offload": "layers, offloaded",
-    }  # fmt: skip
+    }
     remat.select_option("attention scores")
     assert page.url.endswith("remat=matmuls&reserve=10")
     assert page.get_by_text("The model has 8,030,261,248 parameters.").is_visible()
@@ -849,15 +1058,21 @@ def test_what_is_rematerialised_is_named(visit):
 
 @pytest.mark.parametrize("width", [360, 1280])
 def test_it_fits_narrow_screens(visit, width):
-    page = visit("#layout?mesh=x:4,y:4,z:4&shape=64,64,8&spec=x,y.z,-", viewport={"width": width, "height": 800})
+    page = visit(
+        "#layout?mesh=x:4,y:4,z:4&shape=64,64,8&spec=x,y.z,-",
+        viewport={"width": width, "height": 800},
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = page.locator("[data-explorer] :is(input, select, button):visible").evaluate_all(
         "all => all.map((c) => c.getBoundingClientRect()).map((b) => [b.left, b.right, b.height])"
     )
-    assert all(0 <= left < right <= width and height >= 24 for left, right, height in boxes) and len(boxes) > 40
+    assert (
+        all(0 <= left < right <= width and height >= 24 for left, right, height in boxes)
+        and len(boxes) > 40
+    )
 
 
-# --- Chips follow from the mesh, and a mesh from the chips ---------------------------------------------------------
+# --- Chips follow from the mesh, and a mesh from the chips ----------------------------------------
 
 
 def offered(page, part):
@@ -871,14 +1086,18 @@ def shown_mesh(page, part, names):
 
 def test_a_machine_that_does_not_exist_is_refused_with_the_nearest(visit):
     page = visit("#fit?model=llama-3-70b&chip=v5p&batch=1048576&chips=8")
-    assert shown_mesh(page, "fit", explorer.STEP_AXES) == [1, 8, 1, 1, 1]  # chips that are asked for are of fsdp
+    # chips that are asked for are of fsdp
+    assert shown_mesh(page, "fit", explorer.STEP_AXES) == [1, 8, 1, 1, 1]
     control(page, "Chips", "fit").fill("16384")
     assert words(page, "fit") == (
         "no slice of v5p has 16,384 chips, the largest has 8,960; use 8,960 chips, or slices=4."
     )
     control(page, "Slices", "fit").fill("2")
     control(page, "Chips", "fit").fill("8192")
-    assert "no slice" not in words(page, "fit") and prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 8192
+    assert (
+        "no slice" not in words(page, "fit")
+        and prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 8192
+    )
     control(page, "Chip", "fit").select_option("H100")
     assert control(page, "Slices", "fit").is_hidden() and "slices" not in page.url
     control(page, "Chips", "fit").fill("12")
@@ -891,14 +1110,18 @@ def test_a_machine_that_does_not_exist_is_refused_with_the_nearest(visit):
 
 def test_the_planner_is_asked_for_the_same_model_and_machine(visit):
     page = visit("#fit?model=own&layers=16&chip=v5p&chips=8&slices=2")
-    link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute("href")
+    link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute(
+        "href"
+    )
     assert (
         link.startswith("planner.html#planner?model=own&layers=16&d_model=4096&")
         and "chip=v5p&chips=8&slices=2&" in link
     )
     control(page, "Model", "fit").select_option("llama-3-8b")
     control(page, "Chip", "fit").select_option("H100")
-    link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute("href")
+    link = page.get_by_role("link", name="All meshes for this model and machine").get_attribute(
+        "href"
+    )
     assert link == (
         "planner.html#planner?model=llama-3-8b&chip=H100&chips=8&batch=262144&sequence=4096&remat=block&reserve=10"
     )
@@ -908,7 +1131,15 @@ def test_links_of_earlier_pages_show_the_same_step(visit):
     page = visit(
         "#fit?model=llama-3-8b&chip=v5e&batch=131072&sequence=4096&data=1&fsdp=8&tensor=2&remat=block&reserve=10"
     )
-    assert shown_mesh(page, "fit", [*explorer.STEP_AXES, "Micro-batches", "Slices"]) == [1, 8, 2, 1, 1, 1, 1]
+    assert shown_mesh(page, "fit", [*explorer.STEP_AXES, "Micro-batches", "Slices"]) == [
+        1,
+        8,
+        2,
+        1,
+        1,
+        1,
+        1,
+    ]
     step = costs.step_cost("llama-3-8b", "v5e", costs.Parallelism(1, 8, 2), 2**17)
     assert f"must hold {step.memory.total_bytes / 1e9:.1f} GB" in words(page, "fit")
 
@@ -927,7 +1158,9 @@ def test_chips_follow_from_the_mesh(visit):
     assert prod(shown_mesh(page, "fit", explorer.STEP_AXES)) == 64
     page = visit("#fit?chips=3&data=2&fsdp=4&tensor=1")  # the mesh decides
     assert control(page, "Chips", "fit").input_value() == "8"
-    assert "“Chips” cannot be “0”, only a whole number from 1 to 131,072" in words(visit("#fit?chips=0"), "fit")
+    assert "“Chips” cannot be “0”, only a whole number from 1 to 131,072" in words(
+        visit("#fit?chips=0"), "fit"
+    )
 
 
 @pytest.mark.parametrize("part", ["layout", "matmul"])
@@ -956,11 +1189,13 @@ def test_meshes_that_jax_refuses_are_marked(visit):
         assert text.endswith(": JAX refuses this") == bool(8 % int(rows) or 16 % int(columns)), text
 
 
-# --- Sliders -----------------------------------------------------------------------------------------------------
+# --- Sliders --------------------------------------------------------------------------------------
 
 
 def slider(page, label, part):
-    return page.locator(f"[data-explorer={part}]").get_by_role("slider", name=f"{label}, doubled or halved", exact=True)
+    return page.locator(f"[data-explorer={part}]").get_by_role(
+        "slider", name=f"{label}, doubled or halved", exact=True
+    )
 
 
 def test_sliders_double_and_halve_by_keyboard_and_pointer(visit):
@@ -968,7 +1203,10 @@ def test_sliders_double_and_halve_by_keyboard_and_pointer(visit):
     batch = slider(page, "Tokens in a batch", "fit")
     batch.focus()
     page.keyboard.press("ArrowLeft")
-    assert control(page, "Tokens in a batch", "fit").input_value() == "131072" and "batch=131072" in page.url
+    assert (
+        control(page, "Tokens in a batch", "fit").input_value() == "131072"
+        and "batch=131072" in page.url
+    )
     page.keyboard.press("End")
     assert control(page, "Tokens in a batch", "fit").input_value() == str(2**24)
     assert batch.get_attribute("aria-valuetext") == str(2**24)
@@ -991,17 +1229,23 @@ def test_no_slider_leads_to_a_mesh_that_is_too_large(visit):
     assert shown_mesh(page, "layout", ["Axis 1, devices", "Axis 2, devices"]) == [16, 4]
 
 
-# --- What stays in sight -----------------------------------------------------------------------------------------
+# --- What stays in sight --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["layout", "matmul", "fit"])
 def test_the_result_stays_in_sight_beside_or_below_the_controls(visit, part):
     page = visit(viewport={"width": 1440, "height": 900})
-    form, said = page.locator(f"[data-explorer={part}] form"), page.locator(f"[data-explorer={part}] .explorer-words")
+    form, said = (
+        page.locator(f"[data-explorer={part}] form"),
+        page.locator(f"[data-explorer={part}] .explorer-words"),
+    )
     page.evaluate("document.documentElement.style.scrollBehavior = 'auto'")
 
     def boxes(below):
-        script = "([box, below]) => scrollBy(0, document.querySelector(box).getBoundingClientRect().top - below)"
+        script = (
+            "([box, below]) => scrollBy(0, "
+            "document.querySelector(box).getBoundingClientRect().top - below)"
+        )
         page.evaluate(script, [f"[data-explorer={part}]", below])
         return form.bounding_box(), said.bounding_box()
 
@@ -1012,7 +1256,8 @@ def test_the_result_stays_in_sight_beside_or_below_the_controls(visit, part):
     beside = page.locator(f"[data-explorer={part}] .explorer-result").bounding_box()["height"]
     shorter = min(controls["height"], beside)
     assert whole - shorter > 65
-    controls, result = boxes(-(whole - shorter - 80) / 2)  # where the shorter one would be out of sight
+    # where the shorter one would be out of sight
+    controls, result = boxes(-(whole - shorter - 80) / 2)
     assert 50 <= (controls if shorter < beside else result)["y"] < 80
 
     page.set_viewport_size({"width": 390, "height": 844})
@@ -1022,14 +1267,24 @@ def test_the_result_stays_in_sight_beside_or_below_the_controls(visit, part):
     assert result["y"] + 120 < 844  # its first lines show while one changes the controls
 
 
-# --- The memory of a chip as a bar -------------------------------------------------------------------------------
+# --- The memory of a chip as a bar ----------------------------------------------------------------
 
 
 def bar_of(svg):
-    """Widths of the parts, where the chip's memory ends, and where the bar ends, in px of the drawing."""
+    """Widths of the parts, where the chip's memory ends, and where the bar ends, in px of the
+    drawing.
+    """
     rects = [[float(rect[name]) for name in ("x", "width")] for rect in svg.find_all("rect")]
-    lines = [path["d"] for path in svg.find_all("path", recursive=False) if path.get("stroke-width") == "4"]
-    return [width for _, width in rects[:7]], float(re.match(r"M([\d.]+)", lines[0])[1]), sum(rects[6])
+    lines = [
+        path["d"]
+        for path in svg.find_all("path", recursive=False)
+        if path.get("stroke-width") == "4"
+    ]
+    return (
+        [width for _, width in rects[:7]],
+        float(re.match(r"M([\d.]+)", lines[0])[1]),
+        sum(rects[6]),
+    )
 
 
 def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
@@ -1037,9 +1292,11 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
     cases = [
         case
         for case in fit_cases()
-        if not case["model"].get("experts") and case["expert"] == 1 and case.get("products", "bf16") == "bf16"
+        if not case["model"].get("experts")
+        and case["expert"] == 1
+        and case.get("products", "bf16") == "bf16"
         and all(case.get(name, dtype) == dtype for dtype, names in plain.items() for name in names)
-    ][::4]  # fmt: skip
+    ][::4]
     answers = solve(bare, "fit", cases)
     drawn = bare.evaluate(
         """cases => cases.map((given) => {
@@ -1048,7 +1305,7 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
             const model = Object.fromEntries(Object.entries(given.model).map(([name, value]) =>
                 [name, typeof value === "boolean" ? (value ? "yes" : "no") : `${value}`]));
             return explorer.parts.fit.show({ ...text, ...model, model: "own" }).draw().outerHTML;
-        })""",
+        })""",  # noqa: E501
         cases,
     )
     kinds = Counter()
@@ -1056,37 +1313,58 @@ def test_the_bar_shows_the_parts_the_capacity_and_what_is_too_much(bare):
         if html is None:
             continue
         model = Model(**case["model"])
-        axes = costs.Parallelism(**{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")})
-        memory = costs.training_memory(model, axes, case["batch"], case["remat"], gathers=case["gathers"])
+        axes = costs.Parallelism(
+            **{axis: case[axis] for axis in (*explorer.STEP_AXES, "microbatches", "stages")}
+        )
+        memory = costs.training_memory(
+            model, axes, case["batch"], case["remat"], gathers=case["gathers"]
+        )
         figure = BeautifulSoup(html, "html.parser").figure
         widths, end, last = bar_of(figure.svg)
         has, total = CHIPS[case["chip"]].hbm_bytes, float(memory.total_bytes)
         scale = 312 / max(has, total)
-        assert sum(widths) == pytest.approx(total * scale, abs=0.4) and end == pytest.approx(has * scale, abs=0.06)
+        assert sum(widths) == pytest.approx(total * scale, abs=0.4) and end == pytest.approx(
+            has * scale, abs=0.06
+        )
         assert last == pytest.approx(total * scale, abs=0.2)
         over = figure.svg.find_all("path", style=re.compile("--bad"))
         assert len(over) == len(figure.svg.find_all("svg")) == (total > has)
         legend = [key.get_text() for key in figure.select(".explorer-key")]
         assert [text.split()[0] for text in legend] == list("1234567")
-        assert sum(float(text.split()[-2]) for text in legend) == pytest.approx(total / 1e9, abs=0.05)
+        assert sum(float(text.split()[-2]) for text in legend) == pytest.approx(
+            total / 1e9, abs=0.05
+        )
         kinds[bool(over)] += 1
         assert answer["total_bytes"] == pytest.approx(total)
     assert min(kinds.values()) > 15 and len(kinds) == 2
 
 
-# --- Two states side by side -------------------------------------------------------------------------------------
+# --- Two states side by side ----------------------------------------------------------------------
 
 
 def compared(page, part):
     """The table of both states: {quantity: [pinned, now, difference]}."""
     rows = page.locator(f"[data-explorer={part}] [aria-label='Pinned and now'] tbody tr")
-    return {row[0]: row[1:] for row in (text.replace("\xa0", " ").split("\t") for text in rows.all_inner_texts())}
+    return {
+        row[0]: row[1:]
+        for row in (text.replace("\xa0", " ").split("\t") for text in rows.all_inner_texts())
+    }
 
 
 def quantity(text):
     number, unit = text.replace("−", "-").replace(",", "").split(" ", 1)
     unit = unit.split(" (")[0]
-    units = {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "%": 0.01}
+    units = {
+        "bytes": 1,
+        "kB": 1e3,
+        "MB": 1e6,
+        "GB": 1e9,
+        "ns": 1e-9,
+        "µs": 1e-6,
+        "ms": 1e-3,
+        "s": 1,
+        "%": 0.01,
+    }
     return float(number) * units[unit]
 
 
@@ -1099,27 +1377,43 @@ def test_two_steps_are_compared_in_numbers(visit):
     for label, size in (("data", "4"), ("fsdp", "16"), ("Micro-batches", "1")):
         control(page, label, "fit").fill(size)
     rows = compared(page, "fit")
-    model, before, after = MODELS["llama-3-8b"], costs.Parallelism(1, 16, 1), costs.Parallelism(4, 16, 1)
+    model, before, after = (
+        MODELS["llama-3-8b"],
+        costs.Parallelism(1, 16, 1),
+        costs.Parallelism(4, 16, 1),
+    )
     a, b = costs.step_cost(model, "v5e", before, 2**18), costs.step_cost(model, "v5p", after, 2**18)
     expected = {
-        "activations": (a.memory.activation_bytes, b.memory.activation_bytes), "at least": (a.seconds, b.seconds),
+        "activations": (a.memory.activation_bytes, b.memory.activation_bytes),
+        "at least": (a.seconds, b.seconds),
         "expected": (a.expected_seconds, b.expected_seconds),
-        "all on a chip": (a.memory.total_bytes, b.memory.total_bytes), "MFU": (a.expected_mfu, b.expected_mfu),
+        "all on a chip": (a.memory.total_bytes, b.memory.total_bytes),
+        "MFU": (a.expected_mfu, b.expected_mfu),
         "without overlap": (a.serial_seconds, b.serial_seconds),
     }  # fmt: skip
     for name, (old, new) in expected.items():
         pinned, now, by = rows[name]
-        assert [quantity(pinned), quantity(now)] == pytest.approx([float(old), float(new)], rel=0.006), name
+        assert [quantity(pinned), quantity(now)] == pytest.approx(
+            [float(old), float(new)], rel=0.006
+        ), name
         if by != "same":
             assert quantity(by.lstrip("+")) == pytest.approx(float(new - old), rel=0.006), name
-            assert float(re.search(r"× ([\d.]+)\)", by)[1]) == pytest.approx(float(new / old), rel=0.006), name
+            assert float(re.search(r"× ([\d.]+)\)", by)[1]) == pytest.approx(
+                float(new / old), rel=0.006
+            ), name
     assert rows["chips"] == ["16", "64", "+48 (× 4)"] and rows["parameters"][2] == "same"
     assert rows["activations"][2].endswith("(× 0.25)") and "all on a chip: −" in words(page, "fit")
     # Both bars have the same scale.
-    bars = [BeautifulSoup(html, "html.parser") for html in page.locator("[data-explorer=fit] figure").evaluate_all(
-        "all => all.map((figure) => figure.outerHTML)")]  # fmt: skip
+    bars = [
+        BeautifulSoup(html, "html.parser")
+        for html in page.locator("[data-explorer=fit] figure").evaluate_all(
+            "all => all.map((figure) => figure.outerHTML)"
+        )
+    ]
     (first, end_first, _), (second, end_second, _) = (bar_of(bar.svg) for bar in bars)
-    assert end_first / end_second == pytest.approx(CHIPS["v5e"].hbm_bytes / CHIPS["v5p"].hbm_bytes, rel=0.01)
+    assert end_first / end_second == pytest.approx(
+        CHIPS["v5e"].hbm_bytes / CHIPS["v5p"].hbm_bytes, rel=0.01
+    )
     assert second[3] / first[3] == pytest.approx(0.25, rel=0.02)
 
 
@@ -1136,7 +1430,10 @@ def test_what_is_pinned_is_in_the_address_and_in_the_history(visit):
     )
     mesh = mesh_of([("x", 2), ("y", 4)])
     held = [
-        {shard.device: shard.index for shard in describe(NamedSharding(mesh, P(axes)), (8, 16)).shards}
+        {
+            shard.device: shard.index
+            for shard in describe(NamedSharding(mesh, P(axes)), (8, 16)).shards
+        }
         for axes in (("x", "y"), ("y", "x"))
     ]
     moved = sum(held[0][device] != held[1][device] for device in held[0])
@@ -1144,16 +1441,21 @@ def test_what_is_pinned_is_in_the_address_and_in_the_history(visit):
     for one in (page, shared):
         assert compared(one, "layout")["devices that hold another shard"][2] == f"{moved} of 8"
         assert (
-            f"Compared with the pinned state: bytes on a device: same; devices that hold another shard: {moved} of 8. "
-            in words(one)
-        )
+            "Compared with the pinned state: bytes on a device: same; devices that hold "
+            f"another shard: {moved} of 8. "
+        ) in words(one)
         sides = one.locator("[data-explorer=layout] .explorer-side").all_inner_texts()
         assert sides == ['Pinned P(("x", "y"), None)', 'Now P(("y", "x"), None)']
         assert one.locator("[data-explorer=layout] figure").count() == 2
-    control(page, "Dimension 0, size").fill("9")  # refused: nothing to compare, but what is pinned stays so
+    # refused: nothing to compare, but what is pinned stays so
+    control(page, "Dimension 0, size").fill("9")
     assert "JAX refuses this" in words(page) and not compared(page, "layout")
     control(page, "Dimension 0, size").fill("16")
-    assert compared(page, "layout")["bytes on a device"] == ["64 bytes", "128 bytes", "+64 bytes (× 2)"]
+    assert compared(page, "layout")["bytes on a device"] == [
+        "64 bytes",
+        "128 bytes",
+        "+64 bytes (× 2)",
+    ]
     page.get_by_role("button", name="Unpin").click()
     assert not compared(page, "layout") and "~" not in page.url
     page.go_back()
@@ -1167,12 +1469,20 @@ def test_products_are_compared_too(visit):
     page = visit("#matmul?c=x,-~c=-,-", viewport={"width": 1024, "height": 768})
     rows = compared(page, "matmul")
     reduced, scattered = (
-        costs.collective_seconds(kind, 2 * 8192 * 28_672, 8, "v5p") for kind in ("all-reduce", "reduce-scatter")
+        costs.collective_seconds(kind, 2 * 8192 * 28_672, 8, "v5p")
+        for kind in ("all-reduce", "reduce-scatter")
     )
-    assert [quantity(text) for text in rows["communication"][:2]] == pytest.approx([reduced, scattered], rel=0.006)
+    assert [quantity(text) for text in rows["communication"][:2]] == pytest.approx(
+        [reduced, scattered], rel=0.006
+    )
     assert rows["communication"][2].endswith("(× 0.5)") and rows["product"][2] == "same"
-    sent = [costs.collective_bytes(kind, 2 * 8192 * 28_672, 8) for kind in ("all-reduce", "reduce-scatter")]
-    assert [quantity(text) for text in rows["sent by a device"][:2]] == pytest.approx(sent, rel=0.006)
+    sent = [
+        costs.collective_bytes(kind, 2 * 8192 * 28_672, 8)
+        for kind in ("all-reduce", "reduce-scatter")
+    ]
+    assert [quantity(text) for text in rows["sent by a device"][:2]] == pytest.approx(
+        sent, rel=0.006
+    )
     assert page.locator("[data-explorer=matmul] figure").count() == 6
     sides = page.locator("[data-explorer=matmul] .explorer-side").all_inner_texts()
     assert sides == ["Pinned v5p, x 8: communication-bound", "Now v5p, x 8: communication-bound"]
@@ -1180,21 +1490,31 @@ def test_products_are_compared_too(visit):
     assert table.evaluate("(box) => box.scrollWidth <= box.clientWidth")
 
 
-# --- Names that were mistyped ------------------------------------------------------------------------------------
+# --- Names that were mistyped ---------------------------------------------------------------------
 
 
 def test_the_nearest_name_is_that_of_shardlab(bare):
     chance = random.Random(11)
-    lists = [list(CHIPS), list(MODELS), list(explorer.DTYPES), list(explorer.PRECISIONS), ["data", "model", "expert"]]
+    lists = [
+        list(CHIPS),
+        list(MODELS),
+        list(explorer.DTYPES),
+        list(explorer.PRECISIONS),
+        ["data", "model", "expert"],
+    ]
     cases = []
     for known in lists:
         for _ in range(120):
             name = list(chance.choice(known))
             for _ in range(chance.choice((1, 1, 2, 4, 6))):
                 place = chance.randrange(len(name) + 1)
-                name[place : place + chance.choice((0, 1, 1))] = chance.choice(("", "x", "3", "-", "A", "l"))
+                name[place : place + chance.choice((0, 1, 1))] = chance.choice(
+                    ("", "x", "3", "-", "A", "l")
+                )
             cases.append(("".join(name), known))
-    found = bare.evaluate("cases => cases.map(([name, known]) => explorer.nearest(name, known))", cases)
+    found = bare.evaluate(
+        "cases => cases.map(([name, known]) => explorer.nearest(name, known))", cases
+    )
     for (name, known), one in zip(cases, found, strict=True):
         assert nearest(name, known) == (f"; did you mean {one!r}?" if one else ""), (name, known)
     assert 20 < found.count("") < 400

@@ -1,4 +1,6 @@
-"""The home page: what a reader sees first, where it leads, its minutes, and the picture that plays."""
+"""The home page: what a reader sees first, where it leads, its minutes, and the picture that
+plays.
+"""
 
 import re
 from pathlib import Path
@@ -21,7 +23,12 @@ from shardlab import compare_specs
 WHERE = address.of(BOOK.config)
 PARTS = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))["parts"]
 TITLES = {Path(one["file"]).name: one["title"] for part in PARTS for one in part["chapters"]}
-TAUGHT = [Path(one["file"]).name for part in PARTS if part["caption"] != "Appendices" for one in part["chapters"]]
+TAUGHT = [
+    Path(one["file"]).name
+    for part in PARTS
+    if part["caption"] != "Appendices"
+    for one in part["chapters"]
+]
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 SPECS = ["P(None, None)", 'P("x", None)', 'P("x", "y")']
 BYTES = [512, 256, 64]
@@ -52,7 +59,7 @@ def reader(browser, home):
         context.close()
 
 
-# --- Minutes and links ------------------------------------------------------------------------------------
+# --- Minutes and links ----------------------------------------------------------------------------
 
 
 def minutes(names):
@@ -61,7 +68,14 @@ def minutes(names):
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(1, "1 minute"), (44, "44 minutes"), (89, "89 minutes"), (90, "1½ hours"), (100, "1½ hours"), (270, "4½ hours")],
+    [
+        (1, "1 minute"),
+        (44, "44 minutes"),
+        (89, "89 minutes"),
+        (90, "1½ hours"),
+        (100, "1½ hours"),
+        (270, "4½ hours"),
+    ],
 )
 def test_a_time_is_said_in_words(count, words):
     assert book.in_words(count) == words
@@ -71,13 +85,20 @@ def test_words_and_lines_of_code_take_time_and_exercises_a_time_of_their_own(tmp
     (tmp_path / "book").mkdir()
     fence = "`" * 3
     text = "---\nkernelspec: {name: a}\n---\n# A title\n\n" + "word " * 600
-    code = f"\n\n{fence}{{code-cell}}\n{'x ' * 900}\n{fence}\n\n{fence}bash\n{'y ' * 900}\n{fence}\n"
+    code = (
+        f"\n\n{fence}{{code-cell}}\n{'x ' * 900}\n{fence}\n\n{fence}bash\n{'y ' * 900}\n{fence}\n"
+    )
     for tag, minutes in (("a", 2), ("hide-input", 5)):
         lines = "x = 1\n" * minutes * book.LINES_A_MINUTE
         code += f"\n{fence}{{code-cell}} ipython3\n:tags: [{tag}]\n\n{lines}{fence}\n"
     for stars in ("★", "★★★"):
-        code += f"\n{fence}{{exercise-start}} Do it {stars}\n{fence}\n{'w ' * 900}\n{fence}{{exercise-end}}\n{fence}\n"
-    solution = f"\n{fence}{{solution-start}} a\n{fence}\n{'z ' * 900}\n{fence}{{solution-end}}\n{fence}\n"
+        code += (
+            f"\n{fence}{{exercise-start}} Do it "
+            f"{stars}\n{fence}\n{'w ' * 900}\n{fence}{{exercise-end}}\n{fence}\n"
+        )
+    solution = (
+        f"\n{fence}{{solution-start}} a\n{fence}\n{'z ' * 900}\n{fence}{{solution-end}}\n{fence}\n"
+    )
     (tmp_path / "book" / "one.md").write_text(text + code + solution + "\n" + "more " * 200)
     chapter = book.Chapter(tmp_path, "one")
     assert (chapter.minutes, chapter.exercise_minutes) == (4 + 2, 5 + 20)
@@ -103,7 +124,9 @@ def test_every_chapter_has_a_card_in_its_part(page):
             assert card.select_one("a").get_text() == TITLES[name]
             told = [span.get_text() for span in card.select(".minutes")]
             minutes = BOOK.chapter(name).minutes
-            assert told == [book.in_words(minutes)] * bool(minutes) and (minutes or name not in TAUGHT)
+            assert told == [book.in_words(minutes)] * bool(minutes) and (
+                minutes or name not in TAUGHT
+            )
 
 
 def test_a_card_names_what_its_chapter_teaches(page):
@@ -111,7 +134,9 @@ def test_a_card_names_what_its_chapter_teaches(page):
         name = card.select_one("a")["href"].removesuffix(".html")
         taught = [code.get_text() for code in card.select("p:last-child > code")]
         assert taught or name not in TAUGHT
-        missing = [one for one in taught if one.removeprefix("shardlab.") not in BOOK.chapter(name).text]
+        missing = [
+            one for one in taught if one.removeprefix("shardlab.") not in BOOK.chapter(name).text
+        ]
         assert not missing, f"{name} does not have {missing}"
 
 
@@ -143,18 +168,25 @@ def test_the_home_page_does_not_say_how_long_it_is_itself(page):
     assert not page.select(".facts")
 
 
-# --- The first screen -------------------------------------------------------------------------------------
+# --- The first screen -----------------------------------------------------------------------------
 
 INSIDE = """all => all.filter((e) => {
   const box = e.getBoundingClientRect();
   return !(box.width && box.top >= 0 && box.left >= 0 && box.bottom <= innerHeight && box.right <= innerWidth + 0.5);
-}).map((e) => `${e.outerHTML.slice(0, 80)} ${JSON.stringify(e.getBoundingClientRect())}`)"""
+}).map((e) => `${e.outerHTML.slice(0, 80)} ${JSON.stringify(e.getBoundingClientRect())}`)"""  # noqa: E501
 
 
 @pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
 def test_the_first_screen_has_the_promise_the_buttons_and_the_picture(reader, screen):
     page = reader(screen, reduced_motion="reduce")
-    for what in ("h1", ".promise p", ".about dd", ".buttons a", ".specs-bar label", "[data-specs] figure:visible"):
+    for what in (
+        "h1",
+        ".promise p",
+        ".about dd",
+        ".buttons a",
+        ".specs-bar label",
+        "[data-specs] figure:visible",
+    ):
         found = page.locator(what)
         assert found.count() and not found.evaluate_all(INSIDE), what
     about = page.locator(".about").inner_text()
@@ -169,7 +201,7 @@ def test_nothing_is_wider_than_the_screen(reader, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-# --- The picture ------------------------------------------------------------------------------------------
+# --- The picture ----------------------------------------------------------------------------------
 
 AXES = AxisType.Auto, AxisType.Auto
 LAYOUTS = (P(None, None), P("x", None), P("x", "y"))
@@ -178,7 +210,10 @@ LAYOUTS = (P(None, None), P("x", None), P("x", "y"))
 @pytest.fixture(scope="module")
 def arrays():
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=AXES, devices=jax.devices()[:8])
-    return [jax.device_put(jnp.arange(128.0).reshape(8, 16), NamedSharding(mesh, spec)) for spec in LAYOUTS]
+    return [
+        jax.device_put(jnp.arange(128.0).reshape(8, 16), NamedSharding(mesh, spec))
+        for spec in LAYOUTS
+    ]
 
 
 def numbers(text):
@@ -190,11 +225,24 @@ def test_tiles_are_drawn_where_their_slices_are_and_bytes_are_those_of_the_shard
     assert [figure["data-spec"] for figure in drawn] == SPECS
     for figure, array in zip(drawn, arrays, strict=True):
         tiles = figure.select("[data-from]")
-        assert len(tiles) == len(figure.select("[data-bytes]")) == len(figure.select("[data-bar]")) == 8
-        for tile, label, shard in zip(tiles, figure.select("[data-bytes]"), array.addressable_shards, strict=True):
-            assert int(label["data-bytes"]) == shard.data.nbytes and label.get_text() == f"{shard.data.nbytes} B"
-            x, y, width, height = numbers(tile["data-from"])  # on an array of 160 x 80 px at (46, 22)
-            down, across = (part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True))
+        assert (
+            len(tiles)
+            == len(figure.select("[data-bytes]"))
+            == len(figure.select("[data-bar]"))
+            == 8
+        )
+        for tile, label, shard in zip(
+            tiles, figure.select("[data-bytes]"), array.addressable_shards, strict=True
+        ):
+            assert (
+                int(label["data-bytes"]) == shard.data.nbytes
+                and label.get_text() == f"{shard.data.nbytes} B"
+            )
+            # on an array of 160 x 80 px at (46, 22)
+            x, y, width, height = numbers(tile["data-from"])
+            down, across = (
+                part.indices(size)[:2] for part, size in zip(shard.index, array.shape, strict=True)
+            )
             assert np.allclose((x - 46, x - 46 + width), np.array(across) * 10)
             assert np.allclose((y - 22, y - 22 + height), np.array(down) * 10)
         total = sum(shard.data.nbytes for shard in array.addressable_shards)
@@ -227,7 +275,9 @@ def shown(page):
 
 
 def running(page):
-    return page.evaluate("document.getAnimations().filter(one => one.effect.target.closest('[data-specs]')).length")
+    return page.evaluate(
+        "document.getAnimations().filter(one => one.effect.target.closest('[data-specs]')).length"
+    )
 
 
 COUNT = """() => {
@@ -237,7 +287,7 @@ COUNT = """() => {
   const note = () => totals.forEach((total) => total.checkVisibility() && counted.add(total.textContent));
   note();
   new MutationObserver(note).observe(box, { subtree: true, childList: true, characterData: true, attributes: true });
-}"""
+}"""  # noqa: E501
 
 
 def test_it_plays_once_through_all_specs_and_counts_the_bytes(reader):
@@ -247,7 +297,9 @@ def test_it_plays_once_through_all_specs_and_counts_the_bytes(reader):
     expect(box.get_by_role("radio", name=SPECS[0])).to_be_checked()
     page.evaluate(COUNT)
     last = box.get_by_role("radio", name=SPECS[2])
-    wait_until(lambda: last.is_checked() and not running(page), lambda: "it does not come to its end", SOON)
+    wait_until(
+        lambda: last.is_checked() and not running(page), lambda: "it does not come to its end", SOON
+    )
     counted = page.evaluate("[...window.counted]")
     assert len(counted) > 3 and "512 bytes in all" in counted
     expect(box.get_by_role("button", name="Play")).to_be_visible()
@@ -327,7 +379,7 @@ def test_a_change_of_the_picture_moves_nothing_else(reader):
     assert len(tops) == 1
 
 
-# --- The spec that a reader types -----------------------------------------------------------------------------
+# --- The spec that a reader types -----------------------------------------------------------------
 
 SHIFTS = """window.shifts = [];
 new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((one) => one.value)))
@@ -350,7 +402,9 @@ def test_a_typed_spec_opens_on_both_axes_and_follows_what_is_typed(reader):
     box = page.locator("[data-spec-typed]")
     field, says = box.get_by_role("textbox", name="PartitionSpec"), box.locator(".explorer-words")
     expect(field).to_have_value('P("x", "y")')
-    expect(says).to_have_text("Each device stores 64 of 512 bytes, and no two devices store the same.")
+    expect(says).to_have_text(
+        "Each device stores 64 of 512 bytes, and no two devices store the same."
+    )
     field.press("Control+a")
     page.keyboard.type("P(None, 'x')")
     expect(says).to_have_text("Each device stores 256 of 512 bytes, and 4 devices store the same.")
@@ -372,7 +426,7 @@ def test_whatever_is_typed_moves_nothing_else_and_all_words_have_room(reader, wi
     field = page.locator("[data-spec-typed] input")
     where = "document.querySelector('#the-chapters').getBoundingClientRect().top + scrollY"
     inside = """() => [...document.querySelectorAll(".spec-both > *, .spec-says > *, .spec-both figure")].every((one) =>
-      one.getBoundingClientRect().bottom <= document.querySelector(".spec-both").getBoundingClientRect().bottom)"""
+      one.getBoundingClientRect().bottom <= document.querySelector(".spec-both").getBoundingClientRect().bottom)"""  # noqa: E501
     tops = set()
     for text in TYPED:
         field.fill(text)
@@ -383,7 +437,9 @@ def test_whatever_is_typed_moves_nothing_else_and_all_words_have_room(reader, wi
 
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_field_takes_its_place_without_a_shift(browser, home, width):
-    context = browser.new_context(viewport={"width": width, "height": 2600}, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": width, "height": 2600}, reduced_motion="reduce"
+    )
     context.add_init_script(SHIFTS)
     page = context.new_page()
     page.goto(f"{home}index.html")
@@ -398,4 +454,7 @@ def test_without_javascript_the_first_spec_is_a_picture(reader, screen):
     page = reader(screen, java_script_enabled=False)
     box = page.locator("[data-spec-typed]")
     expect(box.locator("svg")).to_be_visible()
-    assert box.locator("input").count() == 0 and "8 shards on 8 devices, 64 bytes each" in box.inner_text()
+    assert (
+        box.locator("input").count() == 0
+        and "8 shards on 8 devices, 64 bytes each" in box.inner_text()
+    )

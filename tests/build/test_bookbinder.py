@@ -33,7 +33,9 @@ pytestmark = pytest.mark.reads("src/bookbinder")
 
 @pytest.fixture(scope="module")
 def on_a_terminal(tmp_path_factory):
-    """A book that someone with settings of their own has built on a terminal; and what that showed."""
+    """A book that someone with settings of their own has built on a terminal; and what that
+    showed.
+    """
     tiny = TinyBook(tmp_path_factory.mktemp("book"))
     bar = (
         "import time\nprint('a')\n"
@@ -41,11 +43,20 @@ def on_a_terminal(tmp_path_factory):
         "print('\\r\\nb\\r')"
     )
     tiny.write("book/one.md", chapter("One", "x = 1", bar))
-    tiny.write("book/two.md", chapter("Two", f"import os\nprint({{n: os.environ.get(n) for n in {tuple(SETTINGS)}}})"))
+    tiny.write(
+        "book/two.md",
+        chapter("Two", f"import os\nprint({{n: os.environ.get(n) for n in {tuple(SETTINGS)}}})"),
+    )
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "bookbinder", "--root", str(tiny.root), "build"]
-    environment = os.environ | {name: value for name, (value, _) in SETTINGS.items()} | {"CHAPTERS_XLA_FLAGS": ""}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment) as process:
+    environment = (
+        os.environ
+        | {name: value for name, (value, _) in SETTINGS.items()}
+        | {"CHAPTERS_XLA_FLAGS": ""}
+    )
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=theirs, env=environment
+    ) as process:
         os.close(theirs)
         shown = b""
         while True:
@@ -72,21 +83,34 @@ SETTINGS = {  # what whoever builds has, and what reaches the chapters
 
 def test_a_terminal_gets_a_live_table(on_a_terminal):
     """The running chapter, its cell and its seconds are redrawn in place."""
-    assert re.search(r"one +\S* *cell 2 of 2 +\d+ s", on_a_terminal[1]) and "chapters done" in on_a_terminal[1]
+    assert (
+        re.search(r"one +\S* *cell 2 of 2 +\d+ s", on_a_terminal[1])
+        and "chapters done" in on_a_terminal[1]
+    )
 
 
 def test_a_progress_bar_is_shown_as_it_ended(on_a_terminal):
-    assert re.search("<pre[^>]*>a\\n3 of 3\\nb</pre>", on_a_terminal[0].page("one").replace("<span></span>", ""))
+    assert re.search(
+        "<pre[^>]*>a\\n3 of 3\\nb</pre>", on_a_terminal[0].page("one").replace("<span></span>", "")
+    )
 
 
 def test_settings_of_whoever_builds_do_not_reach_the_chapters(on_a_terminal):
-    assert str({name: seen for name, (_, seen) in SETTINGS.items()}) in unescape(on_a_terminal[0].page("two"))
+    assert str({name: seen for name, (_, seen) in SETTINGS.items()}) in unescape(
+        on_a_terminal[0].page("two")
+    )
 
 
 def test_a_chapter_that_is_left_out_has_a_page_without_outputs_until_it_runs(tiny):
     status, out, err = tiny.build("build", "--without", "two")
-    assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "left out"}, err
-    assert "one 2" in tiny.page("one") and "two 1" not in tiny.page("two") and "VALUE" in tiny.page("two")
+    assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "left out"}, (
+        err
+    )
+    assert (
+        "one 2" in tiny.page("one")
+        and "two 1" not in tiny.page("two")
+        and "VALUE" in tiny.page("two")
+    )
     assert not site.is_current(load(tiny.root))  # so it is not published
     assert statuses(tiny.build("build", "--without", "two")[1])["two"] == "left out"
     status, out, _ = tiny.build()
@@ -94,11 +118,16 @@ def test_a_chapter_that_is_left_out_has_a_page_without_outputs_until_it_runs(tin
     status, out, _ = tiny.build("build", "--without", "two")  # it has valid outputs
     assert status == 0 and statuses(out)["two"] == "reused" and "two 1" in tiny.page("two")
     status, _, err = tiny.build("build", "--without", "tow")
-    assert status == 1 and "no such chapter in _toc.yml; there are book/index.md, book/one.md, book/two.md" in err
+    assert (
+        status == 1
+        and "no such chapter in _toc.yml; there are book/index.md, book/one.md, book/two.md" in err
+    )
 
 
 def test_a_book_through_its_life(tiny):
-    """Built; nothing changed; prose, code, shardlab changed; a page that warns; a cell that fails; and mended."""
+    """Built; nothing changed; prose, code, shardlab changed; a page that warns; a cell that fails;
+    and mended.
+    """
     status, out, err = tiny.build()
     assert status == 0, err
     assert statuses(out) == {"index": "no code", "one": "ran", "two": "ran"}
@@ -125,7 +154,8 @@ def test_a_book_through_its_life(tiny):
     assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "reused"}
     assert "one 4" in tiny.page("one")
 
-    # Chapter two alone mentions shardlab. Its own file stays as it is, its page must change all the same.
+    # Chapter two alone mentions shardlab. Its own file stays as it is, its page must change all the
+    # same.
     tiny.write("src/shardlab/value.py", "VALUE = 7\n")
     status, out, err = tiny.build()
     assert status == 0 and statuses(out) == {"index": "no code", "one": "reused", "two": "ran"}
@@ -139,11 +169,15 @@ def test_a_book_through_its_life(tiny):
     tiny.write("book/index.md", "# Home\n\n```{no-such-directive}\n```\n")
     for _ in range(2):  # what was wrong stays wrong, although nothing has changed
         status, out, err = tiny.build()
-        assert status == 1 and re.search(r"^book/index\.md:3: WARNING: Unknown directive type", err, re.MULTILINE), err
+        assert status == 1 and re.search(
+            r"^book/index\.md:3: WARNING: Unknown directive type", err, re.MULTILINE
+        ), err
     assert tiny.site() == good
 
     tiny.write("book/index.md", "# Home\n")
-    tiny.write("book/one.md", chapter("One", "x = 0", "y = 1\nprint(\n  y / x)\n", "print('never')"))
+    tiny.write(
+        "book/one.md", chapter("One", "x = 0", "y = 1\nprint(\n  y / x)\n", "print('never')")
+    )
     tiny.write("book/two.md", chapter("Two", "print('two', 'again')"))
     status, out, err = tiny.build()
     assert status == 1 and statuses(out) == {"index": "no code", "one": "failed", "two": "ran"}
@@ -156,7 +190,11 @@ def test_a_book_through_its_life(tiny):
     tiny.write("book/one.md", chapter("A new title", "print('mended')"))
     status, out, err = tiny.build()
     assert status == 0 and statuses(out) == {"index": "no code", "one": "ran", "two": "reused"}
-    assert "mended" in tiny.page("one") and "two again" in tiny.page("two") and "A new title" in tiny.page("two")
+    assert (
+        "mended" in tiny.page("one")
+        and "two again" in tiny.page("two")
+        and "A new title" in tiny.page("two")
+    )
 
     # A chapter that is taken out is gone, from the site and from every page.
     tiny.write("_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n  - file: book/two\n")
@@ -200,12 +238,17 @@ def test_links_that_lead_nowhere_are_named_by_line(tiny):
         tiny.write("book/index.md", f"# Home\n\n[This]({at}/there#x) and [that]({at}/shy).\n")
         status, out, err = tiny.build("links")
         assert (status, out) == (0, "no link is broken\n"), err
-        tiny.write("book/one.md", chapter("One", "1 / 0") + f"\n[Here]({at}/gone) and {{doc}}`two`.\n")
+        tiny.write(
+            "book/one.md", chapter("One", "1 / 0") + f"\n[Here]({at}/gone) and {{doc}}`two`.\n"
+        )
         status, out, err = tiny.build("links")
         server.shutdown()
-    assert status == 1 and re.fullmatch(rf"book/one\.md:17: {at}/gone: 404 [^\n]*\n", out), out + err
+    assert status == 1 and re.fullmatch(rf"book/one\.md:17: {at}/gone: 404 [^\n]*\n", out), (
+        out + err
+    )
     tiny.write(
-        "_config.yml", (tiny.root / "_config.yml").read_text().replace("[bookbinder.", "[none.such, bookbinder.")
+        "_config.yml",
+        (tiny.root / "_config.yml").read_text().replace("[bookbinder.", "[none.such, bookbinder."),
     )
     status, out, err = tiny.build("links")
     assert status == 1 and "none.such" in err and err.endswith("\nno link was checked\n"), out + err
@@ -222,7 +265,11 @@ def test_what_is_no_code_and_what_looks_older_is_followed_too(tiny):
     part.write_text("The first part.\n")
     page.write_text("# Put back\n\n```{include} part.txt\n```\n")
     os.utime(page, (1e9, 1e9))  # as a file that was copied with its time
-    assert tiny.build()[0] == 0 and "Put back" in tiny.page("index") and "The first part." in tiny.page("index")
+    assert (
+        tiny.build()[0] == 0
+        and "Put back" in tiny.page("index")
+        and "The first part." in tiny.page("index")
+    )
     part.write_text("The other part.\n")
     os.utime(part, (1e9, 1e9))
     assert tiny.build()[0] == 0 and "The other part." in tiny.page("index")
@@ -288,7 +335,10 @@ def test_plain_jupyter_book_is_as_truthful(tiny):
     tiny.write("src/shardlab/value.py", "VALUE = 5\n")
     status, said = jupyter_book()
     assert status == 0 and "two 5" in tiny.page("book/two"), said
-    assert [tiny.page(f"book/{name}").count("Every output on this page is from") for name in ("one", "two")] == [1, 1]
+    assert [
+        tiny.page(f"book/{name}").count("Every output on this page is from")
+        for name in ("one", "two")
+    ] == [1, 1]
     tiny.write("book/one.md", chapter("One", "1 / 0"))
     status, said = jupyter_book()
     assert status != 0 and "book/one.md:14: ZeroDivisionError: division by zero" in said
@@ -302,9 +352,14 @@ def test_a_page_is_written_anew_if_it_or_what_it_shows_of_others_has_changed(tin
     def written():
         """The chapters whose pages have changed since the last build, as Sphinx left them."""
         pages = {
-            page.stem: page.stat().st_mtime_ns for page in (tiny.root / "_build/staging/_build/html").glob("*.html")
+            page.stem: page.stat().st_mtime_ns
+            for page in (tiny.root / "_build/staging/_build/html").glob("*.html")
         }
-        changed = {name for name in pages if pages[name] != before.get(name)} - {"404", "genindex", "search"}
+        changed = {name for name in pages if pages[name] != before.get(name)} - {
+            "404",
+            "genindex",
+            "search",
+        }
         before.clear()
         before.update(pages)
         return changed
@@ -314,15 +369,27 @@ def test_a_page_is_written_anew_if_it_or_what_it_shows_of_others_has_changed(tin
     tiny.write("book/one.md", chapter("One", "print('one', 1 + 1)", picture.format(1)))
     assert tiny.build()[0] == 0 and written() == {"index", "one", "two"}
     tiny.write("book/two.md", (tiny.root / "book/two.md").read_text() + "\nA new sentence.\n")
-    assert tiny.build()[0] == 0 and written() <= {"index", "two"} and "A new sentence." in tiny.page("two")
+    assert (
+        tiny.build()[0] == 0
+        and written() <= {"index", "two"}
+        and "A new sentence." in tiny.page("two")
+    )
     tiny.write("book/one.md", chapter("One", "print('one', 1 + 1)", picture.format(2)))
     assert tiny.build()[0] == 0 and written() <= {"index", "one"}
-    assert tiny.page("one").count('class="plot"') == 1 and not list(tiny.root.glob("_build/html/_images/*"))
+    assert tiny.page("one").count('class="plot"') == 1 and not list(
+        tiny.root.glob("_build/html/_images/*")
+    )
     tiny.write("book/two.md", (tiny.root / "book/two.md").read_text().replace("# Two", "# Another"))
-    assert tiny.build()[0] == 0 and written() == {"index", "one", "two"} and "Another" in tiny.page("one")
+    assert (
+        tiny.build()[0] == 0
+        and written() == {"index", "one", "two"}
+        and "Another" in tiny.page("one")
+    )
     tiny.write("_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n  - file: book/one\n")
     (tiny.root / "book/two.md").unlink()
-    assert tiny.build()[0] == 0 and "two.html" not in tiny.site() and "Another" not in tiny.page("one")
+    assert (
+        tiny.build()[0] == 0 and "two.html" not in tiny.site() and "Another" not in tiny.page("one")
+    )
 
     bit_by_bit = tiny.site()
     shutil.rmtree(tiny.root / "_build/staging")
@@ -334,7 +401,10 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     text = (
         FRONT
         + "# One\n\nprint(1)\n\n```{code-cell}\n:tags: [hide-input]\n\nprint(1)\n```\n\n"
-        + ("````{code-cell} ipython3\n---\nmystnb:\n  image:\n    alt: A picture.\n---\n# print(1)\nprint(1)\n````\n")
+        + (
+            "````{code-cell} ipython3\n---\nmystnb:\n  image:\n    alt: A picture.\n---\n# "
+            "print(1)\nprint(1)\n````\n"
+        )
     )
     tiny.write("book/one.md", text)
     lines = text.splitlines()
@@ -342,9 +412,11 @@ def test_lines_of_cells_with_options_and_repeated_code(tiny):
     assert [lines[cell.line - 1] for cell in cells] == ["print(1)", "# print(1)"]
     assert [cell.line for cell in cells] == [18, 27]
 
-    # Other fences, blank lines before the code, a cell that only shows how to write one, Windows' line ends.
+    # Other fences, blank lines before the code, a cell that only shows how to write one, Windows'
+    # line ends.
     text = (
-        FRONT + "# One\n\n````markdown\n```{code-cell}\n0\n```\n````\n\n~~~{code-cell}\n\n\nprint(2)\n~~~\n\n"
+        FRONT + "# "
+        "One\n\n````markdown\n```{code-cell}\n0\n```\n````\n\n~~~{code-cell}\n\n\nprint(2)\n~~~\n\n"
         "```{code-cell}\n```\n\n```{code-cell}\nprint(3)\n```\n"
     )
     (tiny.root / "book/one.md").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
@@ -375,9 +447,14 @@ def test_what_a_chapter_says_of_its_place_is_checked(tiny, line, said):
 
 def test_a_link_to_a_chapter_shows_its_short_title_on_the_page_and_in_the_notebook(tiny):
     toc = (tiny.root / "_toc.yml").read_text()
-    tiny.write("_toc.yml", toc.replace("  - file: book/two", "  - file: book/two\n    title: Short"))
+    tiny.write(
+        "_toc.yml", toc.replace("  - file: book/two", "  - file: book/two\n    title: Short")
+    )
     tiny.write("book/two.md", chapter("Two: a long title", "2"))
-    tiny.write("book/one.md", chapter("One", "1") + "\nSee {doc}`two`, {doc}`these words <two>` and {doc}`index`.\n")
+    tiny.write(
+        "book/one.md",
+        chapter("One", "1") + "\nSee {doc}`two`, {doc}`these words <two>` and {doc}`index`.\n",
+    )
     assert tiny.build()[0] == 0
 
     def links():
@@ -387,7 +464,8 @@ def test_a_link_to_a_chapter_shows_its_short_title_on_the_page_and_in_the_notebo
     assert links() == ["Short", "these words", "Home"]
     notebook = (tiny.root / "_build/notebooks/one.ipynb").read_text()
     assert "[Short](" in notebook and "[these words](" in notebook and "[Home](" in notebook
-    tiny.write("_toc.yml", toc)  # without a short title the long one is shown, on pages that have not changed too
+    # without a short title the long one is shown, on pages that have not changed too
+    tiny.write("_toc.yml", toc)
     assert tiny.build()[0] == 0 and links() == ["Two: a long title", "these words", "Home"]
 
 
@@ -408,7 +486,9 @@ def test_a_skipped_cell_does_not_shift_the_line_of_an_error(tiny):
     tiny.write("book/one.md", text)
     results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
     failure = next(result.failure for result in results if result.name == "one")
-    assert text.splitlines()[failure.line - 1] == "x / 0" and ": ZeroDivisionError: division by zero" in str(failure)
+    assert text.splitlines()[
+        failure.line - 1
+    ] == "x / 0" and ": ZeroDivisionError: division by zero" in str(failure)
 
 
 def test_a_chapter_runs_again_when_its_own_recording_changes_and_no_other(tiny):
@@ -451,12 +531,18 @@ def test_the_key_of_a_run_follows_python_packages_and_shardlab(tiny, monkeypatch
     with monkeypatch.context() as changed:
         changed.setenv("CHAPTERS_XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
         assert keys()[0] != before[0] and keys()[1] != before[1]
-        assert runs.of_chapter(book, book.chapter("one")).variables["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
+        assert (
+            runs.of_chapter(book, book.chapter("one")).variables["XLA_FLAGS"]
+            == "--xla_cpu_enable_fast_math=false"
+        )
     found = json.loads(stale.environment())
     assert f"jax-{__import__('jax').__version__}" in found["packages"]
-    # Two builds of the same version are one: nobody's runs are lost when a distribution builds Python anew.
+    # Two builds of the same version are one: nobody's runs are lost when a distribution builds
+    # Python anew.
     assert found["python"] == f"{platform.python_implementation()} {platform.python_version()}"
-    monkeypatch.setattr(stale, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]}))
+    monkeypatch.setattr(
+        stale, "environment", lambda _: json.dumps(found | {"packages": ["jax-0.0.1"]})
+    )
     assert keys()[0] != before[0] and keys()[1] != before[1]
 
 
@@ -466,8 +552,10 @@ def test_plain_lines_say_where_a_long_chapter_is(capsys):
     lines.cell("arrays", 2, 3)
     lines.finished(execute.Result("arrays", "ran", 3, 1.25))
     assert capsys.readouterr().err.splitlines() == [
-        "arrays: running 3 cells", "arrays: cell 2 of 3, 0 s", "arrays: ran in 1.2 s",
-    ]  # fmt: skip
+        "arrays: running 3 cells",
+        "arrays: cell 2 of 3, 0 s",
+        "arrays: ran in 1.2 s",
+    ]
 
 
 def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
@@ -480,7 +568,9 @@ def test_a_page_that_is_served_shows_what_is_saved(tiny, browser):
         while not listens(port):
             assert server.poll() is None and time.monotonic() < deadline, server.communicate()
             time.sleep(0.1)
-        page.goto(f"http://127.0.0.1:{port}/one.html", wait_until="networkidle", timeout=1000 * PATIENCE)
+        page.goto(
+            f"http://127.0.0.1:{port}/one.html", wait_until="networkidle", timeout=1000 * PATIENCE
+        )
         assert "one 2" in page.locator("article").inner_text()
         tiny.write("book/one.md", chapter("One", "print('one', 2 + 2)"))
         page.get_by_text("one 4").wait_for(timeout=1000 * PATIENCE)
@@ -495,21 +585,27 @@ def asked(port, path="/one.html", **headers):
     """The status of what is served for a path, and its text."""
     line = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     with closing(line):
-        line.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        line.request(
+            "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
         answer = line.getresponse()
         return answer.status, answer.read().decode(), dict(answer.getheaders())
 
 
 def test_what_is_served_is_for_pages_of_this_machine_alone(tiny):
     waits, began = tiny.root / "go", tiny.root / "began"
-    tiny.write("book/one.md", chapter("One", f"open({str(began)!r}, 'w'); {waits_for(waits)}; print('draft')"))
+    tiny.write(
+        "book/one.md",
+        chapter("One", f"open({str(began)!r}, 'w'); {waits_for(waits)}; print('draft')"),
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server = tiny.start("serve", "--port", str(port))
     try:
         wait_until(began.exists)
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):  # during the first build
+        # during the first build
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
         waits.touch()
         status, text, headers = asked(port, Host=f"localhost:{port}")  # which waits for the build
@@ -519,7 +615,9 @@ def test_what_is_served_is_for_pages_of_this_machine_alone(tiny):
             status, text, _ = asked(port, path, Host=f"evil.example:{port}")
             assert status == 403 and "draft" not in text
         assert asked(port, "/forcereload")[0] == 404
-        assert {asked(port, path)[0] for path in ("/%00", "/a%00b.html", "/%ff", "/" + "x" * 5000)} <= {400, 404}
+        assert {
+            asked(port, path)[0] for path in ("/%00", "/a%00b.html", "/%ff", "/" + "x" * 5000)
+        } <= {400, 404}
         handshake = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13"}
         handshake |= {"Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==", "Host": f"127.0.0.1:{port}"}
         assert asked(port, "/livereload", **handshake, Origin="http://evil.example")[0] == 403
@@ -549,7 +647,9 @@ def test_pages_can_be_opened_while_a_chapter_runs(unfinished):
     process = tiny.start()
     try:
         wait_until(lambda: html.exists() or process.poll() is not None)
-        assert process.poll() is None and "one 2" in tiny.page("one") and STILL not in tiny.page("one")
+        assert (
+            process.poll() is None and "one 2" in tiny.page("one") and STILL not in tiny.page("one")
+        )
         assert STILL in tiny.page("three") and STILL not in tiny.page("index")
         assert not site.is_complete(load(tiny.root)) and not site.is_current(load(tiny.root))
     finally:
@@ -559,7 +659,9 @@ def test_pages_can_be_opened_while_a_chapter_runs(unfinished):
     assert process.returncode == 0 and opened in err, err
     assert STILL not in tiny.page("three") and "three 3" in tiny.page("three")
     assert site.is_complete(load(tiny.root)) and site.is_current(load(tiny.root))
-    total, chapters = re.search(r"processor time: ([\d,]+) s, of which ([\d,]+) s ran", out).groups()
+    total, chapters = re.search(
+        r"processor time: ([\d,]+) s, of which ([\d,]+) s ran", out
+    ).groups()
     assert 0 < int(chapters) <= int(total)
 
 
@@ -573,11 +675,15 @@ def test_pages_without_outputs_are_no_site_if_a_chapter_fails(unfinished):
     finally:
         go.touch()
         _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1 and "1 of 4 chapters failed; there is no complete site" in err, err
+    assert process.returncode == 1 and "1 of 4 chapters failed; there is no complete site" in err, (
+        err
+    )
     assert not site.is_complete(load(tiny.root))
     tiny.write("book/three.md", whole)
     status, _, err = tiny.build()
-    assert status == 0 and "three 3" in tiny.page("three") and site.is_complete(load(tiny.root)), err
+    assert status == 0 and "three 3" in tiny.page("three") and site.is_complete(load(tiny.root)), (
+        err
+    )
 
 
 def test_pages_are_served_while_a_chapter_runs(unfinished):
@@ -617,7 +723,9 @@ def listens(port):
 
 def test_help_and_bad_options():
     def run(*arguments):
-        return subprocess.run([sys.executable, "-m", "bookbinder", *arguments], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-m", "bookbinder", *arguments], capture_output=True, text=True
+        )
 
     for command in ([], ["build"], ["chapter"], ["serve"]):
         assert run(*command, "--help").returncode == 0
@@ -630,7 +738,10 @@ def test_help_and_bad_options():
     [
         (
             "recording = 'src'",
-            "pyproject.toml: [tool.bookbinder] has no recording; it has name, not-in-colab, programs, recordings",
+            (
+                "pyproject.toml: [tool.bookbinder] has no recording; it has name, not-in-colab, "
+                "programs, recordings"
+            ),
         ),
         ("name = shardlab", "pyproject.toml: not TOML: "),
     ],

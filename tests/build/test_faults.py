@@ -1,7 +1,8 @@
-"""Every fault that a build must survive, each really done to one: a line that says what is wrong, and nothing lost.
+"""Every fault that a build must survive, each really done to one: a line that says what is wrong,
+and nothing lost.
 
-Much here is done to a copy of the disk's tree that only the book's commands see; that takes root, or leave to make
-namespaces.
+Much here is done to a copy of the disk's tree that only the book's commands see; that takes root,
+or leave to make namespaces.
 """
 
 import errno
@@ -55,7 +56,7 @@ def ended(tiny, seconds=SOON):
     return not tiny.processes()
 
 
-# --- Cells that go wrong: a chapter for each, all run at once ------------------------------------------------------
+# --- Cells that go wrong: a chapter for each, all run at once -------------------------------------
 
 
 ONE = r"book/\w+\.md:18: "  # the first line of a chapter's second cell
@@ -66,12 +67,22 @@ REFUSES_A_WHILE = """
     kernel._post_dummy_stop_aborting_message = lambda *which: loop.call_later(1, again, *which)
     raise ValueError("late")
     """
-DIED = ONE + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or it was killed\)"
-TOO_MUCH = ONE + "TooMuchOutput: this cell prints more than 1,000,000 characters; print less, or to a file"
-NOT_THERE = "is part of the book, where no cell may write or delete; write to a folder that tempfile makes"
+DIED = (
+    ONE
+    + r"DeadKernelError: the kernel died while this cell ran \(out of memory, or it was killed\)"
+)
+TOO_MUCH = (
+    ONE + "TooMuchOutput: this cell prints more than 1,000,000 characters; print less, or to a file"
+)
+NOT_THERE = (
+    "is part of the book, where no cell may write or delete; write to a folder that tempfile makes"
+)
 FAULTS = {
     "raises": ("1 / 0", ONE + "ZeroDivisionError: division by zero"),
-    "raises_deep": ("def f():\n    raise KeyError('deep')\nf()", r"book/\w+\.md:20: KeyError: 'deep'"),
+    "raises_deep": (
+        "def f():\n    raise KeyError('deep')\nf()",
+        r"book/\w+\.md:20: KeyError: 'deep'",
+    ),
     "raises_lines": ("raise ValueError('first\\nsecond')", ONE + "ValueError: first second"),
     "refuses_a_while": (REFUSES_A_WHILE, r"book/\w+\.md:21: ValueError: late"),
     "is_no_python": ("x = = 1", ONE + "SyntaxError: invalid syntax"),
@@ -80,12 +91,18 @@ FAULTS = {
         ONE + r"CellTimeoutError: this cell ran for longer than 30 s \(timeout: in _config\.yml\)",
     ),
     "ends_the_process": ("import os\nos._exit(0)", DIED),
-    "exits": ("exit()", ONE + "SystemExit: this cell ends the kernel with exit or quit; remove that"),
+    "exits": (
+        "exit()",
+        ONE + "SystemExit: this cell ends the kernel with exit or quit; remove that",
+    ),
     "sys_exit": ("import sys\nsys.exit(3)", r"book/\w+\.md:19: SystemExit: 3"),
     # As the system does when memory runs out, and a limit before that.
     "is_killed": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", DIED),
     "no_memory": (
-        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))\nx = bytearray(2**33)",
+        (
+            "import resource\nresource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))\nx = "
+            "bytearray(2**33)"
+        ),
         r"book/\w+\.md:20: MemoryError",
     ),
     "prints_much": ("print('x' * 100_000_000)", TOO_MUCH),
@@ -134,35 +151,57 @@ LEAVES_RUNNING = """
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
-    """A book with a chapter for each fault; returns the book, the results by chapter, and sources before and after."""
+    """A book with a chapter for each fault; returns the book, the results by chapter, and sources
+    before and after.
+    """
     tiny = TinyBook(tmp_path_factory.mktemp("book"))
-    tiny.write("_config.yml", (tiny.root / "_config.yml").read_text().replace("timeout: 120", "timeout: 30"))
+    tiny.write(
+        "_config.yml",
+        (tiny.root / "_config.yml").read_text().replace("timeout: 120", "timeout: 30"),
+    )
     for name, (code, _) in FAULTS.items():
         tiny.write(f"book/{name}.md", chapter(name, "print('fine')", code, "print('never')"))
-    tiny.write("book/leaves.md", chapter("Leaves", LEAVES_RUNNING.format(ready=str(tiny.root / "ready"))))
+    tiny.write(
+        "book/leaves.md", chapter("Leaves", LEAVES_RUNNING.format(ready=str(tiny.root / "ready")))
+    )
     names = ["one", "two", "leaves", *FAULTS]
     tiny.write(
-        "_toc.yml", "format: jb-book\nroot: book/index\nchapters:\n" + "".join(f"- file: book/{n}\n" for n in names)
+        "_toc.yml",
+        "format: jb-book\nroot: book/index\nchapters:\n"
+        + "".join(f"- file: book/{n}\n" for n in names),
     )
 
     def sources():
-        return {file: file.read_bytes() for folder in ("book", "src") for file in (tiny.root / folder).rglob("*.*")}
+        return {
+            file: file.read_bytes()
+            for folder in ("book", "src")
+            for file in (tiny.root / folder).rglob("*.*")
+        }
 
     before = sources()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))  # for the folders of runners
-        patch.setenv("TINY_BOOK", str(tiny.root))  # as the book's commands have it, to know what they have started
+        # for the folders of runners
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
+        # as the book's commands have it, to know what they have started
+        patch.setenv("TINY_BOOK", str(tiny.root))
         results = execute.run(load(tiny.root), tiny.root / "_build" / site.CACHE)
         tiny.left = list(Path(tempfile.gettempdir()).iterdir())
     return tiny, {result.name: result for result in results}, before, sources()
 
 
-@pytest.mark.parametrize(("name", "says"), [(name, says) for name, (_, says) in FAULTS.items()], ids=FAULTS)
+@pytest.mark.parametrize(
+    ("name", "says"), [(name, says) for name, (_, says) in FAULTS.items()], ids=FAULTS
+)
 def test_a_cell_that_goes_wrong_is_named_in_one_line(faulty, name, says):
     result = faulty[1][name]
-    assert result.status == "failed" and re.fullmatch(says, str(result.failure)), str(result.failure)
+    assert result.status == "failed" and re.fullmatch(says, str(result.failure)), str(
+        result.failure
+    )
     assert "bookbinder" not in result.failure.traceback and len(result.failure.traceback) < 25_000
-    assert not re.search("[\x00-\x08\x0e-\x1a\ud800-\udfff]|\x1b[^\\[]", f"{result.failure}{result.failure.traceback}")
+    assert not re.search(
+        "[\x00-\x08\x0e-\x1a\ud800-\udfff]|\x1b[^\\[]",
+        f"{result.failure}{result.failure.traceback}",
+    )
 
 
 def test_what_goes_wrong_in_one_chapter_harms_no_other_and_leaves_nothing(faulty):
@@ -192,7 +231,7 @@ def test_what_a_cell_leaves_running_is_ended(faulty):
     assert ended(tiny), tiny.processes()
 
 
-# --- Sources that go wrong, in a book that was good ----------------------------------------------------------------
+# --- Sources that go wrong, in a book that was good -----------------------------------------------
 
 
 def test_faults_are_told_a_line_each_and_the_good_site_stays(tiny):
@@ -205,10 +244,18 @@ def test_faults_are_told_a_line_each_and_the_good_site_stays(tiny):
             file = tiny.root / "book" / f"{name}.md"
             file.write_bytes(text if isinstance(text, bytes) else text.encode())
         status, out, err = tiny.build()
-        lines = [line for line in err.splitlines() if re.match(r"(book|src)/\S+: |_\S+: |.*(WARNING|ERROR): ", line)]
+        lines = [
+            line
+            for line in err.splitlines()
+            if re.match(r"(book|src)/\S+: |_\S+: |.*(WARNING|ERROR): ", line)
+        ]
         assert status == 1 and len(lines) == len(says), out + err
-        assert all(re.fullmatch(one, line) for one, line in zip(says, sorted(lines), strict=True)), err
-        assert "bookbinder" not in err and (err == f"{lines[0]}\n" or "the site is unchanged" in err), err
+        assert all(
+            re.fullmatch(one, line) for one, line in zip(says, sorted(lines), strict=True)
+        ), err
+        assert "bookbinder" not in err and (
+            err == f"{lines[0]}\n" or "the site is unchanged" in err
+        ), err
         assert tiny.site() == good and not tiny.processes()
         for file, content in sources.items():
             file.write_bytes(content)
@@ -221,32 +268,53 @@ def test_faults_are_told_a_line_each_and_the_good_site_stays(tiny):
             r"book/index\.md:3: WARNING: Non-consecutive header level increase; .*",
             r'book/index\.md:8: WARNING: Duplicate explicit target name: "a"\.',
         ],
-        index="# Home\n\n### Deep\n\n(a)=\n## A\n\n(a)=\n## B\n\n![A](no.png)\n\n{ref}`nowhere`\n\n[x](nowhere.md)\n",
+        index=(
+            "# Home\n\n### Deep\n\n(a)=\n## A\n\n(a)=\n## "
+            "B\n\n![A](no.png)\n\n{ref}`nowhere`\n\n[x](nowhere.md)\n"
+        ),
     )
     told(
         ONE.replace(r"\w+", "one") and [r"book/one\.md:14: ZeroDivisionError: division by zero"],
         one=chapter("One", "1 / 0"),
     )
     no_kernel = chapter("One", "1").replace("name: python3", "name: no-such-kernel")
-    told([r"book/one\.md:9: the kernel no-such-kernel is not known: .*; write name: python3"], one=no_kernel)
-    told([r"book/one\.md:3: not UTF-8: byte b'\\xfc'; save it as UTF-8"], one="# O\n\nfür\n".encode("latin-1"))
+    told(
+        [r"book/one\.md:9: the kernel no-such-kernel is not known: .*; write name: python3"],
+        one=no_kernel,
+    )
+    told(
+        [r"book/one\.md:3: not UTF-8: byte b'\\xfc'; save it as UTF-8"],
+        one="# O\n\nfür\n".encode("latin-1"),
+    )
     status, out, err = tiny.build()  # mended
-    assert status == 0 and statuses(out) == {"index": "no code", "one": "reused", "two": "reused"}, out + err
+    assert status == 0 and statuses(out) == {
+        "index": "no code",
+        "one": "reused",
+        "two": "reused",
+    }, out + err
     assert steady(tiny.site()) == steady(good) and "WARNING" not in err and not tiny.processes()
 
 
 def test_a_notebook_that_is_paired_with_a_chapter_is_no_page_of_its_own(tiny):
     """As Jupytext makes it beside the text, while someone edits that in Jupyter."""
-    (tiny.root / "book" / "one.ipynb").write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
+    (tiny.root / "book" / "one.ipynb").write_text(
+        '{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}'
+    )
     status, _, err = tiny.build()
     assert status == 0 and "one 2" in tiny.page("one"), err
 
 
 def test_on_windows_a_line_says_where_it_runs():
-    program = "import sys; sys.modules['fcntl'] = None; from bookbinder.__main__ import main; main(['build'])"
+    program = (
+        "import sys; sys.modules['fcntl'] = None; from bookbinder.__main__ import main; "
+        "main(['build'])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == "bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl\n"
+    assert (
+        done.stderr
+        == "bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl\n"
+    )
 
 
 def test_as_many_chapters_run_at_once_as_processors_and_memory_allow(monkeypatch, tmp_path):
@@ -266,7 +334,8 @@ def test_as_many_chapters_run_at_once_as_processors_and_memory_allow(monkeypatch
 
 
 def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
-    tiny.within = ["prlimit", f"--data={2 * 10**9}:"]  # of the builder; the cell lifts it for itself
+    # of the builder; the cell lifts it for itself
+    tiny.within = ["prlimit", f"--data={2 * 10**9}:"]
     code = """
         import resource
         resource.setrlimit(resource.RLIMIT_DATA, 2 * (resource.getrlimit(resource.RLIMIT_DATA)[1],))
@@ -284,8 +353,13 @@ def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
     tiny.write("book/one.md", chapter("One", change, "print('to the end')"))
     status, _, err = tiny.build()
     assert status == 0 and "to the end" in tiny.page("one"), err
-    assert "book/two.md changed while chapters ran; the next build will include it" in err.splitlines()
-    named = "book/notes.txt appeared while chapters ran; the next build will include it; if a cell made it, have that "
+    assert (
+        "book/two.md changed while chapters ran; the next build will include it" in err.splitlines()
+    )
+    named = (
+        "book/notes.txt appeared while chapters ran; the next build will include it; if a cell "
+        "made it, have that "
+    )
     assert named + "write to a folder that tempfile makes" in err.splitlines()
     status, _, err = tiny.build()
     assert status == 0 and "More." in tiny.page("two") and "while chapters ran" not in err
@@ -310,7 +384,9 @@ def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
 def test_outputs_follow_each_module_of_shardlab_that_a_cell_has_imported(tiny):
     """And no other: a line of shardlab runs those chapters again that it can concern."""
     for name in ("__init__", "used", "below", "lazily", "other"):
-        tiny.write(f"src/shardlab/{name}.py", "from shardlab import below\n" if name == "used" else "")
+        tiny.write(
+            f"src/shardlab/{name}.py", "from shardlab import below\n" if name == "used" else ""
+        )
     imports = "import shardlab.used, subprocess, sys\n"
     imports += "subprocess.run([sys.executable, '-c', 'import shardlab.lazily'], check=True);"
     tiny.write("book/one.md", chapter("One", imports))
@@ -358,25 +434,38 @@ def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
             with disk.one_of(1, Path({str(tmp_path)!r}), stop):
                 print("in")
         """
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
+        )
     assert "Stopped: SIGTERM" in done.stderr and not done.stdout
 
 
-# --- The disk ----------------------------------------------------------------------------------------------------
+# --- The disk -------------------------------------------------------------------------------------
 
 
 def build_folder_of_its_own(tiny):
-    """Put the book's `_build` on a disk of 64 MB that its commands see alone; gone with the process returned."""
+    """Put the book's `_build` on a disk of 64 MB that its commands see alone; gone with the process
+    returned.
+    """
     folder = tiny.root / "_build"
     folder.mkdir()
     command = f"mount -t tmpfs -o size=64m none '{folder}' && echo mounted && exec sleep 600"
     holder = subprocess.Popen(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", command], stdout=subprocess.PIPE, text=True
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", command],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     if holder.stdout.readline() != "mounted\n":
         holder.communicate()
         missing("a mount of its own", "as root, or where the system lets users make namespaces")
-    tiny.within = ["nsenter", "--target", str(holder.pid), "--user", "--mount", "--preserve-credentials"]
+    tiny.within = [
+        "nsenter",
+        "--target",
+        str(holder.pid),
+        "--user",
+        "--mount",
+        "--preserve-credentials",
+    ]
     tiny.seen = Path(f"/proc/{holder.pid}/root{tiny.root}")
     return holder
 
@@ -400,14 +489,19 @@ def mount(tiny, *options):
 
 
 def assert_refused(tiny, place, reason):
-    """A build that has something to run fails in one line, which names a place that fits a pattern; the site stays."""
+    """A build that has something to run fails in one line, which names a place that fits a pattern;
+    the site stays.
+    """
     good = tiny.site()
-    tiny.write("book/one.md", chapter("One", f"print('refused', {time.time_ns()})"))  # what has not run before
+    # what has not run before
+    tiny.write("book/one.md", chapter("One", f"print('refused', {time.time_ns()})"))
     status, out, err = tiny.build()
     told = rf"{place}: {reason}; (free some space|make it writable), and build again\n"
     told += "the pages were not made; the site is unchanged\n"
     assert status == 1 and re.search(rf"(?:^|\n){told}$", err) and "Error" not in err, err
-    assert all(re.match(r"(one|two): |making the pages$", line) for line in err.splitlines()[:-2]), err
+    assert all(
+        re.match(r"(one|two): |making the pages$", line) for line in err.splitlines()[:-2]
+    ), err
     assert tiny.site() == good and not tiny.processes()
 
 
@@ -422,8 +516,10 @@ def assert_good_again(tiny):
     ("left", "place", "reason"),
     [
         (0, "_build", "No space left on device"),
-        (20_000, "_build/.jupyter_cache", "No space left on device"),  # enough for a configuration, not for outputs
-        (100_000, r"_build/staging/_build/html/\S+", "No space left on device"),  # enough for outputs, not for pages
+        # enough for a configuration, not for outputs
+        (20_000, "_build/.jupyter_cache", "No space left on device"),
+        # enough for outputs, not for pages
+        (100_000, r"_build/staging/_build/html/\S+", "No space left on device"),
     ],
 )
 def test_a_full_disk(small_disk, left, place, reason):
@@ -455,13 +551,20 @@ def test_a_cache_that_may_not_be_written(small_disk):
     assert_good_again(small_disk)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # SQLite's, of a broken database
+# SQLite's, of a broken database
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_cache_or_run_costs_a_run_at_most(tiny):
     assert tiny.build()[0] == 0
-    book, cache, runs = load(tiny.root), tiny.root / "_build" / site.CACHE, tiny.root / "_build/runs/lock"
+    book, cache, runs = (
+        load(tiny.root),
+        tiny.root / "_build" / site.CACHE,
+        tiny.root / "_build/runs/lock",
+    )
 
     def reused():
-        """The chapters that were reused; afterwards Jupyter Book finds the outputs of all in the cache."""
+        """The chapters that were reused; afterwards Jupyter Book finds the outputs of all in the
+        cache.
+        """
         results = execute.run(book, cache)
         assert not [result for result in results if result.failure]
         found = get_cache(cache)
@@ -478,7 +581,9 @@ def test_a_damaged_cache_or_run_costs_a_run_at_most(tiny):
         notebook.write_text(notebook.read_text().replace("one 2", "one 3"))
     assert "one 3" in "".join(notebook.read_text() for notebook in notebooks)
     assert reused() == {"one", "two"}
-    assert "one 3" not in "".join(notebook.read_text() for notebook in cache.glob("executed/*/base.ipynb"))
+    assert "one 3" not in "".join(
+        notebook.read_text() for notebook in cache.glob("executed/*/base.ipynb")
+    )
     notebooks[0].write_text(notebooks[0].read_text()[:100])
     assert reused() == {"one", "two"}
     notebooks[1].unlink()
@@ -545,23 +650,38 @@ def test_a_ledger_from_the_future_does_not_displace_what_was_just_made(tiny):
         status, out, err = tiny.build()
         assert status == 0 and statuses(out)["one"] == statuses_of_one, err
     os.utime(tiny.root / "src" / "shardlab" / "value.py", (later, later))  # which chapter two reads
-    tiny.write("book/two.md", chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('three', VALUE)"))
+    tiny.write(
+        "book/two.md",
+        chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('three', VALUE)"),
+    )
     for statuses_of_two in ("ran", "reused"):
         status, out, err = tiny.build()
         assert status == 0 and statuses(out)["two"] == statuses_of_two, err
 
 
 REFUSED = [
-    (PermissionError(errno.EACCES, "no", "{root}/_build/state.json"), "_build/state.json: Permission denied; "),
-    (PermissionError(errno.EPERM, "no", "{root}/_build/.lock"), "_build/.lock: Operation not permitted; "),
+    (
+        PermissionError(errno.EACCES, "no", "{root}/_build/state.json"),
+        "_build/state.json: Permission denied; ",
+    ),
+    (
+        PermissionError(errno.EPERM, "no", "{root}/_build/.lock"),
+        "_build/.lock: Operation not permitted; ",
+    ),
     (OSError(errno.EROFS, "no"), "_build: Read-only file system; make it writable"),
     (OSError(errno.EDQUOT, "no"), "_build: Disk quota exceeded; free some space"),
 ]
 
 
-@pytest.mark.parametrize(("error", "says"), REFUSED, ids=lambda value: getattr(value, "strerror", None))
-def test_what_the_system_refuses_is_told_in_a_line_in_whatever_language(tiny, monkeypatch, error, says):
-    refused = type(error)(error.errno, "pas permis", error.filename and error.filename.format(root=tiny.root))
+@pytest.mark.parametrize(
+    ("error", "says"), REFUSED, ids=lambda value: getattr(value, "strerror", None)
+)
+def test_what_the_system_refuses_is_told_in_a_line_in_whatever_language(
+    tiny, monkeypatch, error, says
+):
+    refused = type(error)(
+        error.errno, "pas permis", error.filename and error.filename.format(root=tiny.root)
+    )
 
     def refuse(*_, **__):
         try:
@@ -581,7 +701,10 @@ def test_who_may_not_write_is_told_whose_it_is(tmp_path, monkeypatch):
     assert f"run sudo chown -R $USER {tmp_path}" in said
     text = f"Traceback:\nPermissionError: [Errno 13] Permission denied: '{tmp_path}/x'\n"
     assert disk.refused_in(text) == (errno.EACCES, f"{tmp_path}/x")
-    assert disk.refused_in("ValueError: [Errno 2] No such file") is None and disk.refused(ValueError()) is None
+    assert (
+        disk.refused_in("ValueError: [Errno 2] No such file") is None
+        and disk.refused(ValueError()) is None
+    )
 
 
 def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):
@@ -593,14 +716,17 @@ def test_a_swap_that_was_killed_half_way_is_put_right(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["html"]
 
 
-# --- The end, at any moment ---------------------------------------------------------------------------------------
+# --- The end, at any moment -----------------------------------------------------------------------
 
 
 def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny):
     assert tiny.build()[0] == 0
     good = tiny.site()
     ready = tiny.root / "ready"
-    tiny.write("book/one.md", chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)"))
+    tiny.write(
+        "book/one.md",
+        chapter("One", f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep(600)"),
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
         process = tiny.start_until(ready)
         assert tiny.processes()
@@ -608,7 +734,10 @@ def test_stopping_leaves_nothing_behind_and_the_next_build_works(tiny):
         time.sleep(0.1)  # two at the same moment could come in either order
         process.send_signal(signal.SIGTERM)  # as impatient people do, and terminals
         out, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 128 + number and f"stopped ({number.name}); the site is unchanged" in err
+        assert (
+            process.returncode == 128 + number
+            and f"stopped ({number.name}); the site is unchanged" in err
+        )
         assert "Traceback" not in err and "Exception" not in err, err
         assert not tiny.processes() and tiny.site() == good
         ready.unlink()
@@ -637,7 +766,9 @@ def test_kills_at_ten_random_moments(tiny):
     """Whenever the builder is killed, the site is a good one: the old, or the new."""
 
     def become(version, salt):
-        """The sources of one of two versions; the salt has chapter two run again, to the same outputs."""
+        """The sources of one of two versions; the salt has chapter two run again, to the same
+        outputs.
+        """
         tiny.write("book/one.md", chapter(f"Version {version}", f"print('version', {version})"))
         tiny.write("src/shardlab/value.py", f"VALUE = {version}  # {salt}\n")
 
@@ -713,11 +844,13 @@ def test_what_is_edited_while_a_build_runs_and_another_waits_is_followed(tiny):
     assert before.returncode == 0 and tiny.build()[0] == 0 and "Undone later" in tiny.page("index")
 
 
-# --- What is around -----------------------------------------------------------------------------------------------
+# --- What is around -------------------------------------------------------------------------------
 
 
 def test_no_network_is_asked_for_and_two_cold_builds_give_the_same(tiny, tmp_path_factory):
-    """One of the two knows no other machine, and differs in its folder, its clock and the order of its sets."""
+    """One of the two knows no other machine, and differs in its folder, its clock and the order of
+    its sets.
+    """
     assert tiny.build(TZ="UTC", PYTHONHASHSEED="1")[0] == 0
     other = TinyBook(tmp_path_factory.mktemp("elsewhere"))
     other.within = ["unshare", "--map-root-user", "--net"]
@@ -730,7 +863,7 @@ def test_no_network_is_asked_for_and_two_cold_builds_give_the_same(tiny, tmp_pat
     assert [name for name in ours if ours[name] != theirs[name]] == []
 
 
-# --- Sources that cannot be read -----------------------------------------------------------------------------------
+# --- Sources that cannot be read ------------------------------------------------------------------
 
 
 TOC_WITH_A_PATTERN = "format: jb-book\nroot: book/index\nchapters:\n- glob: book/*\n"
@@ -749,28 +882,64 @@ def removed(*names):
     [
         (removed("book/one.md"), "_toc.yml:4: lists book/one, but there is no file book/one.md"),
         (lambda t: t.write("book/extra.md", "# Extra\n"), "book/extra.md: is not in _toc.yml"),
-        (mangled("---\na: [1\nb: 2\n---\n# One\n"), "book/one.md:3: the front matter is not YAML: "),
+        (
+            mangled("---\na: [1\nb: 2\n---\n# One\n"),
+            "book/one.md:3: the front matter is not YAML: ",
+        ),
         (mangled("---\na: 1\n# One\n"), "book/one.md:1: the front matter does not end"),
-        (mangled("---\n- a\n---\n# One\n"), "book/one.md:2: the front matter must be a mapping of keys to values"),
-        (mangled("# One\n\n```{code-cell}\n1\n```\n"), "book/one.md:1: has code cells, but its front matter"),
-        (mangled(FRONT.replace("  name: python3\n", "") + "# One\n```{code-cell}\n1\n```\n"), "names no kernel"),
-        (lambda t: (t.root / "book/one.md").write_bytes("# O\n\nfür\n".encode("latin-1")), "book/one.md:3: not UTF-8"),
+        (
+            mangled("---\n- a\n---\n# One\n"),
+            "book/one.md:2: the front matter must be a mapping of keys to values",
+        ),
+        (
+            mangled("# One\n\n```{code-cell}\n1\n```\n"),
+            "book/one.md:1: has code cells, but its front matter",
+        ),
+        (
+            mangled(FRONT.replace("  name: python3\n", "") + "# One\n```{code-cell}\n1\n```\n"),
+            "names no kernel",
+        ),
+        (
+            lambda t: (t.root / "book/one.md").write_bytes("# O\n\nfür\n".encode("latin-1")),
+            "book/one.md:3: not UTF-8",
+        ),
         (removed("_toc.yml"), "_toc.yml: not found in "),
         (removed("_config.yml"), "_config.yml: not found in "),
         (lambda t: t.write("_toc.yml", "format: jb-book\nroot: [\n"), "_toc.yml:3: not YAML"),
         (lambda t: t.write("_toc.yml", "format: jb-book\n"), "_toc.yml: "),
-        (lambda t: t.write("_toc.yml", "format: jb-book\nroot: index\n"), "_toc.yml:2: index is not in book/"),
+        (
+            lambda t: t.write("_toc.yml", "format: jb-book\nroot: index\n"),
+            "_toc.yml:2: index is not in book/",
+        ),
         (lambda t: t.write("_config.yml", "title: 'x\n"), "_config.yml:2: not YAML"),
-        (lambda t: t.write("_config.yml", "- a\n"), "_config.yml:1: must be a mapping of keys to values, not list"),
+        (
+            lambda t: t.write("_config.yml", "- a\n"),
+            "_config.yml:1: must be a mapping of keys to values, not list",
+        ),
         (lambda t: (t.root / "_toc.yml").write_bytes(b"format: \xff\n"), "_toc.yml: not UTF-8"),
         (lambda t: t.write("_toc.yml", TOC_WITH_A_PATTERN), "_toc.yml:4: the pattern book/*"),
-        (mangled("---\njupytext: x\n---\n# One\n"), "book/one.md:1: jupytext: must have keys below it"),
-        (mangled(FRONT + "# O\n\n```{code-cell}\n:tags: [a\n\n1\n```\n"), "book/one.md: cannot be read as a notebook"),
-        (mangled(FRONT + "# O\n\n````{note}\n```{code-cell}\n1\n```\n````\n"), "book/one.md:14: a code cell inside"),
-        (mangled(FRONT + "# O\n\n:::{code-cell}\n1\n:::\n"), "book/one.md:13: a code cell inside another block"),
-        (mangled(FRONT + "# O\n\n- x\n\n  ```{code-cell}\n  1\n  ```\n"), "book/one.md:15: a code cell inside"),
+        (
+            mangled("---\njupytext: x\n---\n# One\n"),
+            "book/one.md:1: jupytext: must have keys below it",
+        ),
+        (
+            mangled(FRONT + "# O\n\n```{code-cell}\n:tags: [a\n\n1\n```\n"),
+            "book/one.md: cannot be read as a notebook",
+        ),
+        (
+            mangled(FRONT + "# O\n\n````{note}\n```{code-cell}\n1\n```\n````\n"),
+            "book/one.md:14: a code cell inside",
+        ),
+        (
+            mangled(FRONT + "# O\n\n:::{code-cell}\n1\n:::\n"),
+            "book/one.md:13: a code cell inside another block",
+        ),
+        (
+            mangled(FRONT + "# O\n\n- x\n\n  ```{code-cell}\n  1\n  ```\n"),
+            "book/one.md:15: a code cell inside",
+        ),
     ],
-)  # fmt: skip
+)
 def test_broken_sources_are_named_in_one_line(tiny, damage, says):
     damage(tiny)
     with pytest.raises(BookError) as error:

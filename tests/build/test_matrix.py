@@ -1,4 +1,6 @@
-"""make matrix: small books on small environments, and every way in which a version or a chapter may fail."""
+"""make matrix: small books on small environments, and every way in which a version or a chapter may
+fail.
+"""
 
 import ast
 import json
@@ -82,14 +84,16 @@ def processes_with(mark):
     return found
 
 
-# --- The table -------------------------------------------------------------------------------------------
+# --- The table ------------------------------------------------------------------------------------
 
 
 def test_the_table_and_its_file_and_what_is_reused(tiny):
     status, out, err = command(tiny)
     assert status == 0, err
     rows = [line.split() for line in out.splitlines()]
-    assert rows[0] == ["chapter", "here", "there"] and rows[1][0] == "JAX" and rows[2][0] == "Python"
+    assert (
+        rows[0] == ["chapter", "here", "there"] and rows[1][0] == "JAX" and rows[2][0] == "Python"
+    )
     assert [row[0] for row in rows[3:5]] == ["one", "two"]  # index has no code
     assert re.fullmatch(r"one +\d+\.\d s +\d+\.\d s", out.splitlines()[3])
     assert "4 results, 0 reused, 0 failed, 0 versions missing" in out
@@ -98,17 +102,36 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
     saved = json.loads((tiny.root / "_build/matrix/matrix.json").read_text())
     assert [column["name"] for column in saved["columns"]] == ["here", "there"]
     column = saved["columns"][0]
-    assert column["python"] == sys.version.split()[0] and column["jax"] == __import__("jax").__version__
-    assert column["jaxlib"] and column["flax"] and column["error"] is None and saved["date"].startswith("20")
+    assert (
+        column["python"] == sys.version.split()[0]
+        and column["jax"] == __import__("jax").__version__
+    )
+    assert (
+        column["jaxlib"]
+        and column["flax"]
+        and column["error"] is None
+        and saved["date"].startswith("20")
+    )
     one = saved["chapters"]["one"]["there"]
-    assert one["status"] == "ok" and one["seconds"] > 0 and one["deprecations"] == [] and one["error"] is None
+    assert (
+        one["status"] == "ok"
+        and one["seconds"] > 0
+        and one["deprecations"] == []
+        and one["error"] is None
+    )
 
     # All is reused until something that a result depends on changes; prose does not matter.
-    tiny.write("book/one.md", (tiny.root / "book/one.md").read_text().replace("# One", "# One\n\nMore prose."))
+    tiny.write(
+        "book/one.md",
+        (tiny.root / "book/one.md").read_text().replace("# One", "# One\n\nMore prose."),
+    )
     assert "4 results, 4 reused" in command(tiny)[1]
     tiny.write("book/one.md", chapter("One", "print('one', 3)"))
     _, outcomes = run(tiny, HERE, THERE)
-    assert {place for place, one in outcomes.items() if not one.reused} == {("one", "here"), ("one", "there")}
+    assert {place for place, one in outcomes.items() if not one.reused} == {
+        ("one", "here"),
+        ("one", "there"),
+    }
     tiny.write("src/shardlab/value.py", "VALUE = 2\n")
     assert not run(tiny, only="two")[1]["two", "here"].reused
     assert run(tiny, only="two")[1]["two", "here"].reused
@@ -117,11 +140,18 @@ def test_the_table_and_its_file_and_what_is_reused(tiny):
 
 def test_a_part_of_the_matrix_leaves_the_file_of_the_whole(tiny):
     status, out, _ = command(tiny, "--only", "there", "--chapters", "book/two.md", "--jobs", "1")
-    assert status == 0 and "\n1 results, 0 reused" in out and re.findall(r"^two +\d", out, re.MULTILINE)
+    assert (
+        status == 0
+        and "\n1 results, 0 reused" in out
+        and re.findall(r"^two +\d", out, re.MULTILINE)
+    )
     assert "\none " not in out and out.splitlines()[0].split() == ["chapter", "there"]
     assert not (tiny.root / "_build/matrix/matrix.json").exists()
     status, _, err = command(tiny, "--only", "0.1")
-    assert status == 1 and err.strip() == "--only: 0.1 is not a version of the matrix; known are here, there"
+    assert (
+        status == 1
+        and err.strip() == "--only: 0.1 is not a version of the matrix; known are here, there"
+    )
 
 
 def test_the_build_and_the_matrix_run_nothing_twice(tiny):
@@ -145,9 +175,13 @@ def test_a_failing_cell_is_named_by_file_and_line_and_run_again(tiny):
     status, out, err = command(tiny, columns=("here",))
     said = f"here: book/one.md:{line}: ZeroDivisionError: division by zero"
     assert status == 1 and said in out.splitlines() and said in err and "Traceback" in err
-    assert re.search(r"^one +failed$", out, re.MULTILINE) and re.search(r"^two +\d+\.\d s$", out, re.MULTILINE)
+    assert re.search(r"^one +failed$", out, re.MULTILINE) and re.search(
+        r"^two +\d+\.\d s$", out, re.MULTILINE
+    )
     assert "2 results, 0 reused, 1 failed" in out
-    saved = json.loads((tiny.root / "_build/matrix/matrix.json").read_text())["chapters"]["one"]["here"]
+    saved = json.loads((tiny.root / "_build/matrix/matrix.json").read_text())["chapters"]["one"][
+        "here"
+    ]
     assert saved["status"] == "failed" and saved["error"] == said.removeprefix("here: ")
     flag.touch()
     found, outcomes = run(tiny)
@@ -155,7 +189,10 @@ def test_a_failing_cell_is_named_by_file_and_line_and_run_again(tiny):
 
 
 def test_deprecations_of_the_chapter_of_shardlab_and_of_what_they_call_count_others_do_not(tiny):
-    warn = "import warnings\n\ndef old():\n    warnings.warn({!r}, DeprecationWarning, stacklevel={})\n"
+    warn = (
+        "import warnings\n\ndef old():\n    warnings.warn({!r}, DeprecationWarning, "
+        "stacklevel={})\n"
+    )
     tiny.write("src/shardlab/ours.py", warn.format("shardlab is old", 1))
     tiny.write("src/theirs.py", warn.format("they are old", 1))
     tiny.write("src/blames.py", warn.format("you are old", 2))
@@ -165,7 +202,10 @@ def test_deprecations_of_the_chapter_of_shardlab_and_of_what_they_call_count_oth
     cells = (
         "import subprocess, sys, warnings\nimport blames, outer, theirs\nfrom shardlab import ours",
         "outer.call()\ntheirs.old()\nours.old()\n\nfor _ in range(2):\n    blames.old()",
-        f"program = '''\n{program}\n'''\nsubprocess.run([sys.executable, '-c', program], check=True);",
+        (
+            f"program = '''\n{program}\n'''\nsubprocess.run([sys.executable, '-c', program], "
+            "check=True);"
+        ),
         "warnings.warn('of the future', FutureWarning)",
     )
     tiny.write("book/one.md", chapter("One", *cells))
@@ -176,10 +216,17 @@ def test_deprecations_of_the_chapter_of_shardlab_and_of_what_they_call_count_oth
     if sys.version_info < (3, 13):  # what -c runs has no lines: its cell is named
         other = lines.index("program = '''") + 1
     expected = {f"book/one.md:{line}: you are old" for line in (cell, other)}
-    expected |= {f"book/one.md:{lines.index('theirs.old()') + 1}: they are old"}  # attributed to the library itself
-    assert set(outcomes["one", "here"].deprecations) == {"src/shardlab/ours.py:4: shardlab is old", *expected}
+    # attributed to the library itself
+    expected |= {f"book/one.md:{lines.index('theirs.old()') + 1}: they are old"}
+    assert set(outcomes["one", "here"].deprecations) == {
+        "src/shardlab/ours.py:4: shardlab is old",
+        *expected,
+    }
     shown = matrix.table(found)
-    assert " s, 4 deprecated" in shown and f"here: book/one.md:{cell}: you are old (DeprecationWarning)" in shown
+    assert (
+        " s, 4 deprecated" in shown
+        and f"here: book/one.md:{cell}: you are old (DeprecationWarning)" in shown
+    )
     # A result that is reused has them too, at the lines where the code is now.
     tiny.write("book/one.md", "\n".join(lines).replace("# One", "# One\n\nMore prose.") + "\n")
     again = run(tiny, only="one")[1]["one", "here"]
@@ -201,32 +248,53 @@ def test_floors_compare_as_numbers(tiny, monkeypatch):
         column = matrix.Column(jax, sys.executable, "3.13", {"jax": jax})
         monkeypatch.setattr(matrix, "_column", lambda *_, column=column: column)
         statuses[jax] = run(tiny, only="one")[1]["one", jax].status
-    assert [jax for jax, status in statuses.items() if status == "needs 0.8.2"] == ["0.7.2", "0.8.1"]
+    assert [jax for jax, status in statuses.items() if status == "needs 0.8.2"] == [
+        "0.7.2",
+        "0.8.1",
+    ]
     assert set(statuses.values()) == {"needs 0.8.2", "ok"}
 
 
 @pytest.mark.parametrize("value", ["0.8", '"0.8.2"', '"<0.8.2"', '">=0.8.x"', "[1]", '""', "true"])
 def test_a_floor_that_is_none_is_refused(tiny, value):
-    tiny.write("book/one.md", chapter("One", "1").replace("kernelspec:", f"jax: {value}\nkernelspec:", 1))
-    with pytest.raises(BookError, match=r'^book/one\.md:6: jax: .* write for example jax: ">=0\.8\.2"'):
+    tiny.write(
+        "book/one.md", chapter("One", "1").replace("kernelspec:", f"jax: {value}\nkernelspec:", 1)
+    )
+    with pytest.raises(
+        BookError, match=r'^book/one\.md:6: jax: .* write for example jax: ">=0\.8\.2"'
+    ):
         load(tiny.root).check()
 
 
 def test_a_version_without_a_python_fails_and_says_what_to_do(tiny):
     missing = Environment("old", ("3.4", "3.3"), ("numpy",))
     found, outcomes = run(tiny, HERE, missing, only="one")
-    assert not found.good and outcomes["one", "old"].status == "not run" and outcomes["one", "here"].status == "ok"
+    assert (
+        not found.good
+        and outcomes["one", "old"].status == "not run"
+        and outcomes["one", "here"].status == "ok"
+    )
     said = matrix.table(found).splitlines()[-1]
-    assert said.startswith("old: no Python 3.4 or 3.3 on PATH, in ") and "uv python install 3.4" in said
+    assert (
+        said.startswith("old: no Python 3.4 or 3.3 on PATH, in ")
+        and "uv python install 3.4" in said
+    )
     matrix.save(found, tiny.root / "matrix.json")
     saved = json.loads((tiny.root / "matrix.json").read_text())
-    assert saved["columns"][1]["error"] == said and saved["chapters"]["one"]["old"]["status"] == "not run"
+    assert (
+        saved["columns"][1]["error"] == said
+        and saved["chapters"]["one"]["old"]["status"] == "not run"
+    )
 
 
 def test_a_second_best_python_is_said(tiny):
     version = Environment("second", ("3.4", PYTHON), python=sys.executable)
     found, _ = run(tiny, version, only="one")
-    assert found.good and f"second: on Python {sys.version.split()[0]}, for lack of 3.4 here" in matrix.table(found)
+    assert (
+        found.good
+        and f"second: on Python {sys.version.split()[0]}, for lack of 3.4 here"
+        in matrix.table(found)
+    )
 
 
 def test_an_environment_without_what_runs_notebooks_is_a_failure(tiny, tmp_path):
@@ -236,7 +304,7 @@ def test_an_environment_without_what_runs_notebooks_is_a_failure(tiny, tmp_path)
     assert "has nbclient and ipykernel" in str(outcomes["one", "bare"].failure)
 
 
-# --- Stopping --------------------------------------------------------------------------------------------
+# --- Stopping -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -254,7 +322,8 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     tiny.write("book/two.md", chapter("Two", wait))
     process = start(tiny, "--jobs", "1", columns=("here",))
     wait_until(ready.exists)
-    assert len(processes_with(str(tiny.root))) >= 3  # the command, the kernel, what its cell has started
+    # the command, the kernel, what its cell has started
+    assert len(processes_with(str(tiny.root))) >= 3
     process.send_signal(number)
     out, err = process.communicate(timeout=PATIENCE)
     if number == signal.SIGKILL:
@@ -269,7 +338,7 @@ def test_stopped_it_leaves_no_process_and_resumes(tiny, number):
     assert found.good and outcomes["one", "here"].reused and not outcomes["two", "here"].reused
 
 
-# --- Environments ----------------------------------------------------------------------------------------
+# --- Environments ---------------------------------------------------------------------------------
 
 
 def wheel(folder, version):
@@ -278,11 +347,17 @@ def wheel(folder, version):
     info = f"tinypackage-{version}.dist-info"
     with zipfile.ZipFile(file, "w") as made:
         made.writestr("tinypackage.py", f"version = '{version}'\n")
-        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tinypackage\nVersion: {version}\n")
         made.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tinypackage\nVersion: {version}\n"
         )
-        made.writestr(f"{info}/RECORD", f"tinypackage.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        made.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        made.writestr(
+            f"{info}/RECORD",
+            f"tinypackage.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
+        )
     return f"tinypackage @ {file.as_uri()}"
 
 
@@ -323,14 +398,20 @@ def test_a_requirement_that_is_nowhere_is_a_clear_error(tiny):
     found, outcomes = run(tiny, Environment("lost", (PYTHON,), (lost,)), only="one")
     assert not found.good and outcomes["one", "lost"].status == "not run"
     said = matrix.table(found).splitlines()[-1]
-    assert said.startswith("lost: cannot be installed: ") and "lost-1.0" in said and "environments.py" in said
+    assert (
+        said.startswith("lost: cannot be installed: ")
+        and "lost-1.0" in said
+        and "environments.py" in said
+    )
 
 
 def test_a_daily_environment_is_resolved_anew_each_day(tmp_path, monkeypatch):
     definitions = []
     monkeypatch.setattr(environments, "uv", lambda *arguments, **_: (0, "python3", ""))
     for day in (1, 1, 2):
-        monkeypatch.setattr(environments, "date", type("date", (), {"today": staticmethod(lambda day=day: day)}))
+        monkeypatch.setattr(
+            environments, "date", type("date", (), {"today": staticmethod(lambda day=day: day)})
+        )
         place = tmp_path / "newest"
         (place / "bin").mkdir(parents=True, exist_ok=True)
         (place / "bin" / "python").touch()
@@ -345,13 +426,17 @@ def test_a_nightly_build_comes_from_its_index_alone(tmp_path, monkeypatch):
         folder = tmp_path / name / "tinypackage"
         folder.mkdir(parents=True)
         wheel(folder, version)
-        (folder / "index.html").write_text("".join(f'<a href="{file.name}">it</a>' for file in folder.iterdir()))
+        (folder / "index.html").write_text(
+            "".join(f'<a href="{file.name}">it</a>' for file in folder.iterdir())
+        )
         return (tmp_path / name).as_uri()
 
     def made(index):
         version = Environment("nightly", (PYTHON,), environments.JAX, index=index)
         python = environments.make(version, tmp_path / "environments", Progress())
-        return subprocess.check_output([python, "-c", "import tinypackage as t; print(t.version)"], text=True).strip()
+        return subprocess.check_output(
+            [python, "-c", "import tinypackage as t; print(t.version)"], text=True
+        ).strip()
 
     monkeypatch.setattr(environments, "JAX", ("tinypackage>=0.dev0",))
     monkeypatch.setenv("UV_DEFAULT_INDEX", index("releases", "1.0"))
@@ -375,7 +460,9 @@ def test_a_python_that_does_not_run_is_passed_over_for_one_of_pyenv(tmp_path, mo
     version = Environment("a", ("3.4", PYTHON))
     assert environments.find_python(version) == str(good)
     good.unlink()
-    with pytest.raises(EnvironmentFault, match=rf"a: no Python 3\.4 or {re.escape(PYTHON)} on PATH"):
+    with pytest.raises(
+        EnvironmentFault, match=rf"a: no Python 3\.4 or {re.escape(PYTHON)} on PATH"
+    ):
         environments.find_python(version)
 
 
@@ -387,7 +474,13 @@ def pins():
 
 def test_the_versions_have_what_chapters_import(monkeypatch):
     monkeypatch.delenv("JAX_NIGHTLY", raising=False)
-    assert [one.name for one in environments.environments(ROOT)] == ["colab", "0.10.2", "lock", "newest", OLDEST]
+    assert [one.name for one in environments.environments(ROOT)] == [
+        "colab",
+        "0.10.2",
+        "lock",
+        "newest",
+        OLDEST,
+    ]
     monkeypatch.setenv("JAX_NIGHTLY", "https://somewhere/simple/")
     versions = {version.name: version for version in environments.environments(ROOT)}
     assert versions["nightly"].index == "https://somewhere/simple/" and versions["nightly"].daily
@@ -399,7 +492,9 @@ def test_the_versions_have_what_chapters_import(monkeypatch):
         for cell in page.cells:
             if cell.source.startswith("%%writefile"):  # perhaps a part of a file
                 continue
-            code = "\n".join(line for line in cell.source.split("\n") if not line.lstrip().startswith("%"))
+            code = "\n".join(
+                line for line in cell.source.split("\n") if not line.lstrip().startswith("%")
+            )
             for node in ast.walk(ast.parse(code)):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module] if isinstance(node, ast.ImportFrom) else []
@@ -409,8 +504,12 @@ def test_the_versions_have_what_chapters_import(monkeypatch):
     for name in imported:
         distribution = {"orbax": "orbax-checkpoint", "IPython": "ipykernel"}.get(name, name)
         for version in versions.values():
-            installed = [re.match(r"[\w-]+", requirement)[0] for requirement in version.requirements]
-            assert version.name == "lock" or distribution in installed, f"{version.name} lacks {distribution}"
+            installed = [
+                re.match(r"[\w-]+", requirement)[0] for requirement in version.requirements
+            ]
+            assert version.name == "lock" or distribution in installed, (
+                f"{version.name} lacks {distribution}"
+            )
     known = {re.match(r"[\w-]+", name)[0] for name in (*pins(), *package.of(ROOT).not_in_colab)}
     assert {re.match(r"[\w-]+", name)[0] for name in versions["colab"].requirements} <= known
     assert not set(pins()) & {name.split("==")[0] for name in package.of(ROOT).not_in_colab}
@@ -428,17 +527,27 @@ def test_the_pins_of_colab_can_be_renewed(tmp_path):
 
     def refresh(lines):
         listing.write_text("# a remark\nother==1\ntorch @ file:///x\n" + "\n".join(lines) + "\n")
-        command = [tmp_path / "scripts/refresh_colab.sh", listing.name, "2031-02-03, commit abc1234"]
+        command = [
+            tmp_path / "scripts/refresh_colab.sh",
+            listing.name,
+            "2031-02-03, commit abc1234",
+        ]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     done = refresh(freeze)
     assert done.returncode == 0, done.stderr
     text = file.read_text()
-    assert "backend-info, 2031-02-03, commit abc1234. Renewed by" in text and "\njax==9.8.7\n" in text
+    assert (
+        "backend-info, 2031-02-03, commit abc1234. Renewed by" in text and "\njax==9.8.7\n" in text
+    )
     assert "other" not in text and "torch" not in text
     assert text.count("==") == len(before) and text.count("#") == 2
     done = refresh([line for line in freeze if not line.startswith("FLAX")])
-    assert done.returncode == 1 and "Colab no longer has FLAX" in done.stderr and file.read_text() == text
+    assert (
+        done.returncode == 1
+        and "Colab no longer has FLAX" in done.stderr
+        and file.read_text() == text
+    )
     assert sorted(path.name for path in file.parent.iterdir()) == ["colab.txt"]
 
     # From Colab's own repository, which is here in its place.
@@ -453,16 +562,20 @@ def test_the_pins_of_colab_can_be_renewed(tmp_path):
     assert done.returncode == 1 and "refresh_colab: cannot clone https://github.com/" in done.stderr
     assert file.read_text() == text
     backend.mkdir()
-    (backend / "pip-freeze.txt").write_text("\n".join(freeze).replace("jax==9.8.7", "jax==9.9.9") + "\n")
+    (backend / "pip-freeze.txt").write_text(
+        "\n".join(freeze).replace("jax==9.8.7", "jax==9.9.9") + "\n"
+    )
     git(backend, "init", "--quiet")
     git(backend, "add", "--all")
     git(backend, "commit", "--quiet", "--message", "as of then")
     done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
     assert done.returncode == 0 and "\njax==9.9.9\n" in file.read_text(), done.stderr
-    assert re.search(r"backend-info, \d{4}-\d\d-\d\d, commit [0-9a-f]{7}\. Renewed", file.read_text())
+    assert re.search(
+        r"backend-info, \d{4}-\d\d-\d\d, commit [0-9a-f]{7}\. Renewed", file.read_text()
+    )
 
 
-# --- run_notebook.py -------------------------------------------------------------------------------------
+# --- run_notebook.py ------------------------------------------------------------------------------
 
 
 class Notebook:
@@ -477,7 +590,9 @@ class Notebook:
     def start(self, *options, **environment):
         command = [sys.executable, stale.RUNNER, self.file, "--cwd", self.folder, *options]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
+        )
 
     def run(self, *options, **environment):
         process = self.start(*options, **environment)
@@ -496,10 +611,19 @@ def test_twice_and_restart(tmp_path):
     report = notebook.run()
     assert report["ok"] and report["cells"] == 3 and len(kernels()) == 2
     report = notebook.run("--twice")
-    assert not report["ok"] and (report["cell"], report["line"], report["error"]) == (2, 1, "AssertionError")
+    assert not report["ok"] and (report["cell"], report["line"], report["error"]) == (
+        2,
+        1,
+        "AssertionError",
+    )
     assert report["cells"] == 4 and len(kernels()) == 5 and len(set(kernels()[2:])) == 1
     report = notebook.run("--restart-at", "2")
-    assert report["ok"] and report["cells"] == 5 and len(kernels()) == 8 and len(set(kernels()[5:])) == 2
+    assert (
+        report["ok"]
+        and report["cells"] == 5
+        and len(kernels()) == 8
+        and len(set(kernels()[5:])) == 2
+    )
     report = notebook.run("--restart-at", "2", "--twice")
     assert not report["ok"] and report["cells"] == 6
 
@@ -538,17 +662,27 @@ def test_the_kernel_is_the_python_that_runs_the_script_whatever_the_user_has(tmp
     profile = tmp_path / "ipython" / "profile_default" / "startup" / "00.py"
     profile.parent.mkdir(parents=True)
     profile.write_text("unwanted = 1")
-    cell = f"import os, sys\nassert sys.executable == {sys.executable!r}\nassert 'unwanted' not in globals()"
+    cell = (
+        f"import os, sys\nassert sys.executable == {sys.executable!r}\nassert 'unwanted' not in "
+        "globals()"
+    )
     folders = {"JUPYTER_PATH": tmp_path / "jupyter", "JUPYTER_DATA_DIR": tmp_path / "jupyter"}
-    folders = {name: str(path) for name, path in folders.items()} | {"IPYTHONDIR": str(tmp_path / "ipython")}
-    report = Notebook(tmp_path, cell, "assert os.path.exists('notebook.ipynb')\nos.write(1, b'noise')").run(**folders)
+    folders = {name: str(path) for name, path in folders.items()} | {
+        "IPYTHONDIR": str(tmp_path / "ipython")
+    }
+    report = Notebook(
+        tmp_path, cell, "assert os.path.exists('notebook.ipynb')\nos.write(1, b'noise')"
+    ).run(**folders)
     assert report["ok"], report
     assert report["python"] == sys.version.split()[0]
 
 
 def test_whatever_the_cells_have_started_is_ended(tmp_path):
     program = f"import time  # {tmp_path}\ntime.sleep(600)"
-    detached = f"import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        exec({program!r})"
+    detached = (
+        "import os\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        "
+        f"exec({program!r})"
+    )
     cell = f"""
         import subprocess, sys
         subprocess.Popen([sys.executable, "-c", {program!r}], start_new_session=True)
@@ -564,13 +698,17 @@ def test_whatever_the_cells_have_started_is_ended(tmp_path):
         assert len(processes_with(str(tmp_path))) >= 3
         process.send_signal(number)
         out, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 128 + number and '"ok"' not in out and "Traceback" not in err, err
+        assert (
+            process.returncode == 128 + number and '"ok"' not in out and "Traceback" not in err
+        ), err
         assert not processes_with(str(tmp_path))
 
 
 def test_its_help_and_its_refusals(tmp_path):
     def said(*arguments):
-        return subprocess.run([sys.executable, stale.RUNNER, *arguments], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, stale.RUNNER, *arguments], capture_output=True, text=True
+        )
 
     assert said("--help").returncode == 0 and "--restart-at K" in said("--help").stdout
     (tmp_path / "bad.ipynb").write_text("{")
@@ -588,7 +726,10 @@ def test_its_help_and_its_refusals(tmp_path):
 def test_a_runner_that_is_killed_is_named(tiny):
     tiny.write(
         "book/one.md",
-        chapter("One", "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(5)"),
+        chapter(
+            "One",
+            "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nimport time\ntime.sleep(5)",
+        ),
     )
     _, outcomes = run(tiny, only="one")
     assert "run_notebook.py: killed by SIGKILL" in str(outcomes["one", "here"].failure)

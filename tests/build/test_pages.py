@@ -17,14 +17,17 @@ from bookbinder.page import pages, teaching
 from bookbinder.read import address
 from bookbinder.read.book import APPENDICES, in_words, split_assertions
 
-# --- Code ------------------------------------------------------------------------------------------------------
+# --- Code -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("cell", "parts"),
     [
         ("x = 1\nprint(x)\nassert x == 1", ("x = 1\nprint(x)", "assert x == 1", "")),
-        ("x = 1\n\nassert x  # 1\nassert (\n    x\n)", ("x = 1", "assert x  # 1\nassert (\n    x\n)", "")),
+        (
+            "x = 1\n\nassert x  # 1\nassert (\n    x\n)",
+            ("x = 1", "assert x  # 1\nassert (\n    x\n)", ""),
+        ),
         ("x = 1\n# why\nassert x", ("x = 1", "# why\nassert x", "")),
         ("x = 1\nassert x\n\ndraw(\n    x)", ("x = 1", "assert x", "draw(\n    x)")),
         *[
@@ -53,22 +56,28 @@ def test_a_cell_shows_its_output_and_then_that_it_was_checked(built):
     assert len(folds) > 200
     for fold in folds:
         assert fold.parent["class"][0] == "cell" and fold.find_next_sibling() is None
-        assert fold.summary.get_text() == "checked" and fold.pre.get_text().lstrip().startswith(("assert", "#"))
+        assert fold.summary.get_text() == "checked" and fold.pre.get_text().lstrip().startswith(
+            ("assert", "#")
+        )
 
 
 def test_programs_for_processes_are_coloured_as_the_python_that_they_are(built):
     (page,) = (page for file, page in built.items() if file.stem == "processes")
-    programs = [code for code in page.select(".cell_input pre") if code.get_text().startswith("%%processes")]
+    programs = [
+        code for code in page.select(".cell_input pre") if code.get_text().startswith("%%processes")
+    ]
     assert len(programs) > 5 and all(len(code.select("span[class]")) > 2 for code in programs)
 
 
-# --- The site --------------------------------------------------------------------------------------------------
+# --- The site -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def built(site):
     """All pages of the site, parsed, by file."""
-    return {file: BeautifulSoup(file.read_text(), "html.parser") for file in sorted(site.glob("*.html"))}
+    return {
+        file: BeautifulSoup(file.read_text(), "html.parser") for file in sorted(site.glob("*.html"))
+    }
 
 
 def local(file, address):
@@ -77,7 +86,9 @@ def local(file, address):
 
 def weight(path):
     data = path.read_bytes()
-    return len(gzip.compress(data)) if path.suffix in {".html", ".css", ".js", ".svg"} else len(data)
+    return (
+        len(gzip.compress(data)) if path.suffix in {".html", ".css", ".js", ".svg"} else len(data)
+    )
 
 
 def test_no_page_weighs_more_than_110_kib(built):
@@ -94,15 +105,21 @@ def test_scripts_wait_and_only_the_choice_of_light_or_dark_stands_in_the_page(bu
         for script in page.select("script"):
             if script.get("type") == "application/json":
                 continue
-            assert script.has_attr("defer") if script.has_attr("src") else script.string == pages.MODE, (file, script)
-        handlers = [name for tag in page.find_all(True) for name in tag.attrs if name.startswith("on")]
+            assert (
+                script.has_attr("defer") if script.has_attr("src") else script.string == pages.MODE
+            ), (file, script)
+        handlers = [
+            name for tag in page.find_all(True) for name in tag.attrs if name.startswith("on")
+        ]
         assert not handlers, file
 
 
 def test_nothing_of_the_stock_theme_is_published(site, built):
     names = {file.name for file in (site / "_static").rglob("*") if file.is_file()}
     assert {"book.css", "book.js", "choose.js", "steps.js", "icon.svg", "card.png"} <= names
-    of_others = re.compile(r"bootstrap|fontawesome|pydata|sphinx|jquery|doctools|copybutton|clipboard|thebe|toggle")
+    of_others = re.compile(
+        r"bootstrap|fontawesome|pydata|sphinx|jquery|doctools|copybutton|clipboard|thebe|toggle"
+    )
     assert not [name for name in names if of_others.search(name)]
     assert not [file for file, page in built.items() if page.select('[class*="bd-"], [id^="pst-"]')]
 
@@ -113,7 +130,8 @@ def test_pages_say_what_they_are(built, book):
         assert len(page.select("h1")) == 1, file
         assert page.html["lang"] == "en" and len(page.select("meta[name=viewport]")) == 1
         text = page.select_one("meta[name=description]")["content"]
-        assert 40 < len(text) <= pages.MOST and text[-1] in ".?!", (file, text)  # whole sentences, and not the title
+        # whole sentences, and not the title
+        assert 40 < len(text) <= pages.MOST and text[-1] in ".?!", (file, text)
         assert page.select_one('meta[property="og:description"]')["content"] == text
         described.setdefault(text, []).append(file.stem)
         assert page.select_one("link[rel=canonical]")["href"].startswith("https://")
@@ -128,7 +146,9 @@ def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete)
         page = built[site / f"{chapter.name}.html"]
         facts = page.select_one(".facts span").get_text()
         times = rf"{chapter.minutes} minutes to read"
-        times += f", exercises {in_words(chapter.exercise_minutes)}" if chapter.exercise_minutes else ""
+        times += (
+            f", exercises {in_words(chapter.exercise_minutes)}" if chapter.exercise_minutes else ""
+        )
         assert re.fullmatch(rf"{times}(, \d+ (emulated devices|processes))?", facts), facts
         ran = page.select_one(".end").get_text()
         assert re.search(r"a run on \d{4}-\d\d-\d\d, with Python 3\.\d+\.\d+, jax \d", ran), ran
@@ -142,20 +162,30 @@ def test_a_chapter_says_where_it_stands(site, built, book):
                 assert said is None
                 continue
             text = " ".join(said.get_text().split())
-            assert text.startswith(f"Part {caption.partition('.')[0]}, chapter {place} of {len(names)}")
+            assert text.startswith(
+                f"Part {caption.partition('.')[0]}, chapter {place} of {len(names)}"
+            )
             assert chapter.level and f"difficulty {chapter.level} of 3" in str(said)
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
-            assert links == [f"{before}.html" for before in chapter.after] + ["index.html#index-paths"] * len(on)
+            assert links == [f"{before}.html" for before in chapter.after] + [
+                "index.html#index-paths"
+            ] * len(on)
             for title in on:
-                assert f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}" in text
+                assert (
+                    f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}"
+                    in text
+                )
     assert built[site / "index.html"].select_one("#index-paths") and len(book.paths) == 6
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):
     for chapter in book.chapters:
         marked = built[site / f"{chapter.name}.html"].select('#chapters [aria-current="page"]')
-        assert [link["href"].split("/")[-1] for link in marked] in (["#"], [f"{chapter.name}.html"]), chapter.name
+        assert [link["href"].split("/")[-1] for link in marked] in (
+            ["#"],
+            [f"{chapter.name}.html"],
+        ), chapter.name
 
 
 def test_a_page_to_look_things_up_has_no_time(site, built):
@@ -196,14 +226,22 @@ def test_each_page_leads_to_the_tool_the_source_the_licence_and_the_citation(sit
         if file.stem == "404":
             continue
         links = [link["href"] for link in page.select(".top .links a")]
-        assert links[0].split("#")[0] in ("shardlab.html", "#", "") and links[1] == book.config["repository"]["url"]
+        assert (
+            links[0].split("#")[0] in ("shardlab.html", "#", "")
+            and links[1] == book.config["repository"]["url"]
+        )
         foot = page.select_one("footer.foot")
-        version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+        version = re.search(
+            r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+        )[1]
         assert f"Version {version} of 20" in foot.get_text() and "CC BY 4.0" in foot.get_text()
         assert foot.a["href"].split("#")[0] in ("about.html", "", "#")
     about = built[site / "about.html"].article.get_text()
     assert "@misc{" in about and "creativecommons" in str(built[site / "about.html"].article)
-    assert f"{book.config['repository']['url']}/archive/main.tar.gz" in built[site / "shardlab.html"].article.get_text()
+    assert (
+        f"{book.config['repository']['url']}/archive/main.tar.gz"
+        in built[site / "shardlab.html"].article.get_text()
+    )
 
 
 def test_names_of_the_package_lead_to_its_reference(site, built):
@@ -240,9 +278,15 @@ def test_a_preview_of_a_link_shows_the_key_figure(site, built, book, complete):
         assert page.select_one("meta[name='twitter:card']")["content"] == "summary_large_image"
         assert 5 < len(page.select_one('meta[property="og:image:alt"]')["content"]) <= 300
         pictures[file.stem] = picture.relative_to(site)
-    drawn = {c.name for c in complete if built[site / f"{c.name}.html"].select(f"article .{pages.KEY_FIGURE}")}
+    drawn = {
+        c.name
+        for c in complete
+        if built[site / f"{c.name}.html"].select(f"article .{pages.KEY_FIGURE}")
+    }
     assert {name for name, picture in pictures.items() if picture.parts[0] == pages.CARDS} == drawn
-    assert {file.name for file in (site / pages.CARDS).iterdir()} == {pictures[name].name for name in drawn}
+    assert {file.name for file in (site / pages.CARDS).iterdir()} == {
+        pictures[name].name for name in drawn
+    }
 
 
 def png_size(file):
@@ -260,25 +304,41 @@ def test_a_key_figure_without_a_picture_is_refused(tiny):
 
 def test_teachers_find_all_exercises_and_the_wrong_choices(site, built, book):
     page = built[site / "teaching.html"]
-    links = [link["href"] for link in page.select("article table a:not(.term, .name)") if "#" in link["href"]]
+    links = [
+        link["href"]
+        for link in page.select("article table a:not(.term, .name)")
+        if "#" in link["href"]
+    ]
     taught = [c.text for c in book.chapters if not c.is_appendix]
-    labels = [label for text in taught for label in re.findall(r"\{exercise-start\}[^\n]*\n:label: (\S+)", text)]
+    labels = [
+        label
+        for text in taught
+        for label in re.findall(r"\{exercise-start\}[^\n]*\n:label: (\S+)", text)
+    ]
     assert [link.partition("#")[2] for link in links] == labels and len(labels) > 100
-    rows = [[cell.get_text() for cell in row.select("td")] for row in page.select("article table tr")]
+    rows = [
+        [cell.get_text() for cell in row.select("td")] for row in page.select("article table tr")
+    ]
     minutes = sum(int(row[3]) for row in rows if len(row) == 4 and row[2].startswith("★"))
-    assert minutes == sum(chapter.exercise_minutes for chapter in book.chapters if not chapter.is_appendix)
+    assert minutes == sum(
+        chapter.exercise_minutes for chapter in book.chapters if not chapter.is_appendix
+    )
     wrong = [item.get_text() for item in page.select("article li") if "Wrong:" in item.get_text()]
     assert len(wrong) > 50 and not any("[ ]" in one or "[x]" in one for one in wrong)
 
 
 def test_wrong_choices_are_read_with_their_reasons():
     text = (
-        "**Predict.** How\nmany?\n\n- [ ] two\n  or three\n\n  They are\n  more.\n- [x] four\n\n  Yes.\n- [ ] five\n\n"
+        "**Predict.** How\nmany?\n\n- [ ] two\n  or three\n\n  They are\n  more.\n- [x] "
+        "four\n\n  Yes.\n- [ ] five\n\n"
         "**Predict.** Which?\n\nNo choices.\n"
     )
     one = SimpleNamespace(text=text)
     book = SimpleNamespace(parts=(("I. One", ("one",)),), titles={}, chapter=lambda name: one)
-    assert teaching.misconceptions(book) == "### one\n\n- How many? *Wrong:* two or three. They are more."
+    assert (
+        teaching.misconceptions(book)
+        == "### one\n\n- How many? *Wrong:* two or three. They are more."
+    )
 
 
 def test_chapters_of_one_part_have_its_number(built, book):
@@ -298,27 +358,43 @@ def test_pictures_have_sizes_and_words(built):
     for file, page in built.items():
         images = page.select("main img")
         for image in images:
-            assert image["alt"].strip() and int(image["width"]) > 0 and int(image["height"]) > 0, (file, image)
+            assert image["alt"].strip() and int(image["width"]) > 0 and int(image["height"]) > 0, (
+                file,
+                image,
+            )
         assert all(image["loading"] == "lazy" for image in images[1:]), file
 
 
 def test_the_glossary_has_its_letters(built):
     (row,) = [row for page in built.values() for row in page.select(".letters:has(input)")]
     page = row.find_parent("article")
-    starts = [page.find(id=link["href"].removeprefix("#")).get_text()[0].upper() for link in row.select("a")]
-    assert [link.get_text() for link in row.select("a")] == ["0-9", *starts[1:]] and len(starts) > 15
+    starts = [
+        page.find(id=link["href"].removeprefix("#")).get_text()[0].upper()
+        for link in row.select("a")
+    ]
+    assert [link.get_text() for link in row.select("a")] == ["0-9", *starts[1:]] and len(
+        starts
+    ) > 15
     assert starts == sorted(starts) and len(set(starts)) == len(starts)
     firsts = [
         entry
         for entry in page.select("dl.glossary > dt")
         if (before := entry.find_previous_sibling()) and before.name == "dd"
     ]
-    assert {entry.get_text()[0].upper() for entry in firsts if entry.get_text()[0].isalpha()} == {*starts[1:]}
+    assert {entry.get_text()[0].upper() for entry in firsts if entry.get_text()[0].isalpha()} == {
+        *starts[1:]
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("jax.make_mesh", "jax.|make_|mesh"), ("__init__", "__init__"), ("0.12", "0.12"), ("a_1.T", "a_1.|T"), ("x", "x")],
+    [
+        ("jax.make_mesh", "jax.|make_|mesh"),
+        ("__init__", "__init__"),
+        ("0.12", "0.12"),
+        ("a_1.T", "a_1.|T"),
+        ("x", "x"),
+    ],
 )
 def test_a_long_name_breaks_after_an_underscore_or_a_dot(name, parts):
     assert pages._breakable(re.match(".+", name)).replace("<wbr>", "|") == parts
@@ -326,33 +402,51 @@ def test_a_long_name_breaks_after_an_underscore_or_a_dot(name, parts):
 
 def test_every_table_in_markdown_became_one(built):
     """A table whose second line has another number of columns than its first stays a paragraph."""
-    texts = [(file.stem, text.get_text()) for file, page in built.items() for text in page.select("article p")]
+    texts = [
+        (file.stem, text.get_text())
+        for file, page in built.items()
+        for text in page.select("article p")
+    ]
     assert len(texts) > 1000 and not [(name, text[:200]) for name, text in texts if "-|-" in text]
 
 
 def test_hints_and_solutions_are_details(built):
     assert not any(page.select("div.dropdown") for page in built.values())
-    assert sum(len(page.select("details.admonition.dropdown > summary")) for page in built.values()) > 100
+    assert (
+        sum(len(page.select("details.admonition.dropdown > summary")) for page in built.values())
+        > 100
+    )
 
 
 def test_the_map_for_search_engines_has_every_chapter(site, book):
-    listed = [element.text for element in ElementTree.parse(site / "sitemap.xml").getroot().findall(".//{*}loc")]
+    listed = [
+        element.text
+        for element in ElementTree.parse(site / "sitemap.xml").getroot().findall(".//{*}loc")
+    ]
     names = {one.rpartition("/")[2].removesuffix(".html") or "index" for one in listed}
     assert names == {chapter.name for chapter in book.chapters} and len(names) == len(listed)
-    (place,) = re.findall(r"^Sitemap: (https://.*)$", (site / "robots.txt").read_text("utf-8"), re.MULTILINE)
+    (place,) = re.findall(
+        r"^Sitemap: (https://.*)$", (site / "robots.txt").read_text("utf-8"), re.MULTILINE
+    )
     assert place == f"{address.of(book.config).site}sitemap.xml"
 
 
 def test_an_address_that_is_none_has_a_page(site, book):
     page = BeautifulSoup((site / "404.html").read_text(), "html.parser")
     assert "no such page" in page.h1.get_text()
-    assert page.select_one("head > style") and not page.select("script[src], link[rel=stylesheet], img")
+    assert page.select_one("head > style") and not page.select(
+        "script[src], link[rel=stylesheet], img"
+    )
     addresses = [tag["href"] for tag in page.select("[href]") if not tag["href"].startswith("#")]
-    assert addresses and all(where.startswith("https://") for where in addresses)  # it is shown at any address
+    # it is shown at any address
+    assert addresses and all(where.startswith("https://") for where in addresses)
 
 
 def test_a_missing_page_offers_the_search_and_every_chapter_by_its_part(site, book):
-    page, where = BeautifulSoup((site / "404.html").read_text(), "html.parser"), address.of(book.config)
+    page, where = (
+        BeautifulSoup((site / "404.html").read_text(), "html.parser"),
+        address.of(book.config),
+    )
     assert page.form["action"] == where.page("search") and page.form.input["name"] == "q"
     lists = page.select(".all-chapters section")
     assert [one.h2.get_text() for one in lists] == [caption for caption, _ in book.parts]
@@ -362,7 +456,7 @@ def test_a_missing_page_offers_the_search_and_every_chapter_by_its_part(site, bo
         assert shown == {where.page(name): book.titles[name] for name in names}
 
 
-# --- Colours and sizes -----------------------------------------------------------------------------------------
+# --- Colours and sizes ----------------------------------------------------------------------------
 
 SHEET = (pages.THEME / "static" / "book.css").read_text("utf-8")
 
@@ -385,7 +479,9 @@ def in_modes(name):
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_the_accent_of_a_part_stands_out_from_the_page(number):
-    """A line that carries meaning needs a contrast of 3 (WCAG 1.4.11); device 6's yellow has 1.3 on white."""
+    """A line that carries meaning needs a contrast of 3 (WCAG 1.4.11); device 6's yellow has 1.3 on
+    white.
+    """
     for accent, ground in zip(in_modes(f"part-{number}"), in_modes("ground"), strict=True):
         lighter, darker = sorted((luminance(accent), luminance(ground)), reverse=True)
         assert (lighter + 0.05) / (darker + 0.05) >= 3, (accent, ground)
@@ -393,7 +489,10 @@ def test_the_accent_of_a_part_stands_out_from_the_page(number):
 
 
 def test_headings_become_smaller_level_by_level_and_stay_larger_than_text():
-    sizes = [float(re.search(rf"^{what} {{[^}}]*?([\d.]+)rem", SHEET, re.MULTILINE)[1]) for what in ("h2", "h3", "h4")]
+    sizes = [
+        float(re.search(rf"^{what} {{[^}}]*?([\d.]+)rem", SHEET, re.MULTILINE)[1])
+        for what in ("h2", "h3", "h4")
+    ]
     text = float(re.search(r"^body {.*?font: ([\d.]+)rem", SHEET, re.MULTILINE)[1])
     assert sizes == sorted(sizes, reverse=True) and len({*sizes, text}) == 4 and sizes[-1] > text
 
@@ -402,7 +501,10 @@ def paragraphs(*texts):
     return nodes.section("", *(nodes.paragraph("", "", *one) for one in texts))
 
 
-PROMISED = [nodes.strong("", "What we do here."), nodes.Text(" We shard\nan array. Afterwards you can")]
+PROMISED = [
+    nodes.strong("", "What we do here."),
+    nodes.Text(" We shard\nan array. Afterwards you can"),
+]
 
 
 @pytest.mark.parametrize(
@@ -416,19 +518,26 @@ PROMISED = [nodes.strong("", "What we do here."), nodes.Text(" We shard\nan arra
     ],
 )
 def test_a_description_is_what_a_page_promises_or_its_first_sentence(texts, said):
-    assert pages.description(paragraphs(*([node.deepcopy() for node in one] for one in texts))) == said
+    assert (
+        pages.description(paragraphs(*([node.deepcopy() for node in one] for one in texts))) == said
+    )
     assert len(said) <= pages.MOST
 
 
 def test_a_page_may_describe_itself(tiny):
-    tiny.write("book/two.md", "---\ndescription: Two of everything & more.\n---\n# Two\n\nSome words.\n")
+    tiny.write(
+        "book/two.md", "---\ndescription: Two of everything & more.\n---\n# Two\n\nSome words.\n"
+    )
     assert not tiny.build()[0]
     page = BeautifulSoup(tiny.page("two"), "html.parser")
     assert page.select_one("meta[name=description]")["content"] == "Two of everything & more."
     assert "everything" not in page.body.get_text()
     tiny.write("book/two.md", f"---\ndescription: {'long ' * 40}\n---\n# Two\n")
     status, _, said = tiny.build()
-    assert status and "book/two.md:2: description: it has 199 characters; search engines show 160" in said
+    assert (
+        status
+        and "book/two.md:2: description: it has 199 characters; search engines show 160" in said
+    )
 
 
 PLOT = """<?xml version="1.0"?>
@@ -436,7 +545,7 @@ PLOT = """<?xml version="1.0"?>
  <metadata>x</metadata><defs><style type="text/css">*{stroke-linecap: butt}</style></defs>
  <g id="figure_1"><path d="M 0 0" clip-path="url(#p1)" style="fill: #ffffff; stroke: #1f77b4"/></g>
  <defs><clipPath id="p1"><rect width="1"/></clipPath><path id="m2"/></defs><use href="#m2" style="stroke: #000000"/>
-</svg>"""
+</svg>"""  # noqa: E501
 
 
 def test_a_plot_takes_the_colours_of_the_page_and_ids_of_its_own():
@@ -449,6 +558,10 @@ def test_a_plot_takes_the_colours_of_the_page_and_ids_of_its_own():
 
 
 def test_plots_have_no_colours_that_the_dark_would_swallow(built):
-    """Black marks are as dark as letters, and so white in the dark, where the text around them is."""
+    """Black marks are as dark as letters, and so white in the dark, where the text around them
+    is.
+    """
     plots = [plot for page in built.values() for plot in page.select("svg.plot")]
-    assert plots and not [plot for plot in plots if "#000000" in str(plot) or "#ffffff" in str(plot)]
+    assert plots and not [
+        plot for plot in plots if "#000000" in str(plot) or "#ffffff" in str(plot)
+    ]

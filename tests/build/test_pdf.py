@@ -22,7 +22,9 @@ spec.loader.exec_module(pdf)
 
 @pytest.fixture(scope="module")
 def bound(site, book):
-    return pdf.bind(site, book.config, PARTS, [chapter.name for chapter in book.chapters], citation.of(ROOT))
+    return pdf.bind(
+        site, book.config, PARTS, [chapter.name for chapter in book.chapters], citation.of(ROOT)
+    )
 
 
 PRINTED = ("writing", "explicit")
@@ -41,8 +43,13 @@ def pages(printed):
     """The words on each page, line by line."""
     if not shutil.which("pdftotext"):
         missing("poppler-utils")
-    told = subprocess.run(["pdftotext", "-layout", printed, "-"], capture_output=True, text=True, check=True).stdout
-    return [[" ".join(line.split()) for line in page.splitlines() if line.strip()] for page in told.split("\f")[:-1]]
+    told = subprocess.run(
+        ["pdftotext", "-layout", printed, "-"], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        [" ".join(line.split()) for line in page.splitlines() if line.strip()]
+        for page in told.split("\f")[:-1]
+    ]
 
 
 def title_of(site, name):
@@ -62,7 +69,12 @@ def test_all_chapters_are_there_in_order_and_named_at_the_beginning(bound, book)
 def test_the_cover_says_title_authors_version_date_and_licences(bound):
     cover = " ".join(bound.select_one(".cover").get_text(" ").split())
     cited = citation.of(ROOT)
-    facts = [cited["title"], cited["version"], str(cited["date-released"]), *(one["name"] for one in cited["authors"])]
+    facts = [
+        cited["title"],
+        cited["version"],
+        str(cited["date-released"]),
+        *(one["name"] for one in cited["authors"]),
+    ]
     assert all(fact in cover for fact in (*facts, "CC BY 4.0", "Apache-2.0"))
 
 
@@ -73,7 +85,11 @@ def test_links_within_the_book_lead_to_something_in_it(bound):
     assert len(within) > 500 and not {href[1:] for href in within} - set(ids)
     others = [one for one in bound.select("body [href]") if not one["href"].startswith("#")]
     inside = {"image": ("data:image/png;base64,",)}  # of a drawing
-    assert not [one for one in others if not one["href"].startswith(inside.get(one.name, ("https://", "http://")))]
+    assert not [
+        one
+        for one in others
+        if not one["href"].startswith(inside.get(one.name, ("https://", "http://")))
+    ]
 
 
 def test_nothing_is_folded_and_nothing_asks_to_be_pressed(bound):
@@ -89,9 +105,15 @@ def test_answers_are_at_the_end_of_their_chapters_and_each_place_leads_to_the_ot
         assert not none and bool(last) == bool(asked), article.get("id")
         if not last:
             continue
-        assert not [one for one in last.find_next_siblings() if one.get_text().strip()], article["id"]
-        back = {line.find_next_sibling()["id"]: line.a["href"] for line in last.select(".elsewhere")}
-        forth = [line.a["href"] for line in article.select(".elsewhere") if last not in line.parents]
+        assert not [one for one in last.find_next_siblings() if one.get_text().strip()], article[
+            "id"
+        ]
+        back = {
+            line.find_next_sibling()["id"]: line.a["href"] for line in last.select(".elsewhere")
+        }
+        forth = [
+            line.a["href"] for line in article.select(".elsewhere") if last not in line.parents
+        ]
         assert sorted(back.values()) == sorted(f"#{name}" for name in asked)
         assert sorted(forth) == sorted(f"#{name}" for name in back)
         count += len(back)
@@ -102,15 +124,23 @@ def test_an_answer_says_why_the_other_choices_are_wrong(bound):
     assert not bound.select(".predict .reason")
     answer = " ".join(bound.find(id="auto--answer-1").get_text().split())
     right, wrong, shown = (
-        answer.index(one) for one in ("Answer: sharded like", "Not: replicated, after an", "no comm")
+        answer.index(one)
+        for one in ("Answer: sharded like", "Not: replicated, after an", "no comm")
     )
-    assert right < wrong < shown and "both axes. Nothing is summed, so there are no partial sums to add." in answer
+    assert (
+        right < wrong < shown
+        and "both axes. Nothing is summed, so there are no partial sums to add." in answer
+    )
 
 
 def test_what_is_asserted_of_an_answer_does_not_tell_it_below_the_question(bound):
     for forth in bound.select("p.elsewhere"):
         following = forth.find_next_sibling()
-        assert not following or "checked" not in following.get("class", ()) or forth.find_parent(class_="answers")
+        assert (
+            not following
+            or "checked" not in following.get("class", ())
+            or forth.find_parent(class_="answers")
+        )
 
 
 def test_each_page_has_its_number_and_the_title_of_its_chapter_but_the_cover(site, pages):
@@ -126,13 +156,27 @@ def test_contents_and_references_name_the_pages_where_things_are(site, pages, pr
     for name in PRINTED:
         title = title_of(site, name)
         (line,) = (line for line in pages[1] if line.startswith(title))
-        assert int(line.split()[-1]) == next(n for n, page in enumerate(pages, 1) if page[0] == title)
-    said = [int(number) for page in pages for number in re.findall(r"The answer is on page (\d+)", "\n".join(page))]
+        assert int(line.split()[-1]) == next(
+            n for n, page in enumerate(pages, 1) if page[0] == title
+        )
+    said = [
+        int(number)
+        for page in pages
+        for number in re.findall(r"The answer is on page (\d+)", "\n".join(page))
+    ]
     assert len(said) > 10 and said == sorted(said)
     for number in said:
-        assert re.search(r"^(Prediction|Exercise) \d+$|^The question is", "\n".join(pages[number - 1]), re.MULTILINE)
+        assert re.search(
+            r"^(Prediction|Exercise) \d+$|^The question is",
+            "\n".join(pages[number - 1]),
+            re.MULTILINE,
+        )
     places = pdf.pages_of(printed)
-    asked = [int(number) for page in pages for number in re.findall(r"The question is on page (\d+)", "\n".join(page))]
+    asked = [
+        int(number)
+        for page in pages
+        for number in re.findall(r"The question is on page (\d+)", "\n".join(page))
+    ]
     assert len(asked) == len(said) and set(asked) | set(said) <= set(places.values())
     for number in asked:
         assert re.search(r"Predict\.|^Exercise \d+ \(", "\n".join(pages[number - 1]), re.MULTILINE)
@@ -150,7 +194,10 @@ def test_chromium_makes_a_pdf_with_a_bookmark_for_each_section(site, printed):
         for link in page.select(".headerlink"):
             link.decompose()
         assert chapter.title == " ".join(page.h1.get_text().split())
-        assert inner == [*(" ".join(one.get_text().split()) for one in page.select("h2")), "Answers"]
+        assert inner == [
+            *(" ".join(one.get_text().split()) for one in page.select("h2")),
+            "Answers",
+        ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Compiled programs are kept from run to run: right after an edit, shared by clones, safe with several writers."""
+"""Compiled programs are kept from run to run: right after an edit, shared by clones, safe with
+several writers.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ from bookbinder.read import package
 from bookbinder.read.book import BookError, load
 from bookbinder.run import compare, run_notebook, runs, stale
 
-pytestmark = pytest.mark.reads("src/bookbinder", "src/shardlab", "_config.yml", "_toc.yml", "book", "requirements.txt")
+pytestmark = pytest.mark.reads(
+    "src/bookbinder", "src/shardlab", "_config.yml", "_toc.yml", "book", "requirements.txt"
+)
 
 KEPT = package.of(ROOT).programs
 START = """
@@ -55,7 +59,11 @@ def run(archive, *cells, source=ROOT / "src"):
     """What each cell printed, in a run that begins with what is kept beside an archive."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        command(archive), input=notebook(*cells), capture_output=True, text=True, env=environment(source)
+        command(archive),
+        input=notebook(*cells),
+        capture_output=True,
+        text=True,
+        env=environment(source),
     )
     report = json.loads(done.stdout.splitlines()[-1])
     assert report["ok"], report["message"] + report["traceback"]
@@ -98,21 +106,30 @@ mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 x = jax.device_put(jnp.ones((4, 4)), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")))
 (move,) = explain(f, x).moves
 from shardlab.programs.origins import where
-print(where(move.file, move.line))"""
+print(where(move.file, move.line))"""  # noqa: E501
 EMULATE = "from shardlab import emulate\nemulate(2)\n"
 
 
 def test_lines_are_right_after_an_edit_that_moves_them(archive):
-    """Without the source lines in its key, a program that has not changed otherwise comes back with the old ones."""
+    """Without the source lines in its key, a program that has not changed otherwise comes back with
+    the old ones.
+    """
     for above, line in (("", 2), ("# one\n# two\n", 4), ('""\n', 3), ("", 2)):
         cells = [EMULATE + START, EXPLAINED.format(above)]
         assert run(archive, *cells)[-1].split() == [f"In[2]:{line}"], above
     # And the number of the cell, where one was put in before it.
-    assert run(archive, EMULATE + START, "1", EXPLAINED.format(""), COUNT)[-2].split() == ["In[3]:2"]
+    assert run(archive, EMULATE + START, "1", EXPLAINED.format(""), COUNT)[-2].split() == [
+        "In[3]:2"
+    ]
 
 
 def test_a_change_compiles_again_what_it_concerns(archive):
-    cells = [START, PROGRAM, "g = jax.jit(lambda x: jnp.cos(x) * 2)\nprint(g(jnp.ones(3)).sum())", COUNT]
+    cells = [
+        START,
+        PROGRAM,
+        "g = jax.jit(lambda x: jnp.cos(x) * 2)\nprint(g(jnp.ones(3)).sum())",
+        COUNT,
+    ]
     _, misses = counts(run(archive, *cells)[-1])
     cells[1] = cells[1].replace("sin", "tan")
     hits, compiled = counts(run(archive, *cells)[-1])
@@ -143,7 +160,10 @@ def test_what_is_damaged_costs_a_compilation_and_is_said_nowhere(archive):
         archive.write_bytes(damage)
         again = run(archive, START, PROGRAM, COUNT)
         assert again[:-1] == first[:-1] and counts(again[-1])[1] > 0
-        assert names(archive) == {info for info in names(archive) if info.endswith("-cache")} and len(again) == 3
+        assert (
+            names(archive) == {info for info in names(archive) if info.endswith("-cache")}
+            and len(again) == 3
+        )
         assert counts(run(archive, START, PROGRAM, COUNT)[-1])[1] == 0  # whole again
     archive.unlink()
     archive.mkdir()  # in the way
@@ -191,7 +211,7 @@ started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE
 folders = [process.communicate()[0].split()[-1] for process in started]
 import os
 print(len({*folders, os.environ["JAX_COMPILATION_CACHE_DIR"]}))
-"""
+"""  # noqa: E501
 
 
 def test_each_process_has_a_folder_of_its_own(archive):
@@ -204,7 +224,14 @@ UNCACHED = {"tags": ["uncached"]}
 
 
 def test_a_cell_can_compile_anew(archive):
-    cells = ["print('zero')", START, new_code_cell(PROGRAM, metadata=UNCACHED), COUNT, PROGRAM, COUNT]
+    cells = [
+        "print('zero')",
+        START,
+        new_code_cell(PROGRAM, metadata=UNCACHED),
+        COUNT,
+        PROGRAM,
+        COUNT,
+    ]
     zero, *first = run(archive, *cells)
     _, *again = run(archive, *cells)
     assert zero == "zero\n"  # no other cell is touched
@@ -213,14 +240,20 @@ def test_a_cell_can_compile_anew(archive):
     assert first[1] == again[1]
 
 
-def test_a_run_that_fails_keeps_what_it_has_compiled_and_one_that_is_stopped_leaves_nothing(archive, tmp_path):
+def test_a_run_that_fails_keeps_what_it_has_compiled_and_one_that_is_stopped_leaves_nothing(
+    archive, tmp_path
+):
     archive.parent.mkdir(parents=True)
     text = notebook(START, PROGRAM, "1 / 0")
-    done = subprocess.run(command(archive), input=text, capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        command(archive), input=text, capture_output=True, text=True, env=environment()
+    )
     assert done.returncode == 1 and names(archive)
     archive.unlink()
     ready = tmp_path / "ready"
-    text = notebook(START, PROGRAM, f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep({PATIENCE})")
+    text = notebook(
+        START, PROGRAM, f"open({str(ready)!r}, 'w').close()\nimport time\ntime.sleep({PATIENCE})"
+    )
     with subprocess.Popen(
         command(archive),
         stdin=subprocess.PIPE,
@@ -237,7 +270,9 @@ def test_a_run_that_fails_keeps_what_it_has_compiled_and_one_that_is_stopped_lea
     assert not [*archive.parent.iterdir()]
 
 
-def test_a_folder_that_may_not_be_written_costs_the_programs_and_no_run(archive, monkeypatch, tmp_path):
+def test_a_folder_that_may_not_be_written_costs_the_programs_and_no_run(
+    archive, monkeypatch, tmp_path
+):
     folder = tmp_path / "run"
     (folder / "programs-of").mkdir(parents=True)
     archive.parent.parent.mkdir(parents=True)
@@ -245,17 +280,21 @@ def test_a_folder_that_may_not_be_written_costs_the_programs_and_no_run(archive,
     with pytest.raises(OSError):  # which the runner takes as it is
         run_notebook.pack(archive, folder)
     text = notebook(START, PROGRAM)
-    done = subprocess.run(command(archive), input=text, capture_output=True, text=True, env=environment())
+    done = subprocess.run(
+        command(archive), input=text, capture_output=True, text=True, env=environment()
+    )
     assert done.returncode == 0, done.stderr
 
 
-# --- Where they are, and how many ---------------------------------------------------------------------------------
+# --- Where they are, and how many -----------------------------------------------------------------
 
 
 def test_other_compilers_processors_and_flags_have_archives_of_their_own(monkeypatch):
     here = runs.programs(ROOT, "zero", "lock")
     assert here.relative_to(ROOT / "_build" / "programs").parts[1:] == ("zero", "lock.zip")
-    installed = "-".join(sorted(info for info in stale.packages() if re.match(r"jax(lib)?-\d", info)))
+    installed = "-".join(
+        sorted(info for info in stale.packages() if re.match(r"jax(lib)?-\d", info))
+    )
     assert here.parts[-3].startswith(f"{installed}-") and "jaxlib-" in installed
     assert runs.programs(ROOT, "zero", "exercises").parent == here.parent
     fast = runs.programs(ROOT, "zero", "lock", settings={"XLA_FLAGS": "--fast"})
@@ -267,13 +306,16 @@ def test_other_compilers_processors_and_flags_have_archives_of_their_own(monkeyp
     assert runs.programs(ROOT, "zero", "lock").parts[-3].startswith("jax-0.1-jaxlib-0.1-")
 
 
-def test_the_folder_has_a_bound_and_what_was_not_used_for_the_longest_goes_first(tmp_path, monkeypatch):
+def test_the_folder_has_a_bound_and_what_was_not_used_for_the_longest_goes_first(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(runs, "PROGRAMS", 250)
     files = [tmp_path / "jax-1" / f"chapter{n}" / "lock.zip" for n in range(4)]
     for n, file in enumerate(files):
         file.parent.mkdir(parents=True)
         file.write_bytes(bytes(100))
-        os.utime(file, (1e9 + (n == 0) * 100 + n, 1e9 + (n == 0) * 100 + n))  # the first was used last
+        # the first was used last
+        os.utime(file, (1e9 + (n == 0) * 100 + n, 1e9 + (n == 0) * 100 + n))
     runs._forget_programs(tmp_path)
     assert [file.exists() for file in files] == [True, False, False, True]
 
@@ -283,7 +325,10 @@ def test_a_book_keeps_programs_where_its_package_says_how(tmp_path):
     assert tiny.build()[0] == 0 and not (tiny.root / "_build" / "programs").exists()
     settings = (tiny.root / "pyproject.toml").read_text()
     variables = '[tool.bookbinder.programs.variables]\nLIKE_THIS = "1"\n'
-    how = f'[tool.bookbinder.programs]\npackages = ["jax"]\nfolder = "PROGRAMS_IN"\nchange = "x = folder"\n{variables}'
+    how = (
+        '[tool.bookbinder.programs]\npackages = ["jax"]\nfolder = "PROGRAMS_IN"\nchange = "x = '
+        f'folder"\n{variables}'
+    )
     tiny.write("pyproject.toml", settings + how)
     code = "import os\nprint(os.environ['LIKE_THIS'], os.path.isdir(os.environ['PROGRAMS_IN']))"
     tiny.write("book/one.md", chapter("One", code))
@@ -297,24 +342,35 @@ def test_a_book_keeps_programs_where_its_package_says_how(tmp_path):
         package.of(tiny.root)
 
 
-# --- What pages show does not depend on them ------------------------------------------------------------------------
+# --- What pages show does not depend on them ------------------------------------------------------
 
 
 def test_outputs_are_compared_with_those_of_a_run_without_them(tmp_path):
     tiny = TinyBook(tmp_path)
     varies = "```{code-cell}\n:tags: [varies]\n\nprint(time.time_ns())\n```\n"
-    tiny.write("book/one.md", chapter("One", "import time, tempfile\nprint(object(), tempfile.mkdtemp())") + varies)
+    tiny.write(
+        "book/one.md",
+        chapter("One", "import time, tempfile\nprint(object(), tempfile.mkdtemp())") + varies,
+    )
     hidden = "```{code-cell}\n:tags: [remove-output]\n\nprint(time.time_ns())\n```\n"
-    tiny.write("book/two.md", chapter("Two", "import time", "print('a')\nprint(time.time_ns())") + hidden)
+    tiny.write(
+        "book/two.md", chapter("Two", "import time", "print('a')\nprint(time.time_ns())") + hidden
+    )
     status, out, err = tiny.build("compare")
     assert status == 1, out + err
-    assert re.search(r"^book/two\.md:18: shows something else when it runs again:\n- \d+\n\s*\n\+ \d+\n", out, re.M), (
-        out
-    )
+    assert re.search(
+        r"^book/two\.md:18: shows something else when it runs again:\n- \d+\n\s*\n\+ \d+\n",
+        out,
+        re.M,
+    ), out
     assert out.endswith("4 cells compared; 1 differ, 0 runs failed\n")
     tiny.write("book/two.md", chapter("Two", "print('a')", "1 / 0"))
     status, out, err = tiny.build("compare")
-    assert status == 1 and re.search(r"^book/two\.md:\d+: ZeroDivisionError", err, re.M) and "2 runs failed" in out
+    assert (
+        status == 1
+        and re.search(r"^book/two\.md:\d+: ZeroDivisionError", err, re.M)
+        and "2 runs failed" in out
+    )
     status, out, _ = tiny.build("compare", "--chapters", "one")
     assert (status, out) == (0, "1 cells compared; 0 differ, 0 runs failed\n")
 
@@ -327,11 +383,17 @@ def test_a_comparison_compiles_anew(tmp_path, monkeypatch):
     def run(some, **options):
         planned.append(([one.programs for one in some], options["fresh"]))
         return [
-            runs.Report({"ok": False, "error": "E", "message": "", "traceback": "", "cell": 0, "line": 1}, 0, "")
+            runs.Report(
+                {"ok": False, "error": "E", "message": "", "traceback": "", "cell": 0, "line": 1},
+                0,
+                "",
+            )
         ] * 2
 
     monkeypatch.setattr(
-        runs, "of_chapter", lambda book, one, column="lock": replace(RUN, name=one.name, programs=Path(column))
+        runs,
+        "of_chapter",
+        lambda book, one, column="lock": replace(RUN, name=one.name, programs=Path(column)),
     )
     monkeypatch.setattr(compare.runs, "run", run)
     compare.run(load(tiny.root))

@@ -25,7 +25,8 @@ PICK = """\
   Of two ones comes a two.
 
 """
-# As in the book: with MyST's own task lists, which Jupyter Book has by default, a choice cannot begin with code.
+# As in the book: with MyST's own task lists, which Jupyter Book has by default, a choice cannot
+# begin with code.
 PARSE = "parse: {myst_enable_extensions: [colon_fence, dollarmath, substitution]}\n"
 TYPE = "**Predict.** And `2 + 2`?\n\n"
 
@@ -34,14 +35,24 @@ TYPE = "**Predict.** And `2 + 2`?\n\n"
 def questions(site, book):
     """The boxes of each chapter's page that asks: {name: (page, boxes)}."""
     pages = {
-        one.name: BeautifulSoup((site / f"{one.name}.html").read_text("utf-8"), "html.parser") for one in book.chapters
+        one.name: BeautifulSoup((site / f"{one.name}.html").read_text("utf-8"), "html.parser")
+        for one in book.chapters
     }
-    return {name: (page, page.select(".predict")) for name, page in pages.items() if page.select(".predict")}
+    return {
+        name: (page, page.select(".predict"))
+        for name, page in pages.items()
+        if page.select(".predict")
+    }
 
 
 def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questions, book):
-    asked = {one.name: len(re.findall(r"^\*\*Predict\.\*\* ", one.text, re.MULTILINE)) for one in book.chapters}
-    assert {name: len(boxes) for name, (_, boxes) in questions.items()} == {n: k for n, k in asked.items() if k}
+    asked = {
+        one.name: len(re.findall(r"^\*\*Predict\.\*\* ", one.text, re.MULTILINE))
+        for one in book.chapters
+    }
+    assert {name: len(boxes) for name, (_, boxes) in questions.items()} == {
+        n: k for n, k in asked.items() if k
+    }
     assert sum(asked.values()) > 200
     for name, (page, boxes) in questions.items():
         for box in boxes:
@@ -50,42 +61,61 @@ def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questio
             (right,) = [one.get_text() for one in choices if one.select("[data-right]")]
             answer = page.find(id=box["data-answer"])
             assert answer.name == "details" and not answer.has_attr("open"), name
-            assert answer.p.get_text() == f"Answer: {right.strip()}" and answer.select(".cell_output > *"), name
+            assert answer.p.get_text() == f"Answer: {right.strip()}" and answer.select(
+                ".cell_output > *"
+            ), name
             assert not [one for one in choices if re.match(r"\s*\[[ xX]?\]", one.get_text())], name
 
 
 def told(chapter):
-    """The cells of a chapter that answer a prediction and show its answer in their code, as lines of text.
+    """The cells of a chapter that answer a prediction and show its answer in their code, as lines
+    of text.
 
-    An assertion tells it, and so does a loop over what is expected. Inside a loop or a branch an assertion may stay, if
-    it has no number and no text of the right choice.
+    An assertion tells it, and so does a loop over what is expected. Inside a loop or a branch an
+    assertion may stay, if it has no number and no text of the right choice.
     """
     lines = chapter.text.split("\n")
-    folded = [n for n, line in enumerate(lines, 1) if re.match(r":tags: .*(hide-(input|cell)|remove-)", line)]
+    folded = [
+        n
+        for n, line in enumerate(lines, 1)
+        if re.match(r":tags: .*(hide-(input|cell)|remove-)", line)
+    ]
     for n in (n for n, line in enumerate(lines, 1) if line.startswith("**Predict.**")):
         cell = next(cell for cell in chapter.cells if cell.line > n)
         before, _, after = split_assertions(re.sub(r"^%%.*\n", "", cell.source))
         if any(n < m < cell.line for m in folded):
             continue
         right = re.search(
-            r"^- \[x\] (.*?)(?=\n- |\n```|\n\n)", "\n".join(lines[n : cell.line]), re.DOTALL | re.MULTILINE
+            r"^- \[x\] (.*?)(?=\n- |\n```|\n\n)",
+            "\n".join(lines[n : cell.line]),
+            re.DOTALL | re.MULTILINE,
         )
         program = ast.parse(f"{before}\n{after}")
         for part in ast.walk(program):
             tells = isinstance(part, ast.For) and "expected" in ast.unparse(part.target)
             if isinstance(part, ast.Assert):
                 constants = {str(c.value) for c in ast.walk(part) if isinstance(c, ast.Constant)}
-                tells = part in program.body or (right and constants & set(re.findall(r"[\w.-]+", right[1])))
+                tells = part in program.body or (
+                    right and constants & set(re.findall(r"[\w.-]+", right[1]))
+                )
             if tells:
-                yield f"{chapter.path}:{cell.line}: the cell that answers a prediction says: {ast.unparse(part)[:80]}"
+                yield (
+                    f"{chapter.path}:{cell.line}: the cell that answers a prediction says: "
+                    f"{ast.unparse(part)[:80]}"
+                )
 
 
 def test_no_cell_tells_what_is_asked(tiny):
-    """Assertions stand at the end of the cell that answers, where a page folds them, or in a cell behind it."""
+    """Assertions stand at the end of the cell that answers, where a page folds them, or in a cell
+    behind it.
+    """
     assert not [line for chapter in BOOK.chapters for line in told(chapter)]
     asking(tiny, PICK)
     ((path, text),) = [(path, path.read_text()) for path in [tiny.root / "book" / "one.md"]]
-    for code in ("assert 1 + 1 == 2\nprint(1 + 1)", "for a, expected in [(1, 2)]:\n    print(a + a)"):
+    for code in (
+        "assert 1 + 1 == 2\nprint(1 + 1)",
+        "for a, expected in [(1, 2)]:\n    print(a + a)",
+    ):
         path.write_text(text.replace("print(1 + 1)", code))
         assert len(list(told(Chapter(tiny.root, "one")))) == 1
 
@@ -103,22 +133,33 @@ def test_where_the_right_choice_stands_does_not_give_it_away(questions):
 def test_notebooks_list_the_choices_alike(site, book):
     for one in book.chapters:
         if one.runs:
-            notebook = json.loads((site.parent / "notebooks" / f"{one.name}.ipynb").read_text("utf-8"))
-            text = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+            notebook = json.loads(
+                (site.parent / "notebooks" / f"{one.name}.ipynb").read_text("utf-8")
+            )
+            text = "\n".join(
+                "".join(cell["source"])
+                for cell in notebook["cells"]
+                if cell["cell_type"] == "markdown"
+            )
             assert not re.search(r"^\s*[-*] \[[ x]\]", text, re.MULTILINE), one.name
 
 
 def asking(tiny, text):
     """A small book with a chapter that asks."""
     tiny.write("_config.yml", (tiny.root / "_config.yml").read_text() + PARSE)
-    tiny.write("book/one.md", chapter("One", "print(1 + 1)").replace("```{code-cell}", text + "```{code-cell}"))
+    tiny.write(
+        "book/one.md",
+        chapter("One", "print(1 + 1)").replace("```{code-cell}", text + "```{code-cell}"),
+    )
     return tiny
 
 
 def test_a_chapter_that_is_left_out_asks_nothing_yet(tiny):
     asking(tiny, PICK)
     status, _, err = tiny.build("build", "--without", "one")
-    assert status == 0 and "Predict." in tiny.page("one") and 'class="predict"' not in tiny.page("one"), err
+    assert (
+        status == 0 and "Predict." in tiny.page("one") and 'class="predict"' not in tiny.page("one")
+    ), err
     assert tiny.build()[0] == 0 and 'class="predict"' in tiny.page("one")
 
 
@@ -127,7 +168,10 @@ def page(tmp_path_factory):
     """The page of a small chapter that asks two questions, one with choices."""
     from tiny_book import TinyBook
 
-    tiny = asking(TinyBook(tmp_path_factory.mktemp("questions")), TYPE + "```{code-cell}\nprint(2 + 2)\n```\n\n" + PICK)
+    tiny = asking(
+        TinyBook(tmp_path_factory.mktemp("questions")),
+        TYPE + "```{code-cell}\nprint(2 + 2)\n```\n\n" + PICK,
+    )
     status, out, err = tiny.build()
     assert status == 0, out + err
     return (tiny.root / "_build" / "html" / "one.html").as_uri()
@@ -164,7 +208,9 @@ def test_a_reader_types_and_sees_it_beside_the_answer(browser, page):
     expect(reader.locator("#answer-1")).not_to_have_attribute("open", "")
     field.fill("four")
     field.press("Enter")
-    expect(reader.locator(".predict").first.get_by_role("status")).to_contain_text("You predicted “four”.")
+    expect(reader.locator(".predict").first.get_by_role("status")).to_contain_text(
+        "You predicted “four”."
+    )
     expect(reader.locator("#answer-1")).to_have_attribute("open", "")
     reader.close()
 
@@ -179,7 +225,8 @@ def test_who_wants_all_answers_has_them_open_from_then_on(browser, page):
         return reader.locator("details.answer[open]").count()
 
     reader.get_by_role("button", name="Show all answers").click()
-    # A browser stores the choice in a process of its own: a reload in the same moment may come first.
+    # A browser stores the choice in a process of its own: a reload in the same moment may come
+    # first.
     wait_until(lambda: open_after_a_reload() == 2, seconds=SOON)
     reader.get_by_role("button", name="Hide the answers").click()
     wait_until(lambda: open_after_a_reload() == 0, seconds=SOON)
@@ -202,10 +249,15 @@ def test_without_a_script_an_answer_unfolds_and_says_which_choice_is_right(brows
     [
         (PICK.replace("[ ]", "[x]"), "2 to 4 choices, one of them marked [x], not 2 of 2"),
         (PICK.replace("[x]", "[ ]"), "2 to 4 choices, one of them marked [x], not 0 of 2"),
-        (PICK + "## A section\n\n", "after a prediction a cell shows the answer, but none follows here"),
+        (
+            PICK + "## A section\n\n",
+            "after a prediction a cell shows the answer, but none follows here",
+        ),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_named_by_line(tiny, asked, said):
     status, _, err = asking(tiny, asked).build()
     # MyST-NB is off by a line in the first text of a chapter.
-    assert status == 1 and re.search(rf"^book/one\.md:1[34]: WARNING: .*{re.escape(said)}", err, re.MULTILINE), err
+    assert status == 1 and re.search(
+        rf"^book/one\.md:1[34]: WARNING: .*{re.escape(said)}", err, re.MULTILINE
+    ), err

@@ -17,13 +17,16 @@ from waiting import SOON
 from bookbinder.page import search, terms
 
 STATIC = ROOT / "src" / "bookbinder" / "page" / "theme" / "static"
-LOADED = ("search.js", "minisearch.js", "search-index.js")  # when a reader first searches, and then texts of results
+# when a reader first searches, and then texts of results
+LOADED = ("search.js", "minisearch.js", "search-index.js")
 expect.set_options(timeout=SOON * 1000)
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
 
 
 def index_of(site):
-    """What the search of a built site knows, with the texts of all sections and all that it does not repeat."""
+    """What the search of a built site knows, with the texts of all sections and all that it does
+    not repeat.
+    """
     index = script(site / "_static" / "search-index.js", "globalThis.searchIndex = ")
     texts = []
     for chapter in index["chapters"]:
@@ -31,7 +34,11 @@ def index_of(site):
         texts += script(site / "_static" / "search" / f"{chapter['name']}.js", begins)
     sections = index["sections"]
     for section, text in zip(sections, texts, strict=True):
-        section |= {"text": text, "names": section.get("names", []), "above": section.get("above", [])}
+        section |= {
+            "text": text,
+            "names": section.get("names", []),
+            "above": section.get("above", []),
+        }
         section["anchor"] = section.get("anchor", search.slug(section["heading"]))
     return index
 
@@ -44,7 +51,9 @@ def script(file, begins):
 
 @pytest.fixture
 def reader(browser, home):
-    """Open a page as a new reader; `page.asked` has the names of all files that it has asked for since."""
+    """Open a page as a new reader; `page.asked` has the names of all files that it has asked for
+    since.
+    """
     contexts = []
 
     def open_page(name="arrays.html", viewport=WIDE, at=home, **options):
@@ -52,9 +61,17 @@ def reader(browser, home):
         page = contexts[-1].new_page()
         page.set_default_timeout(SOON * 1000)
         page.asked, page.wrong = [], []
-        page.on("request", lambda request: page.asked.append(request.url.split("?")[0].rsplit("/", 1)[-1]))
+        page.on(
+            "request",
+            lambda request: page.asked.append(request.url.split("?")[0].rsplit("/", 1)[-1]),
+        )
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.on("console", lambda said: page.wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda said: (
+                page.wrong.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
         page.goto(f"{at}{name}")
         return page
 
@@ -63,7 +80,7 @@ def reader(browser, home):
         context.close()
 
 
-# --- What comes first -------------------------------------------------------------------------------------------
+# --- What comes first -----------------------------------------------------------------------------
 
 # What readers type, and the sections that teach it.
 FIRST = {
@@ -106,7 +123,8 @@ FIRST = {
     "donate": ["memory#donation-", "training#donation-"],
     "mixed precision": ["memory#mixed-precision-"],
     "pmap": ["from_old_jax#pjit-and-pmap-"],
-    # Other spellings, parts of words, two words, mistyped ones, and words that only `search_aliases` has.
+    # Other spellings, parts of words, two words, mistyped ones, and words that only
+    # `search_aliases` has.
     "fs": ["training#fsdp-parameters"],
     "optimisar state": ["training#optimiser-state-"],
     "Named sharding": ["arrays#partitionspec-and-namedsharding-"],
@@ -155,7 +173,9 @@ LINKS = "dialog.search li a"
 
 @pytest.fixture(scope="module")
 def first(browser, home):
-    """A function that types into the search and returns the first result, such as "training#donation-..."."""
+    """A function that types into the search and returns the first result, such as
+    "training#donation-...".
+    """
     page = browser.new_page()
     page.goto(f"{home}index.html")
     page.keyboard.press("/")
@@ -164,8 +184,11 @@ def first(browser, home):
 
     def ask(words):
         page.locator("dialog.search input[type=search]").fill(words)
-        expect(page.locator("dialog.search ol")).to_have_attribute("data-of", words)  # when the texts have come
-        return page.locator(LINKS).first.get_attribute("href").rsplit("/", 1)[-1].replace(".html", "")
+        # when the texts have come
+        expect(page.locator("dialog.search ol")).to_have_attribute("data-of", words)
+        return (
+            page.locator(LINKS).first.get_attribute("href").rsplit("/", 1)[-1].replace(".html", "")
+        )
 
     yield ask
     page.close()
@@ -192,7 +215,9 @@ def test_fsdp_leads_to_both_chapters_that_teach_it(reader):
     page.locator("dialog.search input[type=search]").fill("fsdp")
     expect(page.locator(LINKS)).not_to_have_count(0)
     places = [link.get_attribute("href") for link in page.locator(LINKS).all()[:6]]
-    assert any("zero.html" in place for place in places) and any("training.html" in place for place in places)
+    assert any("zero.html" in place for place in places) and any(
+        "training.html" in place for place in places
+    )
 
 
 def test_every_name_of_a_term_leads_to_a_section_that_defines_it(first, site):
@@ -209,7 +234,7 @@ def test_every_name_of_a_term_leads_to_a_section_that_defines_it(first, site):
     assert not {name: place for name, place in wrong.items() if name.lower() not in heading[place]}
 
 
-# --- What it knows ------------------------------------------------------------------------------------------------
+# --- What it knows --------------------------------------------------------------------------------
 
 PAGE = """
 Meshes: naming devices
@@ -247,12 +272,18 @@ The end.
 
 
 def test_a_section_is_its_heading_its_own_text_and_the_names_in_its_code():
-    tree = publish_doctree(PAGE, settings_overrides={"doctitle_xform": False, "syntax_highlight": "none"})
+    tree = publish_doctree(
+        PAGE, settings_overrides={"doctitle_xform": False, "syntax_highlight": "none"}
+    )
     for container in tree.findall(nodes.container):
         container["classes"] = ["cell_output"]
     terms.note_definitions(tree, [("mesh", "device mesh")], "chapter")
     top, below, deeper = search.sections(tree)
-    assert (top.anchor, top.heading, top.above) == ("meshes-naming-devices", "Meshes: naming devices", ())
+    assert (top.anchor, top.heading, top.above) == (
+        "meshes-naming-devices",
+        "Meshes: naming devices",
+        (),
+    )
     assert top.names == ["mesh", "device mesh"]
     assert top.text == "A mesh has `axes`.\nAn item with `lax.psum`."
     assert top.code.split() == ["jax.lax.psum", "XLA_FLAGS"]
@@ -267,13 +298,18 @@ def test_an_entry_of_the_glossary_is_found_by_all_its_names(site):
 
 def test_every_result_is_on_its_page_and_not_folded_away(site):
     index = index_of(site)
-    assert len(index["chapters"]) == len(list(site.glob("*.html"))) - 3  # index, search and what is not found
+    # index, search and what is not found
+    assert len(index["chapters"]) == len(list(site.glob("*.html"))) - 3
     for page, chapter in enumerate(index["chapters"]):
         tree = lxml.html.fromstring((site / f"{chapter['name']}.html").read_bytes())
         found = {tag.get("id"): tag for tag in tree.xpath("//*[@id]")}
-        for anchor in [section["anchor"] for section in index["sections"] if section["page"] == page]:
+        for anchor in [
+            section["anchor"] for section in index["sections"] if section["page"] == page
+        ]:
             assert anchor in found, f"{chapter['name']}#{anchor}"
-            assert next(found[anchor].iterancestors("details"), None) is None, f"{chapter['name']}#{anchor}"
+            assert next(found[anchor].iterancestors("details"), None) is None, (
+                f"{chapter['name']}#{anchor}"
+            )
 
 
 def test_hints_are_not_searched(site, book):
@@ -284,7 +320,9 @@ def test_hints_are_not_searched(site, book):
 
 
 def test_what_is_loaded_for_a_search_is_small(site, book):
-    """As a reader first searches: about a picture's worth, and no more than 4.5 kB for each chapter."""
+    """As a reader first searches: about a picture's worth, and no more than 4.5 kB for each
+    chapter.
+    """
     sizes = {name: len(gzip.compress((site / "_static" / name).read_bytes(), 6)) for name in LOADED}
     assert sum(sizes.values()) <= 4500 * len(book.chapters), sizes
 
@@ -311,10 +349,18 @@ def unpacked(packed, count):
 
 def test_words_are_packed_with_all_their_sections():
     records = [{}] * 5000
-    records[3] = {"text": "Mesh, mesh and `shardMap`; Jax.lax of a mesh", "code": "jax.lax XLA_FLAGS"}
-    records[44], records[45], records[4999] = {"text": "mesh"}, {"text": "meshes"}, {"text": "mesh 64-bit"}
+    records[3] = {
+        "text": "Mesh, mesh and `shardMap`; Jax.lax of a mesh",
+        "code": "jax.lax XLA_FLAGS",
+    }
+    records[44], records[45], records[4999] = (
+        {"text": "mesh"},
+        {"text": "meshes"},
+        {"text": "mesh 64-bit"},
+    )
     bags = unpacked(search.packed(records), 5000)
-    assert bags["text"][3] == ["jax.lax", "mesh", "mesh", "mesh", "shardMap"]  # neither "and" nor "of a"
+    # neither "and" nor "of a"
+    assert bags["text"][3] == ["jax.lax", "mesh", "mesh", "mesh", "shardMap"]
     assert (bags["api"][3], bags["code"][3]) == (["shardMap"], ["jax.lax", "xla_flags"])
     assert [bags["text"][n] for n in (44, 45, 4999)] == [["mesh"], ["meshes"], ["64-bit", "mesh"]]
     assert sum(map(len, bags["text"])) == 9
@@ -325,17 +371,25 @@ def test_the_words_of_the_book_are_those_of_its_texts(site):
     bags = unpacked(index, len(index["sections"]))
     stop = set(index["stop"].split())
     for section, bag in zip(index["sections"], bags["text"], strict=True):
-        words = [word.lower() for word in re.findall(r"[^\W_]+(?:[._'’-]+[^\W_]+)*", section["text"])]
-        assert sorted(word.lower() for word in bag) == sorted(word for word in words if word not in stop)
+        words = [
+            word.lower() for word in re.findall(r"[^\W_]+(?:[._'’-]+[^\W_]+)*", section["text"])
+        ]
+        assert sorted(word.lower() for word in bag) == sorted(
+            word for word in words if word not in stop
+        )
 
 
 def test_minisearch_is_the_published_file(npm):
     package = npm / "minisearch"
-    assert (STATIC / "minisearch.js").read_bytes() == (package / "dist" / "umd" / "index.js").read_bytes()
-    assert (STATIC / "minisearch-LICENSE.txt").read_bytes() == (package / "LICENSE.txt").read_bytes()
+    assert (STATIC / "minisearch.js").read_bytes() == (
+        package / "dist" / "umd" / "index.js"
+    ).read_bytes()
+    assert (STATIC / "minisearch-LICENSE.txt").read_bytes() == (
+        package / "LICENSE.txt"
+    ).read_bytes()
 
 
-# --- The setting search_aliases -------------------------------------------------------------------------------------
+# --- The setting search_aliases -------------------------------------------------------------------
 
 
 def with_aliases(tiny, aliases):
@@ -355,22 +409,32 @@ def test_the_search_follows_what_changes_and_the_aliases(tiny):
 
     with_aliases(tiny, {"index#garden": ["vegetables", "greens"]})
     assert tiny.build()[0] == 0
-    assert [section["names"] for section in index_of(site)["sections"]] == [[], ["vegetables", "greens"], [], []]
+    assert [section["names"] for section in index_of(site)["sections"]] == [
+        [],
+        ["vegetables", "greens"],
+        [],
+        [],
+    ]
     with_aliases(tiny, {"index#gardens": ["vegetables"]})
     status, _, err = tiny.build()
     assert status == 1
-    assert "_config.yml: search_aliases: there is no section index#gardens; did you mean index#garden?" in err
+    assert (
+        "_config.yml: search_aliases: there is no section index#gardens; did you mean index#garden?"
+        in err
+    )
     status, _, err = tiny.build("chapter", "book/one.md")  # other chapters are not known there
     assert status == 0, err
 
 
 @pytest.mark.parametrize("names", ["vegetables", [3], [""], None])
 def test_aliases_that_are_no_words_are_refused(names):
-    with pytest.raises(ExtensionError, match=r"index#garden: give a list of words, such as \[zero-3, fsdp\]"):
+    with pytest.raises(
+        ExtensionError, match=r"index#garden: give a list of words, such as \[zero-3, fsdp\]"
+    ):
         search.check({"index#garden": names}, ["index#garden"])
 
 
-# --- How readers use it ---------------------------------------------------------------------------------------------
+# --- How readers use it ---------------------------------------------------------------------------
 
 DIALOG = "dialog.search"
 
@@ -489,7 +553,10 @@ def test_the_key_that_opens_the_search_can_be_turned_off(reader):
         ("gradient accumulation", r"^\d+ sections\.$"),
         ("mesh", r"^\d+ sections, of which these are the best 20\.$"),
         ("shradings", r"^No section has “shradings”. Found with similar words: \d+ sections"),
-        ("mesh of xylophones", r"^No section has “mesh of xylophones”. Found with some of these words: \d+ sections"),
+        (
+            "mesh of xylophones",
+            r"^No section has “mesh of xylophones”. Found with some of these words: \d+ sections",
+        ),
         ("xylophone", r"^Nothing found for “xylophone”\. The index lists all terms\.$"),
         ("shrdmaq", r"^Nothing found for “shrdmaq”\. Did you mean shard_map"),
         ("???", r"^Nothing found for “\?\?\?”\."),
@@ -517,7 +584,9 @@ def test_a_suggestion_is_searched_for_and_the_index_is_a_way_out(reader):
 
 @pytest.mark.parametrize("at", ["host", "file"])
 def test_the_page_of_the_search_has_the_same_list_and_an_address_for_it(reader, site, at):
-    page = reader("search.html?q=kv%20cache", **({"at": f"{site.as_uri()}/"} if at == "file" else {}))
+    page = reader(
+        "search.html?q=kv%20cache", **({"at": f"{site.as_uri()}/"} if at == "file" else {})
+    )
     results = page.locator("[data-search-here] li")
     expect(results.first.locator("strong")).to_contain_text("KV cache")
     page.get_by_role("searchbox").fill("rank & file")
@@ -537,7 +606,9 @@ def test_what_is_typed_is_shown_as_text(reader):
 
 def test_a_very_long_query_ends(reader):
     page = reader(f"search.html?q={'sharding%20of%20matmuls%20' * 800}")
-    expect(page.locator(".search .status")).to_contain_text("Only the first 24 words were looked at")
+    expect(page.locator(".search .status")).to_contain_text(
+        "Only the first 24 words were looked at"
+    )
     expect(page.locator("[data-search-here] li").first).to_be_visible()
     page.get_by_role("searchbox").fill("x" * 100_000)
     expect(page.locator(".search .status")).to_contain_text("Nothing found")
@@ -582,7 +653,7 @@ RUN_AXE = """async () => (await axe.run(".search")).violations.flatMap(({ id, no
   nodes.map((node) => `${id}: ${node.target}: ${node.failureSummary}`))"""
 WATCH_SHIFTS = """window.shifts = 0;
 new PerformanceObserver((list) => { for (const shift of list.getEntries()) window.shifts += shift.value; })
-  .observe({ type: "layout-shift", buffered: true });"""
+  .observe({ type: "layout-shift", buffered: true });"""  # noqa: E501
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -591,7 +662,11 @@ new PerformanceObserver((list) => { for (const shift of list.getEntries()) windo
 def test_axe_finds_no_barrier_and_nothing_moves(reader, npm, scheme, viewport, where):
     page = reader("404.html", viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
     page.add_init_script(WATCH_SHIFTS)
-    page.goto(page.url.replace("404.html", "genindex.html" if where == "dialog" else "search.html?q=shard_map"))
+    page.goto(
+        page.url.replace(
+            "404.html", "genindex.html" if where == "dialog" else "search.html?q=shard_map"
+        )
+    )
     if where == "dialog":
         page.keyboard.press("/")
         page.get_by_role("searchbox").fill("shard_map")

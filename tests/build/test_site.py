@@ -26,11 +26,16 @@ from bookbinder.run import runs
 @pytest.fixture(scope="module")
 def pages(site):
     """Every chapter's page, parsed."""
-    return {c.name: BeautifulSoup((site / f"{c.name}.html").read_text(), "html.parser") for c in BOOK.chapters}
+    return {
+        c.name: BeautifulSoup((site / f"{c.name}.html").read_text(), "html.parser")
+        for c in BOOK.chapters
+    }
 
 
 def parse(file):
-    """The tree of an HTML file; forty times as fast as Beautiful Soup, for tests that read every file."""
+    """The tree of an HTML file; forty times as fast as Beautiful Soup, for tests that read every
+    file.
+    """
     return lxml.html.fromstring(file.read_bytes())
 
 
@@ -47,7 +52,9 @@ def test_home_is_at_the_root_and_nothing_redirects(site, pages):
     assert pages["index"].h1.get_text().startswith("One Program, Many Devices")
     assert not (site / "book").exists()
     for file in site.rglob("*.html"):
-        assert not [m for m in parse(file).iter("meta") if m.get("http-equiv", "").lower() == "refresh"], file
+        assert not [
+            m for m in parse(file).iter("meta") if m.get("http-equiv", "").lower() == "refresh"
+        ], file
 
 
 def test_nothing_is_left_to_do_on_the_second_build(site, request):
@@ -63,7 +70,11 @@ def test_pages_load_nothing_from_elsewhere(site):
         page = parse(file)
         loaded = [tag.get("src", "") for tag in page.iter("script", "img", "iframe", "source")]
         loading = {"stylesheet", "preload", "icon"}
-        loaded += [tag.get("href") for tag in page.iter("link") if loading & set(tag.get("rel", "").split())]
+        loaded += [
+            tag.get("href")
+            for tag in page.iter("link")
+            if loading & set(tag.get("rel", "").split())
+        ]
         found += loaded
         assert not [address for address in loaded if urlsplit(address).netloc], file
     assert len(found) > len(BOOK.chapters)
@@ -93,13 +104,25 @@ def test_every_internal_link_and_anchor_is_alive(site):
 
 @pytest.mark.parametrize("name", ["explicit", "from_old_jax"])
 def test_a_chapter_that_runs_again_elsewhere_shows_the_same(pages, tmp_path, name):
-    """Byte for byte, in another folder, time zone and order of sets; chapters that measure time do not."""
+    """Byte for byte, in another folder, time zone and order of sets; chapters that measure time do
+    not.
+    """
     copy_sources(tmp_path)
-    command = [sys.executable, "-m", "bookbinder", "--root", str(tmp_path), "chapter", f"book/{name}.md"]
+    command = [
+        sys.executable,
+        "-m",
+        "bookbinder",
+        "--root",
+        str(tmp_path),
+        "chapter",
+        f"book/{name}.md",
+    ]
     environment = os.environ | {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "2"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0 and " ran " in run.stdout, run.stderr
-    page = BeautifulSoup((tmp_path / "_build/chapter" / name / f"_build/html/{name}.html").read_text(), "html.parser")
+    page = BeautifulSoup(
+        (tmp_path / "_build/chapter" / name / f"_build/html/{name}.html").read_text(), "html.parser"
+    )
     ours, theirs = ([str(cell) for cell in one.select("div.cell")] for one in (pages[name], page))
     assert len(ours) > 40 and ours == theirs
 
@@ -108,7 +131,9 @@ PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
 NUMBERS_OF_CHAPTER = claims.all_numbers(BOOK)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.unit(f"page {name}")) for name in PROGRAMS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.unit(f"page {name}")) for name in PROGRAMS]
+)
 def test_a_chapter_runs(site, complete, name, request):
     """It ran for the page that was built, or before under the same key."""
     assert name in {chapter.name for chapter in complete}
@@ -127,10 +152,11 @@ def test_outputs_are_on_the_pages(pages, complete):
         assert not chapter.runs or "Traceback (most recent call last)" not in text
         shown = [cell for cell in chapter.cells if "remove-input" not in tags(chapter, cell)]
         assert len(article(pages[chapter.name]).select(".cell_input")) == len(shown)
-        pictures = r"^(draw|draw_\w+|film|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"
+        pictures = r"^(draw|draw_\w+|film|\w+\.draw|show|(\w+_)?bars|timeline|compare_specs|explorer\.\w+)\(|^picture$"  # noqa: E501
         shown = [cell for cell in chapter.cells if "remove-output" not in tags(chapter, cell)]
         drawn = sum(bool(re.search(pictures, cell.source, re.MULTILINE)) for cell in shown)
-        whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"  # one of several frames holds another
+        # one of several frames holds another
+        whole = ".cell_output div.shardlab:not(.shardlab .shardlab)"
         assert len(article(pages[chapter.name]).select(whole)) == drawn
     assert "float32[16@y]" in article(pages["index"]).get_text()
     assert "emulate(2) comes too late" in article(pages["arrays"]).get_text()
@@ -139,7 +165,9 @@ def test_outputs_are_on_the_pages(pages, complete):
 def test_plots_are_on_the_pages(pages, complete):
     plotted = 0
     for chapter in complete:
-        drawn = sum(len(re.findall(r"plt\.(?:subplots|figure)\(", cell.source)) for cell in chapter.cells)
+        drawn = sum(
+            len(re.findall(r"plt\.(?:subplots|figure)\(", cell.source)) for cell in chapter.cells
+        )
         assert len(pages[chapter.name].select(".cell_output svg.plot")) == drawn, chapter.name
         plotted += drawn
     assert plotted
@@ -156,7 +184,9 @@ SILENT = 0.15  # of a chapter's cells may show nothing
 
 
 def test_cells_show_their_answers(pages, complete):
-    """Not counted are folded cells, solutions, and cells that only import, define, or write a file."""
+    """Not counted are folded cells, solutions, and cells that only import, define, or write a
+    file.
+    """
     faults = []
     for chapter in complete:
         visible = [
@@ -164,11 +194,15 @@ def test_cells_show_their_answers(pages, complete):
             for cell in article(pages[chapter.name]).select("div.cell")
             if "tag_hide-cell" not in cell["class"] and not cell.find_parent("details")
         ]
-        telling = [cell for cell in visible if cell.select(".cell_output") or not defines_only(cell)]
+        telling = [
+            cell for cell in visible if cell.select(".cell_output") or not defines_only(cell)
+        ]
         silent = [cell for cell in telling if not cell.select(".cell_output")]
         first = silent[0].select_one(".cell_input").get_text() if silent else ""
         if len(silent) > max(1, SILENT * len(telling)):
-            faults.append(f"{chapter.name}: {len(silent)} of {len(telling)} show nothing, first: {first}")
+            faults.append(
+                f"{chapter.name}: {len(silent)} of {len(telling)} show nothing, first: {first}"
+            )
     assert not faults, "\n".join(faults)
 
 
@@ -180,14 +214,19 @@ def defines_only(cell):
         body = ast.parse(source).body
     except SyntaxError:  # a magic
         return False
-    return all(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)) for node in body)
+    return all(
+        isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom))
+        for node in body
+    )
 
 
 def test_exercises_show_their_task_and_solutions_are_folded_and_right(pages, complete):
     for chapter in complete:
         page = article(pages[chapter.name])
         exercises, solutions = page.select("div.exercise"), page.select("details.solution")
-        assert len(exercises) == len(solutions) == len(re.findall(r"\{exercise-start\}", chapter.text))
+        assert (
+            len(exercises) == len(solutions) == len(re.findall(r"\{exercise-start\}", chapter.text))
+        )
         for exercise in exercises:
             assert "Not solved yet" not in exercise.get_text()
             assert all("tag_hide-cell" in cell["class"] for cell in exercise.select("div.cell"))
@@ -203,33 +242,49 @@ def test_pictures_describe_themselves(pages):
             assert len(image.get("alt", "")) > 10 and not re.fullmatch(r"\S+\.\w+", image["alt"])
 
 
-def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(site, pages, complete):
+def test_pictures_in_steps_have_all_their_frames_and_the_script_that_plays_them(
+    site, pages, complete
+):
     played = 0
     for chapter in complete:
         page = pages[chapter.name]
         boxes = article(page).select("[data-steps]")
-        made = sum(len(re.findall(r"\bfollow\(.*steps=|\bFlow\(|\bfilm\(", cell.source)) for cell in chapter.cells)
+        made = sum(
+            len(re.findall(r"\bfollow\(.*steps=|\bFlow\(|\bfilm\(", cell.source))
+            for cell in chapter.cells
+        )
         assert len(boxes) == made
         for box in boxes:
             figures = box.find_all("figure", recursive=False)
             assert len(figures) == int(box["data-steps"]) > 2 and not box.select("[hidden], script")
         scripts = [tag for tag in page.select("script[src]") if "steps.js" in tag["src"]]
         assert len(scripts) == bool(boxes)
-        assert all(tag.has_attr("defer") and (site / urlsplit(tag["src"]).path).is_file() for tag in scripts)
+        assert all(
+            tag.has_attr("defer") and (site / urlsplit(tag["src"]).path).is_file()
+            for tag in scripts
+        )
         played += len(boxes)
     assert played
 
 
-def test_bars_that_depend_on_inputs_have_their_data_and_the_script_that_redraws_them(pages, complete):
+def test_bars_that_depend_on_inputs_have_their_data_and_the_script_that_redraws_them(
+    pages, complete
+):
     for chapter in complete:
         page = pages[chapter.name]
         boxes = article(page).select("[data-choices]")
-        assert len(boxes) == sum(len(re.findall(r"\binteractive_bars\(", cell.source)) for cell in chapter.cells)
+        assert len(boxes) == sum(
+            len(re.findall(r"\binteractive_bars\(", cell.source)) for cell in chapter.cells
+        )
         assert sum("choose.js" in tag["src"] for tag in page.select("script[src]")) == bool(boxes)
         for box in boxes:
             data = json.loads(box["data-choices"])
-            assert len(data["cases"]) == math.prod(len(values) for _, values, _ in data["inputs"]) > 1
-            assert box.select_one("svg[role=img] > title") and not box.select("script, input, select")
+            assert (
+                len(data["cases"]) == math.prod(len(values) for _, values, _ in data["inputs"]) > 1
+            )
+            assert box.select_one("svg[role=img] > title") and not box.select(
+                "script, input, select"
+            )
 
 
 def test_pages_are_well_formed(pages):
@@ -245,11 +300,21 @@ def test_pages_are_well_formed(pages):
 
 def test_nothing_published_tells_of_the_machine_that_built_it(site):
     secret = re.compile("TOKEN|SECRET|PASSW|_KEY$", re.IGNORECASE)
-    secrets = [socket.gethostname(), *(value for name, value in os.environ.items() if secret.search(name))]
+    secrets = [
+        socket.gethostname(),
+        *(value for name, value in os.environ.items() if secret.search(name)),
+    ]
     traces = [str(ROOT), f"{Path.home()}/", "site-packages", "ipykernel_"]
     traces += [value for value in secrets if len(value) > 7]  # a shorter one may be there by chance
-    files = [file for folder in (site, site.parent / "notebooks") for file in folder.rglob("*") if file.is_file()]
-    notebooks = [file for file in files if file.suffix == ".ipynb" and file.parent.name == "notebooks"]
+    files = [
+        file
+        for folder in (site, site.parent / "notebooks")
+        for file in folder.rglob("*")
+        if file.is_file()
+    ]
+    notebooks = [
+        file for file in files if file.suffix == ".ipynb" and file.parent.name == "notebooks"
+    ]
     assert len(notebooks) == sum(chapter.runs for chapter in BOOK.chapters)
     for file in files:
         for trace in traces:
@@ -267,7 +332,9 @@ def test_source_links_lead_to_the_chapter(pages):
     for chapter in BOOK.chapters:
         links = {tag["href"] for tag in pages[chapter.name].select("a[href]")}
         edit = [link for link in links if f"/edit/{branch}/book/{chapter.name}.md" in link]
-        assert edit, f"{chapter.name}: no edit link among {sorted(link for link in links if url in link)}"
+        assert edit, (
+            f"{chapter.name}: no edit link among {sorted(link for link in links if url in link)}"
+        )
 
 
 def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pages, complete):
@@ -291,7 +358,9 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
     assert heads == [environment.name for environment in environments(ROOT)]
     recorded = [[cell.get_text() for cell in row.select("td")] for row in matrix.select("tbody tr")]
     for name, *cells in recorded[2:]:  # below the versions of JAX and Python
-        assert all(re.fullmatch(r"\d+\.\d s(, \d+ deprecated)?|needs [\d.]+", cell) for cell in cells), name
+        assert all(
+            re.fullmatch(r"\d+\.\d s(, \d+ deprecated)?|needs [\d.]+", cell) for cell in cells
+        ), name
     assert re.search(r"Recorded on \d{4}-\d\d-\d\d", text)
 
 
@@ -302,4 +371,6 @@ def test_the_page_of_public_names_shows_no_markup(pages):
     assert len(names) > 80 and {"describe", "collectives", "assert_layout"} <= set(names)
     for code in page.select("code, pre"):
         code.extract()
-    assert not re.search(r"\*\*|``|% public|\{\w+\}`|^(Args|Returns|Raises):", page.get_text(), re.MULTILINE)
+    assert not re.search(
+        r"\*\*|``|% public|\{\w+\}`|^(Args|Returns|Raises):", page.get_text(), re.MULTILINE
+    )

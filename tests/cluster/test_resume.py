@@ -1,6 +1,8 @@
-"""Every script that saves checkpoints takes an older one if the last is damaged, or if not all processes can read it.
+"""Every script that saves checkpoints takes an older one if the last is damaged, or if not all
+processes can read it.
 
-The processes have joined JAX: Orbax's barriers would make a process that can read wait for one that cannot.
+The processes have joined JAX: Orbax's barriers would make a process that can read wait for one that
+cannot.
 """
 
 import os
@@ -26,7 +28,11 @@ JOIN = "from shardlab.cluster.join import join; join(); import runpy, sys; del s
 JOIN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 # The command, and the steps of its last two checkpoints.
 SCRIPTS = {
-    "train.py of clusters": ((BOOK / "cluster" / "train.py", "--folder", "RUN", "--steps", "6"), 4, 6),
+    "train.py of clusters": (
+        (BOOK / "cluster" / "train.py", "--folder", "RUN", "--steps", "6"),
+        4,
+        6,
+    ),
     "train.py of the recipes": (("-c", JOIN, BOOK / "recipes" / "train.py", "RUN", "11"), 10, 11),
     "pretrain.py": (("-c", JOIN, BOOK / "recipes" / "pretrain.py", "RUN", "11"), 10, 11),
 }
@@ -34,12 +40,18 @@ every_script = pytest.mark.parametrize(("command", "older", "last"), SCRIPTS.val
 
 
 def run(command, folder, *places):
-    """A script in a process for each place, the folder in which it starts; their exit statuses and what they print."""
+    """A script in a process for each place, the folder in which it starts; their exit statuses and
+    what they print.
+    """
     command = [sys.executable, *(folder if word == "RUN" else word for word in command)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     clean |= on_cpus(1) | {"PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": COMPILE_AND_RUN}
     (port,) = free_ports(1)
-    joined = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": str(len(places))} if len(places) > 1 else {}
+    joined = (
+        {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": str(len(places))}
+        if len(places) > 1
+        else {}
+    )
     started = []
     for index, place in enumerate(places):
         environment = clean | joined | ({"PROCESS_ID": str(index)} if joined else {})
@@ -58,7 +70,9 @@ def run(command, folder, *places):
 
 def losses(text):
     """{step: loss} of what a script printed."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+):? loss (\d\.\d+)", text)}
+    return {
+        int(step): float(loss) for step, loss in re.findall(r"step (\d+):? loss (\d\.\d+)", text)
+    }
 
 
 def truncate(folder):
@@ -73,7 +87,9 @@ def empty(folder):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A function that gives an undisturbed run of a script, in one process: its folder, and its losses."""
+    """A function that gives an undisturbed run of a script, in one process: its folder, and its
+    losses.
+    """
     runs = {}
 
     def undisturbed(command):
@@ -88,7 +104,9 @@ def whole(tmp_path_factory):
 
 
 @every_script
-def test_if_only_one_process_can_read_the_newest_both_take_the_older(tmp_path, whole, command, older, last):
+def test_if_only_one_process_can_read_the_newest_both_take_the_older(
+    tmp_path, whole, command, older, last
+):
     undisturbed, expected = whole(command)
     shutil.copytree(undisturbed, tmp_path / "run")
     places = tmp_path / "zero", tmp_path / "one"
@@ -102,7 +120,8 @@ def test_if_only_one_process_can_read_the_newest_both_take_the_older(tmp_path, w
     assert f"WARNING: process 1 cannot restore {newest}: " in outcomes[0][1]
     found = losses(outcomes[0][1])
     assert list(found) == list(range(older + 1, last + 1))
-    assert found == pytest.approx({step: expected[step] for step in found}, rel=0.02)  # the recipes use bfloat16
+    # the recipes use bfloat16
+    assert found == pytest.approx({step: expected[step] for step in found}, rel=0.02)
     kept = {str(older), str(last), f"damaged-{last}"}
     assert {folder.name for folder in (tmp_path / "run").iterdir()} == kept
     assert (newest / "default").is_dir() and not (newest / "default").is_symlink()  # saved again
@@ -110,12 +129,16 @@ def test_if_only_one_process_can_read_the_newest_both_take_the_older(tmp_path, w
 
 @every_script
 @pytest.mark.parametrize("damage", [empty, truncate])
-def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(tmp_path, whole, command, older, last, damage):
+def test_a_damaged_checkpoint_is_named_and_the_older_one_taken(
+    tmp_path, whole, command, older, last, damage
+):
     undisturbed, expected = whole(command)
     shutil.copytree(undisturbed, tmp_path / "run")
     damage(tmp_path / "run" / str(last))
     ((status, text),) = run(command, tmp_path / "run", tmp_path)
-    assert status == 0 and f"WARNING: process 0 cannot restore {tmp_path}/run/{last}: " in text, text
+    assert status == 0 and f"WARNING: process 0 cannot restore {tmp_path}/run/{last}: " in text, (
+        text
+    )
     found = losses(text)
     assert list(found) == list(range(older + 1, last + 1))
     assert found == pytest.approx({step: expected[step] for step in found}, rel=1e-3)
@@ -133,7 +156,9 @@ def test_a_step_that_is_damaged_twice_is_set_aside_twice(tmp_path, whole):
     assert {folder.name for folder in (tmp_path / "run").iterdir()} == kept
 
 
-def test_if_no_checkpoint_can_be_read_by_all_none_is_renamed_and_every_process_ends(tmp_path, whole):
+def test_if_no_checkpoint_can_be_read_by_all_none_is_renamed_and_every_process_ends(
+    tmp_path, whole
+):
     command, older, last = SCRIPTS["train.py of clusters"]
     shutil.copytree(whole(command)[0], tmp_path / "run")
     places = tmp_path / "zero", tmp_path / "one"
@@ -144,7 +169,10 @@ def test_if_no_checkpoint_can_be_read_by_all_none_is_renamed_and_every_process_e
     (tmp_path / "run" / str(older) / "default").symlink_to("/proc/self/cwd/default")
     outcomes = run(command, tmp_path / "run", *places)
     for status, text in outcomes:
-        assert status == 1 and f"no checkpoint in {tmp_path}/run can be restored by all processes" in text
+        assert (
+            status == 1
+            and f"no checkpoint in {tmp_path}/run can be restored by all processes" in text
+        )
     assert f"processes 0 and 1 cannot restore {tmp_path}/run/{last}: " in outcomes[0][1]
     assert f"process 1 cannot restore {tmp_path}/run/{older}: " in outcomes[0][1]
     assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == [str(older), str(last)]

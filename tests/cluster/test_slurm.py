@@ -1,6 +1,8 @@
-"""The batch scripts and programs of clusters.md: run by ssh.sh and alone, and by a real Slurm on two nodes.
+"""The batch scripts and programs of clusters.md: run by ssh.sh and alone, and by a real Slurm on
+two nodes.
 
-`scripts/record_cluster.py` writes the recordings that the chapter shows; these tests compare fresh runs with them.
+`scripts/record_cluster.py` writes the recordings that the chapter shows; these tests compare fresh
+runs with them.
 """
 
 import ast
@@ -28,7 +30,11 @@ from slurm_cluster import Cluster, missing, on_cpus
 from waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.reads(
-    "src/shardlab", "book/cluster", "book/clusters.md", "book/costs.md", "tests/cluster/kubernetes.json"
+    "src/shardlab",
+    "book/cluster",
+    "book/clusters.md",
+    "book/costs.md",
+    "tests/cluster/kubernetes.json",
 )
 
 ENDLESS = 10**6  # steps: until the test ends them, however late it comes to that
@@ -44,13 +50,19 @@ def cluster():
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    killed = "import os; from slurm_cluster import Cluster; Cluster().__enter__(); os.kill(os.getpid(), 9)"
+    killed = (
+        "import os; from slurm_cluster import Cluster; Cluster().__enter__(); "
+        "os.kill(os.getpid(), 9)"
+    )
     rooms = f"import sys; sys.path += {[str(ROOT / room) for room in ROOMS]}; "
     done = subprocess.run([sys.executable, "-c", rooms + killed], timeout=PATIENCE)
-    assert done.returncode == -signal.SIGKILL  # what such a run has left must not disturb the next one
+    # what such a run has left must not disturb the next one
+    assert done.returncode == -signal.SIGKILL
     with Cluster() as cluster:
         yield cluster
-    assert not list(Path("/run/netns").glob("node*")) and "node1" not in Path("/etc/hosts").read_text()
+    assert (
+        not list(Path("/run/netns").glob("node*")) and "node1" not in Path("/etc/hosts").read_text()
+    )
 
 
 # What others print, Orbax only if a disk is slow.
@@ -58,22 +70,30 @@ NOT_SAID = r"\[Gloo\]|slurmstepd|^srun:|^\d+: *$|WARNING:absl:Waiting for previo
 
 
 def said(output):
-    """What a job printed, ordered by process, without empty lines, those of others, and the job's number."""
+    """What a job printed, ordered by process, without empty lines, those of others, and the job's
+    number.
+    """
     lines = [line for line in output.splitlines() if not re.search(NOT_SAID, line)]
-    ranked = sorted(lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1)
+    ranked = sorted(
+        lines, key=lambda line: int(line.split(":")[0]) if re.match(r"\d+: ", line) else -1
+    )
     return [re.sub(r"^job \d+", "job N", line) for line in ranked]
 
 
 def recorded(file):
     """The lines of a recording, without its header."""
     lines = (RECORDINGS / file).read_text().splitlines()
-    assert lines[0].startswith("# ") and re.search(r"\d{4}-\d\d-\d\d", lines[0]) and "JAX" in lines[0]
+    assert (
+        lines[0].startswith("# ") and re.search(r"\d{4}-\d\d-\d\d", lines[0]) and "JAX" in lines[0]
+    )
     return [line for line in lines if not line.startswith("# ")]
 
 
 def numbers_apart(line):
     """A line's words, and its numbers with a fraction, which may differ in the last digits."""
-    return re.sub(r"\d+\.\d+", "#", line), [float(number) for number in re.findall(r"\d+\.\d+", line)]
+    return re.sub(r"\d+\.\d+", "#", line), [
+        float(number) for number in re.findall(r"\d+\.\d+", line)
+    ]
 
 
 def same(one, other):
@@ -92,7 +112,12 @@ def alone(*arguments, devices=8):
     """Run a program of the chapter in one process, without Slurm; returns its lines."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=FOLDER, env=outside_slurm() | on_cpus(devices), capture_output=True, text=True, timeout=PATIENCE
+        command,
+        cwd=FOLDER,
+        env=outside_slurm() | on_cpus(devices),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -100,17 +125,26 @@ def alone(*arguments, devices=8):
 
 @pytest.fixture(scope="module")
 def login(cluster):
-    """A function that starts a script on node1, from which ssh reaches both nodes, as on a login node."""
+    """A function that starts a script on node1, from which ssh reaches both nodes, as on a login
+    node.
+    """
     path = cluster.serve_ssh()
     of_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    settings = outside_slurm() | on_cpus(1) | of_root | {"VENV": sys.prefix, "HOSTS": "node1 node2", "PATH": path}
+    settings = (
+        outside_slurm()
+        | on_cpus(1)
+        | of_root
+        | {"VENV": sys.prefix, "HOSTS": "node1 node2", "PATH": path}
+    )
 
     with contextlib.ExitStack() as stack:
 
         def begin(script, *arguments, **environment):
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             command = cluster.on("node1", "bash", script, *map(str, arguments))
-            run = stack.enter_context(subprocess.Popen(command, cwd=FOLDER, env=settings | environment, **pipes))
+            run = stack.enter_context(
+                subprocess.Popen(command, cwd=FOLDER, env=settings | environment, **pipes)
+            )
             stack.callback(run.kill)
             return run
 
@@ -130,10 +164,15 @@ def processes_of(cluster, program):
 
 
 def end(run):
-    """Wait for a program to end without an error; returns what it said, without gloo's words in between."""
+    """Wait for a program to end without an error; returns what it said, without gloo's words in
+    between.
+    """
     output, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, output
-    return re.findall(r"\d+ process(?:es)?, .*|process \d+ of .*|step \d+ .*|resumes .*|done, .*|SIGTERM: .*", output)
+    return re.findall(
+        r"\d+ process(?:es)?, .*|process \d+ of .*|step \d+ .*|resumes .*|done, .*|SIGTERM: .*",
+        output,
+    )
 
 
 def test_ssh_starts_one_program_of_two_processes_on_two_nodes(login):
@@ -156,22 +195,42 @@ def test_mpirun_starts_one_program_of_eight_processes_on_two_nodes(login):
 def test_where_gpus_are_meant_no_launcher_ends_in_a_success_on_cpus(login, script):
     run = login(script, "hello.py", JAX_PLATFORMS="", EACH="1")
     output, _ = run.communicate(timeout=PATIENCE)
-    assert run.returncode and "JAX finds no device for JAX_PLATFORMS=cuda" in output and "sum" not in output
+    assert (
+        run.returncode
+        and "JAX finds no device for JAX_PLATFORMS=cuda" in output
+        and "sum" not in output
+    )
 
 
 def test_a_program_alone_does_not_fall_back_to_cpus():
     done = subprocess.run(
-        [sys.executable, "hello.py"], cwd=FOLDER, env=os.environ | on_cpus(1) | {"JAX_PLATFORMS": ""},
-        capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
-    assert done.returncode == 1 and "JAX finds no GPU or TPU and uses CPUs" in done.stderr and not done.stdout
+        [sys.executable, "hello.py"],
+        cwd=FOLDER,
+        env=os.environ | on_cpus(1) | {"JAX_PLATFORMS": ""},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (
+        done.returncode == 1
+        and "JAX finds no GPU or TPU and uses CPUs" in done.stderr
+        and not done.stdout
+    )
 
 
 def test_a_line_of_hello_is_one_write_so_that_lines_of_processes_do_not_mix():
-    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # which keeps writes apart
+    # which keeps writes apart
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with reader, writer:
         command = [sys.executable, "-u", "hello.py"]
-        subprocess.run(command, cwd=FOLDER, env=os.environ | on_cpus(2), stdout=writer, check=True, timeout=PATIENCE)
+        subprocess.run(
+            command,
+            cwd=FOLDER,
+            env=os.environ | on_cpus(2),
+            stdout=writer,
+            check=True,
+            timeout=PATIENCE,
+        )
         assert re.fullmatch(rb"process 0 of 1 .* sum 0\n", reader.recv(4096))
 
 
@@ -182,26 +241,52 @@ def test_they_train_one_model_in_one_folder(login, tmp_path, script, processes):
     same(lines[1:], alone("train.py", "--folder", tmp_path / "alone", "--steps", 3)[1:])
 
 
-@pytest.mark.parametrize(("script", "launcher", "processes"), [("ssh.sh", "by hand", 2), ("mpirun.sh", "Open MPI", 4)])
+@pytest.mark.parametrize(
+    ("script", "launcher", "processes"), [("ssh.sh", "by hand", 2), ("mpirun.sh", "Open MPI", 4)]
+)
 def test_preflight_finds_them_ready(login, tmp_path, script, launcher, processes):
-    what = "preflight.py", "--processes", processes, "--folder", tmp_path / "shared", "--limit", PATIENCE
+    what = (
+        "preflight.py",
+        "--processes",
+        processes,
+        "--folder",
+        tmp_path / "shared",
+        "--limit",
+        PATIENCE,
+    )
     output, _ = (run := login(script, *what, EACH="2")).communicate(timeout=PATIENCE)
     assert run.returncode == 0 and re.search(r"^ready\r?$", output, re.MULTILINE), output
     assert f"launcher: {launcher}, " in output and f"{processes} processes on 2 hosts" in output
 
 
-@pytest.mark.parametrize(("script", "rank"), [("ssh.sh", "PROCESS_ID"), ("mpirun.sh", "OMPI_COMM_WORLD_RANK")])
+@pytest.mark.parametrize(
+    ("script", "rank"), [("ssh.sh", "PROCESS_ID"), ("mpirun.sh", "OMPI_COMM_WORLD_RANK")]
+)
 def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, rank):
     program = tmp_path / "program.py"
-    program.write_text(f"import os, sys, time\nos.environ['{rank}'] == '1' and sys.exit(3)\ntime.sleep(3600)\n")
+    program.write_text(
+        f"import os, sys, time\nos.environ['{rank}'] == '1' and sys.exit(3)\ntime.sleep(3600)\n"
+    )
     run = login(script, program, EACH="1")
     run.communicate(timeout=PATIENCE)
     assert run.returncode in (1, 3)
-    wait_until(lambda: not processes_of(cluster, program), lambda: str(processes_of(cluster, program)))
+    wait_until(
+        lambda: not processes_of(cluster, program), lambda: str(processes_of(cluster, program))
+    )
 
 
 def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login, tmp_path):
-    what = "train.py", "--folder", tmp_path / "run", "--steps", ENDLESS, "--every", 1000, "--pause", 0.05
+    what = (
+        "train.py",
+        "--folder",
+        tmp_path / "run",
+        "--steps",
+        ENDLESS,
+        "--every",
+        1000,
+        "--pause",
+        0.05,
+    )
     run = login("ssh.sh", *what)
     seen = []
     while not seen or "step 3 " not in seen[-1]:
@@ -217,7 +302,17 @@ def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login,
 
 
 def test_sigterm_stops_a_single_process_too(tmp_path):
-    what = "train.py", "--folder", tmp_path / "run", "--steps", ENDLESS, "--every", 1000, "--pause", 0.05
+    what = (
+        "train.py",
+        "--folder",
+        tmp_path / "run",
+        "--steps",
+        ENDLESS,
+        "--every",
+        1000,
+        "--pause",
+        0.05,
+    )
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, "-u", *map(str, what)]
     with subprocess.Popen(command, cwd=FOLDER, env=outside_slurm() | on_cpus(4), **pipes) as run:
@@ -235,19 +330,34 @@ def test_sigterm_stops_a_single_process_too(tmp_path):
 def test_devices_that_do_not_divide_the_batch_are_refused(tmp_path):
     command = [sys.executable, "train.py", "--folder", tmp_path]
     done = subprocess.run(
-        command, cwd=FOLDER, env=os.environ | on_cpus(3), capture_output=True, text=True, timeout=PATIENCE
+        command,
+        cwd=FOLDER,
+        env=os.environ | on_cpus(3),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1 and "64 examples cannot be sharded over 3 devices" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("script", "says"),
-    [("two-nodes.sbatch", "before sbatch"), ("one-node.sbatch", "before sbatch"), ("ssh.sh", ""), ("mpirun.sh", "")],
+    [
+        ("two-nodes.sbatch", "before sbatch"),
+        ("one-node.sbatch", "before sbatch"),
+        ("ssh.sh", ""),
+        ("mpirun.sh", ""),
+    ],
 )
 def test_a_script_without_its_environment_says_so(script, says):
     clean = {name: value for name, value in os.environ.items() if name != "VENV"}
-    done = subprocess.run(["bash", script, "hello.py"], cwd=FOLDER, env=clean, capture_output=True, text=True)
-    assert done.returncode and f"VENV: export VENV=/path/to/your/environment {says}".strip() in done.stderr
+    done = subprocess.run(
+        ["bash", script, "hello.py"], cwd=FOLDER, env=clean, capture_output=True, text=True
+    )
+    assert (
+        done.returncode
+        and f"VENV: export VENV=/path/to/your/environment {says}".strip() in done.stderr
+    )
 
 
 def test_the_last_step_is_saved_although_it_is_not_due(tmp_path):
@@ -259,7 +369,9 @@ def test_the_last_step_is_saved_although_it_is_not_due(tmp_path):
 
 
 def test_a_process_makes_only_the_examples_of_its_own_devices():
-    """Calls `batch` of train.py as the second of eight processes with a device each, and counts the numbers drawn."""
+    """Calls `batch` of train.py as the second of eight processes with a device each, and counts the
+    numbers drawn.
+    """
     drawn = []
 
     class Generator:
@@ -278,7 +390,13 @@ def test_a_process_makes_only_the_examples_of_its_own_devices():
 
     tree = ast.parse((FOLDER / "train.py").read_text())
     (batch,) = [node for node in tree.body if getattr(node, "name", "") == "batch"]
-    names = {"np": FakeNumpy, "jax": FakeJax, "NamedSharding": lambda *_: None, "P": lambda *_: None, "mesh": None}
+    names = {
+        "np": FakeNumpy,
+        "jax": FakeJax,
+        "NamedSharding": lambda *_: None,
+        "P": lambda *_: None,
+        "mesh": None,
+    }
     exec(compile(ast.Module([batch], []), "train.py", "exec"), names)
     assert names["batch"](1).shape == (8, 8) and sum(drawn) == 8 * 8
 
@@ -289,7 +407,9 @@ def test_hello_names_the_platform_and_the_kind_of_device():
 
 
 def problems(document, schemas):
-    """What Kubernetes would refuse in a document of jobset.yaml: wrong types, missing and unknown fields."""
+    """What Kubernetes would refuse in a document of jobset.yaml: wrong types, missing and unknown
+    fields.
+    """
 
     def close(schema):
         """Refuse fields that a schema does not list, as kubectl does with a custom resource."""
@@ -301,37 +421,62 @@ def problems(document, schemas):
         if schema.get("x-kubernetes-int-or-string"):
             closed.pop("type", None)
         known = isinstance(schema.get("properties"), dict) and schema.get("type") == "object"
-        return closed | ({"additionalProperties": False} if known and "additionalProperties" not in schema else {})
+        return closed | (
+            {"additionalProperties": False}
+            if known and "additionalProperties" not in schema
+            else {}
+        )
 
     schema = close(schemas[document["kind"]])
     return [
-        f"{error.json_path}: {error.message}" for error in jsonschema.Draft202012Validator(schema).iter_errors(document)
+        f"{error.json_path}: {error.message}"
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(document)
     ]
 
 
 def test_kubernetes_would_take_jobset_yaml():
     schemas = json.loads(Path(__file__).with_name("kubernetes.json").read_text())
     documents = list(yaml.safe_load_all((FOLDER / "jobset.yaml").read_text()))
-    assert [document["kind"] for document in documents] == ["ServiceAccount", "Role", "RoleBinding", "JobSet"]
+    assert [document["kind"] for document in documents] == [
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "JobSet",
+    ]
     assert [problems(document, schemas) for document in documents] == [[]] * 4
 
     account, role, binding, jobset = documents
     (job,) = jobset["spec"]["replicatedJobs"]
     pod = job["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    # What the schemas cannot know: names that must agree, and what JAX reads (jax/_src/clusters/k8s_cluster.py).
-    assert {pod["serviceAccountName"], binding["subjects"][0]["name"]} == {account["metadata"]["name"]}
+    # What the schemas cannot know: names that must agree, and what JAX reads
+    # (jax/_src/clusters/k8s_cluster.py).
+    assert {pod["serviceAccountName"], binding["subjects"][0]["name"]} == {
+        account["metadata"]["name"]
+    }
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert {rights for rule in role["rules"] for rights in rule["resources"]} == {"pods", "services", "jobs"}
+    assert {rights for rule in role["rules"] for rights in rule["resources"]} == {
+        "pods",
+        "services",
+        "jobs",
+    }
     env = {variable["name"]: variable["value"] for variable in container["env"]}
-    assert int(env["NUM_PROCESSES"]) == job["template"]["spec"]["parallelism"] == job["template"]["spec"]["completions"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert (
+        int(env["NUM_PROCESSES"])
+        == job["template"]["spec"]["parallelism"]
+        == job["template"]["spec"]["completions"]
+    )
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
     assert "/dev/shm" in [mount["mountPath"] for mount in container["volumeMounts"]]
     assert (FOLDER / container["command"][2]).exists()
 
     for path, wrong in [
-        ("parallel", {"parallel": 2}), ("completions", {"completions": "two"}), ("template", {"template": None}),
-    ]:  # fmt: skip
+        ("parallel", {"parallel": 2}),
+        ("completions", {"completions": "two"}),
+        ("template", {"template": None}),
+    ]:
         broken = copy.deepcopy(jobset)
         broken["spec"]["replicatedJobs"][0]["template"]["spec"] |= wrong
         assert path in str(problems(broken, schemas)), path
@@ -357,15 +502,19 @@ def lose_a_node(cluster):
     cluster.start_node("node2")
     cluster.wait_for_nodes()
     first_state = cluster.show(job)["JobState"]
-    if first_state == "FAILED":  # its processes had ended before Slurm missed the node: Slurm leaves it at that
+    # its processes had ended before Slurm missed the node: Slurm leaves it at that
+    if first_state == "FAILED":
         cluster.run("scontrol", "requeue", job)
-    cluster.miss_nodes_after(PATIENCE)  # no node is lost from here on; on a busy machine one may answer late
+    # no node is lost from here on; on a busy machine one may answer late
+    cluster.miss_nodes_after(PATIENCE)
     return job, first_run, first_state
 
 
 @pytest.fixture(scope="module")
 def lost(cluster):
-    """A job that has lost a node, and what it printed until then; it starts again while other tests run."""
+    """A job that has lost a node, and what it printed until then; it starts again while other tests
+    run.
+    """
     job, first_run, _ = lose_a_node(cluster)
     return job, first_run
 
@@ -380,7 +529,10 @@ def test_one_node_one_process_sees_four_devices(cluster):
     job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", JAX_NUM_CPU_DEVICES="4"))
     assert job.state == "COMPLETED", job.output
     same(said(job.output), recorded("one-node.txt"))
-    seen = "1 on node1: 4 of 4 devices (platform cpu, kind cpu), CUDA_VISIBLE_DEVICES=0,1,2,3, JAX uses all"
+    seen = (
+        "1 on node1: 4 of 4 devices (platform cpu, kind cpu), CUDA_VISIBLE_DEVICES=0,1,2,3, JAX "
+        "uses all"
+    )
     assert seen in said(job.output)[1]
 
 
@@ -399,12 +551,15 @@ def test_two_nodes_run_the_script_for_apptainer_with_a_stand_in_for_the_containe
     programs, image = cluster.folder / "bin", cluster.folder / "jax.sif"
     programs.mkdir(exist_ok=True), image.touch()
     (programs / "apptainer").write_text(
-        '#!/bin/bash\n[[ "$1 $2 $3 $5" == "exec --nv --bind --pwd" && -e $7 ]] || { echo "arguments: $*"; exit 2; }\n'
+        '#!/bin/bash\n[[ "$1 $2 $3 $5" == "exec --nv --bind --pwd" && -e $7 ]] || { echo '
+        '"arguments: $*"; exit 2; }\n'
         'cd "$6" && shift 7 && exec "$@"\n'
     )
     (programs / "apptainer").chmod(0o755)
     path = f"{programs}:{sys.prefix}/bin:{cluster.environment['PATH']}"
-    job = cluster.wait(cluster.submit(FOLDER / "two-nodes-apptainer.sbatch", SIF=str(image), PATH=path))
+    job = cluster.wait(
+        cluster.submit(FOLDER / "two-nodes-apptainer.sbatch", SIF=str(image), PATH=path)
+    )
     assert job.state == "COMPLETED", job
     same(said(job.output), recorded("two-nodes.txt"))
 
@@ -419,12 +574,15 @@ def test_a_job_that_finds_no_gpus_fails_and_does_not_run_on_cpus(cluster, script
 def test_one_process_per_node_drives_all_of_its_gpus(cluster):
     script = cluster.folder / "one-process-a-node.sbatch"
     text = (FOLDER / "two-nodes.sbatch").read_text()
-    text = text.replace("--ntasks-per-node=4", "--ntasks-per-node=1").replace("--cpus-per-task=4", "--cpus-per-task=16")
+    text = text.replace("--ntasks-per-node=4", "--ntasks-per-node=1").replace(
+        "--cpus-per-task=4", "--cpus-per-task=16"
+    )
     script.write_text(text)
     environment = {"JAX_LOCAL_DEVICE_IDS": "0,1,2,3", "JAX_NUM_CPU_DEVICES": "4"}
     job = cluster.wait(cluster.submit(script, **environment))
     assert job.state == "COMPLETED", job.output
-    lines = sorted(re.findall(r"process \d of 2 on .*", job.output))  # gloo writes between them, in pieces
+    # gloo writes between them, in pieces
+    lines = sorted(re.findall(r"process \d of 2 on .*", job.output))
     assert len(lines) == 2
     for process, line in enumerate(lines):
         assert line.startswith(f"process {process} of 2 on node{process + 1}: 4 of 8 devices")
@@ -434,7 +592,11 @@ def test_one_process_per_node_drives_all_of_its_gpus(cluster):
 def test_an_interactive_allocation_runs_the_same_program(cluster):
     options = "--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4", f"--chdir={FOLDER}"
     command = "salloc", *options, "srun", sys.executable, "-u", "hello.py"
-    lines = [line for line in cluster.run(*command, **on_cpus(1)).splitlines() if line.startswith("process")]
+    lines = [
+        line
+        for line in cluster.run(*command, **on_cpus(1)).splitlines()
+        if line.startswith("process")
+    ]
     assert len(lines) == 8 and all(line.endswith("sum 28") for line in lines)
 
 
@@ -447,7 +609,9 @@ def test_tasks_have_several_cpus_each(cluster):
 
 
 def test_a_gpu_of_its_own_for_each_task_is_a_mistake(cluster):
-    """With --gpus-per-task each task sees a single GPU, and most tasks tell JAX to use one that they do not see."""
+    """With --gpus-per-task each task sees a single GPU, and most tasks tell JAX to use one that
+    they do not see.
+    """
     script = cluster.folder / "gpus-per-task.sbatch"
     text = (FOLDER / "two-nodes.sbatch").read_text()
     script.write_text(text.replace("--gres=gpu:4", "--gpus-per-task=1"))
@@ -458,7 +622,9 @@ def test_a_gpu_of_its_own_for_each_task_is_a_mistake(cluster):
 
 
 def test_with_gpu_bind_none_slurm_does_not_say_which_gpus_are_the_jobs(cluster):
-    """Manuals advise it where a site binds GPUs to tasks; then only the site's cgroups keep jobs apart."""
+    """Manuals advise it where a site binds GPUs to tasks; then only the site's cgroups keep jobs
+    apart.
+    """
     script, program = cluster.folder / "bind-none.sbatch", cluster.folder / "visible.py"
     program.write_text("import os; print('visible:', os.environ.get('CUDA_VISIBLE_DEVICES'))")
     text = (FOLDER / "two-nodes.sbatch").read_text()
@@ -472,12 +638,16 @@ def test_without_srun_jax_raises_value_error(cluster):
     text = (FOLDER / "two-nodes.sbatch").read_text()
     script.write_text(text.replace("srun --kill-on-bad-exit=1 --label ", ""))
     job = cluster.wait(cluster.submit(script))
-    assert job.state == "FAILED" and "ValueError: coordinator_address should be defined" in job.output, job.output
+    assert (
+        job.state == "FAILED" and "ValueError: coordinator_address should be defined" in job.output
+    ), job.output
 
 
 def test_training_on_two_nodes_equals_training_on_one_and_resumes_there(cluster, tmp_path):
     run = cluster.folder / "run"
-    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", "train.py", "--folder", run, "--steps", 6))
+    job = cluster.wait(
+        cluster.submit(FOLDER / "two-nodes.sbatch", "train.py", "--folder", run, "--steps", 6)
+    )
     assert job.state == "COMPLETED", job.output
     same(said(job.output), recorded("train.txt"))
     one = alone("train.py", "--folder", tmp_path / "alone", "--steps", 6)
@@ -508,14 +678,29 @@ def test_sigterm_from_slurm_saves_and_the_next_job_resumes(cluster):
 
 def test_sigterm_with_requeue_brings_the_job_back(cluster):
     run = cluster.folder / "comes back"
-    what = "train.py", "--folder", run, "--every", 1000, "--pause", 0.1, "--steps", ENDLESS, "--requeue"
+    what = (
+        "train.py",
+        "--folder",
+        run,
+        "--every",
+        1000,
+        "--pause",
+        0.1,
+        "--steps",
+        ENDLESS,
+        "--requeue",
+    )
     job = cluster.submit(FOLDER / "two-nodes.sbatch", *what)
     told = partial(cluster.told, job)
     wait_until(lambda: "step 3 loss" in cluster.output(job), told)
     cluster.run("scancel", "--signal=TERM", job)
-    wait_until(lambda: cluster.show(job)["Restarts"] == "1" and cluster.show(job)["JobState"] == "PENDING", told)
+    wait_until(
+        lambda: cluster.show(job)["Restarts"] == "1" and cluster.show(job)["JobState"] == "PENDING",
+        told,
+    )
     step = int(re.search(r"SIGTERM: saved step (\d+) and stopped", cluster.output(job))[1])
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # else it waits until credentials have expired
+    # else it waits until credentials have expired
+    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait_until(lambda: f"resumes after step {step}" in cluster.output(job), told)
     cluster.run("scancel", job)
     done = cluster.wait(job)
@@ -545,15 +730,23 @@ def test_a_job_that_failed_is_not_requeued_by_slurm_but_by_the_line_of_the_chapt
 
 def test_a_job_array_is_several_jobs_with_a_number_each(cluster):
     program = cluster.folder / "numbered.py"
-    program.write_text("import os; print('number', os.environ['SLURM_ARRAY_TASK_ID'], os.environ['SLURM_NTASKS'])")
+    program.write_text(
+        "import os; print('number', os.environ['SLURM_ARRAY_TASK_ID'], os.environ['SLURM_NTASKS'])"
+    )
     output = f"--output={cluster.folder}/array-%a.out"
     script = FOLDER / "one-node.sbatch"
     settings = {"VENV": sys.prefix} | on_cpus(1)
-    job = cluster.run("sbatch", "--parsable", "--array=0-1", output, script, program, **settings).strip()
+    job = cluster.run(
+        "sbatch", "--parsable", "--array=0-1", output, script, program, **settings
+    ).strip()
     files = [cluster.folder / f"array-{number}.out" for number in (0, 1)]
-    wait_until(lambda: all(f.exists() and "number" in f.read_text() for f in files), partial(cluster.told, job))
+    wait_until(
+        lambda: all(f.exists() and "number" in f.read_text() for f in files),
+        partial(cluster.told, job),
+    )
     first, second = (f.read_text().splitlines() for f in files)
-    assert [first[-1], second[-1]] == ["number 0 1", "number 1 1"] and first[0] != second[0]  # two numbers of jobs
+    # two numbers of jobs
+    assert [first[-1], second[-1]] == ["number 0 1", "number 1 1"] and first[0] != second[0]
 
 
 def measured_on_a_slow_link(cluster, *program):
@@ -581,12 +774,16 @@ def test_bytes_between_nodes_are_those_of_the_formulas_and_of_the_recording(clus
     for pattern, theory in formulas.items():
         measured = found[pattern]["MiB sent by a node"]
         assert measured == pytest.approx(theory, rel=0.1, abs=0.1), pattern
-        assert measured == pytest.approx(expected[pattern]["MiB sent by a node"], rel=0.1, abs=0.1), pattern
+        assert measured == pytest.approx(
+            expected[pattern]["MiB sent by a node"], rel=0.1, abs=0.1
+        ), pattern
 
 
 def test_a_stencil_and_a_transform_send_the_bytes_of_the_formulas_and_of_the_recording(cluster):
-    found = measured_on_a_slow_link(cluster, "grid.py", "--repeat", 2)  # which compares its results with NumPy's
-    row = math.prod(found["stencil"]["grid"][1:]) * 4  # bytes; a column of the square grid has as many
+    # which compares its results with NumPy's
+    found = measured_on_a_slow_link(cluster, "grid.py", "--repeat", 2)
+    # bytes; a column of the square grid has as many
+    row = math.prod(found["stencil"]["grid"][1:]) * 4
     half = math.prod(found["fft"]["grid"]) * 8 / 2  # of the grid: a node's part
     formulas = {
         "stencil": {
@@ -608,7 +805,9 @@ def test_a_stencil_and_a_transform_send_the_bytes_of_the_formulas_and_of_the_rec
             for way, theory in ways.items():
                 measured = found[program][way]["MiB sent by a node"]
                 assert measured == pytest.approx(theory / 2**20, rel=0.1, abs=0.05), (program, way)
-                assert measured == pytest.approx(expected[program][way]["MiB sent by a node"], rel=0.1, abs=0.05)
+                assert measured == pytest.approx(
+                    expected[program][way]["MiB sent by a node"], rel=0.1, abs=0.05
+                )
 
 
 def test_preflight_finds_two_nodes_ready_and_a_slow_link(cluster):
@@ -635,27 +834,34 @@ def test_watchdogs_end_a_job_that_hangs_and_say_where(cluster):
     assert job.state == "FAILED" and "Exited with exit code 124" in job.output, job.output
     lines = {line for line in job.output.splitlines() if "has not ended" in line}
     expected = {line for line in recorded("hang.txt") if "has not ended" in line}
-    assert len(expected) == 8 and lines <= expected and len(lines) >= 4  # on a busy machine some come too late
+    # on a busy machine some come too late
+    assert len(expected) == 8 and lines <= expected and len(lines) >= 4
     assert [line[0] for line in expected if "at the end" in line] == ["5"]
 
 
 def test_ipyparallel_starts_engines_through_slurm(cluster):
-    """shardlab.start with one argument changed: eight processes, at most four on a node in this partition."""
+    """shardlab.start with one argument changed: eight processes, at most four on a node in this
+    partition.
+    """
     program = f"""
 from shardlab import start
 with start(8, cluster="slurm", limit={PATIENCE}) as group:
     group.run("import jax, socket")
     print(group)
     print(group["jax.process_index(), jax.process_count(), jax.device_count(), socket.gethostname()"])
-"""
+"""  # noqa: E501
     settings = cluster.environment | {"SLURM_EXPORT_ENV": "ALL", "SBATCH_PARTITION": "four"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=cluster.folder, env=settings, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        command, cwd=cluster.folder, env=settings, capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, f"{done.stderr}\n{cluster.log()}"
     who, seen = done.stdout.splitlines()
     assert who == "8 processes on 2 hosts"
     assert eval(seen) == [(i, 8, 8, f"node{1 + i // 4}") for i in range(8)]
-    wait_until(lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), cluster.log)
+    wait_until(
+        lambda: "ipengine" not in cluster.run("squeue", "--noheader", "--format=%j"), cluster.log
+    )
 
 
 def test_a_job_that_lost_a_node_resumes_when_slurm_starts_it_again(cluster, lost):
@@ -689,13 +895,19 @@ def test_scripts_for_other_clusters_can_at_least_be_read():
 
 
 def test_after_a_loss_a_smaller_job_goes_on_from_the_same_checkpoint(cluster, lost, tmp_path):
-    """Eight processes on two nodes lose a node, and one process on one node goes on, with the same losses."""
+    """Eight processes on two nodes lose a node, and one process on one node goes on, with the same
+    losses.
+    """
     _, first_run = lost
     what = "train.py", "--folder", cluster.folder / "left", "--steps", 12
     job = cluster.wait(cluster.submit(FOLDER / "one-node.sbatch", *what, JAX_NUM_CPU_DEVICES="4"))
     assert job.state == "COMPLETED" and "1 process, 4 devices" in job.output, job.output
     step = int(re.search(r"resumes after step (\d+)", job.output)[1])
     one = alone("train.py", "--folder", tmp_path / "undisturbed", "--steps", 12)
-    before = [line.removeprefix("0: ") for line in first_run.splitlines() if re.match(r"0: step \d+ loss", line)]
+    before = [
+        line.removeprefix("0: ")
+        for line in first_run.splitlines()
+        if re.match(r"0: step \d+ loss", line)
+    ]
     assert 4 <= step <= len(before) < 12
     same(before[:step] + said(job.output)[3:], one[1:])

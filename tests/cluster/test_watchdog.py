@@ -1,4 +1,6 @@
-"""The watchdog that readers copy: it ends a process whose step hangs, says where, and leaves all others alone."""
+"""The watchdog that readers copy: it ends a process whose step hangs, says where, and leaves all
+others alone.
+"""
 
 import os
 import subprocess
@@ -32,7 +34,9 @@ def run(folder, program, limit=1):
     (folder / "train.py").write_text(START.replace("limit=1", f"limit={limit}") + program)
     begin, command = time.monotonic(), [sys.executable, folder / "train.py"]
     environment = {"PYTHONPATH": str(FILE.parent), "JAX_PLATFORMS": "cpu", "PATH": ""}
-    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
+    done = subprocess.run(
+        command, env=environment, stderr=subprocess.PIPE, text=True, timeout=PATIENCE
+    )
     return done.returncode, done.stderr, time.monotonic() - begin
 
 
@@ -48,7 +52,8 @@ def run(folder, program, limit=1):
             "loading has not ended within 1 s; it is at line 9 of train.py",
         ),
         "JAX": (
-            "wait = lambda: jax.pure_callback(lambda: time.sleep(100), None)\njax.jit(wait)()\njax.effects_barrier()\n"
+            "wait = lambda: jax.pure_callback(lambda: time.sleep(100), "
+            "None)\njax.jit(wait)()\njax.effects_barrier()\n"
             "import threading\nthreading.Event().wait()\n",
             "it is at line 12 of train.py",
         ),
@@ -73,13 +78,22 @@ def test_a_process_that_hangs_says_where_and_ends(tmp_path, program, says):
 
 def test_code_that_holds_the_gil_is_ended_by_the_timer(tmp_path):
     status, said, seconds = run(tmp_path, "time.sleep(0.7)\nctypes.PyDLL(None).sleep(100)\n")
-    assert status == 1 and "Timeout (0:00:03)!" in said and 'train.py", line 9' in said and seconds < 100
+    assert (
+        status == 1
+        and "Timeout (0:00:03)!" in said
+        and 'train.py", line 9' in said
+        and seconds < 100
+    )
 
 
 def test_steps_within_their_limits_and_a_long_first_one_are_left_alone(tmp_path):
-    steps = "    time.sleep([6, 0.1][step])\nfor step in range(10):\n    watchdog.step(step)\n    time.sleep(0.1)\n"
+    steps = (
+        "    time.sleep([6, 0.1][step])\nfor step in range(10):\n    watchdog.step(step)\n    "
+        "time.sleep(0.1)\n"
+    )
     steps += "watchdog.step('a checkpoint', 30)\ntime.sleep(6)\n"
-    status, said, seconds = run(tmp_path, steps, limit=5)  # which 0.1 s are not on the busiest machine
+    # which 0.1 s are not on the busiest machine
+    status, said, seconds = run(tmp_path, steps, limit=5)
     assert (status, said) == (0, "") and seconds > 13
 
 

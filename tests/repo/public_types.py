@@ -1,4 +1,6 @@
-"""What a type checker must say of programs that use shardlab: `make lint` checks this file, and nothing runs it."""
+"""What a type checker must say of programs that use shardlab: `make lint` checks this file, and
+nothing runs it.
+"""
 
 from typing import Any, assert_type
 

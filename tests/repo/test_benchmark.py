@@ -1,4 +1,6 @@
-"""`make benchmark`: a build with stock Jupyter Book beside one by `make book`, the whole way on a tiny book."""
+"""`make benchmark`: a build with stock Jupyter Book beside one by `make book`, the whole way on a
+tiny book.
+"""
 
 import re
 import subprocess
@@ -16,7 +18,8 @@ SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 def benchmark(*arguments):
     command = [sys.executable, SCRIPT, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE)  # of a dozen builds
+    # of a dozen builds
+    return subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE)
 
 
 PROGRAMS = """
@@ -64,7 +67,8 @@ def test_each_case_is_measured_for_both(tmp_path):
         "a line of src/shardlab": "2 and 1",
         "another package": "2 and 2",
     }
-    # On so small a book a target may be missed, which is said, and is the only reason for another status than 0.
+    # On so small a book a target may be missed, which is said, and is the only reason for another
+    # status than 0.
     missed = r"^missed: .* of stock's time, the target is at most [\d.]+$"
     assert done.returncode == bool(re.findall(missed, done.stderr, re.MULTILINE)), done.stderr
 

@@ -1,4 +1,6 @@
-"""What holds for every module of src/: it says its one job, and leaves to the others what is private to them."""
+"""What holds for every module of src/: it says its one job, and leaves to the others what is
+private to them.
+"""
 
 import ast
 import re
@@ -18,8 +20,8 @@ def private(name):
 def borrowed(text):
     """The private names of other modules that a module's text uses, with their lines.
 
-    A module whose file name begins with an underscore is private to its package, and may be imported in it; what it
-    offers to the others has no underscore.
+    A module whose file name begins with an underscore is private to its package, and may be
+    imported in it; what it offers to the others has no underscore.
     """
     tree, modules, found = ast.parse(text), set(), []
     for node in ast.walk(tree):
@@ -33,7 +35,11 @@ def borrowed(text):
                     found.append((node.lineno, f"{node.module}.{name.name}"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and private(node.attr):
-            of = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", None)
+            of = (
+                node.value.attr
+                if isinstance(node.value, ast.Attribute)
+                else getattr(node.value, "id", None)
+            )
             if of in modules and (of, node.attr) != ("os", "_exit"):  # which Python documents
                 found.append((node.lineno, f"{of}.{node.attr}"))
     return sorted(found)
@@ -50,7 +56,10 @@ def test_no_module_uses_what_is_private_to_another(file):
         ("from shardlab.arrays.layout import _short, describe", "shardlab.arrays.layout._short"),
         ("from shardlab.programs import collectives\ncollectives._moves", "collectives._moves"),
         ("from shardlab.programs import collectives as c\nc._moves()", "c._moves"),
-        ("import shardlab.programs.collectives\nshardlab.programs.collectives._moves", "collectives._moves"),
+        (
+            "import shardlab.programs.collectives\nshardlab.programs.collectives._moves",
+            "collectives._moves",
+        ),
         ("from shardlab import _tables\n_tables._GROWTH", "_tables._GROWTH"),
         ("from shardlab.pictures.svg import _GROWTH", "shardlab.pictures.svg._GROWTH"),
         ("import sys\nsys._getframe()", "sys._getframe"),
@@ -61,7 +70,10 @@ def test_a_borrowed_name_is_found(text, name):
 
 
 def test_what_is_a_modules_own_is_no_others():
-    own = "from shardlab import _tables, costs\n_x = 1\n_tables.row(costs.__doc__)\nself._x\nprint(_x)"
+    own = (
+        "from shardlab import _tables, costs\n_x = "
+        "1\n_tables.row(costs.__doc__)\nself._x\nprint(_x)"
+    )
     assert borrowed(own) == []
 
 
@@ -75,14 +87,18 @@ def listed(package):
     """The modules that a package's docstring lists; CONTRIBUTING.md sends people there."""
     file = SOURCES.joinpath(*package.split("."), "__init__.py")
     about = ast.get_docstring(ast.parse(file.read_text()))
-    return re.findall(rf"`({package}\.[\w.]+)`", "\n".join(re.findall(r"^- .*?:", about, re.MULTILINE)))
+    return re.findall(
+        rf"`({package}\.[\w.]+)`", "\n".join(re.findall(r"^- .*?:", about, re.MULTILINE))
+    )
 
 
 BOOKBINDER = SOURCES / "bookbinder"
 
 
 @pytest.mark.parametrize(
-    "folder", [BOOKBINDER, *(file.parent for file in BOOKBINDER.glob("*/__init__.py"))], ids=lambda folder: folder.name
+    "folder",
+    [BOOKBINDER, *(file.parent for file in BOOKBINDER.glob("*/__init__.py"))],
+    ids=lambda folder: folder.name,
 )
 def test_a_package_of_bookbinder_lists_what_is_in_it(folder):
     name = ".".join(folder.relative_to(SOURCES).parts)
@@ -94,7 +110,8 @@ def test_a_package_of_bookbinder_lists_what_is_in_it(folder):
 
 # The packages from the ground up: each imports only from those before it.
 FLOORS = {
-    "shardlab": ("arrays", "machines", "cluster", "costs", "programs", "pods", "networks", "exercises", "pictures",
+    "shardlab": ("arrays", "machines", "cluster", "costs", "programs", "pods", "networks",
+        "exercises", "pictures",
                  "report", "book", "cli"),
     "bookbinder": ("disk", "stopping", "progress", "read", "run", "notebook", "page", "show"),
 }  # fmt: skip
@@ -111,7 +128,11 @@ def imported(file, project):
             modules = [alias.name for alias in node.names]
         if modules == [project]:
             modules = [f"{project}.{alias.name}" for alias in node.names]
-        names |= {module.split(".")[1]: node.lineno for module in modules if module.startswith(f"{project}.")}
+        names |= {
+            module.split(".")[1]: node.lineno
+            for module in modules
+            if module.startswith(f"{project}.")
+        }
     return names
 
 
@@ -156,7 +177,9 @@ def test_the_floors_are_the_packages_and_stand_in_this_order_in_the_docstring(pr
     assert order == sorted(order, key=FLOORS[project].index)
 
 
-@pytest.mark.parametrize(("project", "floor"), [(project, floor) for project in FLOORS for floor in FLOORS[project]])
+@pytest.mark.parametrize(
+    ("project", "floor"), [(project, floor) for project in FLOORS for floor in FLOORS[project]]
+)
 def test_a_package_imports_only_from_those_below(project, floor):
     below = {*GROUND[project], *FLOORS[project][: FLOORS[project].index(floor) + 1]}
     below |= {"__version__"} if floor == "cli" else set()
@@ -166,7 +189,8 @@ def test_a_package_imports_only_from_those_below(project, floor):
         assert not above, f"{file.relative_to(SOURCES)}: {above}"
 
 
-# Their public names are those of `shardlab.costs` and `shardlab.pictures.draw`, or serve pages of the book alone.
+# Their public names are those of `shardlab.costs` and `shardlab.pictures.draw`, or serve pages of
+# the book alone.
 OFFERED_ELSEWHERE = ("shardlab.costs.", "shardlab.pictures.", "shardlab.book.")
 
 
@@ -178,7 +202,9 @@ def test_every_public_module_is_listed():
             with_names.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     names = {*listed("shardlab")}
     assert names - with_names <= {"shardlab.exercises.pytest_plugin"}  # which pytest loads
-    assert [name for name in sorted(with_names - names) if not name.startswith(OFFERED_ELSEWHERE)] == []
+    assert [
+        name for name in sorted(with_names - names) if not name.startswith(OFFERED_ELSEWHERE)
+    ] == []
 
 
 MOST_LINES = 80  # of a function, without its docstring

@@ -1,4 +1,6 @@
-"""scripts/perturb.py: which other conditions an assertion is tried with, and what is said of a small book."""
+"""scripts/perturb.py: which other conditions an assertion is tried with, and what is said of a
+small book.
+"""
 
 import ast
 import importlib.util
@@ -35,14 +37,25 @@ def test_the_conditions_that_are_tried(condition, others):
 
 
 def test_lines_stay_where_they_are_and_the_rest_of_a_cell_too():
-    source = 'x = "é"; assert len(x) == 1, "no"  # one\nif x:\n    assert (x ==\n            "é")\n%time x\n'
+    source = (
+        'x = "é"; assert len(x) == 1, "no"  # one\nif x:\n    assert (x ==\n            '
+        '"é")\n%time x\n'
+    )
     text, others = perturb.with_perturbations(source, 3)
     assert [line.partition("; __perturbed__")[0] for line in text.split("\n")] == [
-        'x = "é"; assert len(x) == 1, "no"', "if x:", "    assert (x ==", '            "é")', "%time x", "",
-    ]  # fmt: skip
+        'x = "é"; assert len(x) == 1, "no"',
+        "if x:",
+        "    assert (x ==",
+        '            "é")',
+        "%time x",
+        "",
+    ]
     assert text.split("\n")[0].endswith("  # one")
     assert {line for line, _ in others.values()} == {1, 3} and len(others) == 3
-    assert perturb.with_perturbations("%%processes\nassert 1 == 1", 0) == ("%%processes\nassert 1 == 1", {})
+    assert perturb.with_perturbations("%%processes\nassert 1 == 1", 0) == (
+        "%%processes\nassert 1 == 1",
+        {},
+    )
 
 
 CELL = """
@@ -63,7 +76,11 @@ def test_what_passes_in_every_run_of_its_line_is_printed_and_is_a_fault_once_it_
         return subprocess.run(command, capture_output=True, text=True)
 
     done = run()
-    line = next(n for n, text in enumerate((tmp_path / "book/two.md").read_text().split("\n"), 1) if "0 * 5" in text)
+    line = next(
+        n
+        for n, text in enumerate((tmp_path / "book/two.md").read_text().split("\n"), 1)
+        if "0 * 5" in text
+    )
     assert done.stdout.splitlines() == [
         f"book/two.md:{line}: assert n >= 0 * 5: 5 to 6",
         "1 other conditions pass, 1 of them not in loose_assertions.txt",
@@ -71,7 +88,9 @@ def test_what_passes_in_every_run_of_its_line_is_printed_and_is_a_fault_once_it_
     assert done.returncode == 1
     (tmp_path / "tests/book").mkdir(parents=True)
     assert run("--write").returncode == 0 and run().returncode == 0
-    assert (tmp_path / "tests/book/loose_assertions.txt").read_text() == "book/two.md: assert n >= 0 * 5: 5 to 6\n"
+    assert (
+        tmp_path / "tests/book/loose_assertions.txt"
+    ).read_text() == "book/two.md: assert n >= 0 * 5: 5 to 6\n"
     book.write("book/two.md", chapter("Two", "assert 1 == 2"))
     broken = run()
     assert broken.returncode == 1 and "book/two.md: does not run" in broken.stdout

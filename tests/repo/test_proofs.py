@@ -1,4 +1,6 @@
-"""What was proved before is not run again, and is not counted as passed (tests/tools/runs/proofs.py)."""
+"""What was proved before is not run again, and is not counted as passed
+(tests/tools/runs/proofs.py).
+"""
 
 import json
 import os
@@ -33,7 +35,8 @@ def test_beside_it():
     pass
 """
 MARKED = (
-    'import pytest\n\npytestmark = pytest.mark.reads("data.txt")\n\ndef test_marked():\n    open("data.txt").close()\n'
+    'import pytest\n\npytestmark = pytest.mark.reads("data.txt")\n\ndef test_marked():\n    '
+    'open("data.txt").close()\n'
 )
 
 
@@ -56,14 +59,25 @@ class Repository:
 
     def run(self, *options, status=0):
         """Run the tests; returns pytest's closing line without its time."""
-        command = [sys.executable, "-m", "pytest", "--rootdir", ".", "-p", "no:cacheprovider", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--rootdir",
+            ".",
+            "-p",
+            "no:cacheprovider",
+            *options,
+        ]
         environment = os.environ | {
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTEST_PLUGINS": "xdist,_hypothesis_pytestplugin",
         }
         environment |= {"PYTHONPATH": str(ROOT / "src")}
         environment.pop(proofs.BEGAN, None)
-        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == status, done.stdout + done.stderr
         self.said = done.stdout
         return re.fullmatch(r"=+ (.*) in [\d.]+s.* =+", done.stdout.splitlines()[-1])[1]
@@ -90,7 +104,8 @@ def test_what_was_proved_is_said_with_its_day_and_not_run(repository, processes)
     assert repository.run(*parallel) == "3 passed"
     assert repository.proofs() == {"chapter one": ["data.txt"], "tests/test_one.py": None}
     assert repository.run(*parallel) == f"3 proved on {TODAY}"
-    repository.write("tests/test_two.py", "def test_two():\n    pass\n")  # test_one.py depends on everything
+    # test_one.py depends on everything
+    repository.write("tests/test_two.py", "def test_two():\n    pass\n")
     assert repository.run(*parallel) == f"2 passed, 2 proved on {TODAY}"
     for file in proofs.proofs_of("chapter one", repository.root / "_build" / "proofs"):
         file.write_text(file.read_text().replace(TODAY, "2026-11-25"))
@@ -106,7 +121,14 @@ def test_a_proof_that_is_old_or_damaged_proves_nothing(repository):
     repository.run("--proofs", "use")
     (file,) = proofs.proofs_of("tests/test_one.py", repository.root / "_build" / "proofs")
     good = json.loads(file.read_text())
-    for bad in (good | {"key": "0" * 16}, good | {"key": None}, good | {"unit": "tests/test_two.py"}, [good], "", 5):
+    for bad in (
+        good | {"key": "0" * 16},
+        good | {"key": None},
+        good | {"unit": "tests/test_two.py"},
+        [good],
+        "",
+        5,
+    ):
         file.write_text(json.dumps(bad))
         assert repository.run("--proofs", "use") == "1 passed", bad
     file.write_text("no JSON")
@@ -127,10 +149,14 @@ def test_no_change_brings_its_own_proofs(repository):
     shutil.rmtree(repository.root / "_build")
     assert repository.run("--proofs", "use") == "1 passed"
     ignored = (ROOT / ".gitignore").read_text().split()
-    assert "/_build/" in ignored and not any(name.endswith("proofs.json") for name in proofs.source_files())
+    assert "/_build/" in ignored and not any(
+        name.endswith("proofs.json") for name in proofs.source_files()
+    )
 
 
-def test_a_run_knows_what_was_proved_when_it_began_and_a_unit_has_so_many_proofs(repository, monkeypatch):
+def test_a_run_knows_what_was_proved_when_it_began_and_a_unit_has_so_many_proofs(
+    repository, monkeypatch
+):
     repository.write("tests/test_one.py", "def test_one():\n    pass\n")
     repository.run("--proofs", "use")
     folder = repository.root / "_build" / "proofs"
@@ -178,7 +204,10 @@ def test_a_file_with_a_mark_depends_on_what_it_names_and_may_read_nothing_else(r
         text = "".join(f"    {line}\n" for line in reading.split("\n"))
         repository.write("tests/test_marked.py", MARKED + text)
         assert repository.run("--proofs", "use", status=1) == "1 passed, 1 error"
-        assert "tests/test_marked.py reads other.txt, which its mark `reads` does not name" in repository.said
+        assert (
+            "tests/test_marked.py reads other.txt, which its mark `reads` does not name"
+            in repository.said
+        )
 
 
 def test_a_file_with_a_mark_depends_on_what_tests_share_too(repository):
@@ -197,15 +226,27 @@ MARKS = {
     str(file.relative_to(ROOT)): re.findall(r'"([^"]+)"', mark[1])
     for file in sorted((ROOT / "tests").rglob("test_*.py"))
     if (
-        mark := re.search(r"^pytestmark = \[?pytest\.mark\.reads\((.*?)\)(?:,|$)", file.read_text("utf-8"), re.M | re.S)
+        mark := re.search(
+            r"^pytestmark = \[?pytest\.mark\.reads\((.*?)\)(?:,|$)",
+            file.read_text("utf-8"),
+            re.M | re.S,
+        )
     )
 }
 
 
 @pytest.mark.parametrize("name", MARKS)
 def test_a_mark_names_what_its_file_imports(name):
-    text = re.sub("^@.*$", "", (ROOT / name).read_text("utf-8"), flags=re.M)  # of a chapter that names a test
+    # of a chapter that names a test
+    text = re.sub("^@.*$", "", (ROOT / name).read_text("utf-8"), flags=re.M)
     assert all((ROOT / place).exists() for place in MARKS[name])
-    needed = {f"src/{package}" for package in re.findall(r"^ *(?:from|import) (shardlab|bookbinder)\b", text, re.M)}
-    needed |= {"book"} if re.search(r"\bBOOK\.|^def .*\b(book|site|home|sources)\b.*\):$", text, re.M) else set()
+    needed = {
+        f"src/{package}"
+        for package in re.findall(r"^ *(?:from|import) (shardlab|bookbinder)\b", text, re.M)
+    }
+    needed |= (
+        {"book"}
+        if re.search(r"\bBOOK\.|^def .*\b(book|site|home|sources)\b.*\):$", text, re.M)
+        else set()
+    )
     assert all(proofs.below(place, MARKS[name]) or place in MARKS[name] for place in needed), needed

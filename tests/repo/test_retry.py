@@ -80,12 +80,27 @@ def run(folder, text, *options):
 
 @pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_test_that_fails_once_is_named_with_both_outputs_and_fails_nothing(tmp_path, processes):
-    status, said = run(tmp_path, ONCE + IN_ITS_SET_UP + AT_ITS_END, "--numprocesses", processes, "--dist", "loadfile")
+    status, said = run(
+        tmp_path,
+        ONCE + IN_ITS_SET_UP + AT_ITS_END,
+        "--numprocesses",
+        processes,
+        "--dist",
+        "loadfile",
+    )
     assert status == 0, said
     flaky = set(re.findall(r"^flaky: \S+", said, re.MULTILINE))
-    names = {"test_that_fails_once", "test_that_fails_at_its_end", *(f"test_of_the_site[{n}]" for n in range(5))}
+    names = {
+        "test_that_fails_once",
+        "test_that_fails_at_its_end",
+        *(f"test_of_the_site[{n}]" for n in range(5)),
+    }
     assert flaky == {f"flaky: test_some.py::{name}" for name in names}
-    assert "a came late" in said and said.count("output of a") >= 2 and "7 that failed run once more, alone" in said
+    assert (
+        "a came late" in said
+        and said.count("output of a") >= 2
+        and "7 that failed run once more, alone" in said
+    )
     last = said.splitlines()[-1]
     assert "7 flaky" in last and "failed" not in last and "error" not in last, last
 
@@ -93,13 +108,19 @@ def test_a_test_that_fails_once_is_named_with_both_outputs_and_fails_nothing(tmp
 def test_a_test_that_always_fails_is_a_failure(tmp_path):
     status, said = run(tmp_path, ONCE + ALWAYS)
     assert status == 1 and "1 failed, 1 passed, 1 flaky" in said.splitlines()[-1], said
-    assert "flaky: test_some.py::test_that_fails_once" in said and "FAILED test_some.py::test_that_always_fails" in said
+    assert (
+        "flaky: test_some.py::test_that_fails_once" in said
+        and "FAILED test_some.py::test_that_always_fails" in said
+    )
 
 
 def test_more_than_three_are_a_failure_and_none_runs_again(tmp_path):
     status, said = run(tmp_path, ONCE + MANY)
     assert status == 1 and "5 failed, 1 passed" in said.splitlines()[-1], said
-    assert "5 tests failed, more than the 3 that may be flaky: none runs again" in said and "\nflaky: " not in said
+    assert (
+        "5 tests failed, more than the 3 that may be flaky: none runs again" in said
+        and "\nflaky: " not in said
+    )
 
 
 def test_a_test_whose_process_dies_once_is_flaky(tmp_path):

@@ -24,7 +24,9 @@ def project(tmp_path):
 
 
 def fake(path, version, *, works=True):
-    """An interpreter that says it has a version; making a virtual environment with it fails, and says which it was."""
+    """An interpreter that says it has a version; making a virtual environment with it fails, and
+    says which it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     says = (
         f'case "$1" in -c) echo {version} ;; *) echo "fake $0" >&2; exit 3 ;; esac'
@@ -38,7 +40,8 @@ def fake(path, version, *, works=True):
 
 def set_up(project, path=(), **environment):
     """Run the set-up with a PATH of the given folders and the system's tools."""
-    tools = project.parent / "tools"  # the programs that the script uses, without the system's Pythons
+    # the programs that the script uses, without the system's Pythons
+    tools = project.parent / "tools"
     tools.mkdir(exist_ok=True)
     for tool in ("sh", "dirname", "cat", "cksum", "rm", "awk", "sed"):
         if not (tools / tool).exists():
@@ -47,7 +50,9 @@ def set_up(project, path=(), **environment):
         "HOME": str(project.parent / "home"),
         "PATH": os.pathsep.join([*map(str, path), str(tools)]),
     } | environment
-    run = subprocess.run(["sh", project / "scripts/setup.sh"], env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        ["sh", project / "scripts/setup.sh"], env=environment, capture_output=True, text=True
+    )
     return run.returncode, run.stderr
 
 
@@ -58,14 +63,21 @@ def test_the_newest_that_runs_is_taken_and_shims_are_passed_over(project, tmp_pa
     newest = fake(tmp_path / "home/.pyenv/versions/3.13.0/bin/python3.13", "3.13.0")
     fake(tmp_path / "home/.local/share/uv/python/cpython-3.13.2/bin/python3.13", "3.13.0")
     status, said = set_up(project, [tmp_path / "bin"])
-    assert status == 3 and f"making .venv with Python 3.13.0 ({newest})" in said and f"fake {newest}" in said
+    assert (
+        status == 3
+        and f"making .venv with Python 3.13.0 ({newest})" in said
+        and f"fake {newest}" in said
+    )
 
 
 def test_the_patch_version_counts_and_too_new_is_left_alone(project, tmp_path):
     fake(tmp_path / "a/python3.12", "3.12.9")
     fake(tmp_path / "b/python3.12", "3.12.10")
     fake(tmp_path / "c/python3", "3.15.0")
-    assert "with Python 3.12.10 " in set_up(project, [tmp_path / "a", tmp_path / "b", tmp_path / "c"])[1]
+    assert (
+        "with Python 3.12.10 "
+        in set_up(project, [tmp_path / "a", tmp_path / "b", tmp_path / "c"])[1]
+    )
 
 
 def test_pythons_of_uv_and_of_another_pyenv_root_are_found(project, tmp_path):
@@ -78,10 +90,16 @@ def test_pythons_of_uv_and_of_another_pyenv_root_are_found(project, tmp_path):
 def test_python_overrides(project, tmp_path):
     fake(tmp_path / "bin/python3.13", "3.13.0")
     older = fake(tmp_path / "else where/python", "3.11.2")
-    assert f"with Python 3.11.2 ({older})" in set_up(project, [tmp_path / "bin"], PYTHON=str(older))[1]
+    assert (
+        f"with Python 3.11.2 ({older})" in set_up(project, [tmp_path / "bin"], PYTHON=str(older))[1]
+    )
     assert "with Python 3.13.0" in set_up(project, [tmp_path / "bin"], PYTHON="python3.13")[1]
     status, said = set_up(project, [tmp_path / "bin"], PYTHON="/no/such/python")
-    assert status == 1 and "PYTHON=/no/such/python cannot be used" in said and len(said.splitlines()) == 1
+    assert (
+        status == 1
+        and "PYTHON=/no/such/python cannot be used" in said
+        and len(said.splitlines()) == 1
+    )
     old = fake(tmp_path / "old/python", "3.9.18")
     status, said = set_up(project, PYTHON=str(old))
     assert status == 1 and f"{old} (3.9.18)" in said
@@ -90,13 +108,17 @@ def test_python_overrides(project, tmp_path):
 def test_without_a_usable_python_one_line_says_what_was_looked_for_and_found(project, tmp_path):
     status, said = set_up(project)
     assert status == 1 and len(said.splitlines()) == 1
-    assert "no usable Python: looked for 3.11 to 3.14 with venv on PATH" in said and "found none at all" in said
+    assert (
+        "no usable Python: looked for 3.11 to 3.14 with venv on PATH" in said
+        and "found none at all" in said
+    )
     fake(tmp_path / "bin/python3", "3.9.2")
     fake(tmp_path / "bin/python3.12", "", works=False)
     status, said = set_up(project, [tmp_path / "bin"])
     assert status == 1 and len(said.splitlines()) == 1
     assert (
-        f"{tmp_path}/bin/python3 (3.9.2)" in said and f"{tmp_path}/bin/python3.12 (does not run, or lacks venv)" in said
+        f"{tmp_path}/bin/python3 (3.9.2)" in said
+        and f"{tmp_path}/bin/python3.12 (does not run, or lacks venv)" in said
     )
     assert "make book PYTHON=/path/to/python" in said
 
@@ -106,7 +128,9 @@ def test_this_environment_is_the_lock_and_nothing_is_done_twice():
     run = subprocess.run([ROOT / "scripts/setup.sh"], capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     uv = Path(sys.executable).with_name("uv")
-    frozen = subprocess.run([uv, "pip", "freeze", "--python", sys.executable], capture_output=True, text=True).stdout
+    frozen = subprocess.run(
+        [uv, "pip", "freeze", "--python", sys.executable], capture_output=True, text=True
+    ).stdout
     locked = (ROOT / "requirements.txt").read_text()
     for line in frozen.splitlines():
         if line.startswith(("-e ", "pip==")):  # this project, and what comes with every environment
@@ -127,8 +151,13 @@ def test_no_home_and_a_foreign_cdpath_do_no_harm(project, tmp_path):
     environment = {"HOME": "", "CDPATH": str(tmp_path / "elsewhere")}
     status, said = set_up(project, [tmp_path / "bin"], **environment)
     assert status == 3 and "making .venv with Python 3.13.0" in said
-    environment = {"PATH": f"{tmp_path / 'bin'}:{tmp_path / 'tools'}", "CDPATH": str(tmp_path / "elsewhere")}
-    run = subprocess.run(["sh", "scripts/setup.sh"], cwd=project, env=environment, capture_output=True, text=True)
+    environment = {
+        "PATH": f"{tmp_path / 'bin'}:{tmp_path / 'tools'}",
+        "CDPATH": str(tmp_path / "elsewhere"),
+    }
+    run = subprocess.run(
+        ["sh", "scripts/setup.sh"], cwd=project, env=environment, capture_output=True, text=True
+    )
     assert run.returncode == 3 and "HOME" not in run.stderr
 
 

@@ -1,4 +1,6 @@
-"""What files beside the book say in words is what the code has: versions, minutes, options, defaults."""
+"""What files beside the book say in words is what the code has: versions, minutes, options,
+defaults.
+"""
 
 import re
 import tomllib
@@ -27,14 +29,17 @@ def test_the_set_up_takes_the_oldest_python_that_the_project_names():
 
 def test_a_check_takes_as_long_wherever_it_is_said():
     said = [
-        re.search(r"make check\b[^\n]*?(about \w+ minutes)", read(name)) for name in ("README.md", "CONTRIBUTING.md")
+        re.search(r"make check\b[^\n]*?(about \w+ minutes)", read(name))
+        for name in ("README.md", "CONTRIBUTING.md")
     ]
     assert said[0][1] == said[1][1]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_options_in_the_description_of_a_script_exist(path):
-    described, _, program = path.read_text("utf-8").removeprefix("#!/usr/bin/env python3\n").partition('"""\n\n')
+    described, _, program = (
+        path.read_text("utf-8").removeprefix("#!/usr/bin/env python3\n").partition('"""\n\n')
+    )
     for option in re.findall(r"(?<=\s)--[a-z][a-z-]+", described):
         assert f'"{option}"' in program, f"{path.name} describes {option}, which it does not have"
 

@@ -1,4 +1,6 @@
-"""The workflows on GitHub: what linters say of them, and their shell steps run as by a runner, from a clean clone."""
+"""The workflows on GitHub: what linters say of them, and their shell steps run as by a runner, from
+a clean clone.
+"""
 
 import importlib.util
 import json
@@ -28,28 +30,47 @@ FILES = sorted((ROOT / ".github" / "workflows").iterdir())
 FOR_READERS = ROOT / "book" / "recipes" / "pull_request.yml"
 DEPENDABOT = ROOT / ".github" / "dependabot.yml"
 TOOLS = Path(sys.executable).parent
-spec = importlib.util.spec_from_file_location("upstream_report", ROOT / "scripts" / "upstream_report.py")
+spec = importlib.util.spec_from_file_location(
+    "upstream_report", ROOT / "scripts" / "upstream_report.py"
+)
 report = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(report)
 
 
 def load(file):
     """A workflow, with `on` as it is written, which YAML takes for a truth."""
-    return {"on" if key is True else key: value for key, value in yaml.safe_load(file.read_text()).items()}
+    return {
+        "on" if key is True else key: value
+        for key, value in yaml.safe_load(file.read_text()).items()
+    }
 
 
 WORKFLOWS = {file.stem: load(file) for file in FILES}
-JOBS = {f"{name}: {job}": body for name, workflow in WORKFLOWS.items() for job, body in workflow["jobs"].items()}
+JOBS = {
+    f"{name}: {job}": body
+    for name, workflow in WORKFLOWS.items()
+    for job, body in workflow["jobs"].items()
+}
 
 
-# --- What is written in them ------------------------------------------------------------------------------
+# --- What is written in them ----------------------------------------------------------------------
 
 
 def test_zizmor_finds_nothing():
-    command = [TOOLS / "zizmor", "--offline", "--persona", "pedantic", "--strict-collection", "--no-ignores", ".github"]
+    command = [
+        TOOLS / "zizmor",
+        "--offline",
+        "--persona",
+        "pedantic",
+        "--strict-collection",
+        "--no-ignores",
+        ".github",
+    ]
     command.append(FOR_READERS)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "No findings" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0 and "No findings" in done.stdout + done.stderr, (
+        done.stdout + done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,12 +87,18 @@ def test_they_follow_their_schema(schema, files):
 @pytest.mark.parametrize("file", [*FILES, FOR_READERS], ids=lambda file: file.stem)
 def test_actions_are_pinned_with_their_version(file):
     used = re.findall(r"\buses: (.*)", file.read_text())
-    pinned = [use for use in used if re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)]
+    pinned = [
+        use for use in used if re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)
+    ]
     assert used and set(used) - set(pinned) <= {"$/.github/workflows/ci.yml"}
 
 
 def test_an_action_has_one_version_in_all_of_them():
-    used = {use for file in (*FILES, FOR_READERS) for use in re.findall(r"\buses: (actions/.*)", file.read_text())}
+    used = {
+        use
+        for file in (*FILES, FOR_READERS)
+        for use in re.findall(r"\buses: (actions/.*)", file.read_text())
+    }
     assert len(used) == len({use.partition("@")[0] for use in used})
 
 
@@ -85,17 +112,29 @@ def test_a_workflow_gives_no_rights_and_does_not_run_beside_itself(workflow):
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_job_has_one_right_and_a_time_limit(job):
     writes = {right for right, how in job["permissions"].items() if how != "read"}
-    assert writes in (set(), {"contents"}, {"issues"}, {"actions"}, {"pages", "id-token"}, {"id-token"}) or (
+    assert writes in (
+        set(),
+        {"contents"},
+        {"issues"},
+        {"actions"},
+        {"pages", "id-token"},
+        {"id-token"},
+    ) or (
         writes == {"id-token", "attestations"} and not any("run" in step for step in job["steps"])
     )
     assert "uses" in job or 0 < job["timeout-minutes"] <= 150
     for step in job.get("steps", ()):
         assert "${{" not in step.get("run", ""), "what others may have written reaches a shell"
         if "actions/checkout@" in step.get("uses", ""):
-            settings = {"persist-credentials": False} | ({"fetch-depth": 0} if "fetch-depth" in step["with"] else {})
-            only = {"sparse-checkout": "requirements.txt"}  # where a job may write to others: data, and no program
+            settings = {"persist-credentials": False} | (
+                {"fetch-depth": 0} if "fetch-depth" in step["with"] else {}
+            )
+            # where a job may write to others: data, and no program
+            only = {"sparse-checkout": "requirements.txt"}
             assert step["with"] in (settings, settings | only)
-            assert writes <= {"issues"} or (step["with"].items() >= only.items() and writes == {"id-token"})
+            assert writes <= {"issues"} or (
+                step["with"].items() >= only.items() and writes == {"id-token"}
+            )
 
 
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -104,7 +143,9 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 def test_the_parts_of_the_tests_are_all_tests_and_none_runs_twice():
     parts = WORKFLOWS["ci"]["jobs"]["test"]["strategy"]["matrix"]["include"]
     listed = [word for part in parts for word in part["tests"].split() if not word.startswith("--")]
-    assert sorted(listed) == sorted({f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in TESTS})
+    assert sorted(listed) == sorted(
+        {f"tests/{path.relative_to(ROOT / 'tests').parts[0]}" for path in TESTS}
+    )
 
 
 def test_what_starts_a_workflow():
@@ -114,19 +155,31 @@ def test_what_starts_a_workflow():
         "release": {"push": {"tags": ["v*"]}},
         "upstream": {"schedule": [{"cron": "17 4 * * 1"}], "workflow_dispatch": None},
     }
-    # Chapters that differ from main are known only where main is: what `make check` runs of their exercises.
-    (checkout,) = (step for step in JOBS["ci: check"]["steps"] if "actions/checkout@" in step.get("uses", ""))
+    # Chapters that differ from main are known only where main is: what `make check` runs of their
+    # exercises.
+    (checkout,) = (
+        step for step in JOBS["ci: check"]["steps"] if "actions/checkout@" in step.get("uses", "")
+    )
     assert checkout["with"]["fetch-depth"] == 0
 
 
 def test_each_week_and_for_a_release_nothing_is_left_out():
     """Otherwise what is proved is said and not run again."""
     asked = {
-        place: job.get("with", {}).get("all") for place, job in JOBS.items() if job.get("uses", "").endswith("ci.yml")
+        place: job.get("with", {}).get("all")
+        for place, job in JOBS.items()
+        if job.get("uses", "").endswith("ci.yml")
     }
     assert asked == {"publish: check": None, "release: check": True, "upstream: everything": True}
-    (step,) = (step for step in WORKFLOWS["ci"]["jobs"]["test"]["steps"] if "make test" in step.get("run", ""))
-    assert step["env"]["PROOFS"] == "${{ inputs.all && 'renew' || 'use' }}" and "--proofs $PROOFS" in step["run"]
+    (step,) = (
+        step
+        for step in WORKFLOWS["ci"]["jobs"]["test"]["steps"]
+        if "make test" in step.get("run", "")
+    )
+    assert (
+        step["env"]["PROOFS"] == "${{ inputs.all && 'renew' || 'use' }}"
+        and "--proofs $PROOFS" in step["run"]
+    )
 
 
 def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
@@ -139,7 +192,9 @@ def test_publishing_restores_nothing_and_puts_notebooks_before_pages():
 
 
 def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locked(tmp_path):
-    """The shell steps of the build, run here: a tag that is no version, or a version without a date, ends it."""
+    """The shell steps of the build, run here: a tag that is no version, or a version without a
+    date, ends it.
+    """
     jobs = WORKFLOWS["release"]["jobs"]
     assert WORKFLOWS["release"]["on"] == {"push": {"tags": ["v*"]}} and list(jobs) == [
         "check",
@@ -148,23 +203,29 @@ def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locke
         "upload",
     ]
     assert (
-        jobs["build"]["needs"] == "check" and jobs["attest"]["needs"] == "build" and jobs["upload"]["needs"] == "attest"
+        jobs["build"]["needs"] == "check"
+        and jobs["attest"]["needs"] == "build"
+        and jobs["upload"]["needs"] == "attest"
     )
     assert jobs["upload"]["environment"]["name"] == "pypi"
     assert jobs["upload"]["permissions"] == {"contents": "read", "id-token": "write"}
     steps = jobs["upload"]["steps"]
     (took,) = (n for n, step in enumerate(steps) if "download-artifact@" in step.get("uses", ""))
-    (publish,) = (step["run"] for step in steps[took:] if "run" in step)  # what was built is uploaded, and not read
+    # what was built is uploaded, and not read
+    (publish,) = (step["run"] for step in steps[took:] if "run" in step)
     assert publish == "uv/bin/uv publish --trusted-publishing always release/*.whl release/*.tar.gz"
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "cache" not in text and "secrets" not in text
 
     copy_sources(tmp_path)
-    (tmp_path / ".venv").symlink_to(sys.prefix)  # a clone may be tested with the packages of another
+    # a clone may be tested with the packages of another
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     tag, build = (step["run"] for step in jobs["build"]["steps"] if "name" in step)
     (install,) = (step["run"] for step in steps if "name" in step)
     changelog = tmp_path / "CHANGELOG.md"
-    released = re.sub(r"(?m)^(## \[[\d.]+\]) - .*$", r"\1 - 2026-11-23", changelog.read_text(), count=1)
+    released = re.sub(
+        r"(?m)^(## \[[\d.]+\]) - .*$", r"\1 - 2026-11-23", changelog.read_text(), count=1
+    )
     number = re.search(r"## \[([\d.]+)\]", released)[1]
     cases = [("v9.9.9", released, 1), (f"v{number}", released, 0)]
     cases += [(f"v{number}", released.replace("2026-11-23", "unreleased", 1), 1)]
@@ -173,14 +234,18 @@ def test_a_release_is_checked_built_without_rights_and_uploaded_by_what_is_locke
         environment = os.environ | {"GITHUB_REF_NAME": name}
         done = subprocess.run(["bash", "-eo", "pipefail", "-c", tag], cwd=tmp_path, env=environment)
         assert done.returncode == status, (name, status)
-    subprocess.run(["bash", "-eo", "pipefail", "-c", build], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", build], cwd=tmp_path, check=True, capture_output=True
+    )
     made = {path.name for path in (tmp_path / "release").iterdir()}
     assert made == {f"shardlab-{number}-py3-none-any.whl", f"shardlab-{number}.tar.gz"}
-    subprocess.run(["bash", "-eo", "pipefail", "-c", install.splitlines()[0]], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", install.splitlines()[0]], cwd=tmp_path, check=True
+    )
     assert re.match(r"uv==[\d.]+ ", (tmp_path / "uv.txt").read_text())
 
 
-# --- The lock ---------------------------------------------------------------------------------------------
+# --- The lock -------------------------------------------------------------------------------------
 
 
 def held_back(package, found):
@@ -201,7 +266,9 @@ def held_back(package, found):
 
 
 def test_dependabot_holds_back_what_jupyter_book_1_cannot_take():
-    (lock,) = (update for update in load(DEPENDABOT)["updates"] if update["package-ecosystem"] == "pip")
+    (lock,) = (
+        update for update in load(DEPENDABOT)["updates"] if update["package-ecosystem"] == "pip"
+    )
     bounds = held_back("jupyter-book", {"jupyter-book": SpecifierSet("<2")})
     assert {"sphinx", "myst-nb", "docutils", "pydata-sphinx-theme"} <= bounds.keys()
     for name, allowed in bounds.items():
@@ -224,9 +291,15 @@ def test_dependabot_holds_back_what_jupyter_book_1_cannot_take():
 
 
 def test_the_lock_is_what_pyproject_asks_for(tmp_path):
-    """Pins that were moved one by one must still fit together: resolved again from them, none may change."""
-    said = subprocess.run(["make", "--dry-run", "lock"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (command,) = (line for line in said.replace("\\\n", " ").splitlines() if " pip compile " in line)
+    """Pins that were moved one by one must still fit together: resolved again from them, none may
+    change.
+    """
+    said = subprocess.run(
+        ["make", "--dry-run", "lock"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (command,) = (
+        line for line in said.replace("\\\n", " ").splitlines() if " pip compile " in line
+    )
     words = [word for word in shlex.split(command) if word not in ("--upgrade", "--quiet")]
     for name in ("pyproject.toml", "requirements.txt"):
         shutil.copy(ROOT / name, tmp_path)
@@ -234,12 +307,16 @@ def test_the_lock_is_what_pyproject_asks_for(tmp_path):
     assert done.returncode == 0, done.stderr
 
     def pins(folder):
-        return set(re.findall(r"^[\w.-]+==[^\\\n]*", (folder / "requirements.txt").read_text(), re.MULTILINE))
+        return set(
+            re.findall(
+                r"^[\w.-]+==[^\\\n]*", (folder / "requirements.txt").read_text(), re.MULTILINE
+            )
+        )
 
     assert pins(tmp_path) == pins(ROOT)
 
 
-# --- What they do -----------------------------------------------------------------------------------------
+# --- What they do ---------------------------------------------------------------------------------
 
 FORK = "someone/fork"
 HOME = "# Home\n\nSee [what is gone](http://127.0.0.1:9/gone) and {doc}`one`.\n"
@@ -250,26 +327,45 @@ PROGRAMS = {
     # What is not real: rights of root, GitHub's programs, and addresses elsewhere.
     "sudo": 'exec "$@"\n',
     "gh": 'printf "%s\\n" "$*" >>"$FAKES/gh.txt"\n'
-    'case "$*" in *"--body-file -"*) cat >"$FAKES/$2.md" ;; "issue list"*) cat "$FAKES/issues.json" ;; esac\n',
+    'case "$*" in *"--body-file -"*) cat >"$FAKES/$2.md" ;; "issue list"*) cat '
+    '"$FAKES/issues.json" ;; esac\n',
     "curl": 'while [ $# -gt 1 ]; do [ "$1" = -o ] && exec >"$2"; shift; done\n'
-    'case $1 in *jax-ml/jax*) cat "$FAKES/installation.md" ;; *) echo "not here: $1" >&2; exit 22 ;; esac\n',
+    'case $1 in *jax-ml/jax*) cat "$FAKES/installation.md" ;; *) echo "not here: $1" >&2; '
+    "exit 22 ;; esac\n",
 }
 
 
 # What the tests' own environment has, and a runner's has not.
-STRANGE = ("ARGS", "PYTHON", "PYTEST", "VIRTUAL_ENV", "GITHUB_", "GIT_", "JAX", "XLA", "TPU_", "MPL", "CI", "MAKE",
-           "MFLAGS")  # fmt: skip
+STRANGE = (
+    "ARGS",
+    "PYTHON",
+    "PYTEST",
+    "VIRTUAL_ENV",
+    "GITHUB_",
+    "GIT_",
+    "JAX",
+    "XLA",
+    "TPU_",
+    "MPL",
+    "CI",
+    "MAKE",
+    "MFLAGS",
+)
 
 
 class Clone:
-    """A clone of a small project on GitHub, in which the shell steps of a job run one after the other.
+    """A clone of a small project on GitHub, in which the shell steps of a job run one after the
+    other.
 
-    Of the actions only artifacts have a place here. What is skipped or waits for what, linters and the tests above see.
+    Of the actions only artifacts have a place here. What is skipped or waits for what, linters and
+    the tests above see.
     """
 
     def __init__(self, folder, origin):
         self.folder, self.origin, self.work = folder, origin, folder / "work"
-        self.artifacts, self.fakes, self.programs = (folder / name for name in ("artifacts", "fakes", "bin"))
+        self.artifacts, self.fakes, self.programs = (
+            folder / name for name in ("artifacts", "fakes", "bin")
+        )
         for place in (self.artifacts, self.fakes, self.programs):
             place.mkdir()
         for name, text in PROGRAMS.items():
@@ -278,37 +374,51 @@ class Clone:
         (self.programs / "python3.13").symlink_to(sys._base_executable)
 
     def run(self, name, steps=None, **values):
-        """Whether a job's steps end well in a new clone, and what they print; `values` are those of expressions."""
+        """Whether a job's steps end well in a new clone, and what they print; `values` are those of
+        expressions.
+        """
         workflow = WORKFLOWS.get(name.partition(":")[0], {})
         known = {
-            "github.token": "secret", "github.repository": FORK, "github.run_attempt": "1",
+            "github.token": "secret",
+            "github.repository": FORK,
+            "github.run_attempt": "1",
             "inputs.all && 'renew' || 'use'": "use",
             "matrix.tests": "tests/book/test_terms.py",  # for each part: a few tests that are quick
             **values,
-        }  # fmt: skip
+        }
 
         def fill(text):
-            return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda expression: known[expression[1]], str(text))
+            return re.sub(
+                r"\$\{\{\s*(.*?)\s*\}\}", lambda expression: known[expression[1]], str(text)
+            )
 
         self.clone()
         good, printed = True, ""
         for step in steps or JOBS[name]["steps"]:
             of_main = "!cancelled() && github.ref == 'refs/heads/main'"
-            if not {"!success()": not good, "!cancelled()": True, of_main: True, None: good}[step.get("if")]:
+            if not {"!success()": not good, "!cancelled()": True, of_main: True, None: good}[
+                step.get("if")
+            ]:
                 continue
             if "run" in step:
-                variables = {key: fill(value) for key, value in (workflow.get("env", {}) | step.get("env", {})).items()}
+                variables = {
+                    key: fill(value)
+                    for key, value in (workflow.get("env", {}) | step.get("env", {})).items()
+                }
                 done = self.shell(step["run"], variables, name)
                 good &= done.returncode == 0
                 printed += f"$ {step['run']}\n{done.stdout}"
             elif "artifact" in step["uses"]:
-                self.artifact(step["uses"], {key: fill(value) for key, value in step["with"].items()})
+                self.artifact(
+                    step["uses"], {key: fill(value) for key, value in step["with"].items()}
+                )
         return good, printed
 
     def clone(self):
         """What is there when a job begins: a commit and no branch, and the packages of the lock.
 
-        Installing these takes a minute of two processors, and whatever runs these tests has just done it.
+        Installing these takes a minute of two processors, and whatever runs these tests has just
+        done it.
         """
 
         def linked(file, place):
@@ -318,8 +428,11 @@ class Clone:
                 shutil.copy2(file, place)
 
         if not self.work.exists():
-            passing = shutil.ignore_patterns("*.pyc.*")  # files that other processes are about to rename
-            shutil.copytree(sys.prefix, self.work / ".venv", symlinks=True, copy_function=linked, ignore=passing)
+            # files that other processes are about to rename
+            passing = shutil.ignore_patterns("*.pyc.*")
+            shutil.copytree(
+                sys.prefix, self.work / ".venv", symlinks=True, copy_function=linked, ignore=passing
+            )
             for name in ("folder", "ready"):  # of that other machine
                 (self.work / ".venv" / name).unlink()
             (self.work / ".venv" / "folder").write_text(f"{self.work}\n")
@@ -341,29 +454,55 @@ class Clone:
                 copy(self.work / path, target)
             return
         kept = sorted(self.artifacts.glob(options.get("name") or options["pattern"]))
-        assert "name" in options or options["merge-multiple"] == "True", "several lie in folders, one does not"
+        assert "name" in options or options["merge-multiple"] == "True", (
+            "several lie in folders, one does not"
+        )
         for folder in kept:
             shutil.copytree(folder, self.work / options["path"], dirs_exist_ok=True)
 
     def shell(self, text, variables, job):
-        """A shell step, in the shell that `shell: bash` means, without what is set in the tests' own environment."""
+        """A shell step, in the shell that `shell: bash` means, without what is set in the tests'
+        own environment.
+        """
         ours = {name: value for name, value in os.environ.items() if not name.startswith(STRANGE)}
-        path = [self.programs, *(folder for folder in ours["PATH"].split(os.pathsep) if Path(folder) != TOOLS)]
-        address = {f"url.{self.origin.as_uri()}.insteadOf": f"https://github.com/{FORK}", "safe.directory": "*"}
+        path = [
+            self.programs,
+            *(folder for folder in ours["PATH"].split(os.pathsep) if Path(folder) != TOOLS),
+        ]
+        address = {
+            f"url.{self.origin.as_uri()}.insteadOf": f"https://github.com/{FORK}",
+            "safe.directory": "*",
+        }
         address[f"url.{(self.fakes / 'backend-info').as_uri()}.insteadOf"] = BACKEND
         ours |= {f"GIT_CONFIG_KEY_{n}": key for n, key in enumerate(address)}
         ours |= {f"GIT_CONFIG_VALUE_{n}": value for n, value in enumerate(address.values())}
         ours |= {"GIT_CONFIG_COUNT": str(len(address)), "GIT_CONFIG_GLOBAL": os.devnull}
         ours |= {"PATH": os.pathsep.join(map(str, path)), "CI": "true", "FAKES": str(self.fakes)}
-        ours |= {"GITHUB_ACTIONS": "true", "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
-        ours |= {"GITHUB_RUN_ID": "42", "GITHUB_WORKSPACE": str(self.work), "GITHUB_REF": "refs/heads/main"}
+        ours |= {
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_SERVER_URL": "https://github.com",
+            "GITHUB_REPOSITORY": FORK,
+        }
+        ours |= {
+            "GITHUB_RUN_ID": "42",
+            "GITHUB_WORKSPACE": str(self.work),
+            "GITHUB_REF": "refs/heads/main",
+        }
         # Of `make check`, a few tests that are quick: the whole would run this one again.
         ours |= {"PYTEST_ADDOPTS": "tests/book/test_terms.py", "PYTEST_XDIST_AUTO_NUM_WORKERS": "1"}
         nowhere = "http://127.0.0.1:9/"  # so that it ends everywhere as it ends here
-        ours["ARGS"] = {"upstream: audit": f"--osv-url {nowhere}", "upstream: links": f"--arxiv {nowhere}"}.get(job, "")
+        ours["ARGS"] = {
+            "upstream: audit": f"--osv-url {nowhere}",
+            "upstream: links": f"--arxiv {nowhere}",
+        }.get(job, "")
         command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
         return subprocess.run(
-            command, cwd=self.work, env=ours | variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            cwd=self.work,
+            env=ours | variables,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
 
 
@@ -377,14 +516,21 @@ def clone(tmp_path_factory):
     for path in (sources / "book").glob("*.md"):
         path.unlink()
     (sources / "book/index.md").write_text(HOME)
-    (sources / "book/one.md").write_text(chapter("One", "from shardlab.arrays import layout\n\nprint(1 + 1)"))
+    (sources / "book/one.md").write_text(
+        chapter("One", "from shardlab.arrays import layout\n\nprint(1 + 1)")
+    )
     (sources / "book/two.md").write_text(chapter("Two", "x = 1", ON_COLAB, VARIES))
     entries = "chapters:\n  - file: book/one\n  - file: book/two\n"
     (sources / "_toc.yml").write_text(f"format: jb-book\nroot: book/index\n{entries}")
-    config = (sources / "_config.yml").read_text()  # of which the words for the search name chapters that are not here
-    (sources / "_config.yml").write_text(re.sub(r"(?m)^    search_aliases:\n(?:      .*\n)+", "", config))
+    # of which the words for the search name chapters that are not here
+    config = (sources / "_config.yml").read_text()
+    (sources / "_config.yml").write_text(
+        re.sub(r"(?m)^    search_aliases:\n(?:      .*\n)+", "", config)
+    )
     project = (sources / "pyproject.toml").read_text()
-    (sources / "pyproject.toml").write_text(re.sub(r"(?ms)^chapters = \[.*?^\]", "chapters = []", project))
+    (sources / "pyproject.toml").write_text(
+        re.sub(r"(?ms)^chapters = \[.*?^\]", "chapters = []", project)
+    )
     git(sources, "init", "--quiet", "--initial-branch=main")
     git(sources, "add", "--all")
     git(sources, "commit", "--quiet", "--message", "sources")
@@ -395,13 +541,19 @@ def clone(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "printed"),
-    [("check", r"All checks passed[\s\S]*\b\d+ passed"), ("test", r"\b\d+ passed"), ("book", r"(?m)^one +1 +ran")],
+    [
+        ("check", r"All checks passed[\s\S]*\b\d+ passed"),
+        ("test", r"\b\d+ passed"),
+        ("book", r"(?m)^one +1 +ran"),
+    ],
 )
 def test_ci_checks_and_leaves_a_preview(clone, job, printed):
     good, output = clone.run(f"ci: {job}")
     assert good and re.search(printed, output), output
     if job == "book":
-        assert (clone.work / "_build/html/one.html").exists() and (clone.artifacts / "book/notebooks").exists()
+        assert (clone.work / "_build/html/one.html").exists() and (
+            clone.artifacts / "book/notebooks"
+        ).exists()
 
 
 CACHES = [
@@ -417,33 +569,52 @@ def test_what_is_proved_is_kept_by_runs_on_main_alone():
     saved = [(place, step) for place, step in CACHES if "cache/restore@" not in step["uses"]]
     assert sorted(place for place, _ in saved) == ["ci: book", "ci: test"]
     for place, step in saved:
-        assert "actions/cache/save@" in step["uses"], "actions/cache itself also saves for pull requests"
+        assert "actions/cache/save@" in step["uses"], (
+            "actions/cache itself also saves for pull requests"
+        )
         assert step["if"] == "!cancelled() && github.ref == 'refs/heads/main'"
         # A job that saves has restored the same, and at the end has it all.
         (restored,) = (other for where, other in CACHES if where == place and other is not step)
-        assert restored["with"]["path"] == step["with"]["path"] and restored["with"]["key"] == step["with"]["key"]
-        assert step["with"]["key"].startswith(restored["with"]["restore-keys"]) and "run_id" in step["with"]["key"]
+        assert (
+            restored["with"]["path"] == step["with"]["path"]
+            and restored["with"]["key"] == step["with"]["key"]
+        )
+        assert (
+            step["with"]["key"].startswith(restored["with"]["restore-keys"])
+            and "run_id" in step["with"]["key"]
+        )
     assert "github.event.pull_request" not in str(CACHES) and "head_ref" not in str(CACHES)
 
 
 def test_what_is_kept_is_used_again_only_with_the_same_packages():
     for _, step in CACHES:
         for key in {"key", "restore-keys"} & step["with"].keys():
-            assert "hashFiles('requirements.txt')" in step["with"][key] and "python-version" in step["with"][key]
+            assert (
+                "hashFiles('requirements.txt')" in step["with"][key]
+                and "python-version" in step["with"][key]
+            )
     folders = {place: step["with"]["path"].split() for place, step in CACHES}
     runs = ["_build/runs", "_build/programs"]
-    assert folders == {"ci: test": [*runs, "_build/proofs"], "ci: book": runs, "upstream: compare": runs}
-    linked = re.search(r"^for name in (.*); do$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)[1].split()
+    assert folders == {
+        "ci: test": [*runs, "_build/proofs"],
+        "ci: book": runs,
+        "upstream: compare": runs,
+    }
+    linked = re.search(r"^for name in (.*); do$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)[
+        1
+    ].split()
     assert [f"_build/{name}" for name in linked] == folders["ci: test"]
 
 
-# The Makefile's commands that no workflow calls, each with what it prints. What `serve` does, test_bookbinder.py tests.
+# The Makefile's commands that no workflow calls, each with what it prints. What `serve` does,
+# test_bookbinder.py tests.
 BY_HAND = {
     "help": r"^make chapter FILE=book/x.md +run one chapter",
     "chapter FILE=book/one.md": r"^the page: \S+one\.html$",
     "chapter": r"^which chapter\? For example: make chapter FILE=book/arrays.md$",
     "benchmark ARGS='prose --book .'": r"^a sentence in one chapter( +[\d.]+){5} +1\.0 +0 and 0$",
-    "lighthouse": r"^Done running Lighthouse!$",  # that its limits hold, no busy machine can promise
+    # that its limits hold, no busy machine can promise
+    "lighthouse": r"^Done running Lighthouse!$",
     "lock": r"^$",
     "clean": r"^rm -rf _build \.venv$",
 }
@@ -455,12 +626,24 @@ def test_every_command_of_the_makefile_is_run_by_some_test(clone):
         good, output = clone.run("by hand", [{"run": f"make {command}"}])
         assert re.search(printed, output, re.MULTILINE), output
         assert good or command in ("chapter", "lighthouse") or "missed: " in output, output
-    text = "".join(step.get("run", "") + "\n" for job in JOBS.values() for step in job.get("steps", ()))
+    text = "".join(
+        step.get("run", "") + "\n" for job in JOBS.values() for step in job.get("steps", ())
+    )
     text += (ROOT / ".ci" / "run").read_text()
-    called = {word for words in re.findall(r"\bmake((?: +[a-z-]+)+)", text) for word in words.split() if word[0] != "-"}
+    called = {
+        word
+        for words in re.findall(r"\bmake((?: +[a-z-]+)+)", text)
+        for word in words.split()
+        if word[0] != "-"
+    }
     called |= {command.split()[0] for command in BY_HAND} | {"serve"}
-    assert set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()) == called
-    serving = subprocess.run(["make", "--dry-run", "serve", "PORT=81"], cwd=ROOT, capture_output=True, text=True)
+    assert (
+        set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
+        == called
+    )
+    serving = subprocess.run(
+        ["make", "--dry-run", "serve", "PORT=81"], cwd=ROOT, capture_output=True, text=True
+    )
     assert ".venv/bin/python -m bookbinder serve --port 81" in serving.stdout.splitlines()
 
 
@@ -468,7 +651,9 @@ def test_every_command_of_the_makefile_is_run_by_some_test(clone):
 def test_publishing_builds_from_nothing_and_pushes_the_notebooks(clone):
     good, output = clone.run("publish: build")
     assert good and re.search(r"^one +1 +ran", output, re.MULTILINE), output
-    pages = clone.artifacts / JOBS["publish: build"]["outputs"]["pages"].replace("${{ github.run_attempt }}", "1")
+    pages = clone.artifacts / JOBS["publish: build"]["outputs"]["pages"].replace(
+        "${{ github.run_attempt }}", "1"
+    )
     page = (pages / "html/one.html").read_text()
     assert f"/github/{FORK}/blob/notebooks/one.ipynb" in page
     assert (pages / "html/book.pdf").read_bytes().startswith(b"%PDF")
@@ -494,7 +679,9 @@ def test_publishing_builds_from_nothing_and_pushes_the_notebooks(clone):
 
 @pytest.mark.slow
 def test_what_changes_upstream_is_told_in_one_issue(clone):
-    """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here, and that is told."""
+    """Real: the newest JAX and Colab's list, each in an environment. There is no nightly JAX here,
+    and that is told.
+    """
     pins = (ROOT / "src/bookbinder/run/colab.txt").read_text()
     backend = clone.fakes / "backend-info"
     backend.mkdir()
@@ -509,8 +696,12 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     (clone.fakes / "issues.json").write_text("[]\n")
     jobs = ("awake", "newest", "nightly", "colab", "links", "audit", "perturb", "compare")
     outputs = {job: clone.run(f"upstream: {job}") for job in jobs}
-    assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest", "perturb"], outputs
-    needs = {job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()}
+    assert [job for job, (good, _) in outputs.items() if good] == ["awake", "newest", "perturb"], (
+        outputs
+    )
+    needs = {
+        job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()
+    }
     good, output = clone.run("upstream: report", **{"toJSON(needs)": json.dumps(needs)})
     assert good, output
     body = (clone.fakes / "create.md").read_text()
@@ -518,10 +709,19 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     assert "newest" not in body and f"https://github.com/{FORK}/actions/runs/42" in body
     assert re.search(r"^nightly: cannot be installed: .*\bjax\b", body, re.MULTILINE)
     cell = r"\n    import jax\n\n    assert jax"
-    assert len(re.findall(rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE)) == 1
+    assert (
+        len(
+            re.findall(
+                rf"^colab: book/two\.md:20: AssertionError: too old{cell}", body, re.MULTILINE
+            )
+        )
+        == 1
+    )
     assert re.search(r"^-seaborn==.*\n\+seaborn==0\.0\.1$", body, re.MULTILINE)
     assert re.search(r"^book/index\.md:3: http://127\.0\.0\.1:9/gone: ", body, re.MULTILINE)
-    assert re.search(r"^book/two\.md:\d+: shows something else when it runs again:$", body, re.MULTILINE)
+    assert re.search(
+        r"^book/two\.md:\d+: shows something else when it runs again:$", body, re.MULTILINE
+    )
     assert re.search(r"^audit: nothing was checked", body, re.MULTILINE)
     assert re.search(r"^citations: nothing was checked", body, re.MULTILINE)
     calls = (clone.fakes / "gh.txt").read_text()
@@ -534,20 +734,32 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
 
 
 def test_a_newer_list_of_colab_with_the_same_pins_is_no_change(tmp_path):
-    (step,) = (step["run"] for step in JOBS["upstream: colab"]["steps"] if "git diff" in step.get("run", ""))
+    (step,) = (
+        step["run"]
+        for step in JOBS["upstream: colab"]["steps"]
+        if "git diff" in step.get("run", "")
+    )
     pins = tmp_path / "src/bookbinder/run/colab.txt"
     pins.parent.mkdir(parents=True)
     git(tmp_path, "init", "--quiet")
-    for text, changed in (("# From A\nx==1\n", 0), ("# From B\nx==1\n", 0), ("# From B\nx==2\n", 1)):
+    for text, changed in (
+        ("# From A\nx==1\n", 0),
+        ("# From B\nx==1\n", 0),
+        ("# From B\nx==2\n", 1),
+    ):
         pins.write_text(text)
         git(tmp_path, "add", "--intent-to-add", "--all")
         if "A" in text:
             git(tmp_path, "commit", "--quiet", "--all", "--message", "pins")
-        done = subprocess.run(["bash", "-eo", "pipefail", "-c", step], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == changed and ("+x==2" in done.stdout) == bool(changed), done.stdout + done.stderr
+        done = subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", step], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == changed and ("+x==2" in done.stdout) == bool(changed), (
+            done.stdout + done.stderr
+        )
 
 
-# --- The report -------------------------------------------------------------------------------------------
+# --- The report -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "told"), [("", ""), ("7", "failure"), ("7", "cancelled")])
@@ -558,25 +770,46 @@ def test_an_issue_is_opened_renewed_and_closed(tmp_path, number, told, result):
     issues = [{"number": int(number), "body": f"## newest: {told}\r\nand more"}] if number else []
     (clone.fakes / "issues.json").write_text(json.dumps(issues))
     needs = {"newest": {"result": result}, "links": {"result": "success"}}
-    environment = os.environ | {"NEEDS": json.dumps(needs), "FAKES": str(clone.fakes), "GITHUB_RUN_ID": "42"}
+    environment = os.environ | {
+        "NEEDS": json.dumps(needs),
+        "FAKES": str(clone.fakes),
+        "GITHUB_RUN_ID": "42",
+    }
     environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": FORK}
     environment["PATH"] = f"{clone.programs}{os.pathsep}{os.environ['PATH']}"
-    subprocess.run([sys.executable, report.__file__, tmp_path / "nothing"], env=environment, check=True)
-    did = [line.split()[1] for line in (clone.fakes / "gh.txt").read_text().splitlines() if line.startswith("issue")]
+    subprocess.run(
+        [sys.executable, report.__file__, tmp_path / "nothing"], env=environment, check=True
+    )
+    did = [
+        line.split()[1]
+        for line in (clone.fakes / "gh.txt").read_text().splitlines()
+        if line.startswith("issue")
+    ]
     well, is_open = result == "success", bool(number)
-    should = {(True, True): ["close"], (True, False): [], (False, True): ["edit"], (False, False): ["create"]}
-    assert did == ["list", *should[well, is_open]] + ["comment"] * (not well and is_open and told != result)
+    should = {
+        (True, True): ["close"],
+        (True, False): [],
+        (False, True): ["edit"],
+        (False, False): ["create"],
+    }
+    assert did == ["list", *should[well, is_open]] + ["comment"] * (
+        not well and is_open and told != result
+    )
     if "comment" in did:
         assert f"\n## newest: {result}\n" in (clone.fakes / "comment.md").read_text()
     if not well:
         body = (clone.fakes / f"{'edit' if is_open else 'create'}.md").read_text()
-        assert f"## newest: {result}" in body and "links" not in body and "No output was kept" in body
+        assert (
+            f"## newest: {result}" in body and "links" not in body and "No output was kept" in body
+        )
 
 
 def test_no_output_breaks_the_issue(tmp_path):
     """Not fences in it, not more of it than GitHub takes, not bytes that are no text."""
     said = {"newest": b"x" * 100_000 + b"\n````\n@everyone \xff\n````\n"}
-    said["links"] = b"\n".join(b"book/a.md:%d: http://a.b/%d: 404 Client Error" % (n, n) for n in range(5000))
+    said["links"] = b"\n".join(
+        b"book/a.md:%d: http://a.b/%d: 404 Client Error" % (n, n) for n in range(5000)
+    )
     for job, text in said.items():
         (tmp_path / f"said-{job}.txt").write_bytes(text)
     body = report.body(dict.fromkeys(said, "failure"), tmp_path, "https://github.com/a/b")

@@ -22,7 +22,8 @@ BOXES = {
     "margin": "On the margin",
 }
 TAGS = {"br", "sub", "sup", "kbd", "b", "i", "em", "strong"}  # inline HTML that Colab shows too
-OPTIONS = {  # the known options of each directive; others are errors, so that nothing is lost silently
+# the known options of each directive; others are errors, so that nothing is lost silently
+OPTIONS = {
     **dict.fromkeys(BOXES, ("class", "name")),
     "container": ("name",),
     "exercise-start": ("label", "class"),
@@ -30,9 +31,23 @@ OPTIONS = {  # the known options of each directive; others are errors, so that n
     "literalinclude": ("language", "lines", "pyobject"),
     "glossary": ("sorted",),
 }
-_IN_PLACE = {"paragraph_open", "bullet_list_open", "ordered_list_open", "blockquote_open", "table_open", "hr"}
+_IN_PLACE = {
+    "paragraph_open",
+    "bullet_list_open",
+    "ordered_list_open",
+    "blockquote_open",
+    "table_open",
+    "hr",
+}
 _TOP_ONLY = {
-    *("html_block", "colon_fence", "dl_open", "myst_target", "myst_line_comment", "myst_block_break"),
+    *(
+        "html_block",
+        "colon_fence",
+        "dl_open",
+        "myst_target",
+        "myst_line_comment",
+        "myst_block_break",
+    ),
     "substitution_block",
 }
 CHOICE = re.compile(r"\[([ x])\] ")  # the mark of a choice, which says whether it is right
@@ -41,7 +56,9 @@ DROPPED = {"front_matter", "myst_target", "myst_line_comment"}
 
 @dataclass(frozen=True)
 class Directive:
-    """A block such as ```{note} argument, with options and a body; `line` is that of the body's first line."""
+    """A block such as ```{note} argument, with options and a body; `line` is that of the body's
+    first line.
+    """
 
     name: str
     argument: str
@@ -71,7 +88,9 @@ class Targets:
 
 
 def make_parser(config):
-    """The parser of the book's MyST, with the extensions of `_config.yml`; its tokens know their positions."""
+    """The parser of the book's MyST, with the extensions of `_config.yml`; its tokens know their
+    positions.
+    """
     from markdown_it.renderer import RendererHTML
     from myst_parser.parsers.mdit import create_md_parser
 
@@ -79,7 +98,9 @@ def make_parser(config):
 
 
 def _located(parser):
-    """Make each inline token record where it begins and ends in its line, and a link also where its text ends."""
+    """Make each inline token record where it begins and ends in its line, and a link also where its
+    text ends.
+    """
     from markdown_it.helpers import parseLinkLabel
 
     def noting(rule):
@@ -146,7 +167,9 @@ def _number_exercise(places, directive, chapter, line):
 
 
 def glossary(directive, chapter):
-    """The terms of a glossary: pairs of a term, and the text of its definition ("" where the next term shares it)."""
+    """The terms of a glossary: pairs of a term, and the text of its definition ("" where the next
+    term shares it).
+    """
     terms = []
     for number, text in enumerate(directive.body.split("\n")):
         if text.startswith(": "):
@@ -183,10 +206,14 @@ def _works(book):
         try:
             entries = parse_file(str(book.root / name)).entries
         except (PybtexError, OSError, UnicodeDecodeError) as error:
-            raise BookError(name, getattr(error, "lineno", None), f"cannot be read: {error}") from None
+            raise BookError(
+                name, getattr(error, "lineno", None), f"cannot be read: {error}"
+            ) from None
         for key, entry in entries.items():
             people = [
-                " ".join(str(part) for part in (*person.rich_prelast_names, *person.rich_last_names))
+                " ".join(
+                    str(part) for part in (*person.rich_prelast_names, *person.rich_last_names)
+                )
                 for person in entry.persons.get("author") or entry.persons.get("editor") or []
             ]
             authors = people[0] if people else f"*{entry.fields.get('title', key)}*"
@@ -214,21 +241,28 @@ def as_directive(token, line, chapter):
         return None
     match = re.match(r"\{([^}\s]+)\}\s*(.*)$", token.info.strip())
     if not match or token.info[0].isspace():
-        raise BookError(chapter.path, line, f"cannot be read as a directive: {token.info}; write ```{{name}}")
+        raise BookError(
+            chapter.path, line, f"cannot be read as a directive: {token.info}; write ```{{name}}"
+        )
     from docutils.parsers.rst.directives.misc import TestDirective  # takes all options
     from myst_parser.parsers.directives import parse_directive_text
 
-    nested = token.type == "colon_fence" and token.content.startswith(":::")  # no options, as MyST has it
+    # no options, as MyST has it
+    nested = token.type == "colon_fence" and token.content.startswith(":::")
     read = parse_directive_text(TestDirective, "", "\n" * nested + token.content)
     if read.warnings:
-        raise BookError(chapter.path, line + 1, f"the options cannot be read: {read.warnings[0].msg}")
+        raise BookError(
+            chapter.path, line + 1, f"the options cannot be read: {read.warnings[0].msg}"
+        )
     body, taken = "\n".join(read.body), read.body_offset - nested
     options = {name: "" if value is None else str(value) for name, value in read.options.items()}
     for option in options:
         if match[1] in OPTIONS and option not in OPTIONS[match[1]]:
             known = ", ".join(f":{name}:" for name in OPTIONS[match[1]])
             raise BookError(
-                chapter.path, line, f"notebooks do not know :{option}: of {{{match[1]}}}; there are {known}"
+                chapter.path,
+                line,
+                f"notebooks do not know :{option}: of {{{match[1]}}}; there are {known}",
             )
     return Directive(match[1], match[2].strip(), options, body, line + 1 + taken)
 
@@ -258,26 +292,37 @@ class Markdown:
 
     def text(self, source, line=1):
         """Convert blocks of Markdown; `line` is the number of the first line."""
-        blocks = [self.block(group, source.split("\n"), line) for group in groups(self.parse(source, line))]
+        blocks = [
+            self.block(group, source.split("\n"), line)
+            for group in groups(self.parse(source, line))
+        ]
         return "\n\n".join(block for block in blocks if block)
 
     def parse(self, source, line=1):
-        """The tokens of a text. Links must contain their addresses, because a notebook splits the text into cells."""
+        """The tokens of a text. Links must contain their addresses, because a notebook splits the
+        text into cells.
+        """
         env = {}
         tokens = self.parser.parse(source, env)
         for name, reference in (env.get("references") or {}).items():
             where = line + (reference.get("map") or [0])[0]
-            raise self.error(where, f"the address of [{name.lower()}] is not in the link; write [text](address)")
+            raise self.error(
+                where, f"the address of [{name.lower()}] is not in the link; write [text](address)"
+            )
         return tokens
 
     def block(self, group, lines, line):
-        """Convert one block: its tokens, the lines of the source, and the number of the first of those."""
+        """Convert one block: its tokens, the lines of the source, and the number of the first of
+        those.
+        """
         token = group[0]
         here = line + (token.map[0] if token.map else 0)
         if token.type in DROPPED:
             return ""
         if token.type == "heading_open":
-            return f"{'#' * int(token.tag[1])} {' '.join(self.inline(group[1], here).split(chr(10)))}"
+            return (
+                f"{'#' * int(token.tag[1])} {' '.join(self.inline(group[1], here).split(chr(10)))}"
+            )
         if token.type in _IN_PLACE:
             return self._in_place(group, lines, line)
         if token.type == "math_block":
@@ -290,24 +335,35 @@ class Markdown:
             return self.directive(directive, here)
         if token.type in ("fence", "code_block"):
             return "\n".join(lines[token.map[0] : token.map[1]]).rstrip()
-        raise self.error(here, f"Colab does not show this ({token.type.removesuffix('_open')}): write it in Markdown")
+        raise self.error(
+            here,
+            f"Colab does not show this ({token.type.removesuffix('_open')}): write it in Markdown",
+        )
 
     def choices(self, group, lines, line):
-        """The choices of a prediction as a list, and its answer: the right choice, and reasons for this and for others.
+        """The choices of a prediction as a list, and its answer: the right choice, and reasons for
+        this and for others.
 
         Returns:
           Two texts; None if the block is not a list of choices.
         """
         if group[0].type != "bullet_list_open":
             return None
-        _, *parts = re.split(rf"^[-*+] {CHOICE.pattern}", self._in_place(group, lines, line), flags=re.MULTILINE)
+        _, *parts = re.split(
+            rf"^[-*+] {CHOICE.pattern}", self._in_place(group, lines, line), flags=re.MULTILINE
+        )
         marks, items = parts[::2], [item.strip().partition("\n\n") for item in parts[1::2]]
         if not marks:
             return None
         answer = []
-        for mark, (choice, _, reason) in sorted(zip(marks, items, strict=True), reverse=True):  # the right one first
+        # the right one first
+        for mark, (choice, _, reason) in sorted(zip(marks, items, strict=True), reverse=True):
             if mark == "x" or reason:
-                answer.append(f"{'Right' if mark == 'x' else 'Not'}: {_joined(choice)}. {_joined(reason)}".rstrip())
+                answer.append(
+                    (
+                        f"{'Right' if mark == 'x' else 'Not'}: {_joined(choice)}. {_joined(reason)}"
+                    ).rstrip()
+                )
         return "\n".join(f"- {_joined(choice)}" for choice, *_ in items), "\n\n".join(answer)
 
     def _in_place(self, group, lines, line):
@@ -317,11 +373,18 @@ class Markdown:
             here = line + (token.map[0] if token.map else begin_line)
             if token.type == "inline":
                 if re.match(r"(```|~~~|:::)", token.content):
-                    message = f"is not a block: {token.content.splitlines()[0]} (no backticks in its first line)"
+                    message = (
+                        f"is not a block: {token.content.splitlines()[0]} (no backticks in its "
+                        "first line)"
+                    )
                     raise self.error(here, message)
                 inlines.setdefault(tuple(token.map), []).append(token)
-            elif token.type in _TOP_ONLY or (token.type == "fence" and token.info.strip().startswith("{")):
-                raise self.error(here, "this is inside a list or a quotation; put it at the top level")
+            elif token.type in _TOP_ONLY or (
+                token.type == "fence" and token.info.strip().startswith("{")
+            ):
+                raise self.error(
+                    here, "this is inside a list or a quotation; put it at the top level"
+                )
         shown = [*lines]
         for (first, last), tokens in inlines.items():
             if group[0].type == "table_open":
@@ -334,15 +397,22 @@ class Markdown:
                 for raw, text in zip(lines[first:last], token.content.split("\n"), strict=False)
             ]
             pieces, at, number = [parts[0][0]], 0, 0
-            for begin, end, new in [*self._edits(token, line + first), (len(token.content), len(token.content), "")]:
+            for begin, end, new in [
+                *self._edits(token, line + first),
+                (len(token.content), len(token.content), ""),
+            ]:
                 for text in re.split(r"(\n)", token.content[at:begin]):
                     number += text == "\n"
-                    pieces.append(f"{parts[number - 1][1]}\n{parts[number][0]}" if text == "\n" else text)
+                    pieces.append(
+                        f"{parts[number - 1][1]}\n{parts[number][0]}" if text == "\n" else text
+                    )
                 number += token.content[begin:end].count("\n")
                 pieces.append(new)
                 at = end
             shown[first:last] = ["".join(pieces) + parts[-1][1], *[None] * (last - first - 1)]
-        return "\n".join(text for text in shown[begin_line : group[0].map[1]] if text is not None).rstrip()
+        return "\n".join(
+            text for text in shown[begin_line : group[0].map[1]] if text is not None
+        ).rstrip()
 
     def _row(self, cells, row, line):
         """A row of a table."""
@@ -351,14 +421,21 @@ class Markdown:
             place = row.find(token.content, at)
             if place < 0 and "|" in token.content:  # which is escaped in the row
                 if self._edits(token, line):
-                    raise self.error(line, "a cell with a | in it cannot hold roles or links of the book")
+                    raise self.error(
+                        line, "a cell with a | in it cannot hold roles or links of the book"
+                    )
                 continue
             converted = self.inline(token, line)
-            converted = converted if converted == token.content else re.sub(r"(?<!\\)\|", r"\\|", converted)
-            row, at = row[:place] + converted + row[place + len(token.content) :], place + len(converted)
+            converted = (
+                converted if converted == token.content else re.sub(r"(?<!\\)\|", r"\\|", converted)
+            )
+            row, at = (
+                row[:place] + converted + row[place + len(token.content) :],
+                place + len(converted),
+            )
         return row
 
-    # --- In a line ----------------------------------------------------------------------------------------
+    # --- In a line --------------------------------------------------------------------------------
 
     def inline(self, token, line):
         """Convert the text of an inline token."""
@@ -395,14 +472,24 @@ class Markdown:
                     title, target = self._link(address, here)
                     named = opened.attrs.get("title")
                     target += f' "{str(named).replace(chr(34), "&quot;")}"' if named else ""
-                    edits.append((last, opened.meta["at"][1], f"{title if last == first + 1 else ''}]({target})"))
+                    edits.append(
+                        (
+                            last,
+                            opened.meta["at"][1],
+                            f"{title if last == first + 1 else ''}]({target})",
+                        )
+                    )
                 elif opened.meta.get("text") == opened.meta.get("at", (0,))[0] + 1:
                     raise self.error(here, f"the link to {address} has no text")
             elif child.type == "image":
-                edits.append((begin, end, self._image(str(child.attrs["src"]), child.content, here)))
+                edits.append(
+                    (begin, end, self._image(str(child.attrs["src"]), child.content, here))
+                )
             elif child.type == "html_inline":
                 if not (tag := re.match(r"</?(\w+)", child.content)) or tag[1].lower() not in TAGS:
-                    raise self.error(here, f"Colab may not show {child.content}; write it in Markdown")
+                    raise self.error(
+                        here, f"Colab may not show {child.content}; write it in Markdown"
+                    )
             elif child.type == "substitution_inline":
                 edits.append((begin, end, self._substitution(child.content, here)))
             elif child.type not in _KEPT:
@@ -413,7 +500,9 @@ class Markdown:
         roles = {
             "doc": self._doc,
             "term": self._term,
-            "colab": lambda text, name, line: f"[{text}]({self.address.colab(self._chapter(name, line))})",
+            "colab": lambda text, name, line: (
+                f"[{text}]({self.address.colab(self._chapter(name, line))})"
+            ),
             "minutes": lambda _, names, line: self._minutes(names, line),
             "download": lambda text, file, line: f"[{text or file}]({self._file(file, line)})",
             "cite:t": lambda _, keys, line: self._cite(keys, True, line),
@@ -446,10 +535,17 @@ class Markdown:
         shown = []
         for key in (key.strip() for key in keys.split(",")):
             if key not in self.targets.works:
-                raise self.error(line, f"there is no work {key} in {', '.join(self.book.config['bibtex_bibfiles'])}")
+                raise self.error(
+                    line,
+                    f"there is no work {key} in {', '.join(self.book.config['bibtex_bibfiles'])}",
+                )
             authors, year, address = self.targets.works[key]
             address = address or self.address.page("references")
-            shown.append(f"{authors} \\[[{year}]({address})\\]" if textual else f"{authors}, [{year}]({address})")
+            shown.append(
+                f"{authors} \\[[{year}]({address})\\]"
+                if textual
+                else f"{authors}, [{year}]({address})"
+            )
         return ", ".join(shown) if textual else f"\\[{', '.join(shown)}\\]"
 
     def _substitution(self, name, line):
@@ -465,7 +561,9 @@ class Markdown:
     def _link(self, target, line):
         """The title and the address that a link leads to."""
         if not target.startswith("#"):
-            raise self.error(line, f"{target}: write {{doc}}`NAME` for a chapter, {{download}}`FILE` for a file")
+            raise self.error(
+                line, f"{target}: write {{doc}}`NAME` for a chapter, {{download}}`FILE` for a file"
+            )
         place = self._label(target[1:], line)
         return place.title or target[1:], self.address.page(place.chapter, place.anchor)
 
@@ -481,7 +579,9 @@ class Markdown:
         return self.targets.labels[label]
 
     def _from_here(self, name):
-        """A name as seen from the chapters' folder, where it is given as seen from this chapter's."""
+        """A name as seen from the chapters' folder, where it is given as seen from this
+        chapter's.
+        """
         return posixpath.normpath(posixpath.join(posixpath.dirname(self.chapter.name), name))
 
     def _path(self, target, line):
@@ -495,12 +595,15 @@ class Markdown:
 
     def _image(self, source, alt, line):
         if not alt.strip():
-            raise self.error(line, f"the image {source} has no alternative text, which readers who cannot see it need")
+            raise self.error(
+                line,
+                f"the image {source} has no alternative text, which readers who cannot see it need",
+            )
         if re.match(r"https?:", source):
             raise self.error(line, f"the image {source} is not in the book; put it into {FOLDER}/")
-        return f"![{' '.join(alt.split())}]({self.address.raw(self._path(source, line), self.version)})"
+        return f"![{' '.join(alt.split())}]({self.address.raw(self._path(source, line), self.version)})"  # noqa: E501
 
-    # --- Blocks -------------------------------------------------------------------------------------------
+    # --- Blocks -----------------------------------------------------------------------------------
 
     def directive(self, directive, line):
         """Convert a directive that is allowed anywhere; `line` is the number of its first line."""
@@ -508,13 +611,17 @@ class Markdown:
         if name in BOXES:
             body = self.text(directive.body, directive.line)
             if BOXES[name] and argument:
-                raise self.error(line, f"write the text below {{{name}}}, not beside it: {argument}")
+                raise self.error(
+                    line, f"write the text below {{{name}}}, not beside it: {argument}"
+                )
             return box(BOXES[name] or self.words(argument, line), body, folded(directive))
         if name == "container":  # a class for the page's style
             return self.text(directive.body, directive.line)
         if name == "literalinclude":
             return self._include(directive, line)
-        known = ", ".join((*BOXES, "container", "literalinclude", "exercise-start", "solution-start"))
+        known = ", ".join(
+            (*BOXES, "container", "literalinclude", "exercise-start", "solution-start")
+        )
         raise self.error(line, f"notebooks do not know the directive {{{name}}}; there are {known}")
 
     def exercise(self, directive, line):
@@ -522,7 +629,10 @@ class Markdown:
         solves = directive.name.startswith("solution")
         label = directive.argument if solves else directive.options.get("label")
         if label not in self.targets.exercises:
-            raise self.error(line, f"no exercise is labelled {label}" if solves else "an exercise needs a :label:")
+            raise self.error(
+                line,
+                f"no exercise is labelled {label}" if solves else "an exercise needs a :label:",
+            )
         number, title = self.targets.exercises[label]
         title = self.words(title, line)
         return number, f"### Exercise {number}: {title}" if title else f"### Exercise {number}"
@@ -532,8 +642,11 @@ class Markdown:
             raise self.error(line, "an equation is empty")
         body = content.strip()
         if re.search(r"\n\s*\n", body):
-            raise self.error(line, "an equation has an empty line; end the lines of one equation with \\\\")
-        body = f"\\begin{{split}}\n{body}\n\\end{{split}}" if r"\\" in body else body  # as Sphinx does
+            raise self.error(
+                line, "an equation has an empty line; end the lines of one equation with \\\\"
+            )
+        # as Sphinx does
+        body = f"\\begin{{split}}\n{body}\n\\end{{split}}" if r"\\" in body else body
         return f"$$\n{body}\n$$"
 
     def _definitions(self, group, lines, line):
@@ -551,21 +664,39 @@ class Markdown:
                 begin = re.match(r"\s*", lines[first])[0] + "  "
                 body = [re.sub(r"^(\s*)[:~]", r"\1 ", lines[first]), *lines[first + 1 : last]]
                 body = [re.sub(rf"^\s{{0,{len(begin)}}}", "", text.expandtabs(4)) for text in body]
-                flows = group[index + 1].type == "paragraph_open" and group[index - 1].type == "dt_close"
+                flows = (
+                    group[index + 1].type == "paragraph_open"
+                    and group[index - 1].type == "dt_close"
+                )
                 converted = self.text("\n".join(body), line + first).split("\n")
-                shown[-1] += " " + converted[0].lstrip() if flows else f"\n\n  {converted[0]}".rstrip(" ")
+                shown[-1] += (
+                    " " + converted[0].lstrip() if flows else f"\n\n  {converted[0]}".rstrip(" ")
+                )
                 shown[-1] += "".join(f"\n  {text}".rstrip(" ") for text in converted[1:])
         return "\n".join(shown)
 
     def _include(self, directive, line):
         """The text of a file, or some lines of it, or a function or class of a module in Python."""
         language, ranges = directive.options.get("language", ""), directive.options.get("lines", "")
-        text = (self.book.root / self._path(directive.argument, line)).read_text("utf-8").rstrip("\n").split("\n")
+        text = (
+            (self.book.root / self._path(directive.argument, line))
+            .read_text("utf-8")
+            .rstrip("\n")
+            .split("\n")
+        )
         if name := directive.options.get("pyobject"):
-            defined = {node.name: node for node in ast.parse("\n".join(text)).body if hasattr(node, "decorator_list")}
+            defined = {
+                node.name: node
+                for node in ast.parse("\n".join(text)).body
+                if hasattr(node, "decorator_list")
+            }
             if name not in defined:
                 raise self.error(
-                    line, f":pyobject: {directive.argument} defines no {name}; it defines {', '.join(defined)}"
+                    line,
+                    (
+                        f":pyobject: {directive.argument} defines no {name}; it defines "
+                        f"{', '.join(defined)}"
+                    ),
                 )
             node = defined[name]
             begin = min(part_of.lineno for part_of in (node, *node.decorator_list))
@@ -575,12 +706,22 @@ class Markdown:
             raise self.error(line, f":lines: {ranges} cannot be read; write them as 2-4 or 2-")
         begin, end = int(match[1]), int(match[2] or len(text))
         if not 1 <= begin <= end <= len(text):
-            raise self.error(line, f":lines: {ranges}: {directive.argument} has lines 1 to {len(text)}")
+            raise self.error(
+                line, f":lines: {ranges}: {directive.argument} has lines 1 to {len(text)}"
+            )
         return fence("\n".join(text[begin - 1 : end]), language)
 
 
 _KEPT = {
-    *("text", "text_special", "softbreak", "hardbreak", "code_inline", "math_inline", "math_inline_double"),
+    *(
+        "text",
+        "text_special",
+        "softbreak",
+        "hardbreak",
+        "code_inline",
+        "math_inline",
+        "math_inline_double",
+    ),
     *("em_open", "em_close", "strong_open", "strong_close", "s_open", "s_close"),
 }
 
@@ -600,7 +741,9 @@ def box(title, body, fold):
         from markdown_it import MarkdownIt
         from mdit_py_plugins.dollarmath import dollarmath_plugin
 
-        shown = MarkdownIt("commonmark").use(dollarmath_plugin, renderer=lambda math, _: f"${html.escape(math)}$")
+        shown = MarkdownIt("commonmark").use(
+            dollarmath_plugin, renderer=lambda math, _: f"${html.escape(math)}$"
+        )
         summary = shown.renderInline(title)
         return f"<details>\n<summary>{summary}</summary>\n\n{body}\n\n</details>"
     return "\n".join(f"> {line}".rstrip() for line in (f"**{title}**", "", *body.split("\n")))
@@ -608,5 +751,7 @@ def box(title, body, fold):
 
 def fence(code, language=""):
     """Code in a fence of backticks, longer than any run of backticks in the code."""
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"^\s*(`+)", code, re.MULTILINE)), default=0))
+    ticks = "`" * max(
+        3, 1 + max((len(run) for run in re.findall(r"^\s*(`+)", code, re.MULTILINE)), default=0)
+    )
     return f"{ticks}{language}\n{code.rstrip()}\n{ticks}"

@@ -1,4 +1,6 @@
-"""Make each chapter a notebook that Colab opens and runs, `_build/notebooks/NAME.ipynb`, with the wheel beside them."""
+"""Make each chapter a notebook that Colab opens and runs, `_build/notebooks/NAME.ipynb`, with the
+wheel beside them.
+"""
 
 import base64
 import json
@@ -21,30 +23,37 @@ from bookbinder.run.compare import VARIES
 from bookbinder.run.environments import COLAB
 from bookbinder.run.run_notebook import UNCACHED
 
-FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}  # folded, since Colab hides nothing for good
-PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}  # for the page only
+# folded, since Colab hides nothing for good
+FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
+# for the page only
+PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}
 RUN_TAGS = {UNCACHED, VARIES}  # for those who run it
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
 BADGE = f"{addresses.COLAB}/assets/colab-badge.svg"
 CLASS = "class"  # the folder of notebooks without solutions, for courses
-OUTPUT_MOST, OUTPUTS_MOST = 40_000, 400_000  # characters of one output, and of all in a notebook; others are left out
-NOT_IN_PREVIEWS = re.compile(r"<(svg|script|style|input|button|canvas)\b")  # what GitHub takes out of HTML
-ANSWER = "# Your answer to exercise"  # how the cells begin there in which the reader writes; `shardlab grade` reads it
+# characters of one output, and of all in a notebook; others are left out
+OUTPUT_MOST, OUTPUTS_MOST = 40_000, 400_000
+# what GitHub takes out of HTML
+NOT_IN_PREVIEWS = re.compile(r"<(svg|script|style|input|button|canvas)\b")
+# how the cells begin there in which the reader writes; `shardlab grade` reads it
+ANSWER = "# Your answer to exercise"
 
 
 def make(book, chapters=None, outputs=None):
     """Make the notebooks of all chapters that have code, or of some of them.
 
-    A chapter with exercises has a second one, `class/NAME.ipynb`, in which solutions are left out and what checks the
-    answers cannot be read. The same sources at the same commit give the same bytes.
+    A chapter with exercises has a second one, `class/NAME.ipynb`, in which solutions are left out
+    and what checks the answers cannot be read. The same sources at the same commit give the same
+    bytes.
 
     Args:
       book: the `bookbinder.read.book.Book`.
       chapters: those to make; all by default.
-      outputs: for chapters, by their names, the outputs of each code cell, as `bookbinder.run.execute.outputs` finds
-        them. Then the notebook shows those that a reader may see before running it: none of folded cells, of
-        exercises, and of cells that answer a prediction. Notebooks for courses show none.
+      outputs: for chapters, by their names, the outputs of each code cell, as
+        `bookbinder.run.execute.outputs` finds them. Then the notebook shows those that a reader may
+        see before running it: none of folded cells, of exercises, and of cells that answer a
+        prediction. Notebooks for courses show none.
 
     Returns:
       A dict from the names of the files to their content, as text.
@@ -59,11 +68,15 @@ def make(book, chapters=None, outputs=None):
     files = {}
     for chapter in chapters or book.chapters:
         if chapter.runs:
-            text = markdown.Markdown(book, chapter, targets, address, commit or address.branch, parser)
+            text = markdown.Markdown(
+                book, chapter, targets, address, commit or address.branch, parser
+            )
             shown = (outputs or {}).get(chapter.name, ())
             files[f"{chapter.name}.ipynb"] = _Notebook(text, commit, outputs=shown).text()
             if "{exercise-start}" in chapter.text:
-                files[f"{CLASS}/{chapter.name}.ipynb"] = _Notebook(text, commit, for_class=True).text()
+                files[f"{CLASS}/{chapter.name}.ipynb"] = _Notebook(
+                    text, commit, for_class=True
+                ).text()
     return files
 
 
@@ -71,7 +84,12 @@ class _Notebook:
     """The notebook of one chapter, while it is made."""
 
     def __init__(self, text, commit, for_class=False, outputs=()):
-        self.markdown, self.chapter, self.commit, self.for_class = text, text.chapter, commit, for_class
+        self.markdown, self.chapter, self.commit, self.for_class = (
+            text,
+            text.chapter,
+            commit,
+            for_class,
+        )
         self.outputs, self.room = iter(outputs), OUTPUTS_MOST
         self.cells, self.buffer, self.solution, self.gate, self.label = [], [], None, None, None
         # A prediction goes on until text follows its cells.
@@ -89,7 +107,9 @@ class _Notebook:
         }
         for number, cell in enumerate(self.cells):
             cell["id"] = f"{re.sub(r'[^a-zA-Z0-9-_]', '-', self.chapter.name)[:50]}-{number}"
-        notebook = nbformat.from_dict({"cells": self.cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+        notebook = nbformat.from_dict(
+            {"cells": self.cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+        )
         nbformat.validate(notebook)
         return nbformat.writes(notebook) + "\n"
 
@@ -106,7 +126,9 @@ class _Notebook:
                 self._flush()
                 if (cell := next(code, None)) is None:
                     raise BookError(
-                        self.chapter.path, line, "this is not read as a code cell; check the blocks above it"
+                        self.chapter.path,
+                        line,
+                        "this is not read as a code cell; check the blocks above it",
                     )
                 self._code(cell, line, next(self.outputs, ()))
                 self.answered = self.is_prediction
@@ -143,7 +165,9 @@ class _Notebook:
     def _begin(self, group, line):
         """The title with its links, and the set-up cell."""
         if self.cells:
-            raise BookError(self.chapter.path, line, "a chapter has one title; write ## for a section")
+            raise BookError(
+                self.chapter.path, line, "a chapter has one title; write ## for a section"
+            )
         address, name = self.markdown.address, self.chapter.name
         own = f"{CLASS}/{name}" if self.for_class else name
         self._text(
@@ -152,10 +176,14 @@ class _Notebook:
             f"A chapter of [{self.markdown.book.config.get('title', 'the book')}]({address.site}). "
             f"[Its page]({address.page(name)}) shows all outputs; run the cells to make your own."
         )
-        self._add_code("#@title Set-up: run this first\n" + set_up(self.chapter, address, self.commit))
+        self._add_code(
+            "#@title Set-up: run this first\n" + set_up(self.chapter, address, self.commit)
+        )
 
     def _gate(self, directive, line):
-        """Exercises and solutions hold cells, so their beginnings and ends are directives between the cells."""
+        """Exercises and solutions hold cells, so their beginnings and ends are directives between
+        the cells.
+        """
         kind, _, side = directive.name.partition("-")
         now = self.gate[0] if self.gate else None
         if now != (None if side == "start" else kind):
@@ -177,7 +205,11 @@ class _Notebook:
         """End a text cell."""
         text, self.buffer = "\n\n".join(self.buffer), []
         if text and self.solution:
-            text = "" if self.for_class else markdown.box(f"Solution of exercise {self.solution}", text, True)
+            text = (
+                ""
+                if self.for_class
+                else markdown.box(f"Solution of exercise {self.solution}", text, True)
+            )
         if text:
             self._text(text)
 
@@ -189,7 +221,11 @@ class _Notebook:
         tags = set(cell.metadata.get("tags", ()))
         if unknown := tags - FOLD_TAGS - PAGE_TAGS - RUN_TAGS:
             known = ", ".join(sorted(FOLD_TAGS | PAGE_TAGS | RUN_TAGS))
-            raise BookError(self.chapter.path, line, f"notebooks do not know the tag {min(unknown)}; there are {known}")
+            raise BookError(
+                self.chapter.path,
+                line,
+                f"notebooks do not know the tag {min(unknown)}; there are {known}",
+            )
         if not cell.source.strip() or (self.solution and self.for_class):
             return
         title = None
@@ -216,7 +252,9 @@ class _Notebook:
             self._add_code(checks, "Checked", [CHECKS])
 
     def _shown(self, outputs, tags):
-        """Those of a cell's outputs that a notebook shows: not too long, and such as GitHub's preview can show."""
+        """Those of a cell's outputs that a notebook shows: not too long, and such as GitHub's
+        preview can show.
+        """
         shown = []
         for output in outputs:
             if output.output_type == "stream" and f"remove-{output.name}" in tags:
@@ -229,9 +267,14 @@ class _Notebook:
         return shown
 
     def _is_for_the_reader(self, line):
-        """Whether the code cell that begins in this line is its exercise's last, in which the reader writes."""
+        """Whether the code cell that begins in this line is its exercise's last, in which the
+        reader writes.
+        """
         below = "\n".join(self.chapter.text.split("\n")[line:])
-        return re.search(r"^`{3,}\{(code-cell|exercise-end)\}", below, re.MULTILINE)[1] == "exercise-end"
+        return (
+            re.search(r"^`{3,}\{(code-cell|exercise-end)\}", below, re.MULTILINE)[1]
+            == "exercise-end"
+        )
 
     def _add_code(self, source, title=None, tags=(), outputs=()):
         """A cell, folded under a title if it has one."""
@@ -243,19 +286,27 @@ class _Notebook:
             hint = "" if code.startswith(_UNREADABLE) else ": double-click to read it"
             source = "\n".join(part for part in (first, f"#@title {title}{hint}", code) if part)
             metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
-        cell = {"cell_type": "code", "metadata": metadata, "source": source, "execution_count": None}
+        cell = {
+            "cell_type": "code",
+            "metadata": metadata,
+            "source": source,
+            "execution_count": None,
+        }
         self.cells.append({**cell, "outputs": list(outputs)})
 
 
 def _for_previews(output):
-    """An output in the form in which a notebook keeps it; None if it would only show how an object is called."""
+    """An output in the form in which a notebook keeps it; None if it would only show how an object
+    is called.
+    """
     if output.output_type == "stream":
         return {"output_type": "stream", "name": output.name, "text": output.text}
     if output.output_type == "error":
         return {name: output[name] for name in ("output_type", "ename", "evalue", "traceback")}
     data = output.data
     html, plain = data.get("text/html", ""), data.get("text/plain", "")
-    in_text = {} if re.fullmatch(r"<.*>|", plain, re.DOTALL) else {"text/plain": plain}  # not only an object's name
+    # not only an object's name
+    in_text = {} if re.fullmatch(r"<.*>|", plain, re.DOTALL) else {"text/plain": plain}
     if "image/svg+xml" in data:
         kept = {"image/svg+xml": data["image/svg+xml"]}
     elif html and not NOT_IN_PREVIEWS.search(html):
@@ -298,15 +349,19 @@ from packaging.version import Version
 if Version(version("jax")) < Version("{floor}"):
     %pip install --quiet "jax>={floor}"
     raise RuntimeError("JAX has been upgraded: choose Runtime > Restart session, then Runtime > Run all")
-"""
+"""  # noqa: E501
 
 
 def set_up(chapter, address, commit):
-    """The first cell of a notebook: it installs the package, and what the chapter imports but Colab lacks."""
+    """The first cell of a notebook: it installs the package, and what the chapter imports but Colab
+    lacks.
+    """
     imported = package.of(chapter.root)
     code, version = "", commit or address.branch
     if imported.name:
-        code = _INSTALL.format(package=imported.name, archive=address.archive(version), wheel=imported.wheel)
+        code = _INSTALL.format(
+            package=imported.name, archive=address.archive(version), wheel=imported.wheel
+        )
     for other in imported.not_in_colab:
         imports = rf"^import {other.partition('==')[0]}\b"
         if any(re.search(imports, cell.source, re.MULTILINE) for cell in chapter.cells):
@@ -342,7 +397,9 @@ def write(book, files, folder):
 
 
 def build_wheel(root, folder):
-    """Build the package's wheel into a folder; returns its name. The same sources give the same bytes."""
+    """Build the package's wheel into a folder; returns its name. The same sources give the same
+    bytes.
+    """
     if not package.of(root).wheel:
         return None
     environment = os.environ | {"SOURCE_DATE_EPOCH": "1577836800", "PYTHONWARNINGS": "ignore"}
@@ -350,7 +407,12 @@ def build_wheel(root, folder):
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder_of_wheel]
         # In a session of its own, so that Ctrl-C reaches the builder alone.
         process = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, **AS_TEXT, start_new_session=True
+            command,
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            **AS_TEXT,
+            start_new_session=True,
         )
         if process.returncode:
             raise BookError(

@@ -1,7 +1,9 @@
-"""Pictures for previews of links: a page's title and its key figure, as a PNG of 1200 by 630 pixels.
+"""Pictures for previews of links: a page's title and its key figure, as a PNG of 1200 by 630
+pixels.
 
-Social sites and messengers show no SVG, so resvg draws a card that is one: it needs no browser, and the
-same figure gives the same bytes on every machine. The letters are those of Matplotlib's own font.
+Social sites and messengers show no SVG, so resvg draws a card that is one: it needs no browser, and
+the same figure gives the same bytes on every machine. The letters are those of Matplotlib's own
+font.
 """
 
 import hashlib
@@ -41,12 +43,19 @@ def write(folder, name, figure, title, book, colours, part=None):
       part: the number of the page's part; None if it is in none.
 
     Returns:
-      The name of the file; None without a figure, without Matplotlib, or if the figure has what is not
-      drawn here.
+      The name of the file; None without a figure, without Matplotlib, or if the figure has what is
+      not drawn here.
     """
     file = None
     if figure and _fonts():
-        drawn = (figure, title, book, part, sorted(colours.items()), Path(__file__).read_text("utf-8"))
+        drawn = (
+            figure,
+            title,
+            book,
+            part,
+            sorted(colours.items()),
+            Path(__file__).read_text("utf-8"),
+        )
         file = folder / f"{name}-{hashlib.sha256(repr(drawn).encode()).hexdigest()[:8]}.png"
         if not file.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +71,9 @@ def write(folder, name, figure, title, book, colours, part=None):
 
 @cache
 def _fonts():
-    """The files of Matplotlib's font, plain and bold; none without it: chapters need it, pages do not."""
+    """The files of Matplotlib's font, plain and bold; none without it: chapters need it, pages do
+    not.
+    """
     if (matplotlib := find_spec("matplotlib")) is None:
         return ()
     folder = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf"
@@ -99,11 +110,17 @@ def _card(markup, title, book, colours, part):
     _, lines, size, frame = ways[ways[1][0] > 1.1 * ways[0][0]]
     return "".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" color="{_DARK}">',
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+                f'color="{_DARK}">'
+            ),
             f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
             f'<rect width="{WIDTH}" height="12" fill="{accent}"/>',
             _letters(book, _MARGIN, HEIGHT - 36, _FOOT, fill=_GREY),
-            *(_letters(line, _MARGIN, _MARGIN + n * size * 1.2, size, bold=True) for n, line in enumerate(lines, 1)),
+            *(
+                _letters(line, _MARGIN, _MARGIN + n * size * 1.2, size, bold=True)
+                for n, line in enumerate(lines, 1)
+            ),
             *_placed(figures, frame, colours),
             "</svg>",
         ]
@@ -117,7 +134,12 @@ def _placed(figures, frame, colours):
     foot = (top + bottom + scale * max(box[3] for box in boxes) - 2 * _CAPTION * any(words)) / 2
     for number, ((svg, caption), box, length) in enumerate(zip(figures, boxes, words, strict=True)):
         width, height = scale * box[2], scale * box[3]
-        svg.attrib |= {"x": f"{left}", "y": f"{foot - height}", "width": f"{width}", "height": f"{height}"}
+        svg.attrib |= {
+            "x": f"{left}",
+            "y": f"{foot - height}",
+            "width": f"{width}",
+            "height": f"{height}",
+        }
         yield _drawn(svg, f"figure-{number}-", colours)
         if length:
             yield _letters(caption, left, foot + 1.5 * _CAPTION, _CAPTION)
@@ -125,7 +147,9 @@ def _placed(figures, frame, colours):
 
 
 def _drawn(svg, prefix, colours):
-    """A figure as a part of the card: its ids are its own, and its colours those of the page in the light."""
+    """A figure as a part of the card: its ids are its own, and its colours those of the page in the
+    light.
+    """
     for element in svg.iter():
         element.tag = element.tag.rpartition("}")[2]
         if element.tag == "foreignObject":
@@ -140,9 +164,13 @@ def _drawn(svg, prefix, colours):
             if name == "id":
                 value = prefix + value
             value = value.replace("url(#", f"url(#{prefix}")
-            # Of a font its size is taken: the family is ours, and a renderer shows no letters of one that is not there.
+            # Of a font its size is taken: the family is ours, and a renderer shows no letters of
+            # one that is not there.
             value = re.sub(r"font-family:[^;]*|\bfont:[^;]*?\b([\d.]+px)[^;]*", _font_size, value)
-            element.set(name, re.sub(r"var\(--([\w-]+)[^()]*\)", lambda named: _colour(named[1], colours), value))
+            element.set(
+                name,
+                re.sub(r"var\(--([\w-]+)[^()]*\)", lambda named: _colour(named[1], colours), value),
+            )
     return ElementTree.tostring(svg, "unicode")
 
 
@@ -163,10 +191,15 @@ def _letters(words, x, y, size, *, bold=False, fill=_DARK):
 
 
 def _fitted(figures, frame):
-    """How large figures may be side by side in a frame, how long their words are, if there is room, and their boxes."""
+    """How large figures may be side by side in a frame, how long their words are, if there is room,
+    and their boxes.
+    """
     left, top, right, bottom = frame
     boxes = [[float(number) for number in svg.get("viewBox").split()] for svg, _ in figures]
-    words, room = [_width(caption, _CAPTION) for _, caption in figures], right - left - _GAP * (len(figures) - 1)
+    words, room = (
+        [_width(caption, _CAPTION) for _, caption in figures],
+        right - left - _GAP * (len(figures) - 1),
+    )
     if sum(words) > room:
         words = [0] * len(words)
     scale = min(_LARGEST, (bottom - top - 2 * _CAPTION * any(words)) / max(box[3] for box in boxes))
@@ -176,7 +209,9 @@ def _fitted(figures, frame):
 
 
 def _figures(markup):
-    """The drawings of a figure's HTML, each with the first line of the words below it; the first and last of steps."""
+    """The drawings of a figure's HTML, each with the first line of the words below it; the first
+    and last of steps.
+    """
     try:
         root = ElementTree.fromstring(f"<div>{re.sub('<br */?>', '<br/>', markup)}</div>")
     except ElementTree.ParseError as error:
@@ -196,10 +231,16 @@ def _figures(markup):
 
 
 def words_for(figure):
-    """What a figure shows, for those who hear the card: what its first drawing says, in short if that is long."""
-    title, described = (re.search(rf"<{tag}>(.*?)</{tag}>", figure, re.DOTALL) for tag in ("title", "desc"))
+    """What a figure shows, for those who hear the card: what its first drawing says, in short if
+    that is long.
+    """
+    title, described = (
+        re.search(rf"<{tag}>(.*?)</{tag}>", figure, re.DOTALL) for tag in ("title", "desc")
+    )
     texts = [" ".join(html.unescape(found[1]).split()) for found in (described, title) if found]
-    return next((text for text in texts if text and len(text) <= _HEARD), texts[-1] if texts else "")
+    return next(
+        (text for text in texts if text and len(text) <= _HEARD), texts[-1] if texts else ""
+    )
 
 
 def _first_line(words):
@@ -225,7 +266,9 @@ def _width(words, size, bold=False):
 
 
 def _wrapped(words, size, room, most):
-    """Words in as few lines as fit, at most so many; smaller if they need more. Returns the lines and their size."""
+    """Words in as few lines as fit, at most so many; smaller if they need more. Returns the lines
+    and their size.
+    """
     room = max(room, max(_width(word, size * 0.6, True) for word in words.split()))
     while True:
         lines = [""]

@@ -1,9 +1,10 @@
 """A Sphinx extension that makes plain `jupyter-book build .` as reliable as `make book`.
 
-Stock Jupyter Book reuses outputs as long as a chapter's own code is the same, whatever else has changed, and publishes
-pages whose cells failed. With this extension in `_config.yml`, `bookbinder.run.execute` runs the chapters before Sphinx
-reads them, and a failure ends the build. Jupyter Book's button for Colab leads to the chapter's source, which Colab
-cannot open; ours leads to the notebook.
+Stock Jupyter Book reuses outputs as long as a chapter's own code is the same, whatever else has
+changed, and publishes pages whose cells failed. With this extension in `_config.yml`,
+`bookbinder.run.execute` runs the chapters before Sphinx reads them, and a failure ends the build.
+Jupyter Book's button for Colab leads to the chapter's source, which Colab cannot open; ours leads
+to the notebook.
 """
 
 import json
@@ -55,7 +56,12 @@ def setup(app):
     teaching.setup(app)
     # What another version of this package has left in Sphinx's environment is not read.
     version_of_ours = int(stale.builder()[:8], 16)
-    return {"parallel_read_safe": True, "parallel_write_safe": True, "version": "1", "env_version": version_of_ours}
+    return {
+        "parallel_read_safe": True,
+        "parallel_write_safe": True,
+        "version": "1",
+        "env_version": version_of_ours,
+    }
 
 
 def _leave_out_comments(app, doctree):
@@ -65,12 +71,14 @@ def _leave_out_comments(app, doctree):
 
 
 def _name_the_repository(app, config):
-    """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a fork's to the fork.
+    """Links lead to the repository of _config.yml; in GitHub's CI to the one being built, so a
+    fork's to the fork.
 
     What chapters name as {{ repository }} and the like is said in `substitutions`.
     """
     config.html_math_renderer = "mathml"
-    config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]  # of Jupytext: paired with chapters, beside them
+    # of Jupytext: paired with chapters, beside them
+    config.exclude_patterns = [*config.exclude_patterns, "**.ipynb"]
     app.bookbinder_address = where = _address(config)
     ours = substitutions(_root(app), where)
     config.myst_substitutions = {**config.myst_substitutions, **ours}
@@ -115,7 +123,9 @@ def _address(config):
 
 
 def _execute(app, env, added, changed, removed):
-    """Execute the chapters; returns those whose outputs or texts have changed since Sphinx read them."""
+    """Execute the chapters; returns those whose outputs or texts have changed since Sphinx read
+    them.
+    """
     source, root = Path(app.srcdir), _root(app)
     prefix = f"{books.FOLDER}/" if source == root else ""
     book = app.bookbinder_book = books.load(root)
@@ -130,7 +140,11 @@ def _execute(app, env, added, changed, removed):
         notebooks.make(book, chapters)  # says what Colab would not show
     try:
         results = execute.run(
-            book, env.mystnb_config.execution_cache_path, chapters=chapters, without=without, progress=Lines()
+            book,
+            env.mystnb_config.execution_cache_path,
+            chapters=chapters,
+            without=without,
+            progress=Lines(),
         )
     except Stopped:
         raise KeyboardInterrupt from None  # which Sphinx knows
@@ -168,13 +182,25 @@ def _execute(app, env, added, changed, removed):
 def _facts(book, name):
     """What `pages.Chapter` says of a chapter from its minutes on."""
     chapter = book.chapter(name)
-    paths = {title: (names.index(name) + 1, len(names)) for title, names in book.paths.items() if name in names}
+    paths = {
+        title: (names.index(name) + 1, len(names))
+        for title, names in book.paths.items()
+        if name in names
+    }
     after = {before: book.titles.get(before, before) for before in chapter.after}
-    return chapter.minutes, chapter.exercise_minutes, books.LEVELS.get(chapter.level, ""), after, paths
+    return (
+        chapter.minutes,
+        chapter.exercise_minutes,
+        books.LEVELS.get(chapter.level, ""),
+        after,
+        paths,
+    )
 
 
 def _used(app):
-    """For each page the digests of files that were read for it besides its own text, such as pictures."""
+    """For each page the digests of files that were read for it besides its own text, such as
+    pictures.
+    """
     folder = Path(app.srcdir)
     return {
         name: stale.besides(folder / file for file in files if (folder / file).is_file())
@@ -187,15 +213,21 @@ def _note_used(app, env):
 
 
 def _what_others_change(app, env):
-    """The pages to write again: all of them, if the theme or anything that one page shows of another has changed."""
+    """The pages to write again: all of them, if the theme or anything that one page shows of
+    another has changed.
+    """
     std, math, cited = env.get_domain("std"), env.get_domain("math"), env.domaindata.get("cite", {})
     shown = (
         disk.folder_digest(pages.THEME),
         {name: title.astext() for name, title in env.titles.items()},
         env.toctree_includes, env.toc_secnumbers, env.toc_fignumbers,
         std.labels, std.anonlabels, math.equations, getattr(app.env, "bookbinder_glossary", ()),
-        sorted(f"{reference.docname} {reference.targets}" for reference in cited.get("citation_refs", ())),
-        [(Path(app.srcdir) / file).read_text("utf-8") for file in getattr(app.config, "bibtex_bibfiles", ())],
+        sorted((
+            f"{reference.docname} "
+            f"{reference.targets}"
+        ) for reference in cited.get("citation_refs", ())),
+        [(Path(app.srcdir) / file).read_text("utf-8") for file in getattr(app.config,
+                "bibtex_bibfiles", ())],
     )  # fmt: skip
     app.bookbinder_shown = stale.shown(*shown)
     file = Path(app.outdir).parent / SHOWN
@@ -209,7 +241,9 @@ def _note_shown(app, exception):
 
 
 class _RunsByTitle(SphinxPostTransform):
-    """The table of runs, {nb-exec-table}, names chapters by their titles and in the order of the book."""
+    """The table of runs, {nb-exec-table}, names chapters by their titles and in the order of the
+    book.
+    """
 
     default_priority = 9  # MyST-NB has made the table, and Sphinx has not yet resolved its links
 
@@ -228,7 +262,9 @@ class _RunsByTitle(SphinxPostTransform):
                 link = row.next_node(addnodes.pending_xref)
                 document = link.astext()
                 name = document.removeprefix(f"{books.FOLDER}/")
-                link[:] = [nodes.inline(text=book.titles.get(name) or self.env.titles[document].astext())]
+                link[:] = [
+                    nodes.inline(text=book.titles.get(name) or self.env.titles[document].astext())
+                ]
                 places[row] = order.get(name, len(order))
             body[:] = sorted(body.children, key=places.get)
 
@@ -240,7 +276,9 @@ class _Minutes(SphinxRole):
         try:
             words = self.env.app.bookbinder_book.reading_time(self.text)
         except KeyError as error:
-            return [], [self.inliner.reporter.error(f"there is no chapter {error}", line=self.lineno)]
+            return [], [
+                self.inliner.reporter.error(f"there is no chapter {error}", line=self.lineno)
+            ]
         return [nodes.inline("", words, classes=["minutes"])], []
 
 
@@ -249,7 +287,9 @@ class _Colab(SphinxRole):
 
     def run(self):
         words, _, name = self.text.rstrip(">").rpartition("<")
-        return [nodes.reference("", words.strip(), refuri=self.env.app.bookbinder_address.colab(name))], []
+        return [
+            nodes.reference("", words.strip(), refuri=self.env.app.bookbinder_address.colab(name))
+        ], []
 
 
 def _inline_math(translator, node):
@@ -260,18 +300,24 @@ def _inline_math(translator, node):
 
 def _block_math(translator, node):
     text = node.astext().strip()
-    text = f"\\begin{{split}}{text}\\end{{split}}" if r"\\" in text and r"\begin" not in text else text
+    text = (
+        f"\\begin{{split}}{text}\\end{{split}}" if r"\\" in text and r"\begin" not in text else text
+    )
     number = f'<span class="eqno">({node["number"]})</span>' if node["number"] else ""
     formula = convert(text, display="block")
     translator.body.append(
-        f"{translator.starttag(node, 'div', CLASS='math notranslate nohighlight')}{number}{formula}</div>"
+        f"{translator.starttag(node, 'div', CLASS='math notranslate nohighlight')}{number}{formula}</div>"  # noqa: E501
     )
     raise nodes.SkipNode
 
 
 def _make_ids_unique(app, doctree):
     """Number the ids of exercises and solutions: sphinx-exercise gives all of them the same two."""
-    repeated = [s for s in doctree.findall(nodes.section) if s["ids"] in (["exercise-content"], ["solution-content"])]
+    repeated = [
+        s
+        for s in doctree.findall(nodes.section)
+        if s["ids"] in (["exercise-content"], ["solution-content"])
+    ]
     for number, section in enumerate(repeated, 1):
         section["ids"] = [f"{section['ids'][0]}-{number}"]
 
@@ -293,7 +339,11 @@ def _note_definitions(app, doctree):
 
 def _link_terms(app, doctree, docname):
     """Link the first use of each term to the glossary."""
-    places = {name: where for (kind, name), where in app.env.get_domain("std").objects.items() if kind == "term"}
+    places = {
+        name: where
+        for (kind, name), where in app.env.get_domain("std").objects.items()
+        if kind == "term"
+    }
 
     def address(term):
         page, anchor = places.get(term, (None, None))
@@ -304,7 +354,13 @@ def _link_terms(app, doctree, docname):
 
 
 def _name_dependencies(app, exception):
-    """Write a list of the files from which pages were made besides the chapters, such as included ones."""
+    """Write a list of the files from which pages were made besides the chapters, such as included
+    ones.
+    """
     if exception is None:
-        files = {str((Path(app.srcdir) / file).resolve()) for used in app.env.dependencies.values() for file in used}
+        files = {
+            str((Path(app.srcdir) / file).resolve())
+            for used in app.env.dependencies.values()
+            for file in used
+        }
         (Path(app.outdir).parent / "dependencies.json").write_text(json.dumps(sorted(files)))

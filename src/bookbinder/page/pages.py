@@ -1,7 +1,8 @@
-"""What stands on a page besides its text: the data of the theme in `theme/`, and folds, checks and colours of code.
+"""What stands on a page besides its text: the data of the theme in `theme/`, and folds, checks and
+colours of code.
 
-Sphinx asks here for each page what its head says, where it leads, and which part of the book it belongs to. The
-templates in `theme/` arrange that. No page is touched after Sphinx has written it.
+Sphinx asks here for each page what its head says, where it leads, and which part of the book it
+belongs to. The templates in `theme/` arrange that. No page is touched after Sphinx has written it.
 """
 
 import base64
@@ -32,36 +33,54 @@ MOST = LONGEST_DESCRIPTION  # characters of a description
 PROMISE = "What we do here."  # how the paragraph begins that says what a chapter does
 # What pages say of themselves that are no chapters.
 OTHERS = {
-    "genindex": "Every term of the book and every function that it uses, with links to the sections that explain them.",
-    "search": "Search the book for a section by its heading, by a function or an option that it uses, or by its words.",
+    "genindex": (
+        "Every term of the book and every function that it uses, with links to the sections that "
+        "explain them."
+    ),
+    "search": (
+        "Search the book for a section by its heading, by a function or an option that it uses, "
+        "or by its words."
+    ),
     "404": "This address leads to no page of the book. The home page lists all chapters.",
 }
 KEY_FIGURE = "key-figure"  # the tag of a cell
 CARDS = "cards"  # the folder of pictures for previews of links
 NARROWEST = 12  # characters of a column that has more; book.css says so too
-# Before anything is painted: what the reader chose. Without a choice the style sheet follows the system.
+# Before anything is painted: what the reader chose. Without a choice the style sheet follows the
+# system.
 MODE = """try {
 const mode = localStorage.getItem("mode");
 if (mode) document.documentElement.dataset.theme = mode;
 } catch {}"""
 # Matplotlib's colours, and those of the page.
 COLOURS = {
-    "#000000": "currentColor", "#ffffff": "var(--ground)", "#1f77b4": "var(--device-0)", "#ff7f0e": "var(--device-1)",
+    "#000000": "currentColor", "#ffffff": "var(--ground)", "#1f77b4": "var(--device-0)",
+    "#ff7f0e": "var(--device-1)",
     "#2ca02c": "var(--device-2)", "#e377c2": "var(--device-3)", "#17becf": "var(--device-4)",
-    "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)", "#b0b0b0": "var(--line)",
+    "#d62728": "var(--device-5)", "#9467bd": "var(--device-3)", "#7f7f7f": "var(--device-7)",
+    "#b0b0b0": "var(--line)",
 }  # fmt: skip
 # What a page loads for pictures of shardlab.
 PICTURES = {
-    "data-steps=": "steps.js", "data-says=": "tiles.js", "data-choices=": "choose.js", "data-place=": "places.js",
-}  # fmt: skip
-# What extensions write that misleads a screen reader: heads of tables that name nothing, names of buttons that hide
-# what stands on them, and roles that do not fit.
+    "data-steps=": "steps.js",
+    "data-says=": "tiles.js",
+    "data-choices=": "choose.js",
+    "data-place=": "places.js",
+}
+# What extensions write that misleads a screen reader: heads of tables that name nothing, names of
+# buttons that hide what stands on them, and roles that do not fit.
 CLEARER = [
     (r"<th[^>]*>(<p></p>)?</th>", "<td></td>"),
     (' aria-label="Toggle hidden content"', ""),
     (' role="(doc-biblioentry|list)"', ""),
 ]
-_OF_OTHERS = ("sphinx_book_theme", "pydata_sphinx_theme", "sphinx_thebe", "sphinx_togglebutton", "sphinx_copybutton")
+_OF_OTHERS = (
+    "sphinx_book_theme",
+    "pydata_sphinx_theme",
+    "sphinx_thebe",
+    "sphinx_togglebutton",
+    "sphinx_copybutton",
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,8 @@ class Chapter:
       exercises: minutes for its exercises; 0 if it has none.
       level: how hard it is, such as "★★☆"; "" if it does not say.
       after: the chapters to read first: their titles by their names.
-      paths: for the title of each path that it is on, its place there, and how many chapters the path has.
+      paths: for the title of each path that it is on, its place there, and how many chapters the
+        path has.
     """
 
     devices: str = ""
@@ -98,7 +118,9 @@ class fold_title(nodes.TextElement):
 
 
 def setup(app):
-    """Called by the extension, which gives Sphinx a `bookbinder_address` and its environment `bookbinder_chapters`."""
+    """Called by the extension, which gives Sphinx a `bookbinder_address` and its environment
+    `bookbinder_chapters`.
+    """
     app.add_html_theme(NAME, str(THEME))
     app.add_node(fold, html=_tags("details"))
     app.add_node(fold_title, html=_tags("summary"))
@@ -128,16 +150,20 @@ def _tags(name):
     return enter, lambda translator, node: translator.body.append(f"</{name}>\n")
 
 
-# --- What Jupyter Book sets up for its own theme -----------------------------------------------------------------
+# --- What Jupyter Book sets up for its own theme --------------------------------------------------
 
 
 def _leave_the_stock_theme(app, config):
-    """Jupyter Book always loads its own theme and that theme's helpers; none of them has a part in our pages."""
+    """Jupyter Book always loads its own theme and that theme's helpers; none of them has a part in
+    our pages.
+    """
     config.html_theme_options, config.html_copy_source = {}, False
     app.bookbinder_static = list(config.html_static_path)
     for listeners in app.events.listeners.values():
         listeners[:] = [
-            listener for listener in listeners if listener.handler.__module__.partition(".")[0] not in _OF_OTHERS
+            listener
+            for listener in listeners
+            if listener.handler.__module__.partition(".")[0] not in _OF_OTHERS
         ]
 
 
@@ -146,24 +172,36 @@ def _our_files_only(app):
     app.config.html_static_path = app.bookbinder_static
 
 
-# --- The text -------------------------------------------------------------------------------------------------
+# --- The text -------------------------------------------------------------------------------------
 
 
 def _fold(app, doctree, docname):
     """Hints and solutions unfold without a script."""
-    for box in list(doctree.findall(lambda node: "dropdown" in getattr(node, "attributes", {}).get("classes", ()))):
-        first = box.children[0] if box.children and isinstance(box.children[0], nodes.title) else None
+    for box in list(
+        doctree.findall(
+            lambda node: "dropdown" in getattr(node, "attributes", {}).get("classes", ())
+        )
+    ):
+        first = (
+            box.children[0] if box.children and isinstance(box.children[0], nodes.title) else None
+        )
         title = fold_title("", first.astext() if first else type(box).__name__.capitalize())
         title["classes"].append("admonition-title")
         kind = [box.tagname] if isinstance(box, nodes.Admonition) else []
         details = fold(
-            "", title, *box.children[bool(first) :], classes=["admonition", *kind, *box["classes"]], ids=box["ids"]
+            "",
+            title,
+            *box.children[bool(first) :],
+            classes=["admonition", *kind, *box["classes"]],
+            ids=box["ids"],
         )
         box.replace_self(details)
 
 
 def _code(app, doctree, docname):
-    """Colour what runs in processes as Python, and set a cell's last assertions apart, below its output."""
+    """Colour what runs in processes as Python, and set a cell's last assertions apart, below its
+    output.
+    """
     for source in list(doctree.findall(nodes.literal_block)):
         if source.parent.get("nb_element") != "cell_code_source":
             continue
@@ -173,8 +211,11 @@ def _code(app, doctree, docname):
         before, checks, after = split_assertions(text)
         if checks and cell.get("nb_element") == "cell_code":  # and is not folded
             shown = "\n".join(filter(None, [before, after]))
-            details = fold("", fold_title("", "checked"), _with_text(source, checks), classes=["checked"])
-            details["data-before"] = str(len(before.split("\n")))  # so many lines stand before it; see book.js
+            details = fold(
+                "", fold_title("", "checked"), _with_text(source, checks), classes=["checked"]
+            )
+            # so many lines stand before it; see book.js
+            details["data-before"] = str(len(before.split("\n")))
             source.replace_self(_with_text(source, shown))
             cell.append(details)
 
@@ -188,11 +229,15 @@ def _with_text(block, text):
 
 
 def _key_figure(app, doctree, docname):
-    """Show the picture of the cell with the tag `key-figure` at the head of the page too, before anything is read."""
+    """Show the picture of the cell with the tag `key-figure` at the head of the page too, before
+    anything is read.
+    """
     for cell in doctree.findall(nodes.container):
         if f"tag_{KEY_FIGURE}" not in cell.get("classes", ()):
             continue
-        output = next((node for node in cell.children if "cell_output" in node.get("classes", ())), None)
+        output = next(
+            (node for node in cell.children if "cell_output" in node.get("classes", ())), None
+        )
         if output is None:  # of a build that has no outputs
             return
         shown = list(output.findall(_is_picture))
@@ -210,18 +255,27 @@ def _say_that_it_runs(app, doctree, docname):
         return
     title = next(iter(doctree.findall(nodes.title)))
     text = "This chapter was still running, or had yet to begin, when this page was made."
-    note = nodes.note("", nodes.paragraph(text=f"{text} Its outputs are still to come: load the page again later."))
+    note = nodes.note(
+        "",
+        nodes.paragraph(text=f"{text} Its outputs are still to come: load the page again later."),
+    )
     title.parent.insert(title.parent.index(title) + 1, note)
 
 
 def lacks_outputs(app, docname):
-    """Whether a page is made before its chapter has run: for a preview while others run, or for tests."""
-    outputs, _ = getattr(app.env, "bookbinder_records", {}).get(docname.removeprefix(f"{FOLDER}/"), ("", ""))
+    """Whether a page is made before its chapter has run: for a preview while others run, or for
+    tests.
+    """
+    outputs, _ = getattr(app.env, "bookbinder_records", {}).get(
+        docname.removeprefix(f"{FOLDER}/"), ("", "")
+    )
     return outputs == LEFT_OUT
 
 
 def _is_picture(node):
-    return isinstance(node, nodes.image) or (isinstance(node, nodes.raw) and "<svg" in node.astext())
+    return isinstance(node, nodes.image) or (
+        isinstance(node, nodes.raw) and "<svg" in node.astext()
+    )
 
 
 def _renamed(node):
@@ -229,7 +283,11 @@ def _renamed(node):
     if isinstance(node, nodes.raw):
         html = node.astext()
         for name in set(re.findall(r'\bid="([^"]+)"', html)):
-            html = re.sub(rf'(\bid="|url\(#|href="#|labelledby="){re.escape(name)}\b', rf"\g<1>key-{name}", html)
+            html = re.sub(
+                rf'(\bid="|url\(#|href="#|labelledby="){re.escape(name)}\b',
+                rf"\g<1>key-{name}",
+                html,
+            )
         return nodes.raw("", html, format="html")
     return node
 
@@ -242,14 +300,22 @@ def _outputs(app, doctree, docname):
 
 
 def is_aligned(text):
-    """Whether two lines or more are in columns, or are the rows of an array, so that wrapping would tear them."""
+    """Whether two lines or more are in columns, or are the rows of an array, so that wrapping would
+    tear them.
+    """
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    rows = [line for line in lines if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[.*\][\])]*,?$", line)]
+    rows = [
+        line
+        for line in lines
+        if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[.*\][\])]*,?$", line)
+    ]
     return len(rows) > 1
 
 
 def _tables(app, doctree, docname):
-    """A table that is wider than the screen scrolls in a box of its own, and no column of text becomes a thread."""
+    """A table that is wider than the screen scrolls in a box of its own, and no column of text
+    becomes a thread.
+    """
     for table in list(doctree.findall(nodes.table)):
         for entry in table.findall(nodes.entry):
             entry["classes"] += ["text"] * (len(entry.astext()) >= NARROWEST)
@@ -259,7 +325,9 @@ def _tables(app, doctree, docname):
 
 
 def _letters(app, doctree, docname):
-    """Above a glossary, a link to the first term of each letter, and a box in which book.js takes a part of a term."""
+    """Above a glossary, a link to the first term of each letter, and a box in which book.js takes a
+    part of a term.
+    """
     for glossary in list(doctree.findall(addnodes.glossary)):
         first = {}
         for item in glossary.findall(nodes.definition_list_item):
@@ -276,7 +344,9 @@ def _plots(app, doctree, docname):
     """Put plots into the page, where they have its colours, light or dark."""
     for number, image in enumerate(list(doctree.findall(nodes.image)), 1):
         file = Path(app.srcdir) / image["uri"]
-        if file.suffix == ".svg" and (_is_inside(image, "cell_output") or _is_inside(image, KEY_FIGURE)):
+        if file.suffix == ".svg" and (
+            _is_inside(image, "cell_output") or _is_inside(image, KEY_FIGURE)
+        ):
             drawn = plot(file.read_text("utf-8"), image.get("alt", ""), f"plot-{number}-")
             image.replace_self(nodes.raw("", drawn, format="html"))
 
@@ -290,7 +360,8 @@ def _is_inside(node, name):
 
 
 def plot(svg, alt, prefix):
-    """A plot of Matplotlib as a part of a page: in the page's own colours, with ids that no other plot has.
+    """A plot of Matplotlib as a part of a page: in the page's own colours, with ids that no other
+    plot has.
 
     Args:
       svg: the content of the file.
@@ -298,40 +369,64 @@ def plot(svg, alt, prefix):
       prefix: of the ids.
     """
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->",
+        "",
+        svg,
+        flags=re.DOTALL,
+    )
     used = set(re.findall(r'(?:url\(|href=")#([\w-]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", svg)
+    svg = re.sub(
+        r' id="([^"]*)"', lambda match: f' id="{prefix}{match[1]}"' if match[1] in used else "", svg
+    )
     svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
     svg = re.sub("#[0-9a-f]{6}", lambda match: COLOURS.get(match[0], match[0]), svg)
-    head, words = 'class="plot" role="img" fill="currentColor" stroke-linejoin="round"', html.escape(alt)
-    svg = re.sub(r"^<svg([^>]*)>", rf"<svg {head}\1><title>A plot of the cell above</title><desc>{words}</desc>", svg)
+    head, words = (
+        'class="plot" role="img" fill="currentColor" stroke-linejoin="round"',
+        html.escape(alt),
+    )
+    svg = re.sub(
+        r"^<svg([^>]*)>",
+        rf"<svg {head}\1><title>A plot of the cell above</title><desc>{words}</desc>",
+        svg,
+    )
     return re.sub(r"\n\s*", "\n", svg)
 
 
-# --- The page around it -----------------------------------------------------------------------------------------
+# --- The page around it ---------------------------------------------------------------------------
 
 
 def _not_found(app):
-    """The page that hosts show for an address that does not exist: a search, and all chapters to choose from."""
+    """The page that hosts show for an address that does not exist: a search, and all chapters to
+    choose from.
+    """
     where, titles = app.bookbinder_address, app.bookbinder_book.titles
     links = {}
-    for name, part in sorted(parts(app.env).items(), key=lambda item: (item[1].number, item[1].place)):
+    for name, part in sorted(
+        parts(app.env).items(), key=lambda item: (item[1].number, item[1].place)
+    ):
         chapter = name.removeprefix(f"{FOLDER}/")
         title = titles.get(chapter) or app.env.titles[name].astext()
         links.setdefault((part.number, part.title), []).append(
             f'<li><a href="{where.page(chapter)}">{html.escape(title)}</a></li>'
         )
     lists = "".join(
-        f'<section class="part-{number}"><h2>{html.escape(title or "Chapters")}</h2><ul>{"".join(items)}</ul></section>'
+        (
+            "<section "
+            f'class="part-{number}"><h2>{html.escape(title or "Chapters")}</h2><ul>{"".join(items)}</ul></section>'  # noqa: E501
+        )
         for (number, title), items in links.items()
     )
     words = (
-        "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page may have moved. "
-        f'Search the book, start from its <a href="{where.page(app.config.root_doc)}">home page</a>, or look for the '
+        "<section><h1>There is no such page</h1><p>The address may be mistyped, or the page "
+        "may have moved. "
+        f'Search the book, start from its <a href="{where.page(app.config.root_doc)}">home '
+        "page</a>, or look for the "
         "chapter in the list below.</p>"
-        f'<form action="{where.page("search")}" role="search"><input type="search" name="q" required '
-        'aria-label="Search the book" placeholder="Search the book"> <button class="button">Search</button></form>'
-        f'<div class="all-chapters">{lists}</div></section>'
+        f'<form action="{where.page("search")}" role="search"><input type="search" name="q" '
+        'required aria-label="Search the book" placeholder="Search the book"> <button '
+        'class="button">Search</button></form><div '
+        f'class="all-chapters">{lists}</div></section>'
     )
     yield "404", {"title": "There is no such page", "body": words}, "page.html"
 
@@ -341,21 +436,37 @@ def _describe(app, pagename, templatename, context, doctree):
     where, root = app.bookbinder_address, app.bookbinder_book.root
     name, body = pagename.removeprefix(f"{FOLDER}/"), context.get("body", "")
     chapter = getattr(app.env, "bookbinder_chapters", {}).get(name) if doctree else None
-    title = html.unescape(re.sub("<.*?>", "", context.get("title") or {"genindex": "Index"}.get(name, "Search")))
+    title = html.unescape(
+        re.sub("<.*?>", "", context.get("title") or {"genindex": "Index"}.get(name, "Search"))
+    )
     address = where.site + ("" if pagename == app.config.root_doc else f"{pagename}.html")
     page = SimpleNamespace(
         title=html.escape(title),
         description=html.escape(_own(app, name) or description(doctree) or title),
-        address=address, site=where.site, version=_version(), alone=pagename == "404", chapter=chapter,
-        part=parts(app.env).get(pagename), mode_script=MODE, style="", sections="", loads=[],
-        edit=where.edit(f"{FOLDER}/{name}.md"), repository=where.repository, edition=citation.edition(root),
-        package=package.of(root).name, tool=_page_of(app, package.of(root).name), about=_page_of(app, "about"),
+        address=address,
+        site=where.site,
+        version=_version(),
+        alone=pagename == "404",
+        chapter=chapter,
+        part=parts(app.env).get(pagename),
+        mode_script=MODE,
+        style="",
+        sections="",
+        loads=[],
+        edit=where.edit(f"{FOLDER}/{name}.md"),
+        repository=where.repository,
+        edition=citation.edition(root),
+        package=package.of(root).name,
+        tool=_page_of(app, package.of(root).name),
+        about=_page_of(app, "about"),
         report=f"{where.repository}/issues/new?template=wrong.yml&amp;where={quote(f'{name}: ')}",
-    )  # fmt: skip
+    )
     page.image, page.shows = _image(app, name, page, doctree)
     sheets = ["book.css"]
     if not page.alone:
-        scripts = re.findall(r'data-load="([^"]*)"', body) + [file for mark, file in PICTURES.items() if mark in body]
+        scripts = re.findall(r'data-load="([^"]*)"', body) + [
+            file for mark, file in PICTURES.items() if mark in body
+        ]
         files = list(dict.fromkeys(file for files in scripts for file in files.split()))
         page.loads = [file for file in files if file.endswith(".js")]
         sheets += [file for file in files if file.endswith(".css")]
@@ -369,14 +480,20 @@ def _describe(app, pagename, templatename, context, doctree):
         context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
     context["body"] = _light(context["body"])
-    context["body"] = re.sub("<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL)
+    context["body"] = re.sub(
+        "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
+    )
     context["page"] = page
 
 
 def _image(app, name, page, doctree):
-    """The picture in previews of links to a page, and what it shows in words: its key figure, else the book's card."""
+    """The picture in previews of links to a page, and what it shows in words: its key figure, else
+    the book's card.
+    """
     boxes = (
-        doctree.findall(lambda node: KEY_FIGURE in getattr(node, "attributes", {}).get("classes", ()))
+        doctree.findall(
+            lambda node: KEY_FIGURE in getattr(node, "attributes", {}).get("classes", ())
+        )
         if doctree
         else ()
     )
@@ -384,7 +501,9 @@ def _image(app, name, page, doctree):
     figure = drawn if "<svg" in drawn else ""
     book, part = app.config.html_title or app.config.project, page.part and page.part.number
     title = html.unescape(page.title)
-    file = cards.write(Path(app.outdir) / CARDS, _card_of(name), figure, title, book, _colours(), part)
+    file = cards.write(
+        Path(app.outdir) / CARDS, _card_of(name), figure, title, book, _colours(), part
+    )
     if file:
         return f"{CARDS}/{file}", html.escape(cards.words_for(figure))
     return "_static/card.png", html.escape(book)
@@ -396,14 +515,18 @@ def _card_of(name):
 
 @cache
 def _colours():
-    """The colours of the style sheet as they are in the light, by their names: {"device-0": "#0072b2"}."""
+    """The colours of the style sheet as they are in the light, by their names: {"device-0":
+    "#0072b2"}.
+    """
     sheet = (THEME / "static" / "book.css").read_text("utf-8")
     colours = dict(re.findall(r"--([\w-]+): (?:light-dark\()?(#\w+|var\(--[\w-]+\))", sheet))
     return {name: colours.get(value[6:-1], value) for name, value in colours.items()}
 
 
 def _breakable(name):
-    """On a narrow screen a long name in the text breaks after `_` or `.`, rather than inside a word."""
+    """On a narrow screen a long name in the text breaks after `_` or `.`, rather than inside a
+    word.
+    """
     return re.sub(r"(?<=[A-Za-z0-9][_.])(?=[A-Za-z])", "<wbr>", name[0])
 
 
@@ -417,23 +540,37 @@ def _light(markup):
 
 
 def _with_its_height(code):
-    """A browser passes over code that is far from the screen when it is told how high that is: see book.css."""
+    """A browser passes over code that is far from the screen when it is told how high that is: see
+    book.css.
+    """
     lines = code[1].count("\n") + 1
     return f'<pre style="--lines:{lines}">{code[1]}</pre>'
 
 
 def _page_of(app, name):
     """The page of that name, "book/about"; None if the book has none."""
-    return next((page for page in (f"{FOLDER}/{name}", name) if name and page in app.env.found_docs), None)
+    return next(
+        (page for page in (f"{FOLDER}/{name}", name) if name and page in app.env.found_docs), None
+    )
 
 
 def _head(app, where, name, page):
-    """What stands below a title: the notebook, how long it takes, what it runs on, and its place in the book."""
+    """What stands below a title: the notebook, how long it takes, what it runs on, and its place in
+    the book.
+    """
     chapter = page.chapter
     exercises = f"exercises {in_words(chapter.exercises)}" if chapter.exercises else ""
-    facts = [f"{in_words(chapter.minutes)} to read" if chapter.minutes else "", exercises, chapter.devices]
+    facts = [
+        f"{in_words(chapter.minutes)} to read" if chapter.minutes else "",
+        exercises,
+        chapter.devices,
+    ]
     links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
-    answers = '<button class="answers scripted">Show all answers</button>' if "predict.js" in page.loads else ""
+    answers = (
+        '<button class="answers scripted">Show all answers</button>'
+        if "predict.js" in page.loads
+        else ""
+    )
     if name in getattr(app.env, "bookbinder_notebooks", ()):
         colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
         links = f'<a href="{notebook}">Download the notebook</a> {links}'
@@ -443,17 +580,23 @@ def _head(app, where, name, page):
 
 
 def _place(app, page):
-    """Where a chapter stands: in its part and on the home page's paths, how hard it is, and what to read first."""
+    """Where a chapter stands: in its part and on the home page's paths, how hard it is, and what to
+    read first.
+    """
     chapter, part = page.chapter, page.part
     if not part or part.title == APPENDICES:
         return ""
     places = [f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.count}"]
     if chapter.level:
         places.append(
-            f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of 3">{chapter.level}</span>'
+            f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of '
+            f'3">{chapter.level}</span>'
         )
     if chapter.after:
-        links = [f'<a href="{name}.html">{html.escape(title)}</a>' for name, title in chapter.after.items()]
+        links = [
+            f'<a href="{name}.html">{html.escape(title)}</a>'
+            for name, title in chapter.after.items()
+        ]
         places.append(f"read first: {', '.join(links)}")
     home = app.config.root_doc.rpartition("/")[2]
     for title, (place, count) in chapter.paths.items():
@@ -477,13 +620,17 @@ def parts(env):
 
 
 def _own(app, name):
-    """What a page's front matter says of it, or what we say of one that is no chapter; None if neither does."""
+    """What a page's front matter says of it, or what we say of one that is no chapter; None if
+    neither does.
+    """
     chapters = {chapter.name: chapter for chapter in app.bookbinder_book.chapters}
     return chapters[name].description if name in chapters else OTHERS.get(name)
 
 
 def description(doctree):
-    """A sentence about a page: what it promises to do, else the first one of its text; shortened if it is too long."""
+    """A sentence about a page: what it promises to do, else the first one of its text; shortened if
+    it is too long.
+    """
     texts = list(doctree.findall(nodes.paragraph)) if doctree else []
     promises = (text for text in texts if text.astext().startswith(PROMISE))
     first = next(promises, texts[0] if texts else None)
@@ -499,9 +646,13 @@ def _without_title(toc):
 
 
 def _sheet(app):
-    """Reads a style sheet. It stands in the page, which is painted at once then: a file of its own is waited for."""
+    """Reads a style sheet. It stands in the page, which is painted at once then: a file of its own
+    is waited for.
+    """
     folders = [THEME / "static", *(Path(app.confdir) / folder for folder in app.bookbinder_static)]
-    return lambda name: next(file for folder in folders if (file := folder / name).is_file()).read_text("utf-8")
+    return lambda name: next(
+        file for folder in folders if (file := folder / name).is_file()
+    ).read_text("utf-8")
 
 
 @cache
@@ -511,10 +662,16 @@ def _version():
 
 
 def _policy(page):
-    """What a browser may load and run for this page: only the site's own. Drawings have styles as attributes."""
+    """What a browser may load and run for this page: only the site's own. Drawings have styles as
+    attributes.
+    """
 
     def allowed(text):
-        return f" 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" if text else ""
+        return (
+            f" 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+            if text
+            else ""
+        )
 
     return "; ".join(
         [
@@ -560,4 +717,7 @@ def _site_map(app, exception):
         f"User-agent: *\nAllow: /\nSitemap: {where.site}sitemap.xml\n", "utf-8"
     )
     file = Path(app.outdir) / "sitemap.xml"
-    file.write_text(f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{places}</urlset>\n', "utf-8")
+    file.write_text(
+        f'{head}<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">{places}</urlset>\n',
+        "utf-8",
+    )

@@ -1,6 +1,8 @@
-"""Predictions as questions: the reader picks or types an answer, and then the output that shows it opens.
+"""Predictions as questions: the reader picks or types an answer, and then the output that shows it
+opens.
 
-In a chapter a question is a paragraph that begins with **Predict.** If a list of choices follows, one of them is right:
+In a chapter a question is a paragraph that begins with **Predict.** If a list of choices follows,
+one of them is right:
 
     **Predict.** How many of eight devices hold different rows after the change?
 
@@ -10,8 +12,9 @@ In a chapter a question is a paragraph that begins with **Predict.** If a list o
       Devices 0 and 7 have the same rows as before.
     - [ ] all eight
 
-The next cell shows the answer. Its output is folded, and unfolds without a script too; `predict.js` asks first. The
-paragraph below a choice is its reason, which shows when the reader has picked that choice.
+The next cell shows the answer. Its output is folded, and unfolds without a script too; `predict.js`
+asks first. The paragraph below a choice is its reason, which shows when the reader has picked that
+choice.
 """
 
 from docutils import nodes
@@ -42,7 +45,8 @@ def setup(app):
     app.add_node(question, html=(_begin_question, _end_question))
     app.add_node(choice, html=(_begin_choice, _end_choice))
     app.add_node(reason, html=(_begin_reason, _end_reason))
-    app.connect("doctree-resolved", _ask, priority=899)  # before pages take a cell's assertions apart
+    # before pages take a cell's assertions apart
+    app.connect("doctree-resolved", _ask, priority=899)
 
 
 def _ask(app, doctree, docname):
@@ -55,11 +59,16 @@ def _ask(app, doctree, docname):
         right = [(one, why) for one, why in choices if one["right"]]
         if choices and (len(right) != 1 or not 2 <= len(choices) <= MOST):
             needed = f"2 to {MOST} choices, one of them marked [x]"
-            _LOG.warning(f"a prediction has {needed}, not {len(right)} of {len(choices)}", location=paragraph)
+            _LOG.warning(
+                f"a prediction has {needed}, not {len(right)} of {len(choices)}", location=paragraph
+            )
             continue
         answer = _answer(following)
         if answer is None:
-            _LOG.warning("after a prediction a cell shows the answer, but none follows here", location=paragraph)
+            _LOG.warning(
+                "after a prediction a cell shows the answer, but none follows here",
+                location=paragraph,
+            )
             continue
         box = question("", classes=["predict"], number=number)
         paragraph.replace_self(box)
@@ -83,12 +92,15 @@ def _ask(app, doctree, docname):
 
 
 def _is_question(paragraph):
-    first = next((part for part in paragraph.children if part.astext()), None)  # MyST begins with an empty text
+    # MyST begins with an empty text
+    first = next((part for part in paragraph.children if part.astext()), None)
     return isinstance(first, nodes.strong) and first.astext() == "Predict."
 
 
 def _choices(block, number):
-    """The choices of a list, each with the blocks of its reason; none if the list is not one of choices."""
+    """The choices of a list, each with the blocks of its reason; none if the list is not one of
+    choices.
+    """
     if not isinstance(block, nodes.bullet_list):
         return []
     choices = []
@@ -106,9 +118,13 @@ def _choices(block, number):
 def _answer(following):
     """The output of the first cell that shows one."""
     for block in following:
-        if isinstance(block, nodes.section) or (isinstance(block, nodes.paragraph) and _is_question(block)):
+        if isinstance(block, nodes.section) or (
+            isinstance(block, nodes.paragraph) and _is_question(block)
+        ):
             return None
-        shown = block.get("nb_element") == "cell_code" if isinstance(block, nodes.Element) else False
+        shown = (
+            block.get("nb_element") == "cell_code" if isinstance(block, nodes.Element) else False
+        )
         for part in block.children if shown else ():
             if part.get("nb_element") == "cell_code_output":
                 return part
@@ -118,22 +134,25 @@ def _answer(following):
 def _begin_question(translator, node):
     number = node["number"]
     translator.body.append(
-        f'<div class="predict" role="group" aria-label="Prediction {number}" data-answer="answer-{number}" '
-        'data-load="predict.js">\n'
+        f'<div class="predict" role="group" aria-label="Prediction {number}" '
+        f'data-answer="answer-{number}" data-load="predict.js">\n'
     )
 
 
 def _end_question(translator, node):
     if not any(isinstance(part, choice) for part in node.children):
         translator.body.append(
-            '<p class="scripted"><input type="text" aria-label="Your prediction" autocomplete="off"></p>\n'
+            '<p class="scripted"><input type="text" aria-label="Your prediction" '
+            'autocomplete="off"></p>\n'
         )
     translator.body.append('<p class="verdict" role="status"></p>\n</div>\n')
 
 
 def _begin_choice(translator, node):
     right = " data-right" if node["right"] else ""
-    translator.body.append(f'<label><input type="radio" name="predict-{node["number"]}"{right}> <span>')
+    translator.body.append(
+        f'<label><input type="radio" name="predict-{node["number"]}"{right}> <span>'
+    )
 
 
 def _end_choice(translator, node):

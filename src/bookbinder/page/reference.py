@@ -1,7 +1,8 @@
-"""Make the page of every public name of a package, from its docstrings, as Markdown like that of any other page.
+"""Make the page of every public name of a package, from its docstrings, as Markdown like that of
+any other page.
 
-A line `% public names of shardlab` in a page is replaced when Sphinx reads it. The package is not imported:
-griffe reads signatures and docstrings from its source.
+A line `% public names of shardlab` in a page is replaced when Sphinx reads it. The package is not
+imported: griffe reads signatures and docstrings from its source.
 """
 
 import ast
@@ -21,7 +22,8 @@ from bookbinder.read.book import FOLDER
 __all__ = ["page", "setup"]
 
 _MARK = re.compile(r"^% public names of (\w+)$", re.MULTILINE)
-_CODE = re.compile(r"(?:\A|(?<=\n\n))(?:>>> .*(?:\n.+)*|    .*(?:\n+    .*)*)")  # an example, or an indented block
+# an example, or an indented block
+_CODE = re.compile(r"(?:\A|(?<=\n\n))(?:>>> .*(?:\n.+)*|    .*(?:\n+    .*)*)")
 _PARTS = ("Args", "Attributes", "Returns", "Yields", "Raises")
 _WIDTH = 88  # characters, from which a signature takes a line for each argument
 
@@ -43,11 +45,20 @@ def _replace(app, docname, source):
 
 
 def _link_names(app, doctree, docname):
-    """Link the first use of each name that a chapter imports, or that stands as `package.name`, to the reference."""
+    """Link the first use of each name that a chapter imports, or that stands as `package.name`, to
+    the reference.
+    """
     name, book = docname.removeprefix(f"{FOLDER}/"), app.bookbinder_book
     imported = package.of(book.root)
-    where = next((page for page in app.env.found_docs if page.removeprefix(f"{FOLDER}/") == "reference"), None)
-    if not imported.name or where is None or name not in {chapter.name for chapter in book.chapters}:
+    where = next(
+        (page for page in app.env.found_docs if page.removeprefix(f"{FOLDER}/") == "reference"),
+        None,
+    )
+    if (
+        not imported.name
+        or where is None
+        or name not in {chapter.name for chapter in book.chapters}
+    ):
         return
     code = "\n".join(cell.source for cell in book.chapter(name).cells)
     known = anchors(book.root / imported.folder)
@@ -56,7 +67,9 @@ def _link_names(app, doctree, docname):
     for literal in list(doctree.findall(nodes.literal)):
         used = re.sub(r"\(.*\)$", "", literal.astext(), flags=re.DOTALL)
         if used in left and not _within(literal, (nodes.reference, nodes.title)):
-            link = nodes.reference("", "", refuri=f"{app.builder.get_relative_uri(docname, where)}#{left.pop(used)}")
+            link = nodes.reference(
+                "", "", refuri=f"{app.builder.get_relative_uri(docname, where)}#{left.pop(used)}"
+            )
             link["classes"].append("name")
             literal.replace_self(link)
             link += literal
@@ -72,7 +85,12 @@ def _within(node, kinds):
 def imports(code, package):
     """The names that some code imports from a package or its modules."""
     lists = re.findall(rf"^from {package}(?:\.[\w.]+)? import (\([^)]*\)|.*)$", code, re.MULTILINE)
-    return {one.split()[0] for names in lists for one in re.split(r"[,\n]", names.strip("()")) if one.strip()}
+    return {
+        one.split()[0]
+        for names in lists
+        for one in re.split(r"[,\n]", names.strip("()"))
+        if one.strip()
+    }
 
 
 @cache
@@ -85,11 +103,13 @@ def anchors(folder):
 
 @cache
 def page(folder):
-    """The Markdown for the package in a folder: a section for each public module, and in it one for each name.
+    """The Markdown for the package in a folder: a section for each public module, and in it one for
+    each name.
 
     Args:
-      folder: of the package; the docstring of its `__init__.py` says what each module does, in the order of
-        the page. A module marked "(inside)" there is used by the package's others alone, and left out.
+      folder: of the package; the docstring of its `__init__.py` says what each module does, in the
+        order of the page. A module marked "(inside)" there is used by the package's others alone,
+        and left out.
     """
     folder = Path(folder).resolve()
     package = griffe.load(folder.name, search_paths=[folder.parent], allow_inspection=False)
@@ -223,7 +243,9 @@ def _item(term, text):
 
 
 def _prose(text):
-    """Markdown, with its examples and its indented blocks as fenced code: coloured where it is Python."""
+    """Markdown, with its examples and its indented blocks as fenced code: coloured where it is
+    Python.
+    """
     return _CODE.sub(lambda block: _fence(textwrap.dedent(block[0])), text).strip()
 
 

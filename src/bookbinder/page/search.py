@@ -1,13 +1,14 @@
 """What the search of the site knows: a record for each section of each chapter.
 
-While Sphinx reads a page, its sections are noted in Sphinx's environment: heading, headings above, the terms that it
-defines, its text, and the names in its code, but no outputs, hints or solutions. They are then written as scripts,
-because a page that is opened from a folder may not fetch data:
+While Sphinx reads a page, its sections are noted in Sphinx's environment: heading, headings above,
+the terms that it defines, its text, and the names in its code, but no outputs, hints or solutions.
+They are then written as scripts, because a page that is opened from a folder may not fetch data:
 
-- `_static/search-index.js` has what decides which sections are found, and which come first: headings, terms,
-  and of each word the sections in which it stands. `theme/static/search.js` loads it when a reader first searches.
-- `_static/search/NAME.js` has the texts of one page's sections. It is loaded when one is found, for the sentence that
-  is shown with the result.
+- `_static/search-index.js` has what decides which sections are found, and which come first:
+  headings, terms, and of each word the sections in which it stands. `theme/static/search.js` loads
+  it when a reader first searches.
+- `_static/search/NAME.js` has the texts of one page's sections. It is loaded when one is found, for
+  the sentence that is shown with the result.
 """
 
 import difflib
@@ -30,17 +31,27 @@ from bookbinder.read.book import APPENDICES, FOLDER
 FILE = "search-index.js"
 TEXTS = "search"  # the folder with a script for each page
 SETTING = "search_aliases"  # in _config.yml, below sphinx: config
-_SKIPPED = ("solution_node", "solution_enumerable_node", "math_block", "index", "raw", "image", "comment")
+_SKIPPED = (
+    "solution_node",
+    "solution_enumerable_node",
+    "math_block",
+    "index",
+    "raw",
+    "image",
+    "comment",
+)
 _HIDDEN = {"dropdown", "cell_output"}  # hints and solutions, and what cells print
 _BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
 _OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")
 _WORD = re.compile(r"[^\W_]+(?:[._'’-]+[^\W_]+)*")  # as search.js finds words
 _BASE, _FIRST = 45, 35  # of the digits of a gap: the code of the first, "#"
-# Words that say nothing of the subject. search.js looks for them only where nothing else was typed, in headings.
+# Words that say nothing of the subject. search.js looks for them only where nothing else was typed,
+# in headings.
 _STOP = (
-    "a an and any are at be by can do does for from get have how i if in is it its many me much my not of on or so "
-    "that the their there this to use using was we what when where which who why will with you your"
+    "a an and any are at be by can do does for from get have how i if in is it its many me "
+    "much my not of on or so that the their there this to use using was we what when where "
+    "which who why will with you your"
 )
 
 
@@ -54,8 +65,10 @@ class Section:
       above: the headings of the sections that it is in, the page's title first.
       kind: "section", "exercise" or "entry".
       names: of the terms that it defines, with their other names and those of `search_aliases`.
-      text: its paragraphs, one per line, without those of the sections in it; code in it stands between backticks.
-      code: the names in its cells that look like parts of an API, such as "lax.psum" and "XLA_FLAGS".
+      text: its paragraphs, one per line, without those of the sections in it; code in it stands
+        between backticks.
+      code: the names in its cells that look like parts of an API, such as "lax.psum" and
+        "XLA_FLAGS".
     """
 
     anchor: str
@@ -85,14 +98,18 @@ def _noted(env):
 
 
 def _no_other_index(app):
-    """Sphinx's own search and its index are not made; its page is ours (see the handler of html-collect-pages)."""
+    """Sphinx's own search and its index are not made; its page is ours (see the handler of
+    html-collect-pages).
+    """
     if app.builder.format == "html":
         app.builder.search = False
         app.connect("html-collect-pages", lambda app: [("search", {}, "search.html")])
 
 
 def _note(app, doctree):
-    """Note a page's sections. The titles of other pages are put in when all have been read: they may change."""
+    """Note a page's sections. The titles of other pages are put in when all have been read: they
+    may change.
+    """
     here = app.env.docname
     _noted(app.env)[here] = sections(doctree, lambda page: f"\0{docname_join(here, page)}\0")
 
@@ -101,10 +118,12 @@ def _title(env, page):
     """The short title of a page, from the table of contents."""
     site_map = getattr(env, "external_site_map", None)
     item = site_map[page] if site_map and page in site_map else None
-    return getattr(item, "title", None) or (env.titles[page].astext() if page in env.titles else page)
+    return getattr(item, "title", None) or (
+        env.titles[page].astext() if page in env.titles else page
+    )
 
 
-# --- From a page to its sections ----------------------------------------------------------------------------------
+# --- From a page to its sections ------------------------------------------------------------------
 
 
 def sections(doctree, title=lambda page: page):
@@ -133,8 +152,14 @@ def _collect(node, above, sections_so_far, title):
     def walk(one, said=False):
         """Look at a node, whose text has been noted if `said`."""
         if isinstance(one, addnodes.index):
-            section.names += [name for _, name, place, *_ in one["entries"] if place.startswith("defines-")]
-        if one is heading or type(one).__name__ in _SKIPPED or _HIDDEN & set(one.get("classes", ())):
+            section.names += [
+                name for _, name, place, *_ in one["entries"] if place.startswith("defines-")
+            ]
+        if (
+            one is heading
+            or type(one).__name__ in _SKIPPED
+            or _HIDDEN & set(one.get("classes", ()))
+        ):
             return
         if isinstance(one, addnodes.glossary):
             sections_so_far.extend(_entries(one, title))
@@ -171,7 +196,9 @@ def _entries(glossary, title):
 
 
 def _plain(node, title):
-    """The text of a node in one line: code between backticks, references to pages by the pages' titles."""
+    """The text of a node in one line: code between backticks, references to pages by the pages'
+    titles.
+    """
     if isinstance(node, nodes.Text):
         return str(node)
     if isinstance(node, nodes.literal):
@@ -179,7 +206,9 @@ def _plain(node, title):
     if isinstance(node, nodes.math):
         return re.sub(r"\\\w+|[{}]", "", node.astext())
     if isinstance(node, addnodes.pending_xref) and not node.get("refexplicit"):
-        return {"doc": title, "term": str}.get(node["reftype"], lambda target: "")(node["reftarget"])
+        return {"doc": title, "term": str}.get(node["reftype"], lambda target: "")(
+            node["reftarget"]
+        )
     if isinstance(node, addnodes.index | nodes.raw):
         return ""
     between = " | " if isinstance(node, nodes.row) else ""
@@ -187,17 +216,21 @@ def _plain(node, title):
     return re.sub(r" (?=[.,;)])", "", text)  # where a reference to a paper was
 
 
-# --- From all pages to the file ------------------------------------------------------------------------------------
+# --- From all pages to the file -------------------------------------------------------------------
 
 
 def _write(app, env):
-    """Write what the pages of this site have; other builders, such as that which checks links, need none of it."""
+    """Write what the pages of this site have; other builders, such as that which checks links, need
+    none of it.
+    """
     if app.builder.format != "html":
         return
     noted, parts = _noted(env), pages.parts(env)
     order = [name for name in (app.config.root_doc, *parts) if name in noted]
     aliases = app.config[SETTING]
-    check(aliases, [f"{_short(page)}#{section.anchor}" for page in order for section in noted[page]])
+    check(
+        aliases, [f"{_short(page)}#{section.anchor}" for page in order for section in noted[page]]
+    )
 
     def titled(text):
         return re.sub("\0(.*?)\0", lambda page: _title(env, page[1]), text)
@@ -222,8 +255,13 @@ def _write(app, env):
     shutil.rmtree(folder / TEXTS, ignore_errors=True)  # a chapter may be gone
     (folder / TEXTS).mkdir(parents=True)
     for number, chapter in enumerate(chapters):
-        own, name = [record.get("text", "") for record in records if record["page"] == number], chapter["name"]
-        _write_script(folder / TEXTS / f"{name}.js", f'(globalThis.searchTexts ??= {{}})["{name}"]', own)
+        own, name = (
+            [record.get("text", "") for record in records if record["page"] == number],
+            chapter["name"],
+        )
+        _write_script(
+            folder / TEXTS / f"{name}.js", f'(globalThis.searchTexts ??= {{}})["{name}"]', own
+        )
     bags = packed(records)
     for record in records:
         record.pop("text", None), record.pop("code", None)
@@ -240,20 +278,23 @@ def _write_script(file, name, data):
 
 
 def slug(heading):
-    """The anchor that most headings have, as search.js makes it too: "all-reduce-twice-the-bytes"."""
+    """The anchor that most headings have, as search.js makes it too:
+    "all-reduce-twice-the-bytes".
+    """
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
-# --- Words, and where they stand -----------------------------------------------------------------------------------
+# --- Words, and where they stand ------------------------------------------------------------------
 
 
 def packed(records):
     """Of each word in texts and in code the sections in which it stands, once for each time.
 
-    The words are in order, and each begins with a letter for how many letters it shares with the word before: "0" for
-    none. Each of three fields has a line for each word: "text", "api" (what stands between backticks in the text) and
-    "code". In a line, a section is written as the gap to the one before it, in digits to the base 45, of which only the
-    last is below "P"; a gap of 0 is once more the same section.
+    The words are in order, and each begins with a letter for how many letters it shares with the
+    word before: "0" for none. Each of three fields has a line for each word: "text", "api" (what
+    stands between backticks in the text) and "code". In a line, a section is written as the gap to
+    the one before it, in digits to the base 45, of which only the last is below "P"; a gap of 0 is
+    once more the same section.
 
     >>> packed([{"text": "One mesh, `jit`"}, {"text": "two meshes, mesh mesh"}])["words"]
     '0jit 0mesh 4es 0one 0two'
@@ -273,13 +314,23 @@ def packed(records):
                 if word.lower() not in stop:
                     found.setdefault(word, {}).setdefault(field_, []).append(number)
     words = sorted(found)
-    lines = {field_: "\n".join("".join(_gaps(found[word].get(field_, []))) for word in words) for field_ in fields}
+    lines = {
+        field_: "\n".join("".join(_gaps(found[word].get(field_, []))) for word in words)
+        for field_ in fields
+    }
     shared = (_shared(*pair) for pair in zip(["", *words], words, strict=False))
-    return {"words": " ".join(f"{chr(48 + n)}{word[n:]}" for n, word in zip(shared, words, strict=True)), **lines}
+    return {
+        "words": " ".join(
+            f"{chr(48 + n)}{word[n:]}" for n, word in zip(shared, words, strict=True)
+        ),
+        **lines,
+    }
 
 
 def _plainest(word):
-    """In lower case, unless a capital stands within it, as in "shardMap"; search.js takes those apart."""
+    """In lower case, unless a capital stands within it, as in "shardMap"; search.js takes those
+    apart.
+    """
     return word if any(a.islower() and b.isupper() for a, b in pairwise(word)) else word.lower()
 
 
@@ -320,4 +371,6 @@ def check(aliases, places):
             what = f"there is no section {place}" + (f"; did you mean {near[0]}?" if near else "")
             raise ExtensionError(f"_config.yml: {SETTING}: {what}")
         if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-            raise ExtensionError(f"_config.yml: {SETTING}: {place}: give a list of words, such as [zero-3, fsdp]")
+            raise ExtensionError(
+                f"_config.yml: {SETTING}: {place}: give a list of words, such as [zero-3, fsdp]"
+            )

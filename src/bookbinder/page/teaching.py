@@ -1,7 +1,9 @@
-"""What a teacher asks of a book: all its exercises with their times, and the errors that its questions look for.
+"""What a teacher asks of a book: all its exercises with their times, and the errors that its
+questions look for.
 
-In a page the line `% exercises of the book` is replaced by a table for each part, and `% misconceptions of the book`
-by the wrong choices of all predictions, each with the reason why. Both come from the chapters, so they are complete.
+In a page the line `% exercises of the book` is replaced by a table for each part, and `%
+misconceptions of the book` by the wrong choices of all predictions, each with the reason why. Both
+come from the chapters, so they are complete.
 """
 
 import re
@@ -9,7 +11,9 @@ import re
 from bookbinder.read.book import APPENDICES, EXERCISE_MINUTES
 
 _EXERCISES, _MISCONCEPTIONS = "% exercises of the book", "% misconceptions of the book"
-_EXERCISE = re.compile(r"^```\{exercise-start\} (.*?) (★+)\n(?::[^\n]*\n)*?:label: (\S+)$", re.MULTILINE)
+_EXERCISE = re.compile(
+    r"^```\{exercise-start\} (.*?) (★+)\n(?::[^\n]*\n)*?:label: (\S+)$", re.MULTILINE
+)
 _PREDICTION = re.compile(r"^(?=\*\*Predict\.\*\*)", re.MULTILINE)
 _CHOICES = re.compile(r"(?:- \[[ x]\] .*\n(?:\n?  .*\n)*\n?)+")
 
@@ -25,7 +29,11 @@ def _replace(app, docname, source):
     book = app.bookbinder_book
     for chapter in book.chapters:
         app.env.note_dependency(str(book.root / chapter.path))
-    source[0] = source[0].replace(_EXERCISES, exercises(book)).replace(_MISCONCEPTIONS, misconceptions(book))
+    source[0] = (
+        source[0]
+        .replace(_EXERCISES, exercises(book))
+        .replace(_MISCONCEPTIONS, misconceptions(book))
+    )
 
 
 def exercises(book):
@@ -35,7 +43,10 @@ def exercises(book):
         rows = []
         for name in names:
             for title, stars, label in _EXERCISE.findall(book.chapter(name).text):
-                rows.append(f"| {{doc}}`{name}` | [{title}](#{label}) | {stars} | {EXERCISE_MINUTES[stars]} |")
+                rows.append(
+                    f"| {{doc}}`{name}` | [{title}](#{label}) | {stars} | "
+                    f"{EXERCISE_MINUTES[stars]} |"
+                )
         if rows and caption != APPENDICES:
             head = ["| chapter | exercise | stars | minutes |", "|---|---|---|---|"]
             blocks += [f"### {caption}", "\n".join([*head, *rows])]
@@ -51,7 +62,9 @@ def misconceptions(book):
             for question in _PREDICTION.split(book.chapter(name).text)[1:]:
                 prompt, _, answers = question.removeprefix("**Predict.** ").partition("\n\n")
                 choices = _CHOICES.match(answers)
-                for choice in re.split(r"^- ", choices[0], flags=re.MULTILINE)[1:] if choices else ():
+                for choice in (
+                    re.split(r"^- ", choices[0], flags=re.MULTILINE)[1:] if choices else ()
+                ):
                     wrong, _, reason = choice.strip().partition("\n\n")
                     if wrong.startswith("[ ] ") and reason:
                         wrong = _one_line(wrong.removeprefix("[ ] "))

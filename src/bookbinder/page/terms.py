@@ -1,8 +1,10 @@
-"""The terms of the glossary, on every page: a link at the first use, and an entry for the search where one is defined.
+"""The terms of the glossary, on every page: a link at the first use, and an entry for the search
+where one is defined.
 
-`book/glossary.md` lists each term once, with its other names below each other. A chapter defines a term by writing
-it in bold. Nothing else has to be marked in a chapter, because links and entries are made here. A term that has other
-meanings too names the one that is meant in parentheses, as in "slice (of a pod)", and is not linked.
+`book/glossary.md` lists each term once, with its other names below each other. A chapter defines a
+term by writing it in bold. Nothing else has to be marked in a chapter, because links and entries
+are made here. A term that has other meanings too names the one that is meant in parentheses, as in
+"slice (of a pod)", and is not linked.
 """
 
 import re
@@ -26,14 +28,20 @@ _NO_LINKS = (
 
 
 def entries(book):
-    """The names of each entry of the glossary: [("replicated", "replica"), ...]; the first one is the term itself."""
+    """The names of each entry of the glossary: [("replicated", "replica"), ...]; the first one is
+    the term itself.
+    """
     chapter = next((chapter for chapter in book.chapters if chapter.name == PAGE), None)
     if chapter is None:
         return []
     parser, terms = markdown.make_parser(book.config), []
     for token in parser.parse(chapter.text):
         line = (token.map or [0])[0] + 1
-        directive = markdown.as_directive(token, line, chapter) if token.type in ("fence", "colon_fence") else None
+        directive = (
+            markdown.as_directive(token, line, chapter)
+            if token.type in ("fence", "colon_fence")
+            else None
+        )
         if directive and directive.name == "glossary":
             names = []
             for name, definition in markdown.glossary(directive, chapter):
@@ -45,7 +53,8 @@ def entries(book):
 
 
 def note_definitions(doctree, glossary, name):
-    """Tell the search where a page defines terms: an entry for each name of a term that the page has in bold.
+    """Tell the search where a page defines terms: an entry for each name of a term that the page
+    has in bold.
 
     Args:
       doctree: of the page.
@@ -78,7 +87,9 @@ def link_first_uses(doctree, glossary, name, address):
     if name == PAGE or not glossary:
         return
     defined = {_words(strong) for strong in doctree.findall(nodes.strong)}
-    term_of = {spelling: names[0] for names in glossary for spelling in names if "(" not in spelling}
+    term_of = {
+        spelling: names[0] for names in glossary for spelling in names if "(" not in spelling
+    }
     seen = {names[0] for names in glossary if bare(names[0]) in defined}
     pattern = _pattern(tuple(term_of))
     for text in list(doctree.findall(nodes.Text)):
@@ -97,9 +108,14 @@ def _words(node):
 
 @cache
 def _pattern(spellings):
-    """One expression for all terms, the longest first; a plural counts, and a capital at the start of a sentence."""
+    """One expression for all terms, the longest first; a plural counts, and a capital at the start
+    of a sentence.
+    """
     either = sorted((re.escape(spelling) for spelling in spellings), key=len, reverse=True)
-    first = [f"(?i:{spelling[0]}){spelling[1:]}" if spelling[0].islower() else spelling for spelling in either]
+    first = [
+        f"(?i:{spelling[0]}){spelling[1:]}" if spelling[0].islower() else spelling
+        for spelling in either
+    ]
     return re.compile(rf"(?<![\w/-])({'|'.join(first)})(?:s|es)?(?![\w/-])")
 
 

@@ -33,16 +33,22 @@ class Address:
 
     @property
     def pdf(self):
-        """The book bound into one file, which scripts/pdf.py makes and publishing adds to the site."""
+        """The book bound into one file, which scripts/pdf.py makes and publishing adds to the
+        site.
+        """
         return f"{self.site}{PDF}"
 
     @property
     def install(self):
-        """The command that installs the package of the book: of the branch, since each push to it is published."""
+        """The command that installs the package of the book: of the branch, since each push to it
+        is published.
+        """
         return f"pip install {self.archive(self.branch)}"
 
     def archive(self, version):
-        """The sources at a commit or branch as one file, which pip installs where there is no git."""
+        """The sources at a commit or branch as one file, which pip installs where there is no
+        git.
+        """
         return f"{self.repository}/archive/{version}.tar.gz"
 
     def page(self, chapter, anchor=""):
@@ -71,16 +77,20 @@ class Address:
 
 
 def of(config):
-    """The addresses of a book, from its `_config.yml`; in GitHub's CI from the repository being built.
+    """The addresses of a book, from its `_config.yml`; in GitHub's CI from the repository being
+    built.
 
     Args:
-      config: the content of `_config.yml`. `repository: url:` and `branch:` say where the sources are,
-        `html: baseurl:` where the site is; without the latter it is the default address of GitHub Pages.
+      config: the content of `_config.yml`. `repository: url:` and `branch:` say where the sources
+        are, `html: baseurl:` where the site is; without the latter it is the default address of
+        GitHub Pages.
     """
     settings = config.get("repository") or {}
     named = str(settings.get("url") or "").rstrip("/").removesuffix(".git")
     built = os.environ.get("GITHUB_REPOSITORY")
-    repository = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{built}" if built else named
+    repository = (
+        f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{built}" if built else named
+    )
     site = (config.get("html") or {}).get("baseurl") or ""
     if not site or repository != named:  # a fork has pages of its own
         owner, _, name = "/".join(repository.split("/")[-2:]).partition("/")

@@ -1,4 +1,6 @@
-"""Read a book: its configuration, its table of contents and its chapters; every fault is named by file and line."""
+"""Read a book: its configuration, its table of contents and its chapters; every fault is named by
+file and line.
+"""
 
 import ast
 import re
@@ -31,7 +33,9 @@ class BookError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: its source, its position among the notebook's cells, and the number of its first line of code."""
+    """A code cell: its source, its position among the notebook's cells, and the number of its first
+    line of code.
+    """
 
     source: str
     position: int
@@ -60,37 +64,54 @@ class Chapter:
         except UnicodeDecodeError as error:
             line = data[: error.start].count(b"\n") + 1
             wrong = data[error.start : error.end]
-            raise BookError(self.path, line, f"not UTF-8: byte {wrong!r}; save it as UTF-8") from None
+            raise BookError(
+                self.path, line, f"not UTF-8: byte {wrong!r}; save it as UTF-8"
+            ) from None
 
     @cached_property
     def front_matter(self):
-        """The YAML between the two lines of dashes at the top, as a dict; empty if there is none."""
+        """The YAML between the two lines of dashes at the top, as a dict; empty if there is
+        none.
+        """
         if not self.text.startswith("---\n"):
             return {}
         block = re.match(r"---\n(.*?)^---\s*$", self.text, re.DOTALL | re.MULTILINE)
         if not block:
-            raise BookError(self.path, 1, "the front matter does not end: put a line with --- below it")
+            raise BookError(
+                self.path, 1, "the front matter does not end: put a line with --- below it"
+            )
         matter = _yaml(block[1], self.path, "the front matter is", first_line=2) or {}
         if not isinstance(matter, dict):
             raise BookError(
-                self.path, 2, f"the front matter must be a mapping of keys to values, not {type(matter).__name__}"
+                self.path,
+                2,
+                (
+                    "the front matter must be a mapping of keys to values, not "
+                    f"{type(matter).__name__}"
+                ),
             )
         return matter
 
     @cached_property
     def jax_floor(self):
-        """The oldest JAX that the chapter supports, if it says so: "0.8.2" for `jax: ">=0.8.2"`; else None."""
+        """The oldest JAX that the chapter supports, if it says so: "0.8.2" for `jax: ">=0.8.2"`;
+        else None.
+        """
         if "jax" not in self.front_matter:
             return None
         value = self.front_matter["jax"]
         floor = re.fullmatch(r">=\s*(\d+(?:\.\d+)*)", value) if isinstance(value, str) else None
         if not floor:
-            raise self._error_at("jax", f'jax: {value!r} is not a minimum version; write for example jax: ">=0.8.2"')
+            raise self._error_at(
+                "jax", f'jax: {value!r} is not a minimum version; write for example jax: ">=0.8.2"'
+            )
         return floor[1]
 
     @property
     def devices(self):
-        """The devices of the chapter: "8 emulated devices", "8 processes"; "" if its cells do not say."""
+        """The devices of the chapter: "8 emulated devices", "8 processes"; "" if its cells do not
+        say.
+        """
         for cell in self.cells:
             match = re.search(r"^(?:\w+ = )?(emulate|start)\((\d+)", cell.source, re.MULTILINE)
             if match:
@@ -99,19 +120,27 @@ class Chapter:
 
     @cached_property
     def minutes(self):
-        """The minutes that text and code take to read, without outputs and exercises; 0 for a page of reference."""
+        """The minutes that text and code take to read, without outputs and exercises; 0 for a page
+        of reference.
+        """
         if not self._has_cells() and self.is_appendix:
             return 0
         text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", self.text, flags=re.DOTALL | re.MULTILINE)
-        text = re.sub(_block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(
+            _block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE
+        )
         lines = 0
-        for cell in re.findall(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        for cell in re.findall(
+            r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE
+        ):
             options, code = re.fullmatch(r"((?::[^\n]*\n)*)(.*)", cell, re.DOTALL).groups()
             if not re.search("hide-cell|hide-input|remove-", options):
                 lines += len([line for line in code.split("\n") if line.strip()])
         code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
         text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
-        return max(1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE))
+        return max(
+            1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE)
+        )
 
     @cached_property
     def exercise_minutes(self):
@@ -132,12 +161,16 @@ class Chapter:
         """The names of the chapters to read first."""
         after = self.front_matter.get("after", [])
         if not (isinstance(after, list) and all(isinstance(name, str) for name in after)):
-            raise self._error_at("after", f"after: {after!r} is not a list of chapters; write for example [arrays]")
+            raise self._error_at(
+                "after", f"after: {after!r} is not a list of chapters; write for example [arrays]"
+            )
         return tuple(after)
 
     @cached_property
     def description(self):
-        """A sentence about the chapter for search engines and previews of links; None if its front matter has none."""
+        """A sentence about the chapter for search engines and previews of links; None if its front
+        matter has none.
+        """
         text = self.front_matter.get("description")
         if text is not None and not isinstance(text, str):
             raise self._error_at("description", f"description: {text!r} is not a sentence")
@@ -149,7 +182,11 @@ class Chapter:
     def _error_at(self, key, message):
         """The error of a line of the front matter."""
         lines = enumerate(self.text.split("\n"), 1)
-        return BookError(self.path, next((n for n, text in lines if re.match(rf"[\"']?{key}\b", text)), 1), message)
+        return BookError(
+            self.path,
+            next((n for n, text in lines if re.match(rf"[\"']?{key}\b", text)), 1),
+            message,
+        )
 
     @cached_property
     def notebook(self):
@@ -158,10 +195,15 @@ class Chapter:
 
         try:
             return read_myst_markdown_notebook(
-                self.text, config=_config_of(self.root), add_source_map=True, path=self.root / self.path
+                self.text,
+                config=_config_of(self.root),
+                add_source_map=True,
+                path=self.root / self.path,
             )
         except Exception as error:  # such as options of a cell that are not YAML
-            raise BookError(self.path, None, f"cannot be read as a notebook: {' '.join(str(error).split())}") from None
+            raise BookError(
+                self.path, None, f"cannot be read as a notebook: {' '.join(str(error).split())}"
+            ) from None
 
     @cached_property
     def cells(self):
@@ -172,10 +214,14 @@ class Chapter:
         fences = self.notebook.metadata["source_map"]
         for position, (cell, fence) in enumerate(zip(self.notebook.cells, fences, strict=True)):
             if cell.cell_type == "code" and cell.source.strip():
-                # Between the fence and the code there may be options: look for the first line that is code.
+                # Between the fence and the code there may be options: look for the first line that
+                # is code.
                 blank = len(cell.source) - len(cell.source.lstrip("\n"))
                 first = cell.source.split("\n")[blank]
-                line = next((n for n in range(fence, len(lines)) if lines[n].strip() == first.strip()), fence + blank)
+                line = next(
+                    (n for n in range(fence, len(lines)) if lines[n].strip() == first.strip()),
+                    fence + blank,
+                )
                 cells.append(Cell(cell.source, position, line + 1))
         return cells
 
@@ -185,35 +231,51 @@ class Chapter:
         return bool(self.cells)
 
     def check(self):
-        """Raise BookError if the chapter's code would not be run, or the chapter cannot be read as a notebook."""
+        """Raise BookError if the chapter's code would not be run, or the chapter cannot be read as
+        a notebook.
+        """
         jupytext, kernel = (self.front_matter.get(key) or {} for key in ("jupytext", "kernelspec"))
         for key, value in (("jupytext", jupytext), ("kernelspec", kernel)):
             if not isinstance(value, dict):
                 raise BookError(
-                    self.path, 1, f"{key}: must have keys below it; copy the front matter of book/writing.md"
+                    self.path,
+                    1,
+                    f"{key}: must have keys below it; copy the front matter of book/writing.md",
                 )
         _ = self.jax_floor, self.level, self.after, self.description
         if not self._has_cells():
             return
         if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
             message = (
-                "has code cells, but its front matter does not say `jupytext: text_representation: format_name: myst`, "
-                "so nothing would run them; copy the front matter of book/writing.md"
+                "has code cells, but its front matter does not say `jupytext: "
+                "text_representation: format_name: myst`, so nothing would run them; copy the "
+                "front matter of book/writing.md"
             )
             raise BookError(self.path, 1, message)
         if not kernel.get("name"):
-            message = "has code cells, but its front matter names no kernel; copy that of book/writing.md"
+            message = (
+                "has code cells, but its front matter names no kernel; copy that of book/writing.md"
+            )
             raise BookError(self.path, 1, message)
         if kernel["name"] != KERNEL:
-            line = next((n for n, text in enumerate(self.text.split("\n"), 1) if kernel["name"] in text), 1)
-            message = f"the kernel {kernel['name']} is not known: chapters run in the Python that builds the book; "
+            line = next(
+                (n for n, text in enumerate(self.text.split("\n"), 1) if kernel["name"] in text), 1
+            )
+            message = (
+                f"the kernel {kernel['name']} is not known: chapters run in the Python that "
+                "builds the book; "
+            )
             raise BookError(self.path, line, f"{message}write name: {KERNEL}")
         _ = self.notebook  # options of cells that cannot be read are an error too
 
     def _has_cells(self):
-        """Whether there are code cells. Only those at the top level run; one inside another block is an error."""
+        """Whether there are code cells. Only those at the top level run; one inside another block
+        is an error.
+        """
         marks = [
-            n for n, line in enumerate(self.text.split("\n")) if re.match(r"\s*(`{3,}|~{3,}|:{3,})\{code-cell\}", line)
+            n
+            for n, line in enumerate(self.text.split("\n"))
+            if re.match(r"\s*(`{3,}|~{3,}|:{3,})\{code-cell\}", line)
         ]
         if not marks:
             return False
@@ -221,7 +283,9 @@ class Chapter:
 
         top, shown = set(), []
         blocks = MarkdownIt("commonmark").disable("inline")
-        for token in blocks.parse(re.sub(r"\A---\n.*?^---$", _blanked, self.text, flags=re.S | re.M)):
+        for token in blocks.parse(
+            re.sub(r"\A---\n.*?^---$", _blanked, self.text, flags=re.S | re.M)
+        ):
             if token.type in ("fence", "code_block") and token.map:
                 if token.level == 0 and token.info.startswith("{code-cell}"):
                     top.add(token.map[0])
@@ -230,7 +294,9 @@ class Chapter:
         for n in marks:
             if n not in top and not any(n in block for block in shown):
                 raise BookError(
-                    self.path, n + 1, "a code cell inside another block is not run; put it at the top level"
+                    self.path,
+                    n + 1,
+                    "a code cell inside another block is not run; put it at the top level",
                 )
         return bool(top)
 
@@ -239,8 +305,11 @@ def parser_config(config):
     """The settings of MyST, as Jupyter Book derives them from `_config.yml`."""
     from myst_parser.config.main import MdParserConfig
 
-    usual = ["colon_fence", "dollarmath", "linkify", "substitution", "tasklist"]  # if `_config.yml` sets none
-    return MdParserConfig(enable_extensions=set((config.get("parse") or {}).get("myst_enable_extensions", usual)))
+    # if `_config.yml` sets none
+    usual = ["colon_fence", "dollarmath", "linkify", "substitution", "tasklist"]
+    return MdParserConfig(
+        enable_extensions=set((config.get("parse") or {}).get("myst_enable_extensions", usual))
+    )
 
 
 @cache
@@ -265,8 +334,10 @@ class Book:
     root: Path
     chapters: tuple[Chapter, ...]
     config: dict
-    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the caption of each, and the names of its chapters
-    titles: dict = field(default_factory=dict)  # the short title that _toc.yml gives a chapter, by its name
+    # the caption of each, and the names of its chapters
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    # the short title that _toc.yml gives a chapter, by its name
+    titles: dict = field(default_factory=dict)
 
     @property
     def build_folder(self):
@@ -279,7 +350,9 @@ class Book:
         return (self.config.get("execute") or {}).get("timeout", 30)
 
     def check(self):
-        """Read all chapters, and raise BookError for every fault that can be found without running them."""
+        """Read all chapters, and raise BookError for every fault that can be found without running
+        them.
+        """
         titles = {chapter.name for chapter in self.chapters}
         for chapter in self.chapters:
             chapter.check()
@@ -287,11 +360,15 @@ class Book:
                 if name not in titles or name == chapter.name:
                     near = get_close_matches(name, titles - {chapter.name}, 1)
                     hint = f"; did you mean {near[0]}?" if near else ""
-                    raise chapter._error_at("after", f"after: there is no other chapter {name}{hint}")
+                    raise chapter._error_at(
+                        "after", f"after: there is no other chapter {name}{hint}"
+                    )
 
     @cached_property
     def paths(self):
-        """The paths through the book that its home page offers: {title: the names of their chapters}."""
+        """The paths through the book that its home page offers: {title: the names of their
+        chapters}.
+        """
         home = self.chapters[0].text.partition(":::{container} paths\n")[2].partition("\n:::\n")[0]
         paths = re.split(r"^- \*\*(.+?)\*\*$", home, flags=re.MULTILINE)[1:]
         link = r"^ +\d+\. \{doc\}`(?:[^`]*<(\w+)>|(\w+))`"
@@ -310,7 +387,9 @@ class Book:
         """
         minutes = {chapter.name: chapter.minutes for chapter in self.chapters if chapter.minutes}
         taught = [name for caption, names in self.parts if caption != APPENDICES for name in names]
-        return in_words(sum(minutes[name] for name in (taught if names == "all" else names.split())))
+        return in_words(
+            sum(minutes[name] for name in (taught if names == "all" else names.split()))
+        )
 
     def chapter(self, path):
         """The chapter of a path as a user types it: book/arrays.md, arrays.md or arrays."""
@@ -327,8 +406,8 @@ def split_assertions(text):
     """The assertions at a cell's end, which may have one last expression behind them.
 
     Returns:
-      The lines before them, the assertions, and the lines of the expression. If there are no assertions there, or if
-      nothing stands before them, the whole cell and two times "".
+      The lines before them, the assertions, and the lines of the expression. If there are no
+      assertions there, or if nothing stands before them, the whole cell and two times "".
     """
     try:
         body = ast.parse(text).body
@@ -342,9 +421,14 @@ def split_assertions(text):
         return text, "", ""
     lines = text.split("\n")
     begin, end = body[first - 1].end_lineno, body[last - 1].end_lineno
-    if begin >= body[first].lineno or (shown and end >= body[last].lineno):  # two statements in one line
+    # two statements in one line
+    if begin >= body[first].lineno or (shown and end >= body[last].lineno):
         return text, "", ""
-    return "\n".join(lines[:begin]), "\n".join(lines[begin:end]).strip("\n"), "\n".join(lines[end:]).strip("\n")
+    return (
+        "\n".join(lines[:begin]),
+        "\n".join(lines[begin:end]).strip("\n"),
+        "\n".join(lines[end:]).strip("\n"),
+    )
 
 
 def in_words(minutes):
@@ -356,7 +440,8 @@ def in_words(minutes):
 
 
 def load(root):
-    """Read the configuration and the table of contents of the book below `root`; its chapters are read when asked for.
+    """Read the configuration and the table of contents of the book below `root`; its chapters are
+    read when asked for.
 
     Returns a `Book`; raises `BookError` for the first thing that is wrong.
     """
@@ -374,22 +459,34 @@ def load(root):
     def line_of(entry):
         return next((n for n, text in enumerate(lines, 1) if text.split()[-1:] == [entry]), None)
 
-    parts = tuple((part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees)
+    parts = tuple(
+        (part.caption or "", tuple(map(_name, part.files()))) for part in toc.root.subtrees
+    )
     appendices = {name for caption, names in parts if caption == APPENDICES for name in names}
     chapters = []
     for entry, document in toc.items():
         for pattern in document.child_globs():
             raise BookError(
-                "_toc.yml", line_of(pattern), f"the pattern {pattern}: list the chapters one by one instead"
+                "_toc.yml",
+                line_of(pattern),
+                f"the pattern {pattern}: list the chapters one by one instead",
             )
         if not entry.startswith(f"{FOLDER}/"):
-            raise BookError("_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are")
+            raise BookError(
+                "_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are"
+            )
         chapter = Chapter(root, _name(entry), _name(entry) in appendices)
         if not (root / chapter.path).is_file():
-            raise BookError("_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}")
+            raise BookError(
+                "_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}"
+            )
         chapters.append(chapter)
-    files = (path.relative_to(root / FOLDER).with_suffix("") for path in (root / FOLDER).rglob("*.md"))
-    visible = (path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts))
+    files = (
+        path.relative_to(root / FOLDER).with_suffix("") for path in (root / FOLDER).rglob("*.md")
+    )
+    visible = (
+        path.as_posix() for path in files if not any(part.startswith(".") for part in path.parts)
+    )
     strays = sorted(set(visible) - {chapter.name for chapter in chapters})
     if strays:
         message = "is not in _toc.yml, so no reader would find it; list it there or delete it"
@@ -406,7 +503,9 @@ def _read(root, name):
     try:
         return (root / name).read_text("utf-8")
     except FileNotFoundError:
-        raise BookError(name, None, f"not found in {root}; run this in the folder of the book") from None
+        raise BookError(
+            name, None, f"not found in {root}; run this in the folder of the book"
+        ) from None
     except UnicodeDecodeError as error:
         raise BookError(name, None, f"not UTF-8: {error.reason}; save it as UTF-8") from None
 
@@ -414,7 +513,9 @@ def _read(root, name):
 def _read_yaml(root, name):
     content = _yaml(_read(root, name), name, "") or {}
     if not isinstance(content, dict):
-        raise BookError(name, 1, f"must be a mapping of keys to values, not {type(content).__name__}")
+        raise BookError(
+            name, 1, f"must be a mapping of keys to values, not {type(content).__name__}"
+        )
     return content
 
 

@@ -24,7 +24,9 @@ def of(root):
 
 
 def edition(root):
-    """The version, and the day on which it was released: "0.2.0 of 2026-11-26"; "" if nothing says so."""
+    """The version, and the day on which it was released: "0.2.0 of 2026-11-26"; "" if nothing says
+    so.
+    """
     cited = of(root)
     return f"{cited['version']} of {cited['date-released']}" if cited else ""
 
@@ -34,7 +36,10 @@ def bibtex(root, address):
     cited = of(root)
     if not cited:
         return ""
-    names = (author.get("name") or f"{author['family-names']}, {author['given-names']}" for author in cited["authors"])
+    names = (
+        author.get("name") or f"{author['family-names']}, {author['given-names']}"
+        for author in cited["authors"]
+    )
     entry = {
         "title": f"{{{cited['title']}}}", "author": " and ".join(f"{{{name}}}" for name in names),
         "year": str(cited["date-released"])[:4], "version": cited["version"], "url": address.site,

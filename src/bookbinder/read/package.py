@@ -1,4 +1,6 @@
-"""What is special to the package that a book's chapters import: the table `[tool.bookbinder]` of its pyproject.toml."""
+"""What is special to the package that a book's chapters import: the table `[tool.bookbinder]` of
+its pyproject.toml.
+"""
 
 import re
 import tomllib
@@ -33,14 +35,18 @@ class Package:
 
     Attributes:
       name: as chapters import it, such as "shardlab": its modules are in src/shardlab.
-      recordings: a folder with a file for each chapter, which may read all of them and depends on its own alone.
+      recordings: a folder with a file for each chapter, which may read all of them and depends on
+        its own alone.
       not_in_colab: what notebooks install in Colab besides, with versions that work there.
       set_up: code that a notebook begins with if one of its cells has the text `set_up_for`.
-      unset: a regular expression of variables that chapters do not inherit from whoever builds the book.
+      unset: a regular expression of variables that chapters do not inherit from whoever builds the
+        book.
       variables: those that they have instead.
       programs: how compiled programs are kept; None if they are not.
-      minimum_jax: the oldest JAX that it takes, such as "0.7.1"; "" where pyproject.toml does not say.
-      wheel: the name of its wheel, for notebooks in Colab; "" where pyproject.toml does not say how it is built.
+      minimum_jax: the oldest JAX that it takes, such as "0.7.1"; "" where pyproject.toml does not
+        say.
+      wheel: the name of its wheel, for notebooks in Colab; "" where pyproject.toml does not say how
+        it is built.
     """
 
     name: str = ""
@@ -64,9 +70,13 @@ class Package:
         return bool(self.name) and re.search(rf"\b{self.name}\b", code) is not None
 
     def data_files(self, root):
-        """The names of its files that are no modules, as a text; on contents a run depends if it has read them."""
+        """The names of its files that are no modules, as a text; on contents a run depends if it
+        has read them.
+        """
         data = (path for path in disk.files(root / self.folder) if path.suffix != ".py")
-        return "\n".join(str(path) for path in data if self.folder / path.parent != Path(self.recordings))
+        return "\n".join(
+            str(path) for path in data if self.folder / path.parent != Path(self.recordings)
+        )
 
 
 @cache
@@ -86,7 +96,11 @@ def of(root):
         settings["programs"] = Programs(**_settings(programs, Programs, file.name, ".programs"))
     project = table.get("project", {}) if "build-system" in table else {}
     named = {"name", "version"} <= project.keys()
-    wheel = f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl" if named else ""
+    wheel = (
+        f"{project['name'].replace('-', '_')}-{project['version']}-py3-none-any.whl"
+        if named
+        else ""
+    )
     needed = " ".join(table.get("project", {}).get("dependencies", ()))
     minimum = re.search(r"\bjax>=([\d.]+)", needed)
     return Package(**settings, wheel=wheel, minimum_jax=minimum[1] if minimum else "")

@@ -1,7 +1,7 @@
 """Compare the outputs of chapters with those of new runs, whose programs are compiled anew.
 
-What earlier runs have compiled is used again (`bookbinder.run.runs.programs`). This shows that nothing on
-a page depends on that: `make compare`, each week.
+What earlier runs have compiled is used again (`bookbinder.run.runs.programs`). This shows that
+nothing on a page depends on that: `make compare`, each week.
 """
 
 import json
@@ -13,7 +13,8 @@ from bookbinder.run import execute, runs
 from bookbinder.stopping import stoppable
 
 VARIES = "varies"  # the tag of cells whose outputs differ from run to run, such as times
-# What differs from run to run beside that: addresses in memory, names of temporary folders, the times of logs.
+# What differs from run to run beside that: addresses in memory, names of temporary folders, the
+# times of logs.
 _NAMES = re.compile(r"0x[0-9a-f]{6,}|\btmp[a-z0-9_]{8}\b|\b[EIW]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+\b")
 
 
@@ -33,11 +34,15 @@ class Difference:
     new: str
 
     def __str__(self):
-        return f"{self.path}:{self.line}: shows something else when it runs again:\n- {self.kept}\n+ {self.new}"
+        return (
+            f"{self.path}:{self.line}: shows something else when it runs again:\n- {self.kept}\n+ "
+            f"{self.new}"
+        )
 
 
 def run(book, *, chapters=None, jobs=None, progress=None):
-    """Run chapters as the book does, and once more with programs that are compiled anew, and compare what they show.
+    """Run chapters as the book does, and once more with programs that are compiled anew, and
+    compare what they show.
 
     Args:
       book: the `bookbinder.read.book.Book`.
@@ -46,15 +51,26 @@ def run(book, *, chapters=None, jobs=None, progress=None):
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
 
     Returns:
-      (how many cells were compared, a list of `Difference`s, a list of `bookbinder.run.execute.Failure`s).
+      (how many cells were compared, a list of `Difference`s, a list of
+      `bookbinder.run.execute.Failure`s).
     """
     progress = progress or Progress()
     chapters = [chapter for chapter in chapters or book.chapters if chapter.runs]
     kept = [runs.of_chapter(book, chapter) for chapter in chapters]
-    anew = [replace(runs.of_chapter(book, chapter, column="anew"), programs=None) for chapter in chapters]
+    anew = [
+        replace(runs.of_chapter(book, chapter, column="anew"), programs=None)
+        for chapter in chapters
+    ]
     with stoppable() as stop:
         reports = [
-            runs.run(planned, fresh=fresh, jobs=jobs, progress=progress, stop=stop, finished=execute.telling(progress))
+            runs.run(
+                planned,
+                fresh=fresh,
+                jobs=jobs,
+                progress=progress,
+                stop=stop,
+                finished=execute.telling(progress),
+            )
             for planned, fresh in ((kept, False), (anew, True))
         ]
     compared, differences, failures = 0, [], []
@@ -63,7 +79,9 @@ def run(book, *, chapters=None, jobs=None, progress=None):
         failures += failed
         if failed:
             continue
-        before, after = ([cell for cell in runs.outputs(report).cells if cell.source.strip()] for report in pair)
+        before, after = (
+            [cell for cell in runs.outputs(report).cells if cell.source.strip()] for report in pair
+        )
         for cell, old, new in zip(chapter.cells, before, after, strict=True):
             if VARIES not in old.metadata.get("tags", ()):
                 compared += 1
@@ -81,11 +99,19 @@ def shown(cell):
         output.get("text") or output.get("traceback") or output.get("data")
         for output in execute.as_a_terminal_shows(outputs)
     )
-    return _NAMES.sub("...", "\n".join(text if isinstance(text, str) else json.dumps(text, indent=1) for text in texts))
+    return _NAMES.sub(
+        "...",
+        "\n".join(text if isinstance(text, str) else json.dumps(text, indent=1) for text in texts),
+    )
 
 
 def _difference(chapter, cell, before, after):
     lines = [text.split("\n") for text in (before, after)]
-    at = next((n for n, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]), min(map(len, lines)))
+    at = next(
+        (n for n, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1]),
+        min(map(len, lines)),
+    )
     if before != after:
-        yield Difference(chapter.path, cell.line, *("\n  ".join(part[at : at + 3])[:300] for part in lines))
+        yield Difference(
+            chapter.path, cell.line, *("\n  ".join(part[at : at + 3])[:300] for part in lines)
+        )

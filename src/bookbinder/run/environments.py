@@ -1,4 +1,6 @@
-"""The JAX versions that readers have, and for each an environment of its own below `_build/environments`."""
+"""The JAX versions that readers have, and for each an environment of its own below
+`_build/environments`.
+"""
 
 import os
 import shutil
@@ -51,7 +53,8 @@ class Environment:
 def environments(root):
     """The columns of the matrix, for the project in the folder `root`.
 
-    Where the environment variable JAX_NIGHTLY names an index of JAX's nightly builds, there is a column for those too.
+    Where the environment variable JAX_NIGHTLY names an index of JAX's nightly builds, there is a
+    column for those too.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
     others = (*project["optional-dependencies"]["chapters"], *RUNNER)
@@ -65,7 +68,8 @@ def environments(root):
             ("jax", "numpy", "pip", *others, *package.of(root).not_in_colab),
             constraints=COLAB,
         ),
-        Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),  # the last JAX for Python 3.11
+        # the last JAX for Python 3.11
+        Environment("0.10.2", ("3.11",), ("jax==0.10.2", "numpy", *others)),
         Environment("lock", python=sys.executable),
         Environment("newest", recent, (*project["dependencies"], *others), daily=True),
         Environment(oldest, ("3.13", "3.12", "3.11"), (f"jax=={oldest}", "numpy", *others)),
@@ -74,7 +78,8 @@ def environments(root):
 
 
 def make(environment, folder, progress, stop=None):
-    """Make an environment in a folder, unless it is there already and its definition has not changed.
+    """Make an environment in a folder, unless it is there already and its definition has not
+    changed.
 
     Args:
       environment: an `Environment`.
@@ -101,14 +106,15 @@ def _make(environment, interpreter, place, progress, stop, lock):
     python, ready = place / "bin" / "python", place / "ready"
     pins = environment.constraints.read_text("utf-8") if environment.constraints else ""
     today = date.today() if environment.daily else ""
-    definition = f"{environment.requirements}\n{pins}\n{interpreter}\n{place}\n{today}\n{environment.index}\n"
+    definition = f"{environment.requirements}\n{pins}\n{interpreter}\n{place}\n{today}\n{environment.index}\n"  # noqa: E501
     if ready.exists() and ready.read_text("utf-8") == definition and python.exists():
         return str(python)
 
     progress.say(f"{environment.name}: installing packages, with {interpreter}")
     shutil.rmtree(place, ignore_errors=True)
     constraints = ["--constraints", str(environment.constraints)] if environment.constraints else []
-    install = ["pip", "install", "--python", str(python)]  # the first kernels compile what they import: a quarter of it
+    # the first kernels compile what they import: a quarter of it
+    install = ["pip", "install", "--python", str(python)]
     commands = [["venv", "--python", interpreter, str(place)]]
     if environment.index:
         commands += [[*install, "--no-deps", "--default-index", environment.index, *JAX]]
@@ -117,9 +123,16 @@ def _make(environment, interpreter, place, progress, stop, lock):
         status, _, output = uv(*command, "--quiet", stop=stop, lock=lock)
         if status:
             # uv explains itself over several lines, with a frame around them.
-            output = " ".join(output.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split())
-            where = "check src/bookbinder/run/environments.py, and whether packages can be downloaded at all"
-            raise EnvironmentFault(f"{environment.name}: cannot be installed: {output[:600]}; {where}")
+            output = " ".join(
+                output.replace("×", " ").replace("╰─▶", " ").replace("│", " ").split()
+            )
+            where = (
+                "check src/bookbinder/run/environments.py, and whether packages can be downloaded "
+                "at all"
+            )
+            raise EnvironmentFault(
+                f"{environment.name}: cannot be installed: {output[:600]}; {where}"
+            )
     ready.write_text(definition, "utf-8")
     return str(python)
 
@@ -127,23 +140,34 @@ def _make(environment, interpreter, place, progress, stop, lock):
 def find_python(environment, stop=None):
     """The path of the first interpreter that suits an environment. Nothing is downloaded."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(pyenv.glob("*/bin"), reverse=True))])
+    path = os.pathsep.join(
+        [os.environ.get("PATH", ""), *map(str, sorted(pyenv.glob("*/bin"), reverse=True))]
+    )
     for version in environment.pythons:
         # It knows its own folder, and passes over what does not run.
-        status, out, _ = uv("python", "find", version, "--system", "--no-project", stop=stop, PATH=path)
+        status, out, _ = uv(
+            "python", "find", version, "--system", "--no-project", stop=stop, PATH=path
+        )
         if status == 0:
             return out.strip()
     versions = " or ".join(environment.pythons)
     raise EnvironmentFault(
-        f"{environment.name}: no Python {versions} on PATH, in {pyenv} or in uv's folder; install one, "
-        f"for example with `.venv/bin/uv python install {environment.pythons[0]}`, and run this again"
+        f"{environment.name}: no Python {versions} on PATH, in {pyenv} or in uv's folder; "
+        "install one, for example with `.venv/bin/uv python install "
+        f"{environment.pythons[0]}`, and run this again"
     )
 
 
 def uv(*arguments, stop=None, lock=None, **variables):
-    """Run uv to its end, holding a lock; returns its exit status, standard output and standard error."""
+    """Run uv to its end, holding a lock; returns its exit status, standard output and standard
+    error.
+    """
     variables = {"UV_PYTHON_DOWNLOADS": "never", "NO_COLOR": "1", **variables}
-    environment = {key: value for key, value in os.environ.items() if key not in ("UV_SYSTEM_PYTHON", "VIRTUAL_ENV")}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("UV_SYSTEM_PYTHON", "VIRTUAL_ENV")
+    }
     with subprocess.Popen(
         [find_uv_bin(), *arguments],
         stdin=subprocess.DEVNULL,
@@ -151,7 +175,8 @@ def uv(*arguments, stop=None, lock=None, **variables):
         stderr=subprocess.PIPE,
         **AS_TEXT,
         env=environment | variables,
-        pass_fds=[lock] if lock else [],  # were this process killed, the next would wait for uv to end
+        # were this process killed, the next would wait for uv to end
+        pass_fds=[lock] if lock else [],
         start_new_session=True,  # so that Ctrl-C reaches it through us alone
     ) as process:
         while True:

@@ -1,7 +1,8 @@
-"""Bring the outputs of a book's chapters up to date, and where Jupyter Book reads them: into a jupyter-cache.
+"""Bring the outputs of a book's chapters up to date, and where Jupyter Book reads them: into a
+jupyter-cache.
 
-`bookbinder.run.runs` runs the chapters and keeps what they put out; the jupyter-cache is filled from there, and can be
-made again at any time.
+`bookbinder.run.runs` runs the chapters and keeps what they put out; the jupyter-cache is filled
+from there, and can be made again at any time.
 """
 
 import re
@@ -17,8 +18,10 @@ from bookbinder.run import runs, stale
 from bookbinder.stopping import stoppable
 
 LEFT_OUT = "left out"  # the status of a chapter that was not to run, and has no outputs
-CALLED = "BOOKBINDER_CALLED"  # a variable: `make book` has called Sphinx, which shows what is known, and runs nothing
-FIRST = 8  # chapters that run before all others, from the beginning of the book on: people read these first
+# a variable: `make book` has called Sphinx, which shows what is known, and runs nothing
+CALLED = "BOOKBINDER_CALLED"
+# chapters that run before all others, from the beginning of the book on: people read these first
+FIRST = 8
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,26 @@ class Result:
 
 
 def run(
-    book, cache_folder=None, *, chapters=None, without=(), jobs=None, progress=None, stop=None, before=None, ended=None
+    book,
+    cache_folder=None,
+    *,
+    chapters=None,
+    without=(),
+    jobs=None,
+    progress=None,
+    stop=None,
+    before=None,
+    ended=None,
 ):
     """Bring the outputs of chapters up to date.
 
-    A chapter whose outputs are still valid is skipped; the others run. One that fails does not stop the others.
+    A chapter whose outputs are still valid is skipped; the others run. One that fails does not stop
+    the others.
 
     Args:
       book: the `bookbinder.read.book.Book`.
-      cache_folder: where the jupyter-cache is, or will be, that is filled with them; by default none is.
+      cache_folder: where the jupyter-cache is, or will be, that is filled with them; by default
+        none is.
       chapters: those to look at; all by default.
       without: names of chapters that do not run; one without valid outputs has none.
       jobs: how many at once; see `bookbinder.run.runs.run`.
@@ -86,7 +100,10 @@ def run(
         if planned_run.name in without and not runs.known(planned_run)
     }
     planned = [planned_run for planned_run in planned if planned_run.name not in left_out]
-    saved, at = _sources(book), {planned_run.place: book.chapter(planned_run.name) for planned_run in planned}
+    saved, at = (
+        _sources(book),
+        {planned_run.place: book.chapter(planned_run.name) for planned_run in planned},
+    )
 
     def finished(planned_run, report):
         progress.finished(_result(at[planned_run.place], report))
@@ -107,12 +124,17 @@ def run(
             progress.say(f"{name} changed while chapters ran; the next build will include it")
         if name not in saved:
             where = "if a cell made it, have that write to a folder that tempfile makes"
-            progress.say(f"{name} appeared while chapters ran; the next build will include it; {where}")
+            progress.say(
+                f"{name} appeared while chapters ran; the next build will include it; {where}"
+            )
     results = {
         planned_run.name: _result(at[planned_run.place], report)
         for planned_run, report in zip(planned, reports, strict=True)
     }
-    results |= {name: Result(name, LEFT_OUT, len(book.chapter(name).cells), outputs=LEFT_OUT) for name in left_out}
+    results |= {
+        name: Result(name, LEFT_OUT, len(book.chapter(name).cells), outputs=LEFT_OUT)
+        for name in left_out
+    }
     outputs_of = {
         planned_run.name: partial(runs.outputs, report)
         for planned_run, report in zip(planned, reports, strict=True)
@@ -120,17 +142,23 @@ def run(
     }
     outputs_of |= {name: lambda notebook=notebook: notebook for name, notebook in left_out.items()}
     if cache_folder:
-        _fill(cache_folder, [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()])
+        _fill(
+            cache_folder,
+            [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()],
+        )
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
 
 
 def _result(chapter, report):
-    cells, used = len(chapter.cells), report.data.get("processor_seconds", 0.0)  # none if the runner died
+    # none if the runner died
+    cells, used = len(chapter.cells), report.data.get("processor_seconds", 0.0)
     if not report.ok:
         failure = failure_of(chapter, report.data)
         return Result(chapter.name, "failed", cells, report.seconds, used, failure=failure)
     status = "reused" if report.reused else "ran"
-    return Result(chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version)
+    return Result(
+        chapter.name, status, cells, report.seconds, used, day=report.day, outputs=report.version
+    )
 
 
 def telling(progress):
@@ -141,16 +169,23 @@ def telling(progress):
 
 
 def failure_of(chapter, report):
-    """The `Failure` that a report of run_notebook.py tells of, at the line that its cell has in the chapter now."""
+    """The `Failure` that a report of run_notebook.py tells of, at the line that its cell has in the
+    chapter now.
+    """
     message = f"{report['error']}: {report['message']}" if report["message"] else report["error"]
     if report["error"] == "CellTimeoutError":
         message += " (timeout: in _config.yml)"
-    words, traceback = " ".join(printable(message, 4_000).split())[:400], printable(report["traceback"] or "", 20_000)
+    words, traceback = (
+        " ".join(printable(message, 4_000).split())[:400],
+        printable(report["traceback"] or "", 20_000),
+    )
     return Failure(chapter.path, line_of(chapter, report), words, traceback)
 
 
 def line_of(chapter, place):
-    """The line in the chapter of a place in a report: the number of a code cell and a line in it, from 1."""
+    """The line in the chapter of a place in a report: the number of a code cell and a line in it,
+    from 1.
+    """
     # Runs have the code cells alone, also empty ones, which `chapter.cells` has not.
     codes = [n for n, cell in enumerate(chapter.notebook.cells) if cell.cell_type == "code"]
     position = codes[place["cell"] or 0]
@@ -159,9 +194,13 @@ def line_of(chapter, place):
 
 
 def _sources(book):
-    """Each source file with the time of its last change, except those that editors and Python make beside them."""
+    """Each source file with the time of its last change, except those that editors and Python make
+    beside them.
+    """
     times = {}
-    for file in (file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]):
+    for file in (
+        file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]
+    ):
         name = str(file.relative_to(book.root))
         if file.is_file() and not re.search(r"(^|/)([.#]|__pycache__/)|~$", name):
             with suppress(FileNotFoundError):  # gone meanwhile
@@ -170,7 +209,9 @@ def _sources(book):
 
 
 def _fill(folder, executed):
-    """Have the jupyter-cache in a folder hold outputs: chapters, their `Result`s and functions that read them."""
+    """Have the jupyter-cache in a folder hold outputs: chapters, their `Result`s and functions that
+    read them.
+    """
     from jupyter_cache import get_cache
     from jupyter_cache.base import CacheBundleIn
 
@@ -184,7 +225,9 @@ def _fill(folder, executed):
                 with suppress(KeyError, OSError, ValueError):  # there is none, or half of one
                     record = cache.match_cache_notebook(chapter.notebook)
                     kept = cache.get_cache_bundle(record.pk).nb
-                    if record.data.get("version") == result.outputs and _shown(kept) == _shown(notebook):
+                    if record.data.get("version") == result.outputs and _shown(kept) == _shown(
+                        notebook
+                    ):
                         continue
                 uri = str(chapter.root / chapter.path)
                 data = {"version": result.outputs, "execution_seconds": result.seconds}
@@ -210,12 +253,15 @@ def outputs(book):
     """The outputs of all chapters whose last run is valid, as their pages show them.
 
     Returns:
-      For each such chapter, by its name, a list for each code cell, with its outputs as nbformat has them.
+      For each such chapter, by its name, a list for each code cell, with its outputs as nbformat
+      has them.
     """
     found = {}
     for chapter in book.chapters:
         if chapter.runs and (report := runs.known(runs.of_chapter(book, chapter))):
-            found[chapter.name] = [as_a_terminal_shows(cell.outputs) for cell in runs.outputs(report).cells]
+            found[chapter.name] = [
+                as_a_terminal_shows(cell.outputs) for cell in runs.outputs(report).cells
+            ]
     return found
 
 
@@ -233,11 +279,17 @@ def facts(chapters, results):
 
 
 def as_a_terminal_shows(outputs):
-    """Printed output joined into one text; of a line that was overwritten, as by a progress bar, its final state."""
+    """Printed output joined into one text; of a line that was overwritten, as by a progress bar,
+    its final state.
+    """
     shown = []
     for output in outputs:
         last = shown[-1] if shown else output
-        if output.output_type == last.output_type == "stream" and output.name == last.name and shown:
+        if (
+            output.output_type == last.output_type == "stream"
+            and output.name == last.name
+            and shown
+        ):
             last.text += output.text
         else:
             shown.append(output)
@@ -248,7 +300,10 @@ def as_a_terminal_shows(outputs):
         elif "text/plain" in output.get("data", ()):
             output.data["text/plain"] = printable(output.data["text/plain"])
         elif "traceback" in output:
-            output.traceback, output.evalue = list(map(printable, output.traceback)), printable(output.evalue)
+            output.traceback, output.evalue = (
+                list(map(printable, output.traceback)),
+                printable(output.evalue),
+            )
     return shown
 
 

@@ -87,10 +87,16 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
                 place = chapter.name, column.name
                 if column.error:
                     outcomes[place] = Outcome(*place, "not run")
-                elif chapter.jax_floor and column.jax and Version(column.jax) < Version(chapter.jax_floor):
+                elif (
+                    chapter.jax_floor
+                    and column.jax
+                    and Version(column.jax) < Version(chapter.jax_floor)
+                ):
                     outcomes[place] = Outcome(*place, f"needs {chapter.jax_floor}")
                 else:
-                    planned.append((place, runs.of_chapter(book, chapter, column.python, column.name)))
+                    planned.append(
+                        (place, runs.of_chapter(book, chapter, column.python, column.name))
+                    )
         reports = runs.run(
             [planned_run for _, planned_run in planned],
             jobs=jobs,
@@ -101,7 +107,12 @@ def run(book, versions, *, chapters=None, jobs=None, fresh=False, progress=None)
         )
         for (place, _), report in zip(planned, reports, strict=True):
             outcomes[place] = _outcome(book.chapter(place[0]), place[1], report)
-        return Matrix(columns, tuple(outcomes[chapter.name, column.name] for column in columns for chapter in chapters))
+        return Matrix(
+            columns,
+            tuple(
+                outcomes[chapter.name, column.name] for column in columns for chapter in chapters
+            ),
+        )
 
 
 def save(matrix, file):
@@ -109,7 +120,14 @@ def save(matrix, file):
     columns, chapters = [], {}
     for column in matrix.columns:
         versions = {name: column.packages.get(name) for name in ("jax", "jaxlib", "flax")}
-        columns.append({"name": column.name, "python": column.version, **versions, "error": column.error or None})
+        columns.append(
+            {
+                "name": column.name,
+                "python": column.version,
+                **versions,
+                "error": column.error or None,
+            }
+        )
     for outcome in matrix.outcomes:
         chapters.setdefault(outcome.chapter, {})[outcome.column] = {
             "status": outcome.status,
@@ -118,19 +136,30 @@ def save(matrix, file):
             "error": str(outcome.failure) if outcome.failure else None,
         }
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    disk.write(file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n")
+    disk.write(
+        file, json.dumps({"date": date, "columns": columns, "chapters": chapters}, indent=1) + "\n"
+    )
 
 
 def record(matrix, file):
-    """Write a finished table as Markdown, for the book's page that shows the results at the last release."""
+    """Write a finished table as Markdown, for the book's page that shows the results at the last
+    release.
+    """
     rows = [["", *(column.name for column in matrix.columns)], ["---"] * (len(matrix.columns) + 1)]
     for title, value in (("JAX", "jax"), ("Python", "version")):
-        rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
+        rows.append(
+            [title, *("" if column.error else getattr(column, value) for column in matrix.columns)]
+        )
     cells = {(outcome.chapter, outcome.column): _cell(outcome) for outcome in matrix.outcomes}
     for chapter in dict.fromkeys(outcome.chapter for outcome in matrix.outcomes):
-        rows.append([f"{{doc}}`{chapter}`", *(cells[chapter, column.name] for column in matrix.columns)])
+        rows.append(
+            [f"{{doc}}`{chapter}`", *(cells[chapter, column.name] for column in matrix.columns)]
+        )
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    head = f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, shared with other work."
+    head = (
+        f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, "
+        "shared with other work."
+    )
     lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]
     file.parent.mkdir(exist_ok=True)
     disk.write(file, "\n".join(lines) + "\n")
@@ -140,17 +169,27 @@ def table(matrix):
     """The table as text, with the errors and the deprecation warnings below it."""
     rows = [["chapter", *(column.name for column in matrix.columns)]]
     for title, value in (("  JAX", "jax"), ("  Python", "version")):
-        rows.append([title, *("" if column.error else getattr(column, value) for column in matrix.columns)])
+        rows.append(
+            [title, *("" if column.error else getattr(column, value) for column in matrix.columns)]
+        )
     chapters = dict.fromkeys(outcome.chapter for outcome in matrix.outcomes)
     cells = {(outcome.chapter, outcome.column): _cell(outcome) for outcome in matrix.outcomes}
-    rows += [[chapter, *(cells[chapter, column.name] for column in matrix.columns)] for chapter in chapters]
+    rows += [
+        [chapter, *(cells[chapter, column.name] for column in matrix.columns)]
+        for chapter in chapters
+    ]
     lines = aligned(rows, "<" * len(rows[0]))
-    below = [f"{outcome.column}: {outcome.failure}" for outcome in matrix.outcomes if outcome.failure]
-    below += [column.error or column.note for column in matrix.columns if column.error or column.note]
+    below = [
+        f"{outcome.column}: {outcome.failure}" for outcome in matrix.outcomes if outcome.failure
+    ]
+    below += [
+        column.error or column.note for column in matrix.columns if column.error or column.note
+    ]
     below += [
         f"{outcome.column}: {where} (DeprecationWarning)"
-        for outcome in matrix.outcomes for where in outcome.deprecations
-    ]  # fmt: skip
+        for outcome in matrix.outcomes
+        for where in outcome.deprecations
+    ]
     return "\n".join([*lines, *([""] if below else []), *below])
 
 
@@ -187,4 +226,6 @@ def _outcome(chapter, column, report):
         deprecations.append(f"{place}: {' '.join(warning['message'].split())[:300]}")
     failure = None if report.ok else execute.failure_of(chapter, report.data)
     status = "failed" if failure else "ok"
-    return Outcome(chapter.name, column, status, report.seconds, tuple(deprecations), failure, report.reused)
+    return Outcome(
+        chapter.name, column, status, report.seconds, tuple(deprecations), failure, report.reused
+    )

@@ -2,38 +2,43 @@
 
     /path/to/some/python run_notebook.py chapter.ipynb --cwd book --timeout 120
 
-This is the only way in which the project runs notebooks: for the book, on other versions of JAX, and as Colab does.
-The file stands alone: it needs nbclient and ipykernel, from Colab's to the newest. Kernels that the user has installed,
-and settings of Jupyter and IPython, have no part in it. What the kernel and its cells write to the terminal, past the
-notebook, goes to standard error.
+This is the only way in which the project runs notebooks: for the book, on other versions of JAX,
+and as Colab does. The file stands alone: it needs nbclient and ipykernel, from Colab's to the
+newest. Kernels that the user has installed, and settings of Jupyter and IPython, have no part in
+it. What the kernel and its cells write to the terminal, past the notebook, goes to standard error.
 
-It prints a line for each cell that starts, {"cell": its number among the code cells from 1, "of": how many}, and at
-last the report, which has
+It prints a line for each cell that starts, {"cell": its number among the code cells from 1, "of":
+how many}, and at last the report, which has
 
 - ok: whether every cell came to its end
 - seconds, cells: how long it took, and how many cells were run
 - processor_seconds: of processor time, of the kernel and all that it has started
-- cell, line: the cell that failed, by its place among all cells of the notebook from 0, and the line in it from 1;
-  null for `cell` if the kernel did not start
+- cell, line: the cell that failed, by its place among all cells of the notebook from 0, and the
+  line in it from 1; null for `cell` if the kernel did not start
 - error, message, traceback: what went wrong; null if nothing did
-- deprecations: each DeprecationWarning that cells or the package of --package caused, in whatever process, as `cell`
-  (null if it came from the package), `path` (null if it came from a cell), `line` and `message`
-- read: with --root, the files below it that cells have read, modules that they have imported among them, in whatever
-  Python process; of the installed package those in src from which it was made
+- deprecations: each DeprecationWarning that cells or the package of --package caused, in whatever
+  process, as `cell` (null if it came from the package), `path` (null if it came from a cell),
+  `line` and `message`
+- read: with --root, the files below it that cells have read, modules that they have imported among
+  them, in whatever Python process; of the installed package those in src from which it was made
 - notebook: with --outputs, the notebook with its outputs, as text
-- installed, removed: packages that the run has added to this Python's environment, and taken from it
+- installed, removed: packages that the run has added to this Python's environment, and taken from
+  it
 - python: the version
 
-A cell whose metadata has "last_run_only" is run in the last of several passes alone, and does not count.
+A cell whose metadata has "last_run_only" is run in the last of several passes alone, and does not
+count.
 
-With --programs ARCHIVE, compiled programs are kept from run to run. All archives in its folder are what a run begins
-with: the same chapter has compiled them in whatever way. At the end ARCHIVE holds what this run has read or made of
-them, and nothing else, so that it does not grow. --programs-in names the variable by which a process learns of its
-folder. A cell with the tag "uncached" compiles its programs anew: around it the code of --programs-change runs, with
-the name `folder`, which is None before it.
+With --programs ARCHIVE, compiled programs are kept from run to run. All archives in its folder are
+what a run begins with: the same chapter has compiled them in whatever way. At the end ARCHIVE holds
+what this run has read or made of them, and nothing else, so that it does not grow. --programs-in
+names the variable by which a process learns of its folder. A cell with the tag "uncached" compiles
+its programs anew: around it the code of --programs-change runs, with the name `folder`, which is
+None before it.
 
-The exit status is 0 if all is well, 1 if a cell failed, 128 and the signal's number if it was told to stop. However it
-ends, it ends what the kernel has started too; it also ends when the process that started it is gone.
+The exit status is 0 if all is well, 1 if a cell failed, 128 and the signal's number if it was told
+to stop. However it ends, it ends what the kernel has started too; it also ends when the process
+that started it is gone.
 """
 
 import argparse
@@ -58,9 +63,10 @@ MOST_SHOWN = 1_000_000  # characters of output that one cell may have
 PROGRAM = re.compile(r"[\w.-]+-cache")  # the names of files that JAX gives to compiled programs
 UNCACHED = "uncached"  # the tag of cells whose programs are compiled anew
 
-# Every Python that the notebook starts runs these first, as its sitecustomize. It notes the warnings that Python
-# attributes to cells (whose module is __main__, in the kernel or another process) or to a package, and those that it
-# attributes to a library which a cell or the package called: not what libraries warn each other of.
+# Every Python that the notebook starts runs these first, as its sitecustomize. It notes the
+# warnings that Python attributes to cells (whose module is __main__, in the kernel or another
+# process) or to a package, and those that it attributes to a library which a cell or the package
+# called: not what libraries warn each other of.
 NOTE_WARNINGS = """
 import warnings
 
@@ -118,7 +124,7 @@ def _note_warnings(package):
         ours = f"|{package}([.]|$)" if package else ""
         warnings.filterwarnings("always", category=DeprecationWarning, module=f"__main__${ours}")
 
-"""
+"""  # noqa: E501
 
 # It notes which files below the root are read, and refuses to write to sources.
 WATCH_FILES = """
@@ -165,10 +171,10 @@ def _watch(root, sources, package):
 
     sys.addaudithook(look)
 
-"""
+"""  # noqa: E501
 
-# Each Python has a folder of its own for compiled programs, which begins with those that are kept: none reads what
-# another is still writing. It notes which it has read.
+# Each Python has a folder of its own for compiled programs, which begins with those that are kept:
+# none reads what another is still writing. It notes which it has read.
 KEEP_PROGRAMS = """
 def _keep_programs(variable):
     import os, sys, time
@@ -187,10 +193,10 @@ def _keep_programs(variable):
 
     sys.addaudithook(note)
 
-"""
+"""  # noqa: E501
 
-# The names of cells are part of the programs that they compile, and must not differ from kernel to kernel.
-# Plots are SVG, with letters as letters, and the same in each run.
+# The names of cells are part of the programs that they compile, and must not differ from kernel to
+# kernel. Plots are SVG, with letters as letters, and the same in each run.
 KERNEL_CONFIG = """
 import ipykernel.compiler
 ipykernel.compiler.get_tmp_directory = lambda: "/tmp/ipykernel_0"
@@ -227,7 +233,9 @@ class Stop:
 
 
 class CellFault(Exception):
-    """A cell did something that cells must not do, although Python allows it: the name of the fault, and what to do."""
+    """A cell did something that cells must not do, although Python allows it: the name of the
+    fault, and what to do.
+    """
 
 
 def client_class():
@@ -256,17 +264,25 @@ class Runner:
         from jupyter_client.manager import AsyncKernelManager
 
         self.notebook, self.folder, self.options = notebook, Path(folder), options
-        self.code = [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code" and cell.source.strip()]
+        self.code = [
+            n
+            for n, cell in enumerate(notebook.cells)
+            if cell.cell_type == "code" and cell.source.strip()
+        ]
         self.cells, self.now = 0, None  # how many have run, and which runs
         (self.folder / "now").write_text("0")
         spec = self.folder / "kernels" / "this-python" / "kernel.json"
         spec.parent.mkdir(parents=True)
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        spec.write_text(json.dumps({"argv": command, "display_name": "This Python", "language": "python"}))
+        spec.write_text(
+            json.dumps({"argv": command, "display_name": "This Python", "language": "python"})
+        )
         package = options.package
         customize = f"{NOTE_WARNINGS}_note_warnings({package!r})\n"
         if options.root:
-            customize += f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r}, {package!r})\n"
+            customize += (
+                f"{WATCH_FILES}_watch({options.root!r}, {options.sources!r}, {package!r})\n"
+            )
         if options.programs:
             customize += f"{KEEP_PROGRAMS}_keep_programs({options.programs_in!r})\n"
         (self.folder / "sitecustomize.py").write_text(customize)
@@ -297,15 +313,25 @@ class Runner:
             self.client.kc.stop_channels()
             await self.client.km.restart_kernel()
         else:
-            path = os.pathsep.join([str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-            environment = {**os.environ, "PYTHONPATH": path, "IPYTHONDIR": str(self.folder / "ipython")}
-            await self.client.km.start_kernel(cwd=self.options.cwd, env=environment, stdout=sys.stderr.fileno())
+            path = os.pathsep.join(
+                [str(self.folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+            )
+            environment = {
+                **os.environ,
+                "PYTHONPATH": path,
+                "IPYTHONDIR": str(self.folder / "ipython"),
+            }
+            await self.client.km.start_kernel(
+                cwd=self.options.cwd, env=environment, stdout=sys.stderr.fileno()
+            )
         await self.client.async_start_new_kernel_client()
         info = await self.client.async_wait_for_reply(self.client.kc.kernel_info())
         self.notebook.metadata["language_info"] = info["content"]["language_info"]
 
     async def execute(self, count=None, last=True):
-        """Run the code cells from the first on, `count` of them or all; `last` says whether no pass follows."""
+        """Run the code cells from the first on, `count` of them or all; `last` says whether no pass
+        follows.
+        """
         for number, n in enumerate(self.code[:count], 1):
             cell = self.notebook.cells[n]
             extra = cell.metadata.get("last_run_only", False)
@@ -333,11 +359,17 @@ class Runner:
         message = self.client.kc.execute(code, silent=True, store_history=False)
         reply = await self.client.async_wait_for_reply(message)
         if reply["content"]["status"] != "ok":
-            raise RuntimeError(f"--programs-change: {reply['content']['ename']}: {reply['content']['evalue']}")
+            raise RuntimeError(
+                f"--programs-change: {reply['content']['ename']}: {reply['content']['evalue']}"
+            )
 
     def _check_reply(self, cell, cell_index, execute_reply):
-        if any(item.get("source") == "ask_exit" for item in execute_reply["content"].get("payload", ())):
-            raise CellFault("SystemExit", "this cell ends the kernel with exit or quit; remove that")
+        if any(
+            item.get("source") == "ask_exit" for item in execute_reply["content"].get("payload", ())
+        ):
+            raise CellFault(
+                "SystemExit", "this cell ends the kernel with exit or quit; remove that"
+            )
 
     async def last_line(self):
         """The line of the cell at which it failed."""
@@ -345,7 +377,8 @@ class Runner:
 
         with suppress(Exception):  # the kernel may be gone, or print something else
             cell = new_code_cell(LAST_LINE)
-            for _ in range(100):  # after an error the kernel refuses to run anything, until its queue is empty
+            # after an error the kernel refuses to run anything, until its queue is empty
+            for _ in range(100):
                 await self.client.async_execute_cell(cell, 0, store_history=False)
                 if cell.outputs:
                     return int(cell.outputs[0].text)
@@ -368,13 +401,17 @@ class Runner:
 
     @staticmethod
     def _notes(file):
-        """What processes have noted, each in a line; of one that was killed, the last line may be half there."""
+        """What processes have noted, each in a line; of one that was killed, the last line may be
+        half there.
+        """
         for line in file.read_text("utf-8", "replace").splitlines() if file.exists() else ():
             with suppress(ValueError):
                 yield json.loads(line)
 
     def _place(self, code, line, now, **_):
-        """The cell and its line that has some code; a program for another process is part of a cell, or unknown."""
+        """The cell and its line that has some code; a program for another process is part of a
+        cell, or unknown.
+        """
         for n in (now, *self.code):
             lines = [text.strip() for text in self.notebook.cells[n].source.split("\n")]
             if code and code in lines:
@@ -398,22 +435,37 @@ async def run(notebook, folder, options, stop):
         await runner.execute()
 
     before = packages()
-    report = {"ok": True, "cell": None, "line": None, "error": None, "message": None, "traceback": None}
+    report = {
+        "ok": True,
+        "cell": None,
+        "line": None,
+        "error": None,
+        "message": None,
+        "traceback": None,
+    }
     began = time.monotonic()
     try:
         await unless_stopped(passes(), stop)
     except CellExecutionError as failure:
-        message = re.sub(r" \(\d+\.py, line \d+\)$", "", failure.evalue)  # a syntax error's temporary file
+        # a syntax error's temporary file
+        message = re.sub(r" \(\d+\.py, line \d+\)$", "", failure.evalue)
         line = await unless_stopped(runner.last_line(), stop)
-        report.update(ok=False, line=line, error=failure.ename, message=message, traceback=failure.traceback)
+        report.update(
+            ok=False, line=line, error=failure.ename, message=message, traceback=failure.traceback
+        )
     except CellTimeoutError:
         message = f"this cell ran for longer than {options.timeout} s"
         report.update(ok=False, line=1, error="CellTimeoutError", message=message)
     except DeadKernelError:
-        error, message = "DeadKernelError", "the kernel died while this cell ran (out of memory, or it was killed)"
+        error, message = (
+            "DeadKernelError",
+            "the kernel died while this cell ran (out of memory, or it was killed)",
+        )
         if runner.client.shown > MOST_SHOWN:
             error = "TooMuchOutput"
-            message = f"this cell prints more than {MOST_SHOWN:,} characters; print less, or to a file"
+            message = (
+                f"this cell prints more than {MOST_SHOWN:,} characters; print less, or to a file"
+            )
         report.update(ok=False, line=1, error=error, message=message)
     except CellFault as failure:
         error, message = failure.args
@@ -440,7 +492,8 @@ def packages():
 
 def environment():
     """What a run depends on besides its notebook: this Python, and what is installed."""
-    python = f"{platform.python_implementation()} {platform.python_version()}"  # whoever has built it, and when
+    # whoever has built it, and when
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     return {"python": python, "platform": sys.platform, "packages": sorted(packages())}
 
 
@@ -455,14 +508,18 @@ async def unless_stopped(work, stop):
 
 
 def adopt():
-    """Have processes that lose their parent become children of ours, where the system can (Linux), to end them too."""
+    """Have processes that lose their parent become children of ours, where the system can (Linux),
+    to end them too.
+    """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 @contextmanager
 def a_folder(given=None):
-    """A folder for all files of a run, whose path is short, as those of sockets must be; gone at the end."""
+    """A folder for all files of a run, whose path is short, as those of sockets must be; gone at
+    the end.
+    """
     parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
     folder = given or tempfile.mkdtemp(prefix="notebook-", dir=parent)
     try:
@@ -472,7 +529,9 @@ def a_folder(given=None):
 
 
 def unpack(archive, folder):
-    """Fill a new folder with the compiled programs of all archives beside one; what is damaged is not there."""
+    """Fill a new folder with the compiled programs of all archives beside one; what is damaged is
+    not there.
+    """
     folder.mkdir()
     for file in sorted(archive.parent.glob("*.zip")):
         with suppress(Exception), zipfile.ZipFile(file) as programs:
@@ -487,9 +546,14 @@ def pack(archive, folder):
     read = set(notes.read_text().split()) if notes.exists() else set()
     programs = {name: file for name in read if (file := kept / name).is_file()}
     for file in folder.glob("programs-of/*/*"):
-        if file.name not in programs and not (kept / file.name).exists() and PROGRAM.fullmatch(file.name):
+        if (
+            file.name not in programs
+            and not (kept / file.name).exists()
+            and PROGRAM.fullmatch(file.name)
+        ):
             programs[file.name] = file
-    new = Path(tempfile.mkdtemp(dir=archive.parent, prefix="."))  # others may write the same archive now
+    # others may write the same archive now
+    new = Path(tempfile.mkdtemp(dir=archive.parent, prefix="."))
     try:
         with zipfile.ZipFile(new / archive.name, "w") as packed:
             for name, file in sorted(programs.items()):
@@ -501,7 +565,9 @@ def pack(archive, folder):
 
 
 def is_complete(program):
-    """Whether a compressed program is all there; a process that was killed may have written a part of it."""
+    """Whether a compressed program is all there; a process that was killed may have written a part
+    of it.
+    """
     try:
         if not program.startswith(b"\x28\xb5\x2f\xfd"):
             return bool(zlib.decompress(program))
@@ -531,44 +597,85 @@ def main():
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("notebook", help="a notebook file, .ipynb; - for standard input")
-    parser.add_argument("--twice", action="store_true", help="then run all cells a second time in the same kernel")
     parser.add_argument(
-        "--restart-at", type=int, metavar="K", help="first run K code cells and restart the kernel, then run all"
+        "--twice", action="store_true", help="then run all cells a second time in the same kernel"
     )
-    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
-    parser.add_argument("--cwd", default=".", metavar="FOLDER", help="the folder in which cells run (here)")
-    parser.add_argument("--outputs", action="store_true", help="report the notebook with its outputs, if all is well")
-    parser.add_argument("--root", metavar="FOLDER", help="note which files below this folder are read")
     parser.add_argument(
-        "--sources", nargs="*", default=(), metavar="NAME", help="names in the root to which no cell may write"
+        "--restart-at",
+        type=int,
+        metavar="K",
+        help="first run K code cells and restart the kernel, then run all",
     )
-    parser.add_argument("--package", metavar="NAME", help="note warnings of this package too, and map it to src/NAME")
     parser.add_argument(
-        "--folder", help="for the files of the run; it is deleted (by default one in a temporary folder)"
+        "--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)"
+    )
+    parser.add_argument(
+        "--cwd", default=".", metavar="FOLDER", help="the folder in which cells run (here)"
+    )
+    parser.add_argument(
+        "--outputs",
+        action="store_true",
+        help="report the notebook with its outputs, if all is well",
+    )
+    parser.add_argument(
+        "--root", metavar="FOLDER", help="note which files below this folder are read"
+    )
+    parser.add_argument(
+        "--sources",
+        nargs="*",
+        default=(),
+        metavar="NAME",
+        help="names in the root to which no cell may write",
+    )
+    parser.add_argument(
+        "--package",
+        metavar="NAME",
+        help="note warnings of this package too, and map it to src/NAME",
+    )
+    parser.add_argument(
+        "--folder",
+        help="for the files of the run; it is deleted (by default one in a temporary folder)",
     )
     text = "keep compiled programs in this file, and begin with those of all archives in its folder"
     parser.add_argument("--programs", type=Path, metavar="ARCHIVE", help=text)
-    parser.add_argument("--programs-in", metavar="NAME", help="the variable that names the folder of programs")
     parser.add_argument(
-        "--programs-change", metavar="CODE", help="has a process use the folder of programs called `folder`, or None"
+        "--programs-in", metavar="NAME", help="the variable that names the folder of programs"
     )
-    parser.add_argument("--environment", action="store_true", help="only print this Python and its packages, as JSON")
+    parser.add_argument(
+        "--programs-change",
+        metavar="CODE",
+        help="has a process use the folder of programs called `folder`, or None",
+    )
+    parser.add_argument(
+        "--environment",
+        action="store_true",
+        help="only print this Python and its packages, as JSON",
+    )
     if sys.argv[1:] == ["--environment"]:
         print(json.dumps(environment()))
         return 0
     options = parser.parse_args()
     here = str(Path(__file__).parent.resolve())
-    sys.path[:] = [folder for folder in sys.path if folder != here]  # other files here have names of modules
+    # other files here have names of modules
+    sys.path[:] = [folder for folder in sys.path if folder != here]
     try:
         import ipykernel  # noqa: F401  (it starts later, as a process)
         import nbclient  # noqa: F401
         import nbformat
     except ImportError as error:
-        parser.error(f"{error}: run this with a Python that has nbclient and ipykernel; {sys.executable} lacks it")
+        parser.error(
+            f"{error}: run this with a Python that has nbclient and ipykernel; "
+            f"{sys.executable} lacks it"
+        )
     try:
-        notebook = nbformat.read(sys.stdin if options.notebook == "-" else options.notebook, as_version=4)
+        notebook = nbformat.read(
+            sys.stdin if options.notebook == "-" else options.notebook, as_version=4
+        )
     except (OSError, ValueError, nbformat.reader.NotJSONError) as error:
-        parser.error(f"{options.notebook}: not a notebook that can be read: {' '.join(str(error).split())[:200]}")
+        parser.error(
+            f"{options.notebook}: not a notebook that can be read: "
+            f"{' '.join(str(error).split())[:200]}"
+        )
     if not Path(options.cwd).is_dir():
         parser.error(f"--cwd {options.cwd}: there is no such folder")
     if options.restart_at is not None and options.restart_at < 0:

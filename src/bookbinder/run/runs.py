@@ -1,13 +1,16 @@
-"""Run notebooks, several at once, and keep what became of them: what was run under a key is not run again under it.
+"""Run notebooks, several at once, and keep what became of them: what was run under a key is not run
+again under it.
 
-Everything that runs a chapter does it here: the build, the matrix of versions, the tests of exercises and of Colab's
-notebooks. `run_notebook.py` runs one notebook in a process of the Python that is asked for. Below `_build/runs` each
-run has a report, such as `lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may
-share the folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
+Everything that runs a chapter does it here: the build, the matrix of versions, the tests of
+exercises and of Colab's notebooks. `run_notebook.py` runs one notebook in a process of the Python
+that is asked for. Below `_build/runs` each run has a report, such as
+`lock/arrays.1f0c3a.84d1be.json`, and beside it the notebook with its outputs. Clones may share the
+folder (as .ci/run's do, by a link): what one has run under a key, no other runs again.
 
-A run is valid as long as its key is the same, and each file that its cells have read, modules among them.
-The key holds the code, the way of running it, Python and its packages. The last runs of each chapter are kept, so that
-an edit that is undone costs nothing; what failed runs again.
+A run is valid as long as its key is the same, and each file that its cells have read, modules among
+them.
+The key holds the code, the way of running it, Python and its packages. The last runs of each
+chapter are kept, so that an edit that is undone costs nothing; what failed runs again.
 """
 
 import json
@@ -36,7 +39,8 @@ from bookbinder.stopping import Stopped
 MEMORY = 2 << 30  # bytes that a chapter may need
 FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
-PROGRAMS = 2 << 30  # bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
+# bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
+PROGRAMS = 2 << 30
 MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
@@ -50,7 +54,8 @@ class Run:
       place: where its reports are kept, such as `_build/runs/lock/arrays`.
       notebook: an nbformat notebook.
       key: a digest of all that the run depends on and that is known before.
-      root: the folder that has `book`; files below it that cells read are part of what the run depends on.
+      root: the folder that has `book`; files below it that cells read are part of what the run
+        depends on.
       python: the interpreter.
       cwd: the folder in which cells run.
       variables: the environment variables.
@@ -72,7 +77,9 @@ class Run:
     @property
     def cells(self):
         """How many code cells it has."""
-        return sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in self.notebook.cells)
+        return sum(
+            cell.cell_type == "code" and bool(cell.source.strip()) for cell in self.notebook.cells
+        )
 
 
 @dataclass(frozen=True)
@@ -106,37 +113,54 @@ class Report:
 def of_chapter(book, chapter, python=sys.executable, column="lock"):
     """The run of a chapter as the book has it; on another Python for a column of the matrix.
 
-    A variable such as CHAPTERS_XLA_FLAGS is XLA_FLAGS to chapters: with it, tests compile them in another way.
+    A variable such as CHAPTERS_XLA_FLAGS is XLA_FLAGS to chapters: with it, tests compile them in
+    another way.
     """
     from nbformat.v4 import new_notebook
 
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
     key, imported = stale.chapter(book, chapter, python), package.of(book.root)
-    # Settings of whoever runs this would give chapters other programs or no pictures. And each kernel would compile
-    # all modules again if the first must not keep what it compiles.
-    foreign = "|".join(filter(None, (imported.unset, "MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$")))
+    # Settings of whoever runs this would give chapters other programs or no pictures. And each
+    # kernel would compile all modules again if the first must not keep what it compiles.
+    foreign = "|".join(
+        filter(None, (imported.unset, "MPLBACKEND$|PYTHON(HOME|WARNINGS|PATH|DONTWRITEBYTECODE)$"))
+    )
     inherited = {name: value for name, value in os.environ.items() if not re.match(foreign, name)}
-    ours = {name: value for name, value in inherited.items() if name.startswith(FOR_CHAPTERS) and value}
+    ours = {
+        name: value for name, value in inherited.items() if name.startswith(FOR_CHAPTERS) and value
+    }
     for_chapters = {name.removeprefix(FOR_CHAPTERS): value for name, value in ours.items()}
     return Run(
         chapter.name if column == "lock" else f"{chapter.name} on {column}",
         book.build_folder / "runs" / column / chapter.name,
-        new_notebook(cells=code, metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))}),
+        new_notebook(
+            cells=code,
+            metadata={"kernelspec": dict(chapter.notebook.metadata.get("kernelspec", {}))},
+        ),
         disk.digest(key, stale.settings(for_chapters)) if for_chapters else key,
         book.root,
         python,
         (book.root / chapter.path).parent,
         {**inherited, "PYTHONPATH": str(book.root / "src"), **imported.variables, **for_chapters},
-        ("--timeout", str(int(book.cell_seconds)), *watched(book.root), "--sources", *SOURCES, "_build"),
+        (
+            "--timeout",
+            str(int(book.cell_seconds)),
+            *watched(book.root),
+            "--sources",
+            *SOURCES,
+            "_build",
+        ),
         programs(book.root, chapter.name, column, python, for_chapters),
     )
 
 
 def programs(root, name, column, python=sys.executable, settings=()):
-    """Where compiled programs of a chapter are kept, so that an edit compiles again what it has changed, and no more.
+    """Where compiled programs of a chapter are kept, so that an edit compiles again what it has
+    changed, and no more.
 
-    In the folder of the chapter each column of the matrix, and each way to compile, has an archive: a run begins with
-    all of them. Other versions of the compiler, and other processors, have folders of their own.
+    In the folder of the chapter each column of the matrix, and each way to compile, has an archive:
+    a run begins with all of them. Other versions of the compiler, and other processors, have
+    folders of their own.
     """
     kept = package.of(root).programs
     if kept is None:
@@ -147,7 +171,9 @@ def programs(root, name, column, python=sys.executable, settings=()):
 
 
 def watched(root):
-    """The options of run_notebook.py by which it notes what cells read below a root, and warnings of the package."""
+    """The options of run_notebook.py by which it notes what cells read below a root, and warnings
+    of the package.
+    """
     name = package.of(root).name
     return ("--root", str(root), *(("--package", name) if name else ()))
 
@@ -182,7 +208,14 @@ def _earlier(run, key="*"):
 
 
 _FACTS = ("data", "seconds", "day", "read", "version")
-_KINDS = {"key": str, "data": dict, "seconds": int | float, "day": str, "read": dict, "version": str}
+_KINDS = {
+    "key": str,
+    "data": dict,
+    "seconds": int | float,
+    "day": str,
+    "read": dict,
+    "version": str,
+}
 
 
 def _read(file):
@@ -191,17 +224,26 @@ def _read(file):
         record = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    good = isinstance(record, dict) and all(isinstance(record.get(name), kind) for name, kind in _KINDS.items())
-    good = good and record["data"].get("ok") is True and all(isinstance(old, str) for old in record["read"].values())
+    good = isinstance(record, dict) and all(
+        isinstance(record.get(name), kind) for name, kind in _KINDS.items()
+    )
+    good = (
+        good
+        and record["data"].get("ok") is True
+        and all(isinstance(old, str) for old in record["read"].values())
+    )
     return record if good else None
 
 
 def at_once(quotas=Path("/sys/fs/cgroup")):
-    """How many chapters run at once: one for each processor that we may use and one more, as memory allows.
+    """How many chapters run at once: one for each processor that we may use and one more, as memory
+    allows.
 
     A container's quotas count; `quotas` is the folder where Linux tells them.
     """
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     memory = psutil.virtual_memory().available
     with suppress(OSError, ValueError):  # no container, or no quota
         quota, period = (quotas / "cpu.max").read_text().split()
@@ -213,12 +255,14 @@ def at_once(quotas=Path("/sys/fs/cgroup")):
 
 
 def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, finished=None):
-    """Run those notebooks that have no valid report, the longest first. One that fails does not stop the others.
+    """Run those notebooks that have no valid report, the longest first. One that fails does not
+    stop the others.
 
     Args:
       runs: the `Run`s.
       first: the names of those that begin before all others, in this order.
-      jobs: how many at once, of all processes that run chapters of this book; by default `at_once()`.
+      jobs: how many at once, of all processes that run chapters of this book; by default
+        `at_once()`.
       fresh: whether to run again what has a valid report.
       progress: a `bookbinder.progress.Progress`, which is told of cells.
       stop: a `bookbinder.stopping.Stop`.
@@ -246,11 +290,14 @@ def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, 
     processes, jobs = set(), jobs or at_once()
 
     def slot_and_run(planned):
-        with disk.one_of(jobs, planned.place.parent.parent, stop):  # others may run chapters too, such as tests
+        # others may run chapters too, such as tests
+        with disk.one_of(jobs, planned.place.parent.parent, stop):
             return _run(planned, progress, stop, processes)
 
     with progress.watching(len(waiting)), ThreadPoolExecutor(jobs) as pool:
-        jobs_of = {pool.submit(slot_and_run, planned): (number, planned) for _, number, planned in waiting}
+        jobs_of = {
+            pool.submit(slot_and_run, planned): (number, planned) for _, number, planned in waiting
+        }
         left = set(jobs_of)
         while left:
             ended, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)
@@ -287,7 +334,14 @@ def _run(run, progress, stop, processes):
     if run.programs:
         kept = package.of(run.root).programs
         run.programs.parent.mkdir(parents=True, exist_ok=True)
-        command += ["--programs", run.programs, "--programs-in", kept.folder, "--programs-change", kept.change]
+        command += [
+            "--programs",
+            run.programs,
+            "--programs-in",
+            kept.folder,
+            "--programs-change",
+            kept.change,
+        ]
         variables = {**variables, **kept.variables}
     progress.cell(run.name, 0, run.cells)
     began, began_ns = time.monotonic(), time.time_ns()
@@ -327,19 +381,30 @@ def _run(run, progress, stop, processes):
     read = _read_before(run, result, began_ns)
     name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
     notebook = run.place.with_name(f"{name}.ipynb")
-    disk.write(notebook, result.pop("notebook").encode("utf-8", "replace").decode())  # no half of a surrogate pair
+    # no half of a surrogate pair
+    disk.write(notebook, result.pop("notebook").encode("utf-8", "replace").decode())
     report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
-    record = {"key": run.key, "read": read, "seconds": report.seconds, "day": report.day, "version": report.version}
+    record = {
+        "key": run.key,
+        "read": read,
+        "seconds": report.seconds,
+        "day": report.day,
+        "version": report.version,
+    }
     disk.write(notebook.with_suffix(".json"), json.dumps({**record, "data": result}))
     # Whatever a clock says, this one is the newest.
-    for file in [file for file in _earlier(run) if file != notebook.with_suffix(".json")][KEPT - 1 :]:
+    for file in [file for file in _earlier(run) if file != notebook.with_suffix(".json")][
+        KEPT - 1 :
+    ]:
         file.unlink(missing_ok=True)
         file.with_suffix(".ipynb").unlink(missing_ok=True)
     return report
 
 
 def _forget_programs(folder):
-    """Delete the archives of compiled programs that were not used for the longest, until the others are few enough."""
+    """Delete the archives of compiled programs that were not used for the longest, until the others
+    are few enough.
+    """
     sizes = {}
     for file in folder.rglob("*.zip"):
         with suppress(OSError):  # another build has deleted it
@@ -354,7 +419,9 @@ def _forget_programs(folder):
 
 
 def _end_what_uses(folder):
-    """End what a runner has started that could not end it: all have a variable that names its folder."""
+    """End what a runner has started that could not end it: all have a variable that names its
+    folder.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get("IPYTHONDIR", "").startswith(f"{folder}{os.sep}"):
@@ -362,14 +429,17 @@ def _end_what_uses(folder):
 
 
 def _read_before(run, result, began_ns):
-    """Digests of the files that cells have read; one that changed meanwhile has none, so that it is run again.
+    """Digests of the files that cells have read; one that changed meanwhile has none, so that it is
+    run again.
 
-    Whoever looks for a recorded program reads all recordings; those of other chapters change nothing.
+    Whoever looks for a recorded program reads all recordings; those of other chapters change
+    nothing.
     """
 
     def digest(name):
         with suppress(OSError):
-            if began_ns <= (run.root / name).stat().st_mtime_ns <= time.time_ns():  # no date that is still to come
+            # no date that is still to come
+            if began_ns <= (run.root / name).stat().st_mtime_ns <= time.time_ns():
                 return ""
         return stale.file(run.root, name)
 
@@ -388,5 +458,11 @@ def _found(line, status, stderr):
         return result
     ending = f"killed by {Signals(-status).name}" if status < 0 else f"exit status {status}"
     message = f"{ending}: {stderr.splitlines()[-1] if stderr else 'it printed nothing'}"
-    result = {"ok": False, "cell": None, "line": None, "error": "run_notebook.py", "message": message}
+    result = {
+        "ok": False,
+        "cell": None,
+        "line": None,
+        "error": "run_notebook.py",
+        "message": message,
+    }
     return {**result, "traceback": "\n".join(stderr.splitlines()[-20:]), "deprecations": []}

@@ -2,16 +2,18 @@
 
 What is kept, and what must be the same for it to hold:
 
-- the run of a chapter, in `_build/runs`: `chapter`, with `settings`; `file` of each that it has read
+- the run of a chapter, in `_build/runs`: `chapter`, with `settings`; `file` of each that it has
+  read
 - its compiled programs, in `_build/programs`: `compiler`; in the archive's name, `settings`; for
   each program, JAX's own key
 - what Sphinx has read of a chapter: `text`, and the `file` of its outputs
 - what Sphinx has read at all, in `_build/staging`: `start`; for Sphinx itself, `builder`
-- a page that was written: `besides`, of what it reads besides its text; `shown`, of what it shows of
-  other pages
+- a page that was written: `besides`, of what it reads besides its text; `shown`, of what it shows
+  of other pages
 - the site, in `_build/html`: `inputs`, `published`, and `besides`, of what chapters include
 
-Proofs of tests have keys of their own (`tests/tools/runs/proofs.py`), made of `chapter`, `environment` and `file`.
+Proofs of tests have keys of their own (`tests/tools/runs/proofs.py`), made of `chapter`,
+`environment` and `file`.
 """
 
 import json
@@ -34,7 +36,7 @@ RUNNER = Path(run_notebook.__file__)
 IN_WHEEL = ("pyproject.toml", "README.md", "LICENSE")  # besides the package
 
 
-# --- Where chapters run ------------------------------------------------------------------------------------------
+# --- Where chapters run ---------------------------------------------------------------------------
 
 
 @cache
@@ -68,16 +70,22 @@ def compiler(names, python=sys.executable):
 
 
 def settings(variables):
-    """Environment variables that chapters are run with besides the usual ones; "" if there are none."""
+    """Environment variables that chapters are run with besides the usual ones; "" if there are
+    none.
+    """
     return disk.digest(json.dumps(variables, sort_keys=True)) if variables else ""
 
 
-# --- A chapter ---------------------------------------------------------------------------------------------------
+# --- A chapter ------------------------------------------------------------------------------------
 
 
 def chapter(book, chapter, python=sys.executable):
-    """What a chapter's run depends on, as far as it is known before: code, runner, Python and packages."""
-    code = [(cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"]
+    """What a chapter's run depends on, as far as it is known before: code, runner, Python and
+    packages.
+    """
+    code = [
+        (cell.source, cell.metadata) for cell in chapter.notebook.cells if cell.cell_type == "code"
+    ]
     parts = [json.dumps(code), RUNNER.read_text("utf-8"), environment(python)]
     imported = package.of(book.root)
     if any(imported.is_imported(source) for source, _ in code):
@@ -95,7 +103,7 @@ def file(root, name):
     return disk.file_digest(root / name)
 
 
-# --- Pages -------------------------------------------------------------------------------------------------------
+# --- Pages ----------------------------------------------------------------------------------------
 
 
 def builder():
@@ -104,7 +112,9 @@ def builder():
 
 
 def start(book, only=None):
-    """Everything whose change makes Sphinx start again from nothing; `only` is the chapter that is made alone."""
+    """Everything whose change makes Sphinx start again from nothing; `only` is the chapter that is
+    made alone.
+    """
     return disk.digest(
         environment(),
         builder(),
@@ -117,7 +127,9 @@ def start(book, only=None):
 
 
 def besides(files):
-    """For each of some files its digest, by its name: what pages read besides the chapters' texts."""
+    """For each of some files its digest, by its name: what pages read besides the chapters'
+    texts.
+    """
     return {str(name): disk.file_digest(Path(name)) for name in sorted(files, key=str)}
 
 
@@ -126,7 +138,7 @@ def shown(*parts):
     return disk.digest(json.dumps(parts, default=str, sort_keys=True))
 
 
-# --- The site ----------------------------------------------------------------------------------------------------
+# --- The site -------------------------------------------------------------------------------------
 
 
 def inputs(book):
@@ -136,12 +148,19 @@ def inputs(book):
         disk.folder_digest(book.root / FOLDER),
         disk.folder_digest(book.root / "src"),
         (book.root / "_toc.yml").read_text("utf-8"),
-        *(disk.digest(*(file.read_text("utf-8") for file in book.root.glob(name))) for name in IN_WHEEL),
+        *(
+            disk.digest(*(file.read_text("utf-8") for file in book.root.glob(name)))
+            for name in IN_WHEEL
+        ),
         start(book),
     )
 
 
 def published(folders):
-    """The files of some folders by size and time: whether they are still those that the last build has made."""
+    """The files of some folders by size and time: whether they are still those that the last build
+    has made.
+    """
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())
-    return disk.digest(*(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files))
+    return disk.digest(
+        *(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
+    )

@@ -1,5 +1,6 @@
 """Make the site, and show it to whoever writes.
 
-- `bookbinder.show.site`: turn the executed chapters into HTML, replacing the old site only with a complete one
+- `bookbinder.show.site`: turn the executed chapters into HTML, replacing the old site only with a
+  complete one
 - `bookbinder.show.serve`: serve the site while someone writes, and rebuild it on every save
 """

@@ -1,4 +1,6 @@
-"""Serve the site on localhost while someone writes: build again and reload the page on every save."""
+"""Serve the site on localhost while someone writes: build again and reload the page on every
+save.
+"""
 
 import signal
 import socket
@@ -23,7 +25,9 @@ HERE = ("localhost", "127.0.0.1", "[::1]")  # what a browser on this machine cal
 
 
 class _ForThisMachine:
-    """Answers only what asks for this machine by its name: no page elsewhere whose name was led here to read drafts."""
+    """Answers only what asks for this machine by its name: no page elsewhere whose name was led
+    here to read drafts.
+    """
 
     def prepare(self):
         if self.request.host_name not in HERE:
@@ -34,7 +38,8 @@ class _Preview(_ForThisMachine, StaticFileHandler):
     """Serves pages without their security policy, which forbids the script that reloads them."""
 
     def set_extra_headers(self, path):
-        self.set_header("Cross-Origin-Resource-Policy", "same-origin")  # the index of the search is a script
+        # the index of the search is a script
+        self.set_header("Cross-Origin-Resource-Policy", "same-origin")
 
     def parse_url_path(self, url_path):
         if "\0" in url_path:
@@ -70,12 +75,17 @@ class _Server(Server):
 
     def application(self, port, host, liveport=None, debug=None, live_css=True):
         LiveReloadHandler.watcher, LiveReloadHandler.live_css = self.watcher, live_css
-        handlers = [(r"/livereload", _Reload), (r"/livereload.js", _ReloadScript), *self.get_web_handlers("")]
+        handlers = [
+            (r"/livereload", _Reload),
+            (r"/livereload.js", _ReloadScript),
+            *self.get_web_handlers(""),
+        ]
         HTTPServer(Application(handlers, transforms=[_Injector])).add_socket(self._listening)
 
 
 def serve(book, port, jobs=None):
-    """Serve the site until stopped: a saved file starts a build, and the end of a good build reloads the page.
+    """Serve the site until stopped: a saved file starts a build, and the end of a good build
+    reloads the page.
 
     Args:
       book: the `bookbinder.read.book.Book`.
@@ -83,13 +93,17 @@ def serve(book, port, jobs=None):
       jobs: chapters to run at once, as for `python -m bookbinder build --jobs`.
 
     Returns:
-      The exit status: 1 if the port is taken, or if the first build fails and there is no older site.
+      The exit status: 1 if the port is taken, or if the first build fails and there is no older
+      site.
     """
     try:
         # Now rather than after a first build of minutes, in which somebody else could take it.
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        print(f"cannot serve on port {port}: {error.strerror}; choose another: make serve PORT=8001", file=sys.stderr)
+        print(
+            f"cannot serve on port {port}: {error.strerror}; choose another: make serve PORT=8001",
+            file=sys.stderr,
+        )
         return 1
     with listening:
         listening.setblocking(False)
@@ -108,7 +122,8 @@ def _serve(book, listening, jobs):
     builds = [subprocess.Popen(command)]
     try:
         while builds[0].poll() is None and (is_complete(book) or not html.exists()):
-            time.sleep(0.2)  # until the first build has ended, or pages are there of the chapters that have run
+            # until the first build has ended, or pages are there of the chapters that have run
+            time.sleep(0.2)
     except BaseException:
         builds[0].terminate()  # it cleans up first
         builds[0].wait()
@@ -126,7 +141,8 @@ def _serve(book, listening, jobs):
             saved.examine()
             if changed.is_set():
                 changed.clear()
-                builds[:] = [subprocess.Popen(command)]  # it prints what is wrong, and leaves the last good site
+                # it prints what is wrong, and leaves the last good site
+                builds[:] = [subprocess.Popen(command)]
                 builds[0].wait()
 
     threading.Thread(target=keep_building, daemon=True).start()

@@ -1,4 +1,6 @@
-"""Turn executed chapters into HTML with Jupyter Book, and replace the published site only with a complete one."""
+"""Turn executed chapters into HTML with Jupyter Book, and replace the published site only with a
+complete one.
+"""
 
 import json
 import os
@@ -26,25 +28,36 @@ from bookbinder.stopping import Stopped, stoppable
 CACHE = ".jupyter_cache"  # where Jupyter Book itself looks for outputs, below _build
 PUBLISHED = ("html", "notebooks")  # the folders below _build that readers get
 EARLY = "early"  # a file that is below _build while pages are there whose chapters still run
-EARLIEST = 10  # seconds of running chapters before the first such pages: many builds have ended by then
+# seconds of running chapters before the first such pages: many builds have ended by then
+EARLIEST = 10
 OPENING = 2  # chapters with code that must have run before
-_STATE = {"inputs": str, "commit": str | None, "outputs": str, "dependencies": dict, "results": list}
+_STATE = {
+    "inputs": str,
+    "commit": str | None,
+    "outputs": str,
+    "dependencies": dict,
+    "results": list,
+}
 _QUIET = {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}  # for Jupyter Book
 
 
 class SiteError(Exception):
-    """Jupyter Book could not make the site, or the disk could not store it; the message says why."""
+    """Jupyter Book could not make the site, or the disk could not store it; the message says
+    why.
+    """
 
 
 def build(book, *, without=(), jobs=None, progress=None):
-    """Execute what changed, then make the site in `_build/html` and the notebooks in `_build/notebooks`.
+    """Execute what changed, then make the site in `_build/html` and the notebooks in
+    `_build/notebooks`.
 
-    The old site stays until the new one is complete and was made without a warning. Where there is none yet, pages are
-    made while chapters still run (`_EarlyPages`). Chapters named in `without` do not run: the page of one that has no
-    valid outputs shows none.
+    The old site stays until the new one is complete and was made without a warning. Where there is
+    none yet, pages are made while chapters still run (`_EarlyPages`). Chapters named in `without`
+    do not run: the page of one that has no valid outputs shows none.
 
     Returns:
-      The chapters' results, as `bookbinder.run.execute.run` does. If any failed, the site was not made.
+      The chapters' results, as `bookbinder.run.execute.run` does. If any failed, the site was not
+      made.
 
     Raises:
       SiteError: Jupyter Book failed or warned, or the disk is full or may not be written.
@@ -68,7 +81,8 @@ def build(book, *, without=(), jobs=None, progress=None):
             notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
         else:
             book.check()
-            before = partial(notebooks.make, book)  # it can fail, so rather before chapters run for minutes
+            # it can fail, so rather before chapters run for minutes
+            before = partial(notebooks.make, book)
             with _EarlyPages(book, folder, lock, stop, progress) as pages:
                 options = {"without": without, "jobs": jobs, "progress": progress}
                 results = execute.run(book, **options, stop=stop, before=before, ended=pages.note)
@@ -79,9 +93,12 @@ def build(book, *, without=(), jobs=None, progress=None):
                 notebooks.write(book, notebooks.make(book, outputs=execute.outputs(book)), new)
                 pages_folder = jupyter_book.finish()
             _copy(pages_folder, folder / "html.new")
-            dependencies = stale.besides(json.loads((pages_folder.parent / "dependencies.json").read_text()))
+            dependencies = stale.besides(
+                json.loads((pages_folder.parent / "dependencies.json").read_text())
+            )
         if stale.inputs(book) != inputs:
-            inputs = ""  # edited meanwhile: pages may show something that will be gone before the next build
+            # edited meanwhile: pages may show something that will be gone before the next build
+            inputs = ""
         for name in PUBLISHED:  # now that all is made
             disk.swap(folder / name)
         (folder / EARLY).unlink(missing_ok=True)
@@ -114,13 +131,19 @@ def _copy(pages_folder, place):
 class _EarlyPages:
     """Makes the pages of a book that has no site yet, again and again, while its chapters run.
 
-    A page whose chapter has not run says so. The first pages are made when the first chapters with code have run, the
-    next ones after twice the time, since each time all pages are looked at. What is wrong with a page is left to the
-    build to say, when all have run.
+    A page whose chapter has not run says so. The first pages are made when the first chapters with
+    code have run, the next ones after twice the time, since each time all pages are looked at. What
+    is wrong with a page is left to the build to say, when all have run.
     """
 
     def __init__(self, book, folder, lock, stop, progress):
-        self._book, self._folder, self._lock, self._stop, self._progress = book, folder, lock, stop, progress
+        self._book, self._folder, self._lock, self._stop, self._progress = (
+            book,
+            folder,
+            lock,
+            stop,
+            progress,
+        )
         self._began, self._ran, self._end = time.monotonic(), set(), threading.Event()
         self._thread = None if is_complete(book) else threading.Thread(target=self._keep_making)
 
@@ -139,7 +162,10 @@ class _EarlyPages:
             self._thread.join()
 
     def _keep_making(self):
-        opening = {chapter.name for chapter in [chapter for chapter in self._book.chapters if chapter.runs][:OPENING]}
+        opening = {
+            chapter.name
+            for chapter in [chapter for chapter in self._book.chapters if chapter.runs][:OPENING]
+        }
         due = self._began + EARLIEST
         with suppress(Stopped, SiteError, OSError):
             while not self._end.wait(0.2):
@@ -150,20 +176,27 @@ class _EarlyPages:
 
     def _make(self):
         count = len(self._ran)
-        with _JupyterBook(self._book, self._folder / "staging", self._lock, self._stop) as jupyter_book:
+        with _JupyterBook(
+            self._book, self._folder / "staging", self._lock, self._stop
+        ) as jupyter_book:
             _copy(jupyter_book.finish(), self._folder / "html.new")
         is_first = not (self._folder / EARLY).exists()
         (self._folder / EARLY).touch()
         disk.swap(self._folder / "html")
         if is_first:
             where = (self._folder / "html" / "index.html").relative_to(self._book.root)
-            self._progress.say(f"{where} can be opened: {count} chapters have run, the others follow as they finish")
+            self._progress.say(
+                f"{where} can be opened: {count} chapters have run, the others follow as they "
+                "finish"
+            )
 
 
 def _reused(state):
     """The results of the last build, marked as reused."""
     results = (execute.Result(**result) for result in state["results"])
-    return [replace(result, status="reused") if result.status == "ran" else result for result in results]
+    return [
+        replace(result, status="reused") if result.status == "ran" else result for result in results
+    ]
 
 
 def is_current(book):
@@ -172,7 +205,11 @@ def is_current(book):
 
 
 def _is_current(book, state, inputs, without=()):
-    left_out = {result["name"] for result in state.get("results", ()) if result["status"] == execute.LEFT_OUT}
+    left_out = {
+        result["name"]
+        for result in state.get("results", ())
+        if result["status"] == execute.LEFT_OUT
+    }
     return left_out <= set(without) and (
         state.get("inputs") == inputs
         and state.get("outputs") == _published(book.build_folder)
@@ -181,7 +218,8 @@ def _is_current(book, state, inputs, without=()):
 
 
 def build_chapter(book, chapter, *, progress=None):
-    """Execute one chapter and make its page alone. Returns its result, and the page (None if it failed).
+    """Execute one chapter and make its page alone. Returns its result, and the page (None if it
+    failed).
 
     Links to other chapters lead nowhere here; everything else is as in the book.
     """
@@ -196,7 +234,9 @@ def build_chapter(book, chapter, *, progress=None):
         if results[0].failure:
             return results[0], None
         progress.say("making the page")
-        with _JupyterBook(book, folder / "chapter" / chapter.name, lock, stop, only=chapter) as jupyter_book:
+        with _JupyterBook(
+            book, folder / "chapter" / chapter.name, lock, stop, only=chapter
+        ) as jupyter_book:
             pages_folder = jupyter_book.finish()
         return results[0], pages_folder / f"{chapter.name}.html"
 
@@ -226,14 +266,18 @@ def dead_links(book):
         raise SiteError(_what_was_wrong(book, process.stdout, process.stderr))
     links = [json.loads(line) for line in answers.read_text("utf-8").splitlines()]
     return [
-        f"{FOLDER}/{link['filename']}:{link['lineno']}: {link['uri']}: {' '.join(link['info'].split())[:300]}"
+        (
+            f"{FOLDER}/{link['filename']}:{link['lineno']}: {link['uri']}: "
+            f"{' '.join(link['info'].split())[:300]}"
+        )
         for link in sorted(links, key=lambda link: (link["filename"], link["lineno"]))
         if link["status"] in ("broken", "timeout") and not re.match(r"(403|429) ", link["info"])
     ]
 
 
 class _JupyterBook:
-    """`jupyter-book build` on the chapters' folder, with the outputs that are known. It begins at once.
+    """`jupyter-book build` on the chapters' folder, with the outputs that are known. It begins at
+    once.
 
     If the block ends before the pages are made, it is killed.
     """
@@ -249,7 +293,8 @@ class _JupyterBook:
         self._stamp.unlink(missing_ok=True)  # until this has gone well
         self._process = subprocess.Popen(
             command,
-            pass_fds=[lock],  # it holds the lock too: were this process killed, the next build would wait for it
+            # it holds the lock too: were this process killed, the next build would wait for it
+            pass_fds=[lock],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -277,7 +322,8 @@ class _JupyterBook:
             except subprocess.TimeoutExpired:
                 self._stop.check()
         if self._process.returncode:
-            # If it were kept, the next build would take it as good, and would not repeat its warnings.
+            # If it were kept, the next build would take it as good, and would not repeat its
+            # warnings.
             shutil.rmtree(self._folder, ignore_errors=True)
             raise SiteError(_what_was_wrong(self._book, output, warned))
         if self._only and warned.strip():
@@ -288,12 +334,17 @@ class _JupyterBook:
 
 
 def _command(book, folder, config, only):
-    """The command by which Jupyter Book reads the chapters, with a configuration that is written to `folder`."""
+    """The command by which Jupyter Book reads the chapters, with a configuration that is written to
+    `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     disk.write(folder / "_config.yml", yaml.safe_dump(config))
     disk.write(folder / "_toc.yml", yaml.safe_dump(_toc_for_folder(book, only)))
     # Garbage collection would take a fifth of its time, and frees little.
-    main = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main import main; main()"
+    main = (
+        "import atexit, gc; gc.disable(); atexit.register(gc.freeze); from jupyter_book.cli.main "
+        "import main; main()"
+    )
     command = [sys.executable, "-c", main, "build", str(book.root / FOLDER)]
     command += ["--config", str(folder / "_config.yml"), "--toc", str(folder / "_toc.yml")]
     return [*command, "--path-output", str(folder), "--quiet"]
@@ -307,7 +358,10 @@ def _what_was_wrong(book, output, warned):
     lines = warned.splitlines()
     wrong = [line for line in lines if re.search(r"\b(WARNING|ERROR|CRITICAL): ", line)]
     if not wrong:
-        cause = next((line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)), "Jupyter Book failed")
+        cause = next(
+            (line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)),
+            "Jupyter Book failed",
+        )
         wrong = [cause, output, warned]
     return _relative(book, "\n".join(wrong).strip())
 
@@ -332,9 +386,9 @@ def _relative(book, text):
     return text.replace(f"{book.root}{os.sep}", "")
 
 
-# --- The same configuration, seen from the chapters' folder ----------------------------------------------
-# Entries of _toc.yml and paths in _config.yml are relative to the root, since that is where people type
-# `jupyter-book build .`; made from book/ instead, pages have addresses without /book/.
+# --- The same configuration, seen from the chapters' folder ---------------------------------------
+# Entries of _toc.yml and paths in _config.yml are relative to the root, since that is where people
+# type `jupyter-book build .`; made from book/ instead, pages have addresses without /book/.
 
 
 def _config_for_folder(book, only):

@@ -7,16 +7,17 @@ __all__ = ["configure", "emulate"]
 
 _FLAG = "--xla_force_host_platform_device_count"
 _XNNPACK = "--xla_cpu_use_xnnpack"
-_WRONG_XNNPACK = {"0.7.2", "0.8.0", "0.8.1"}  # jaxlibs whose CPU matmul may use weights that a donation has replaced
+# jaxlibs whose CPU matmul may use weights that a donation has replaced
+_WRONG_XNNPACK = {"0.7.2", "0.8.0", "0.8.1"}
 
 
 def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
     """Make this process see `n` CPU devices and return them.
 
-    `emulate(8)` on a laptop gives eight devices that share its cores. Shardings and collectives work
-    on them as on eight chips, but they are no faster than one device.
-    Call it before JAX first computes anything. When a notebook is run again it may be called again: the devices stay,
-    and a mesh that was set by `jax.set_mesh` is no longer the current one.
+    `emulate(8)` on a laptop gives eight devices that share its cores. Shardings and collectives
+    work on them as on eight chips, but they are no faster than one device.
+    Call it before JAX first computes anything. When a notebook is run again it may be called again:
+    the devices stay, and a mesh that was set by `jax.set_mesh` is no longer the current one.
 
     >>> len(emulate(8))
     8
@@ -41,8 +42,9 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
       `XLA_FLAGS`;
     - `NPROC=32`: XLA's CPU client sizes its thread pool by it. With fewer threads than
       waiting devices, a loop of collectives can hang on a machine of two cores;
-    - with jaxlib 0.7.2, 0.8.0 and 0.8.1, `--xla_cpu_use_xnnpack=false` in `XLA_FLAGS`: on some CPUs their matrix
-      products use old weights after a step that donates its state, and the losses are wrong without an error.
+    - with jaxlib 0.7.2, 0.8.0 and 0.8.1, `--xla_cpu_use_xnnpack=false` in `XLA_FLAGS`: on some CPUs
+      their matrix products use old weights after a step that donates its state, and the losses are
+      wrong without an error.
     """
     import jax
 
@@ -82,8 +84,14 @@ def _report_accelerators(n, devices):
     """Say which devices there are where they are not the emulated ones that were asked for."""
     first = devices[0]
     if first.platform != "cpu":
-        kind = f"{len(devices)} {first.platform.upper()} device{'s' * (len(devices) > 1)} ({first.device_kind})"
-        print(f"emulate({n}) keeps the accelerators of this machine and emulates nothing: you have {kind}.")
+        kind = (
+            f"{len(devices)} {first.platform.upper()} device{'s' * (len(devices) > 1)} "
+            f"({first.device_kind})"
+        )
+        print(
+            f"emulate({n}) keeps the accelerators of this machine and emulates nothing: you "
+            f"have {kind}."
+        )
 
 
 def _leave_mesh():
@@ -96,9 +104,11 @@ def _leave_mesh():
 
 
 def configure(n: int, *, keep_accelerators: bool = False) -> None:
-    """Request `n` CPU devices without starting JAX, for processes that call `jax.distributed.initialize` first.
+    """Request `n` CPU devices without starting JAX, for processes that call
+    `jax.distributed.initialize` first.
 
-    `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the global devices.
+    `configure(4)` before `jax.distributed.initialize(...)` gives this process four of the global
+    devices.
     The settings are those of `emulate`.
 
     Args:
@@ -116,7 +126,9 @@ def configure(n: int, *, keep_accelerators: bool = False) -> None:
 
     os.environ["NPROC"] = str(max(32, 2 * n))
     other_flags = re.sub(rf"{_FLAG}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
-    if jaxlib.__version__ in _WRONG_XNNPACK and not any(flag.startswith(_XNNPACK) for flag in other_flags):
+    if jaxlib.__version__ in _WRONG_XNNPACK and not any(
+        flag.startswith(_XNNPACK) for flag in other_flags
+    ):
         other_flags.append(f"{_XNNPACK}=false")
     os.environ["XLA_FLAGS"] = " ".join([*other_flags, f"{_FLAG}={n}"])
     if not keep_accelerators:

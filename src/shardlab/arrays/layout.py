@@ -1,7 +1,7 @@
 """Describe, in plain data, which device stores which shard of an array.
 
-Everything here is arithmetic on names and numbers. No array is moved, and a layout over 4,096 chips can be described
-on a laptop that has none of them.
+Everything here is arithmetic on names and numbers. No array is moved, and a layout over 4,096 chips
+can be described on a laptop that has none of them.
 """
 
 import math
@@ -16,7 +16,15 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
 
-__all__ = ["Layout", "MeshLayout", "Shard", "describe", "device_number", "index_text", "same_layout"]
+__all__ = [
+    "Layout",
+    "MeshLayout",
+    "Shard",
+    "describe",
+    "device_number",
+    "index_text",
+    "same_layout",
+]
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,10 @@ class Shard:
     Attributes:
       device: the device's number, see `device_number`.
       index: a `(start, stop)` pair for each dimension of the array.
-      replica: 0 for the first device that stores this slice, or a partial sum of it, 1 for the second, and so on.
-      position: which shard it is along each dimension, such as (0, 2): the first along rows, the third along columns.
+      replica: 0 for the first device that stores this slice, or a partial sum of it, 1 for the
+        second, and so on.
+      position: which shard it is along each dimension, such as (0, 2): the first along rows, the
+        third along columns.
     """
 
     device: int
@@ -81,10 +91,13 @@ class Layout:
       spec: for each dimension the mesh axes over which it is sharded, such as `(("x",), ())`;
         None if the sharding names no mesh.
       shards: one `Shard` for each device, in the order of the mesh.
-      unreduced: the mesh axes along which the devices store partial sums: an element is the sum of theirs.
-      unreduced_kind: "sum", or "max" or "min" where an element is the maximum or the minimum of theirs.
+      unreduced: the mesh axes along which the devices store partial sums: an element is the sum of
+        theirs.
+      unreduced_kind: "sum", or "max" or "min" where an element is the maximum or the minimum of
+        theirs.
       reduced: the mesh axes along which its gradient is unreduced.
-      memory: the kind of memory that stores it, such as "pinned_host"; None for the devices' own memory.
+      memory: the kind of memory that stores it, such as "pinned_host"; None for the devices' own
+        memory.
     """
 
     shape: tuple[int, ...]
@@ -104,17 +117,27 @@ class Layout:
 
     @cached_property  # drawing asks it for each device
     def replicas(self) -> int:
-        """How many devices store each element, or each partial sum of it: 1 if nothing is replicated."""
+        """How many devices store each element, or each partial sum of it: 1 if nothing is
+        replicated.
+        """
         return (1 + max(shard.replica for shard in self.shards)) // self.partial_sums
 
     @property
     def partial_sums(self) -> int:
-        """How many partial sums, on as many devices, make an element: 1 if the array is not unreduced."""
-        return math.prod(size for axis, size in self.mesh.axes if axis in self.unreduced) if self.unreduced else 1
+        """How many partial sums, on as many devices, make an element: 1 if the array is not
+        unreduced.
+        """
+        return (
+            math.prod(size for axis, size in self.mesh.axes if axis in self.unreduced)
+            if self.unreduced
+            else 1
+        )
 
     @property
     def distinct_shards(self) -> int:
-        """How many slices there are; `distinct_shards * partial_sums * replicas` is the number of devices."""
+        """How many slices there are; `distinct_shards * partial_sums * replicas` is the number of
+        devices.
+        """
         return len(self.shards) // (self.partial_sums * self.replicas)
 
     @property
@@ -124,7 +147,9 @@ class Layout:
 
     @property
     def itemsize(self) -> float:
-        """Bytes in one element; 0.5 for types of four bits, such as int4, of which JAX stores two in a byte."""
+        """Bytes in one element; 0.5 for types of four bits, such as int4, of which JAX stores two
+        in a byte.
+        """
         return itemsize(self.dtype)
 
     @property
@@ -135,7 +160,9 @@ class Layout:
     @property
     def bytes_per_device(self) -> dict[int, int]:
         """Bytes that each device stores, by device number."""
-        return {shard.device: math.ceil(math.prod(shard.shape) * self.itemsize) for shard in self.shards}
+        return {
+            shard.device: math.ceil(math.prod(shard.shape) * self.itemsize) for shard in self.shards
+        }
 
     @property
     def total_bytes(self) -> int:
@@ -152,50 +179,68 @@ class Layout:
 
     @property
     def type(self) -> str:
-        """The array's type with its layout: `f32[16, 32@x]` has 32 columns, sharded over mesh axis x.
+        """The array's type with its layout: `f32[16, 32@x]` has 32 columns, sharded over mesh axis
+        x.
 
         `f32[16, 32]{U:x}` is unreduced over x, and `{R:x}` reduced, as JAX writes it.
         """
         spec = self.spec or ((),) * len(self.shape)
-        dims = (f"{size}@{axes_text(axes)}" if axes else f"{size}" for size, axes in zip(self.shape, spec, strict=True))
+        dims = (
+            f"{size}@{axes_text(axes)}" if axes else f"{size}"
+            for size, axes in zip(self.shape, spec, strict=True)
+        )
         marks = ", ".join(
-            f"{mark}:{','.join(axes)}" for mark, axes in (("U", self.unreduced), ("R", self.reduced)) if axes
+            f"{mark}:{','.join(axes)}"
+            for mark, axes in (("U", self.unreduced), ("R", self.reduced))
+            if axes
         )
         return f"{short_dtype(self.dtype)}[{', '.join(dims)}]" + (f"{{{marks}}}" if marks else "")
 
     @property
     def partials(self) -> str:
-        """What devices store of an unreduced array, in words: "partial sums", "partial maxima" or "partial minima"."""
+        """What devices store of an unreduced array, in words: "partial sums", "partial maxima" or
+        "partial minima".
+        """
         return f"partial { {'max': 'maxima', 'min': 'minima'}.get(self.unreduced_kind, 'sums') }"
 
     def __str__(self) -> str:
-        """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each"."""
+        """One line, such as "f32[4@x, 16]: local shape (2, 16), 2 shards × 4 replicas on 8 devices,
+        128 bytes each".
+        """
         sizes = self.bytes_per_device.values()
         each = "" if len(self.shards) == 1 else " each" if len(set(sizes)) == 1 else " at most"
         replicas = f" × {self.partial_sums:,} {self.partials}" if self.unreduced else ""
         replicas += f" × {self.replicas:,} replicas" if self.replicas > 1 else ""
         return (
-            f"{self.type}: local shape {self.shard_shape}, {counted(self.distinct_shards, 'shard')}{replicas} "
-            f"on {counted(len(self.shards), 'device')}, {counted(max(sizes), 'byte')}{each}"
-            + (f", in {self.memory} memory" if self.memory else "")
-        )
+            f"{self.type}: local shape {self.shard_shape}, "
+            f"{counted(self.distinct_shards, 'shard')}{replicas} on "
+            f"{counted(len(self.shards), 'device')}, {counted(max(sizes), 'byte')}{each}"
+        ) + (f", in {self.memory} memory" if self.memory else "")
 
 
 @overload
 def describe(thing: Mesh | AbstractMesh | MeshLayout) -> MeshLayout: ...
 @overload
 def describe(
-    thing: Any, shape: Sequence[int] | None = None, dtype: DTypeLike = "float32", *, uneven: bool = False
+    thing: Any,
+    shape: Sequence[int] | None = None,
+    dtype: DTypeLike = "float32",
+    *,
+    uneven: bool = False,
 ) -> Layout: ...
 def describe(
-    thing: Any, shape: Sequence[int] | None = None, dtype: DTypeLike = "float32", *, uneven: bool = False
+    thing: Any,
+    shape: Sequence[int] | None = None,
+    dtype: DTypeLike = "float32",
+    *,
+    uneven: bool = False,
 ) -> Layout | MeshLayout:
     """Describe the layout of an array, of a sharding with a shape, or of a mesh.
 
-    On a 2x4 mesh with axes x and y, a float32 array of shape (4, 16) sharded as
-    `PartitionSpec("x", "y")` has 8 shards of local shape (4/2, 16/4) = (2, 4), 2 * 4 * 4 = 32 bytes
-    on each device, and no replicas. Sharded as `PartitionSpec("x", None)` it has 2 shards of local shape
-    (2, 16), 128 bytes on each device, and 4 replicas of each shard.
+    On a 2x4 mesh with axes x and y, a float32 array of shape (4, 16) sharded as `PartitionSpec("x",
+    "y")` has 8 shards of local shape (4/2, 16/4) = (2, 4), 2 * 4 * 4 = 32 bytes on each device, and
+    no replicas. Sharded as `PartitionSpec("x", None)` it has 2 shards of local shape (2, 16), 128
+    bytes on each device, and 4 replicas of each shard.
 
     >>> a = jax.device_put(jnp.zeros((4, 16)), NamedSharding(mesh, P("x", "y")))
     >>> print(describe(a))
@@ -205,21 +250,23 @@ def describe(
 
     Args:
       thing: a `jax.Array` or anything else with a shape, a dtype and a sharding (such as a
-        `jax.ShapeDtypeStruct`); or a `jax.sharding.Sharding`; or a `Mesh` or `AbstractMesh`. Inside `jax.jit` also
-        an array whose type says its sharding, because all axes of the mesh are explicit.
+        `jax.ShapeDtypeStruct`); or a `jax.sharding.Sharding`; or a `Mesh` or `AbstractMesh`. Inside
+        `jax.jit` also an array whose type says its sharding, because all axes of the mesh are
+        explicit.
       shape: the array's global shape, where `thing` is a sharding.
       dtype: its element type, where `thing` is a sharding; only bytes depend on it.
-      uneven: where the size of a dimension is no multiple of its number of devices, describe what XLA
-        does inside a compiled program (shards of the rounded-up size, the last ones shorter or
+      uneven: where the size of a dimension is no multiple of its number of devices, describe what
+        XLA does inside a compiled program (shards of the rounded-up size, the last ones shorter or
         empty) instead of raising the error that JAX raises for arrays.
 
     Returns:
-      A `Layout`, or a `MeshLayout` for a mesh. The devices of an `AbstractMesh`, which has none of its own,
-      are numbered from 0.
+      A `Layout`, or a `MeshLayout` for a mesh. The devices of an `AbstractMesh`, which has none of
+      its own, are numbered from 0.
 
     Raises:
       ValueError: the array cannot be sharded like this; JAX refuses the same cases.
-      TypeError: `thing` is none of these, or its sharding is not known; the message names the next step.
+      TypeError: `thing` is none of these, or its sharding is not known; the message names the next
+        step.
     """
     if isinstance(thing, (Layout, MeshLayout)):
         return thing
@@ -227,7 +274,9 @@ def describe(
         return _mesh_layout(thing)
     if isinstance(thing, Sharding):
         if shape is None:
-            raise TypeError("describe(sharding, shape) needs the shape of the array, such as (4, 16)")
+            raise TypeError(
+                "describe(sharding, shape) needs the shape of the array, such as (4, 16)"
+            )
         sharding, shape = thing, tuple(int(size) for size in shape)
     else:
         sharding = _sharding_of(thing)
@@ -247,8 +296,8 @@ def same_layout(array: Any, other: Any) -> bool:
     that it is placed on. Shardings are compared by what they do, not by how they print: on a 2x4
     mesh, `P("x")` and `P("x", None)` are the same layout of a matrix.
 
-    Two layouts with the same slices differ if they are in different kinds of memory, or if one of them stores partial
-    sums. A `PartitionSpec` says nothing about memory.
+    Two layouts with the same slices differ if they are in different kinds of memory, or if one of
+    them stores partial sums. A `PartitionSpec` says nothing about memory.
 
     >>> a = jax.device_put(jnp.zeros((4, 16)), NamedSharding(mesh, P("x")))
     >>> same_layout(a, P("x", None)), same_layout(a, P("y"))
@@ -262,8 +311,8 @@ def same_layout(array: Any, other: Any) -> bool:
       True or False.
 
     Raises:
-      TypeError: `array` or `other` has no layout, as in `describe`; or `other` is a `PartitionSpec`, but the sharding
-        of `array` names no mesh.
+      TypeError: `array` or `other` has no layout, as in `describe`; or `other` is a
+        `PartitionSpec`, but the sharding of `array` names no mesh.
     """
     mine = describe(array)
     if isinstance(other, PartitionSpec):
@@ -281,15 +330,21 @@ def same_layout(array: Any, other: Any) -> bool:
 
 def _stored(layout):
     if isinstance(layout, MeshLayout):
-        raise TypeError(f"same_layout() compares arrays and shardings, not a mesh of shape {layout.shape}")
+        raise TypeError(
+            f"same_layout() compares arrays and shardings, not a mesh of shape {layout.shape}"
+        )
     where = {shard.device: shard.index for shard in layout.shards}
     return layout.shape, where, set(layout.unreduced), layout.unreduced_kind, layout.memory
 
 
 def _sharding_of(thing):
-    """The sharding of an array, or of anything like one; of a type or a traced array, if all its axes are explicit."""
+    """The sharding of an array, or of anything like one; of a type or a traced array, if all its
+    axes are explicit.
+    """
     if isinstance(thing, (jax.core.Tracer, jax.core.ShapedArray)):
-        sharding = jax.typeof(thing).sharding if isinstance(thing, jax.core.Tracer) else thing.sharding
+        sharding = (
+            jax.typeof(thing).sharding if isinstance(thing, jax.core.Tracer) else thing.sharding
+        )
         return sharding if set(sharding.mesh.axis_types) == {AxisType.Explicit} else None
     sharding = getattr(thing, "sharding", None)
     return sharding if isinstance(sharding, Sharding) else None
@@ -302,21 +357,25 @@ def _no_layout(thing):
         aval = jax.typeof(thing)
         if AxisType.Manual in aval.sharding.mesh.axis_types:
             return (
-                f"describe() was called inside shard_map, where {aval.str_short()} is what one device stores; "
-                "describe the array that is passed to shard_map, or its result"
+                f"describe() was called inside shard_map, where {aval.str_short()} is what "
+                "one device stores; describe the array that is passed to shard_map, or its "
+                "result"
             )
         return (
-            f"describe() was called on {aval.str_short()} inside jax.jit or another transformation, where the compiler "
-            "has not chosen a layout yet; describe the result outside, pass a callback to "
-            "jax.debug.inspect_array_sharding, or use a mesh with explicit axes"
+            f"describe() was called on {aval.str_short()} inside jax.jit or another "
+            "transformation, where the compiler has not chosen a layout yet; describe the "
+            "result outside, pass a callback to jax.debug.inspect_array_sharding, or use a "
+            "mesh with explicit axes"
         )
     if isinstance(thing, jax.core.ShapedArray):
         return (
-            f"the type {thing.str_short()} says no sharding, because not all axes of its mesh are explicit; describe "
-            "the array itself"
+            f"the type {thing.str_short()} says no sharding, because not all axes of its mesh "
+            "are explicit; describe the array itself"
         )
     if isinstance(thing, jax.ShapeDtypeStruct):
-        name = jax.numpy.dtype(thing.dtype).name if str(thing.dtype) not in _KEY_BYTES else thing.dtype
+        name = (
+            jax.numpy.dtype(thing.dtype).name if str(thing.dtype) not in _KEY_BYTES else thing.dtype
+        )
         return (
             f"ShapeDtypeStruct({thing.shape}, {name}) has no sharding; make it with "
             "sharding=NamedSharding(mesh, PartitionSpec(...)), or use describe(sharding, shape)"
@@ -325,10 +384,15 @@ def _no_layout(thing):
     if isinstance(thing, np.ndarray):
         return f"{words}; a NumPy array is stored on no device: jax.device_put it first"
     if isinstance(thing, PartitionSpec):
-        return f"{words}; a spec has a layout on a mesh: describe(NamedSharding(mesh, {thing}), shape)"
+        return (
+            f"{words}; a spec has a layout on a mesh: describe(NamedSharding(mesh, {thing}), shape)"
+        )
     leaves = jax.tree.leaves(thing)
     if any(hasattr(leaf, "sharding") for leaf in leaves) and leaves[0] is not thing:
-        return f"{words} of {len(leaves):,} arrays; for a layout of each of them: jax.tree.map(describe, ...)"
+        return (
+            f"{words} of {len(leaves):,} arrays; for a layout of each of them: "
+            "jax.tree.map(describe, ...)"
+        )
     return words
 
 
@@ -343,10 +407,11 @@ def index_text(index: tuple[tuple[int, int], ...]) -> str:
 
 
 def device_number(device: jax.Device) -> int:
-    """The number that a device has in pictures and layouts: its position among `jax.devices()`, in the order of ids.
+    """The number that a device has in pictures and layouts: its position among `jax.devices()`, in
+    the order of ids.
 
-    On GPUs and TPUs that is the id. CPU devices of several processes have ids that are far apart: the first of
-    process 3 is 6144, and its number is 3 if each process has one.
+    On GPUs and TPUs that is the id. CPU devices of several processes have ids that are far apart:
+    the first of process 3 is 6144, and its number is 3 if each process has one.
 
     >>> from shardlab.arrays.layout import device_number
     >>> device_number(mesh.devices[1, 2])
@@ -357,7 +422,10 @@ def device_number(device: jax.Device) -> int:
 
 @cache
 def _places():
-    return {device: place for place, device in enumerate(sorted(jax.devices(), key=lambda device: device.id))}
+    return {
+        device: place
+        for place, device in enumerate(sorted(jax.devices(), key=lambda device: device.id))
+    }
 
 
 def _mesh_layout(mesh):
@@ -380,17 +448,21 @@ def _named(sharding, shape, dtype, uneven):
         parts = math.prod(sizes[axis] for axis in axes)
         if size % parts and not uneven:
             raise ValueError(
-                f"mesh axis {axes_text(axes)} has {parts} devices but dimension {dim} of shape {shape} "
-                f"has size {size}; use a multiple of {parts}, or leave this dimension unsharded"
+                f"mesh axis {axes_text(axes)} has {parts} devices but dimension {dim} of "
+                f"shape {shape} has size {size}; use a multiple of {parts}, or leave this "
+                "dimension unsharded"
             )
         step = -(-size // parts)
         intervals.append([(min(i * step, size), min((i + 1) * step, size)) for i in range(parts)])
 
-    # A device's position along a sharded dimension, from its coordinates: the first axis is the major one.
+    # A device's position along a sharded dimension, from its coordinates: the first axis is the
+    # major one.
     names = [name for name, _ in mesh.axes]
     over = [[(names.index(axis), sizes[axis]) for axis in axes] for axes in spec]
     used = {axis for axes in spec for axis in axes}
-    spare = [(position, size) for position, (name, size) in enumerate(mesh.axes) if name not in used]
+    spare = [
+        (position, size) for position, (name, size) in enumerate(mesh.axes) if name not in used
+    ]
 
     shards = []
     for device, place in zip(mesh.devices, product(*map(range, mesh.shape)), strict=True):
@@ -402,7 +474,9 @@ def _named(sharding, shape, dtype, uneven):
         for kind in ("unreduced", "reduced")
     )
     kind = getattr(getattr(sharding.spec, "unreduced_kind", None), "name", "sum")
-    return Layout(shape, dtype, mesh, spec, tuple(shards), unreduced, _memory(sharding), kind, reduced)
+    return Layout(
+        shape, dtype, mesh, spec, tuple(shards), unreduced, _memory(sharding), kind, reduced
+    )
 
 
 def _memory(sharding):
@@ -411,21 +485,29 @@ def _memory(sharding):
     if kind in (None, "device"):
         return None
     real = not isinstance(getattr(sharding, "mesh", None), AbstractMesh)
-    usual = next((device.default_memory().kind for device in sharding.addressable_devices), None) if real else None
+    usual = (
+        next((device.default_memory().kind for device in sharding.addressable_devices), None)
+        if real
+        else None
+    )
     return None if kind == usual else kind
 
 
 def _axes_of(spec, ndim):
     """A PartitionSpec as one tuple of axis names for each dimension."""
-    entries = tuple(getattr(spec, "partitions", spec))  # newer specs with unreduced axes refuse to be iterated over
+    # newer specs with unreduced axes refuse to be iterated over
+    entries = tuple(getattr(spec, "partitions", spec))
     if len(entries) > ndim:
         raise ValueError(
-            f"{spec} has {len(entries)} entries, but the array has {ndim} dimension(s); drop the last ones"
+            f"{spec} has {len(entries)} entries, but the array has {ndim} dimension(s); drop "
+            "the last ones"
         )
     dims = []
     for entry in entries:
         if entry is PartitionSpec.UNCONSTRAINED:
-            raise ValueError(f"{spec} leaves a dimension unconstrained; a layout needs None or axis names there")
+            raise ValueError(
+                f"{spec} leaves a dimension unconstrained; a layout needs None or axis names there"
+            )
         dims.append(() if entry is None else tuple(entry) if isinstance(entry, tuple) else (entry,))
     return tuple(dims) + ((),) * (ndim - len(dims))
 
@@ -433,10 +515,14 @@ def _axes_of(spec, ndim):
 def _other(sharding, shape, dtype):
     """Any sharding that names no mesh, by JAX's own map from devices to slices."""
     slices_of_device = {
-        device_number(device): tuple(part.indices(size)[:2] for part, size in zip(parts, shape, strict=True))
+        device_number(device): tuple(
+            part.indices(size)[:2] for part, size in zip(parts, shape, strict=True)
+        )
         for device, parts in sharding.devices_indices_map(shape).items()
     }
-    slices = [sorted({index[dim] for index in slices_of_device.values()}) for dim in range(len(shape))]
+    slices = [
+        sorted({index[dim] for index in slices_of_device.values()}) for dim in range(len(shape))
+    ]
     shards, seen = [], {}
     for device, index in slices_of_device.items():
         position = tuple(slices[dim].index(part) for dim, part in enumerate(index))
@@ -451,12 +537,18 @@ def counted(number, noun):
 
 
 def bytes_text(count, exact=10_000):
-    """Bytes in words, with three digits: "393 kB"; fewer than `exact` exactly: "2,048 bytes"; None is unknown."""
+    """Bytes in words, with three digits: "393 kB"; fewer than `exact` exactly: "2,048 bytes"; None
+    is unknown.
+    """
     if count is None:
         return "an unknown number of bytes"
     if count < exact:
         return f"{count:,} bytes"
-    size, unit = next((s, u) for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if count >= 0.9995 * s)
+    size, unit = next(
+        (s, u)
+        for s, u in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+        if count >= 0.9995 * s
+    )
     return f"{count / size:,.3g} {unit}"
 
 
@@ -481,12 +573,17 @@ def _dtype_name(dtype):
 
 
 def itemsize(dtype):
-    """Bytes of an element, by the name of its type: 2 for "bfloat16", 0.5 for "int4", 8 for the key type "key<fry>"."""
+    """Bytes of an element, by the name of its type: 2 for "bfloat16", 0.5 for "int4", 8 for the key
+    type "key<fry>".
+    """
     if dtype in _KEY_BYTES:
         return _KEY_BYTES[dtype]
     kind = jax.numpy.dtype(dtype)
     bits = 8 * kind.itemsize
-    for family, info in ((jax.numpy.integer, jax.numpy.iinfo), (jax.numpy.floating, jax.numpy.finfo)):
+    for family, info in (
+        (jax.numpy.integer, jax.numpy.iinfo),
+        (jax.numpy.floating, jax.numpy.finfo),
+    ):
         if jax.numpy.issubdtype(kind, family):
             bits = info(kind).bits  # NumPy gives each element of four bits a byte
     return bits // 8 if bits % 8 == 0 else bits / 8
@@ -494,26 +591,42 @@ def itemsize(dtype):
 
 def short_dtype(dtype):
     """The name of an element's type as JAX prints it in types: "bf16" for "bfloat16"."""
-    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+    for long, short in (
+        ("bfloat", "bf"),
+        ("float", "f"),
+        ("uint", "u"),
+        ("int", "i"),
+        ("complex", "c"),
+    ):
         if dtype.startswith(long):
             return dtype.replace(long, short, 1)
     return dtype
 
 
 def axes_named(spec):
-    """The mesh axes that a `PartitionSpec` shards over or has yet to add up along: `P("x", None)` names x."""
+    """The mesh axes that a `PartitionSpec` shards over or has yet to add up along: `P("x", None)`
+    names x.
+    """
     entries = getattr(spec, "partitions", spec)
-    axes = {axis for axes in entries if axes for axis in ((axes,) if isinstance(axes, str) else axes)}
+    axes = {
+        axis for axes in entries if axes for axis in ((axes,) if isinstance(axes, str) else axes)
+    }
     return axes | {*(getattr(spec, "unreduced", None) or ())}
 
 
 def spec_text(spec):
-    """A `PartitionSpec`, or its tuple, as Python: `P("data", None)`, or `P(None, unreduced={'data'})`."""
+    """A `PartitionSpec`, or its tuple, as Python: `P("data", None)`, or `P(None,
+    unreduced={'data'})`.
+    """
 
     def entry(axes):
         if axes is None:
             return "None"
-        return f'"{axes}"' if isinstance(axes, str) else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
+        return (
+            f'"{axes}"'
+            if isinstance(axes, str)
+            else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
+        )
 
     entries = list(map(entry, getattr(spec, "partitions", spec)))
     for kind in ("unreduced", "reduced"):

@@ -1,4 +1,5 @@
-"""Shard a whole state by rules on the paths of its arrays: parameters, moments, statistics, keys and counters.
+"""Shard a whole state by rules on the paths of its arrays: parameters, moments, statistics, keys
+and counters.
 
     rules = [("kernel", P("data")), ("bias|scale", P())]
     applied = apply_rules(rules, shapes)
@@ -36,8 +37,10 @@ class AppliedRules:
     Attributes:
       specs: a tree like the one given, with a PartitionSpec in the place of each array.
       unmatched: the paths that no rule matches; their arrays are replicated.
-      idle: the rules' patterns that no path needed: nothing matches them, or an earlier rule always does.
-      several: for each path that more than one rule matches, all of their patterns; the first one counts.
+      idle: the rules' patterns that no path needed: nothing matches them, or an earlier rule always
+        does.
+      several: for each path that more than one rule matches, all of their patterns; the first one
+        counts.
     """
 
     specs: Any
@@ -53,11 +56,17 @@ class AppliedRules:
         lines += [f"no rule matches {path}: replicated" for path in self.unmatched]
         for pattern in self.idle:
             if any(pattern in patterns for patterns in self.several.values()):
-                lines.append(f"the rule {pattern!r} is never the first that matches: move it up, or remove it")
+                lines.append(
+                    f"the rule {pattern!r} is never the first that matches: move it up, or "
+                    "remove it"
+                )
             else:
                 lines.append(f"no array matches the rule {pattern!r}{_hint(pattern, paths)}")
         for path, (first, *others) in self.several.items():
-            lines.append(f"{path} is matched by {first!r}, which counts, and by {', '.join(map(repr, others))}")
+            lines.append(
+                f"{path} is matched by {first!r}, which counts, and by "
+                f"{', '.join(map(repr, others))}"
+            )
         return "\n".join(lines)
 
 
@@ -85,18 +94,21 @@ def apply_rules(rules: Iterable[tuple[str, PartitionSpec]], tree: Any) -> Applie
     >>> applied.specs["out"]["kernel"] == P("x", None), applied.unmatched
     (True, ('out/bias',))
 
-    Since Optax keeps moments in trees like the parameters', the rule for "out/kernel" matches "0/mu/out/kernel" too.
+    Since Optax keeps moments in trees like the parameters', the rule for "out/kernel" matches
+    "0/mu/out/kernel" too.
 
     Args:
-      rules: pairs of a regular expression, which is searched for in the path (see `paths_of`), and a spec.
-      tree: a pytree of arrays, or of what `jax.eval_shape` returns; a number is an array without dimensions.
+      rules: pairs of a regular expression, which is searched for in the path (see `paths_of`), and
+        a spec.
+      tree: a pytree of arrays, or of what `jax.eval_shape` returns; a number is an array without
+        dimensions.
 
     Returns:
       The specs, and which paths and rules stay without a partner.
 
     Raises:
-      ValueError: a rule's spec has more entries than an array that it matches has dimensions, or a pattern is not a
-        regular expression; the message names the path and the rule.
+      ValueError: a rule's spec has more entries than an array that it matches has dimensions, or a
+        pattern is not a regular expression; the message names the path and the rule.
       TypeError: a rule is not a pair of a text and a PartitionSpec.
     """
     compiled = [(*rule, _compile(rule)) for rule in map(_checked, rules)]
@@ -110,8 +122,9 @@ def apply_rules(rules: Iterable[tuple[str, PartitionSpec]], tree: Any) -> Applie
         pattern, spec = hits[0]
         if len(spec) > np.ndim(leaf):
             raise ValueError(
-                f"the rule {pattern!r} gives {path} the spec {spec}, which is for at least {len(spec)} dimensions, but "
-                f"its shape is {np.shape(leaf)}: put a rule for this path before it"
+                f"the rule {pattern!r} gives {path} the spec {spec}, which is for at least "
+                f"{len(spec)} dimensions, but its shape is {np.shape(leaf)}: put a rule for "
+                "this path before it"
             )
         specs.append(spec)
         matches[path] = pattern
@@ -127,7 +140,9 @@ def _hint(pattern, paths):
     """How a rule that matches no path may have been meant."""
     if any(re.search(pattern, path.removesuffix("/value")) for path in paths):
         return "; the paths of an nnx.State end in '/value', so leave out the '$'"
-    near = difflib.get_close_matches(pattern, sorted({name for path in paths for name in path.split("/")}), 1)
+    near = difflib.get_close_matches(
+        pattern, sorted({name for path in paths for name in path.split("/")}), 1
+    )
     return f"; the nearest name is {near[0]!r}" if near else ""
 
 
@@ -147,7 +162,8 @@ def _compile(rule):
 
 
 def shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """The specs of a tree as shardings on a mesh, for `in_shardings`, `out_shardings` and `jax.device_put`.
+    """The specs of a tree as shardings on a mesh, for `in_shardings`, `out_shardings` and
+    `jax.device_put`.
 
     >>> shardings({"w": P("x")}, mesh)["w"] == NamedSharding(mesh, P("x"))
     True
@@ -183,7 +199,8 @@ def target(tree: Any, specs: Any, mesh: Mesh | AbstractMesh) -> Any:
       A tree like both of `jax.ShapeDtypeStruct`.
 
     Raises:
-      ValueError: a mesh axis does not divide a dimension that it shards; the message names the path and both sizes.
+      ValueError: a mesh axis does not divide a dimension that it shards; the message names the path
+        and both sizes.
     """
     paths, leaves = paths_of(tree), jax.tree.leaves(tree)
     places = jax.tree.leaves(shardings(specs, mesh))
@@ -193,12 +210,15 @@ def target(tree: Any, specs: Any, mesh: Mesh | AbstractMesh) -> Any:
     for path, leaf, place in zip(paths, leaves, places, strict=True):
         shape = np.shape(leaf)
         for dimension, (size, entry) in enumerate(zip(shape, place.spec, strict=False)):
-            names = entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+            names = (
+                entry if isinstance(entry, tuple) else (entry,) if isinstance(entry, str) else ()
+            )
             count = prod(mesh.shape[name] for name in names)
             if size % count:
                 raise ValueError(
-                    f"{path}: dimension {dimension} has size {size}, which the {count} devices of {entry!r} do not "
-                    "divide: shard another dimension, or choose a size that they divide"
+                    f"{path}: dimension {dimension} has size {size}, which the {count} "
+                    f"devices of {entry!r} do not divide: shard another dimension, or choose "
+                    "a size that they divide"
                 )
         structs.append(jax.ShapeDtypeStruct(shape, jax.dtypes.result_type(leaf), sharding=place))
     return jax.tree.unflatten(jax.tree.structure(tree), structs)

@@ -46,8 +46,9 @@ class Batch:
     [6, 7, 8]
 
     Args:
-      step: (cache, tokens i32[slots, T], positions i32[slots, T], last i32[slots]) -> (the token after the last one of
-        each slot, cache), for T = chunk and T = 1. A position beyond the cache belongs to no request.
+      step: (cache, tokens i32[slots, T], positions i32[slots, T], last i32[slots]) -> (the token
+        after the last one of each slot, cache), for T = chunk and T = 1. A position beyond the
+        cache belongs to no request.
       cache: what `step` takes first.
       slots, positions: of the cache.
       chunk: at most so many tokens of a prompt in a step.

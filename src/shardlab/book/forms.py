@@ -1,4 +1,6 @@
-"""What the calculators of the book's pages are made of: controls, and a part of a page with its scripts and data."""
+"""What the calculators of the book's pages are made of: controls, and a part of a page with its
+scripts and data.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,10 +12,11 @@ from shardlab.pictures.svg import Picture
 __all__ = ["OUTPUT", "Part", "form", "label", "number", "pulled", "select"]
 
 OUTPUT = (
-    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div class="explorer-output"></div>'
-    '<div class="explorer-bar"><button type="button" name="pin">Pin to compare</button>'
-    '<button type="button" name="link">Copy link</button><button type="button" name="code">Copy code</button>'
-    '<button type="button" name="again">Start again</button><span role="status"></span></div></div>'
+    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div '
+    'class="explorer-output"></div><div class="explorer-bar"><button type="button" '
+    'name="pin">Pin to compare</button><button type="button" name="link">Copy '
+    'link</button><button type="button" name="code">Copy code</button><button type="button" '
+    'name="again">Start again</button><span role="status"></span></div></div>'
 )
 
 
@@ -43,9 +46,9 @@ class Part:
         blob = json.dumps(self.known).replace("<", "\\u003c")
         files = " ".join(f"explorer/{name}" for name in self.files)
         return (
-            f'<div class="explorer" data-explorer="{self.name}" data-start="{escape(self.start)}" data-load="{files}">'
-            f'<template><div class="explorer-both">{self.form}{self.output}</div></template>{self.picture.html}</div>'
-            f'<script type="application/json" class="explorer-data">{blob}</script>'
+            f'<div class="explorer" data-explorer="{self.name}" '
+            f'data-start="{escape(self.start)}" data-load="{files}"><template><div '
+            f'class="explorer-both">{self.form}{self.output}</div></template>{self.picture.html}</div><script type="application/json" class="explorer-data">{blob}</script>'  # noqa: E501
         )
 
     def __repr__(self) -> str:
@@ -53,36 +56,64 @@ class Part:
 
 
 def label(words: str, control: str, shown: str = "") -> str:
-    """A control with its words; `shown` is a control and for which of its values this one is shown."""
+    """A control with its words; `shown` is a control and for which of its values this one is
+    shown.
+    """
     shown = f' data-if="{shown}"' if shown else ""
     return f"<label{shown}><span>{words}</span>{control}</label>"
 
 
-def number(name: str, words: str, value: int, most: int, shown: str = "", attributes: str = "") -> str:
+def number(
+    name: str, words: str, value: int, most: int, shown: str = "", attributes: str = ""
+) -> str:
     """A whole number of at least 1."""
-    control = f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" required{attributes} '
+    control = (
+        f'<input type="number" name="{name}" value="{value}" min="1" max="{most}" '
+        f"required{attributes} "
+    )
     return label(words, control + f'title="a whole number from 1 to {most:,}">', shown)
 
 
 def pulled(
-    name: str, words: str, value: int, most: int, shown: str = "", attributes: str = "", reach: int | None = None
+    name: str,
+    words: str,
+    value: int,
+    most: int,
+    shown: str = "",
+    attributes: str = "",
+    reach: int | None = None,
 ) -> str:
     """A number that can be typed or pulled: its slider goes up to `reach` in powers of two."""
     top = (reach or most).bit_length() - 1
-    slider = f'<input type="range" min="0" max="{top}" data-of="{name}" aria-label="{words}, doubled or halved">'
+    slider = (
+        f'<input type="range" min="0" max="{top}" data-of="{name}" aria-label="{words}, doubled '
+        'or halved">'
+    )
     shown = f' data-if="{shown}"' if shown else ""
-    return f'<div class="explorer-pulled"{shown}>{number(name, words, value, most, "", attributes)}{slider}</div>'
+    return (
+        "<div "
+        f'class="explorer-pulled"{shown}>{number(name, words, value, most, "", attributes)}{slider}</div>'  # noqa: E501
+    )
 
 
-def select(name: str, words: str, options: Iterable | Mapping, shown: str = "", attributes: str = "") -> str:
-    """A choice among values, or of a dict from each value to the words that the page shows for it."""
+def select(
+    name: str, words: str, options: Iterable | Mapping, shown: str = "", attributes: str = ""
+) -> str:
+    """A choice among values, or of a dict from each value to the words that the page shows for
+    it.
+    """
     named = options if isinstance(options, Mapping) else {option: option for option in options}
-    options = "".join(f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items())
+    options = "".join(
+        f'<option value="{value}">{escape(str(text))}</option>' for value, text in named.items()
+    )
     name = f' name="{name}"' if name else ""
     return label(words, f"<select{name}{attributes}>{options}</select>", shown)
 
 
 def form(name: str, groups: Mapping[str, str]) -> str:
     """A form of groups of controls, by their headings."""
-    fields = "".join(f"<fieldset><legend>{legend}</legend>{controls}</fieldset>" for legend, controls in groups.items())
+    fields = "".join(
+        f"<fieldset><legend>{legend}</legend>{controls}</fieldset>"
+        for legend, controls in groups.items()
+    )
     return f'<form aria-label="{name}">{fields}</form>'

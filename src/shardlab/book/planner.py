@@ -1,7 +1,9 @@
-"""The book's page "Planner" as it is before its scripts run: its form, one plan as a table, and the data.
+"""The book's page "Planner" as it is before its scripts run: its form, one plan as a table, and the
+data.
 
-On the page, scripts (book/static/explorer) plan anew on each change, with the formulas of `shardlab.costs`,
-`shardlab.plan` and `shardlab.serving` in JavaScript. tests/browser/test_planner.py compares the two.
+On the page, scripts (book/static/explorer) plan anew on each change, with the formulas of
+`shardlab.costs`, `shardlab.plan` and `shardlab.serving` in JavaScript.
+tests/browser/test_planner.py compares the two.
 """
 
 from dataclasses import asdict
@@ -23,7 +25,8 @@ from shardlab.pictures.svg import Picture
 __all__ = ["data", "planner"]
 
 FILES = (
-    "explorer.css", "planner.css", "words.js", "svg.js", "names.js", "fit.js", "plan.js", "serve.js", "config.js",
+    "explorer.css", "planner.css", "words.js", "svg.js", "names.js", "fit.js", "plan.js",
+    "serve.js", "config.js",
     "show.js", "planner.js", "explorer.js",
 )  # fmt: skip  # in the order of loading
 OWN = "own"
@@ -31,12 +34,23 @@ RESERVE = 10  # per cent of a chip's memory, as in `shardlab.plan`
 USES = {"train": "train it", "serve": "serve it"}
 STATE = {"parameters": ("bf16", "f32"), "gradients": ("bf16", "f32"), "moments": ("f32", "bf16")}
 MASTER = ("none", "f32")
-PRODUCTS = tuple(dict.fromkeys(dtype for chip in hardware.CHIPS.values() for dtype in chip.flops_per_second))
-STORED = tuple(name for name in BYTES if name != "f32")  # dtypes of weights and caches that are served
+PRODUCTS = tuple(
+    dict.fromkeys(dtype for chip in hardware.CHIPS.values() for dtype in chip.flops_per_second)
+)
+# dtypes of weights and caches that are served
+STORED = tuple(name for name in BYTES if name != "f32")
 OPTIONAL = (
-    "experts", "experts_per_token", "shared_experts", "expert_d_ff", "dense_layers", "kv_rank", "q_rank", "rope_dim",
-)  # fmt: skip
-# What the page reads of a config.json of these types; `shardlab.models.from_config` reads more of them.
+    "experts",
+    "experts_per_token",
+    "shared_experts",
+    "expert_d_ff",
+    "dense_layers",
+    "kv_rank",
+    "q_rank",
+    "rope_dim",
+)
+# What the page reads of a config.json of these types; `shardlab.models.from_config` reads more of
+# them.
 TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 KEYS = {
     "layers": ["num_hidden_layers"],
@@ -58,13 +72,18 @@ KEYS = {
 
 
 def data() -> dict:
-    """What the scripts use, ready for JSON: the explorer's chips and formulas, all models, what runs test, and more."""
+    """What the scripts use, ready for JSON: the explorer's chips and formulas, all models, what
+    runs test, and more.
+    """
     used = ("palette", "chips", "rounds", "widths", "remat", "fitted", "most")
     known = {name: value for name, value in explorer.data().items() if name in used}
     sizes = (*models.SIZES, "gated", "tied", *OPTIONAL)
     return known | {
         "remat": {name: asdict(remat) for name, remat in (REMAT | POLICIES).items()},
-        "models": {name: {size: getattr(model, size) for size in sizes} for name, model in models.MODELS.items()},
+        "models": {
+            name: {size: getattr(model, size) for size in sizes}
+            for name, model in models.MODELS.items()
+        },
         "order": ORDER,
         "tested": {"tpu": _tested(torus=True), "gpu": _tested(torus=False)},
         "bands": {"tpu": _bands("v5e"), "gpu": _bands("H100")},
@@ -84,7 +103,9 @@ def data() -> dict:
 
 
 def _bands(chip):
-    """For each kind of plan on such chips: by which factor times are off, whether that is its own, and words."""
+    """For each kind of plan on such chips: by which factor times are off, whether that is its own,
+    and words.
+    """
     kinds = {}
     for kind in KINDS_OF_PLANS:
         band, own = band_of(hardware.chip(chip), kind)
@@ -99,11 +120,15 @@ def _told(band):
 
 
 def _tested(torus):
-    """What published runs on TPUs or on GPUs test: the longest axes and sequences, dtypes and chips."""
+    """What published runs on TPUs or on GPUs test: the longest axes and sequences, dtypes and
+    chips.
+    """
     runs = [run for run in RUNS.values() if bool(run.machine.chip.torus) == torus]
     names = [run.machine.chip.name for run in runs]
     return {
-        "axes": {axis: max(int(getattr(run.parallelism, axis)) for run in runs) for axis in MESH_AXES},
+        "axes": {
+            axis: max(int(getattr(run.parallelism, axis)) for run in runs) for axis in MESH_AXES
+        },
         "sequence": max(run.sequence for run in runs),
         "products": sorted({run.how.get("products", "bf16") for run in runs}),
         "chips": [chip for chip in hardware.CHIPS if any(name.startswith(chip) for name in names)],
@@ -112,13 +137,19 @@ def _tested(torus):
 
 def _count(name, words, value, least, shown=""):
     """A whole number of at least 0 or 1."""
-    control = f'<input type="number" name="{name}" value="{value}" min="{least}" max="1000000000" required '
+    control = (
+        f'<input type="number" name="{name}" value="{value}" min="{least}" max="1000000000" '
+        "required "
+    )
     return label(words, control + f'title="a whole number from {least} to 1,000,000,000">', shown)
 
 
 def _any(name, words, value, shown, needed=""):
     """A number above 0, of which nothing means none where it is not needed."""
-    control = f'<input type="number" name="{name}" value="{value}" min="0.001" max="1000000000" step="any"{needed} '
+    control = (
+        f'<input type="number" name="{name}" value="{value}" min="0.001" max="1000000000" '
+        f'step="any"{needed} '
+    )
     return label(words, control + 'title="a number from 0.001 to 1,000,000,000">', shown)
 
 
@@ -137,7 +168,9 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     )
     step = (
         number("slices", "Slices", 1, 2**9, f"chip {tpus}")
-        + select("remat", "Rematerialised", explorer.REMATERIALISED | {name: name for name in POLICIES})
+        + select(
+            "remat", "Rematerialised", explorer.REMATERIALISED | {name: name for name in POLICIES}
+        )
         + _any("tokens", "Training tokens, billions", 1000, "", " required")
         + select("products", "Products of the layers", PRODUCTS)
     )
@@ -149,9 +182,16 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
     sizes = models.model(model)
     own = "".join(_count(name, name, getattr(sizes, name), 1) for name in models.SIZES)
     own += "".join(_count(name, name, 0, 0) for name in OPTIONAL)
-    own += select("gated", "Gated MLP", ("yes", "no")) + select("tied", "Tied embedding", ("no", "yes"))
-    config = '<p>The page reads it here and sends it nowhere.</p><label><span>File</span><input type="file" '
-    config += 'accept=".json,application/json"></label><label><span>Or its text</span><textarea rows="2" '
+    own += select("gated", "Gated MLP", ("yes", "no")) + select(
+        "tied", "Tied embedding", ("no", "yes")
+    )
+    config = (
+        "<p>The page reads it here and sends it nowhere.</p><label><span>File</span><input "
+        'type="file" '
+    )
+    config += (
+        'accept=".json,application/json"></label><label><span>Or its text</span><textarea rows="2" '
+    )
     config += 'spellcheck="false"></textarea></label><p role="status" data-config></p>'
     groups = {
         ("Training", "use train"): step, ("Dtypes of the state", "use train"): state,
@@ -165,16 +205,17 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         more += f"<fieldset{shown}><legend>{escape(legend)}</legend>{controls}</fieldset>"
     return form("Planner", {"What do you have?": first_fields}).replace(
         "</form>",
-        '<input type="hidden" name="choice" value=""><details class="planner-more"><summary>More: dtypes, remat, '
+        '<input type="hidden" name="choice" value=""><details '
+        'class="planner-more"><summary>More: dtypes, remat, '
         f"slices, your config.json</summary>{more}</details></form>",
     )
 
 
 _OUTPUT = (
-    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p>'
-    '<div class="explorer-bar"><button type="button" name="link">Copy link</button>'
-    '<button type="button" name="code">Copy command</button><button type="button" name="again">Start again</button>'
-    '<span role="status"></span></div><div class="explorer-output"></div></div>'
+    '<div class="explorer-result"><p class="explorer-words" aria-live="polite"></p><div '
+    'class="explorer-bar"><button type="button" name="link">Copy link</button><button '
+    'type="button" name="code">Copy command</button><button type="button" name="again">Start '
+    'again</button><span role="status"></span></div><div class="explorer-output"></div></div>'
 )
 
 
@@ -208,13 +249,17 @@ def planner(
     """
     made = plan(model, chip, chips, batch_tokens, sequence=sequence, remat=remat)
     slices = "&slices=1" if made.chip.torus else ""
-    start = f"use=train&model={model}&chip={chip}{slices}&chips={chips}&batch={batch_tokens}&sequence={sequence}"
+    start = f"use=train&model={model}&chip={chip}{slices}&chips={chips}&batch={batch_tokens}&sequence={sequence}"  # noqa: E501
     start += f"&remat={remat}&reserve={RESERVE}"
-    command = f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
+    command = (
+        f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
+    )
     command += f" --remat {remat}" * (remat != "block")
     without = (
-        '<p class="planner-plain">Without JavaScript this page shows one plan. For another, install '
-        f'<a href="shardlab.html">shardlab</a> and run a command such as <code>{escape(command)}</code>; for serving, '
+        '<p class="planner-plain">Without JavaScript this page shows one plan. For another, '
+        "install "
+        '<a href="shardlab.html">shardlab</a> and run a command such as '
+        f"<code>{escape(command)}</code>; for serving, "
         "add <code>--serve</code>.</p>"
     )
     picture = Picture(without + made._repr_html_(), made.report(10))

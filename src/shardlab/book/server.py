@@ -1,4 +1,5 @@
-"""HTTP before an engine: answers are streamed token by token, overload and bad requests are refused.
+"""HTTP before an engine: answers are streamed token by token, overload and bad requests are
+refused.
 
 server = Server(engine)  # http://127.0.0.1:{server.port}/completions
 engine.start()
@@ -33,10 +34,15 @@ def parse(body: bytes, positions: int) -> tuple[list[int], int]:
         raise ValueError('the body is no JSON object; send {"prompt": "4+9=", "max_tokens": 3}')
     prompt, count = asked.get("prompt"), asked.get("max_tokens")
     if not isinstance(prompt, str) or not 0 < len(prompt) < positions or set(prompt) - set(SYMBOLS):
-        raise ValueError(f'"prompt" is {prompt!r}; send 1 to {positions - 1} of the symbols {SYMBOLS!r}')
+        raise ValueError(
+            f'"prompt" is {prompt!r}; send 1 to {positions - 1} of the symbols {SYMBOLS!r}'
+        )
     room = positions - len(prompt)
     if type(count) is not int or not 1 <= count <= room:
-        raise ValueError(f'"max_tokens" is {count!r}; send an integer from 1 to {room}, the room beside this prompt')
+        raise ValueError(
+            f'"max_tokens" is {count!r}; send an integer from 1 to {room}, the room beside '
+            "this prompt"
+        )
     return [SYMBOLS.index(symbol) for symbol in prompt], count
 
 
@@ -102,7 +108,9 @@ class Metrics(Handler):
         """Gauges and counters, one a line."""
         engine, sizes = self.engine, self.engine.batch.sizes
         self.set_header("Content-Type", "text/plain; version=0.0.4")
-        self.write(f"requests_waiting {len(engine.waiting)}\nslots_in_use {len(engine.batch.slots)}\n")
+        self.write(
+            f"requests_waiting {len(engine.waiting)}\nslots_in_use {len(engine.batch.slots)}\n"
+        )
         self.write(f"steps_total {len(sizes)}\ntokens_generated_total {engine.generated}\n")
 
 
@@ -120,7 +128,9 @@ class Server:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
         handlers = {"/completions": Completions, "/health": Health, "/metrics": Metrics}
         routes = [(path, handler, {"engine": self.engine}) for path, handler in handlers.items()]
-        http = HTTPServer(Application(routes, log_function=lambda handler: None), max_body_size=4096)
+        http = HTTPServer(
+            Application(routes, log_function=lambda handler: None), max_body_size=4096
+        )
         sockets = bind_sockets(0, "127.0.0.1")
         http.add_sockets(sockets)
         self._ready.set_result(sockets[0].getsockname()[1])

@@ -1,7 +1,8 @@
-"""One array in several layouts, side by side: which slice of it each device stores, and how many bytes that takes.
+"""One array in several layouts, side by side: which slice of it each device stores, and how many
+bytes that takes.
 
-Notebooks show one picture for each layout. On the page "One Program, Many Devices" a script (book/static/home.js) shows
-one at a time, and lets the tiles move from the array to their devices.
+Notebooks show one picture for each layout. On the page "One Program, Many Devices" a script
+(book/static/home.js) shows one at a time, and lets the tiles move from the array to their devices.
 """
 
 from jax import Array
@@ -37,8 +38,9 @@ _WIDTH = 360
 def compare_specs(*arrays: Array) -> Picture:
     """Draw the same array in several layouts, each with the slice and the bytes of every device.
 
-    A float32 array of shape (8, 16) takes 8 * 16 * 4 = 512 bytes. On a mesh of 2 x 4 devices, `P(None, None)` stores
-    all 512 on each device, `P("x", None)` stores 512 / 2 = 256, and `P("x", "y")` stores 512 / 8 = 64.
+    A float32 array of shape (8, 16) takes 8 * 16 * 4 = 512 bytes. On a mesh of 2 x 4 devices,
+    `P(None, None)` stores all 512 on each device, `P("x", None)` stores 512 / 2 = 256, and `P("x",
+    "y")` stores 512 / 8 = 64.
 
     >>> a = jnp.zeros((8, 16))
     >>> specs = P(None, None), P("x", None), P("x", "y")
@@ -48,34 +50,48 @@ def compare_specs(*arrays: Array) -> Picture:
     P("x", "y")      f32[8@x, 16@y]: local shape (4, 4), 8 shards on 8 devices, 64 bytes each
 
     Args:
-      arrays: the array in each layout: of two dimensions, on one mesh of two axes and at most 4 devices in a row.
+      arrays: the array in each layout: of two dimensions, on one mesh of two axes and at most 4
+        devices in a row.
 
     Returns:
       A `Picture`.
 
     Raises:
       TypeError: an argument is no `jax.Array`.
-      ValueError: there is no array, or they differ in shape, dtype or mesh, or these cannot be drawn.
-    """
+      ValueError: there is no array, or they differ in shape, dtype or mesh, or these cannot be
+        drawn.
+    """  # noqa: E501
     if not arrays:
         raise ValueError("compare_specs() needs an array in each layout that it compares")
     for array in arrays:
         if not isinstance(array, Array):
-            raise TypeError(f"compare_specs() takes arrays that are placed on a mesh, not {type(array).__name__}")
+            raise TypeError(
+                "compare_specs() takes arrays that are placed on a mesh, not "
+                f"{type(array).__name__}"
+            )
     layouts = [describe(array) for array in arrays]
     first = layouts[0]
     for layout in layouts:
         if layout.unreduced:
             raise ValueError(
-                f"compare_specs() draws slices, not the partial sums of {layout.type}; add them up first, with "
-                "jax.sharding.reshard, or draw() them"
+                f"compare_specs() draws slices, not the partial sums of {layout.type}; add "
+                "them up first, with jax.sharding.reshard, or draw() them"
             )
-        if layout.mesh is None or len(layout.shape) != 2 or len(layout.mesh.axes) != 2 or layout.mesh.shape[1] > 4:
+        if (
+            layout.mesh is None
+            or len(layout.shape) != 2
+            or len(layout.mesh.axes) != 2
+            or layout.mesh.shape[1] > 4
+        ):
             raise ValueError(
-                f"compare_specs() draws matrices on a mesh of two axes with at most 4 devices in a row, not {layout}"
+                "compare_specs() draws matrices on a mesh of two axes with at most 4 devices "
+                f"in a row, not {layout}"
             )
         if (layout.shape, layout.dtype, layout.mesh) != (first.shape, first.dtype, first.mesh):
-            raise ValueError(f"compare_specs() compares layouts of one array on one mesh, not {first} and {layout}")
+            raise ValueError(
+                f"compare_specs() compares layouts of one array on one mesh, not {first} and "
+                f"{layout}"
+            )
     pictures = [_picture(layout) for layout in layouts]
     attributes = f'class="shardlab specs" data-specs="{len(layouts)}" data-load="{_FILES}"'
     words = "\n".join(f"{_spec(layout):16s} {layout}" for layout in layouts)
@@ -85,7 +101,11 @@ def compare_specs(*arrays: Array) -> Picture:
 def _spec(layout):
     """The spec as one writes it: `P("x", None)`."""
     entries = (
-        "None" if not axes else f'"{axes[0]}"' if len(axes) == 1 else f"({', '.join(f'{axis!r}' for axis in axes)})"
+        "None"
+        if not axes
+        else f'"{axes[0]}"'
+        if len(axes) == 1
+        else f"({', '.join(f'{axis!r}' for axis in axes)})"
         for axes in layout.spec
     )
     return f"P({', '.join(entries)})"
@@ -99,9 +119,12 @@ def _picture(layout):
     if layout.replicas == 1:
         copies = f"{counted(layout.distinct_shards, 'shard')}, no replicas"
     title = f"{spec}: {layout.type} on {counted(len(layout.shards), 'device')}"
-    sentence = listed(f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards)
+    sentence = listed(
+        f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards
+    )
     words = (
-        f"Local shape {layout.shard_shape}, {each:,} bytes per device, {layout.total_bytes:,} bytes in all. {sentence}"
+        f"Local shape {layout.shard_shape}, {each:,} bytes per device, {layout.total_bytes:,} "
+        f"bytes in all. {sentence}"
     )
     caption = f"<code>{escape(spec)}</code> {copies}"
     return figure(parts, _WIDTH, height, title, words, caption, growth=1.75).replace(
@@ -124,7 +147,9 @@ def _array(layout):
         else:
             left, top, wide, high = box
             parts += [stripes(*box, [_colour(device) for device in owners]), rect(*box)]
-            parts.append(haloed(left + wide / 2, top + high / 2 + 5, " ".join(map(str, owners)), 13))
+            parts.append(
+                haloed(left + wide / 2, top + high / 2 + 5, " ".join(map(str, owners)), 13)
+            )
     return [*parts, _grid(layout, *_ARRAY)]
 
 
@@ -162,13 +187,19 @@ def _devices(layout):
         share = _SLICE[2] * stored / layout.nbytes
         parts += [
             rect(left, top, width, height, more=' rx="4" opacity=".4"'),
-            f'<rect x="{left + 7:g}" y="{top + 6:g}" width="16" height="15" rx="2" fill="{colour}"/>{number}',
+            (
+                f'<rect x="{left + 7:g}" y="{top + 6:g}" width="16" height="15" rx="2" '
+                f'fill="{colour}"/>{number}'
+            ),
             text(left + width - 7, top + 18, f"{stored:,} B", size=12, anchor="end").replace(
                 "<text ", f'<text data-bytes="{stored}" ', 1
             ),
             _grid(layout, *inner, 0.35),
             rect(left + 7, top + 59, _SLICE[2], 5, more=' stroke-width=".5" opacity=".5"'),
-            f'<rect data-bar="" x="{left + 7:g}" y="{top + 59:g}" width="{share:g}" height="5" fill="{colour}"/>',
+            (
+                f'<rect data-bar="" x="{left + 7:g}" y="{top + 59:g}" width="{share:g}" '
+                f'height="5" fill="{colour}"/>'
+            ),
         ]
         box = _place(layout, shard.index, *inner)
         source = " ".join(f"{value:g}" for value in _place(layout, shard.index, *_ARRAY))

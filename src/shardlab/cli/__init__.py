@@ -1,4 +1,6 @@
-"""The command line of shardlab: layouts, plans, what programs send, what was measured, and grades, as text or JSON."""
+"""The command line of shardlab: layouts, plans, what programs send, what was measured, and grades,
+as text or JSON.
+"""
 
 import argparse
 import sys
@@ -29,10 +31,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
     Args:
-      arguments: as on the command line, without the program's name; by default those of this process.
+      arguments: as on the command line, without the program's name; by default those of this
+        process.
 
     Returns:
-      The exit status: 0; or 1, if no mesh of a plan fits. Wrong arguments exit with 2, after one line on stderr.
+      The exit status: 0; or 1, if no mesh of a plan fits. Wrong arguments exit with 2, after one
+      line on stderr.
     """
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
@@ -40,16 +44,22 @@ def main(arguments: list[str] | None = None) -> int:
     for name, module in COMMANDS.items():
         about = module.ABOUT
         command = commands.add_parser(
-            name, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=module.EXAMPLES,
+            name,
+            help=about,
+            description=f"{about[0].upper()}{about[1:]}.",
+            epilog=module.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         command.add_argument("--json", action="store_true", help="print JSON instead of text")
         command.set_defaults(run=module.run, parser=command)
         module.add_arguments(command)
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
         known = commands.choices
-        parser.error(f"no command is called {arguments[0]!r}; use {', '.join(known)}{nearest(arguments[0], known)}")
+        parser.error(
+            f"no command is called {arguments[0]!r}; use "
+            f"{', '.join(known)}{nearest(arguments[0], known)}"
+        )
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()

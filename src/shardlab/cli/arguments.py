@@ -16,8 +16,8 @@ def mesh_of(text):
     for name, size in sizes.items():
         if not name.isidentifier() or not size.isdigit() or int(size) < 1:
             raise Wrong(
-                f"--mesh {text}: {f'{name}={size}' if size else repr(name)} is no mesh axis; write each with a size of "
-                "at least 1, such as x=2,y=4"
+                f"--mesh {text}: {f'{name}={size}' if size else repr(name)} is no mesh axis; "
+                "write each with a size of at least 1, such as x=2,y=4"
             )
     if len(sizes) < len(pairs):
         twice = next(name for name in sizes if [pair[0].strip() for pair in pairs].count(name) > 1)

@@ -1,4 +1,6 @@
-"""`shardlab explain --compare`: what a program sends and holds more than in another revision of its repository."""
+"""`shardlab explain --compare`: what a program sends and holds more than in another revision of its
+repository.
+"""
 
 import json
 import os
@@ -27,36 +29,57 @@ def run(options):
         for row in rows:
             what = "holds at once" if row["kind"] == "peak" else f"sends {row['kind']}"
             then = f"before {bytes_text(row['before'])}" if row["before"] else "before nothing"
-            print(f"{row['place']}: {what} {bytes_text(row['after'])}, {then}: {row['code']}".rstrip(": "))
+            print(
+                f"{row['place']}: {what} {bytes_text(row['after'])}, {then}: {row['code']}".rstrip(
+                    ": "
+                )
+            )
         if not rows:
-            print(f"{options.program}: no line sends more than in {options.compare[0]}, and a device holds no more")
+            print(
+                f"{options.program}: no line sends more than in {options.compare[0]}, and a "
+                "device holds no more"
+            )
     return 1 if rows else 0
 
 
 def growth(before, after, limit):
-    """What grew by more than a limit in bytes, the most first: dicts of "place", "kind", "before", "after" and "code".
+    """What grew by more than a limit in bytes, the most first: dicts of "place", "kind", "before",
+    "after" and "code".
 
     Args:
-      before, after: of each program the bytes that a device sends by (file, code, kind), each with the place, and under
-        None what it holds at most at once.
+      before, after: of each program the bytes that a device sends by (file, code, kind), each with
+        the place, and under None what it holds at most at once.
     """
     rows = []
     for key, (size, place) in after.items():
         old = before[key][0] if key in before else 0
         if size - old > limit:
             file, code, kind = key or ("", "", "peak")
-            rows.append({"place": place or file, "kind": kind, "before": old, "after": size, "code": code})
+            rows.append(
+                {"place": place or file, "kind": kind, "before": old, "after": size, "code": code}
+            )
     return sorted(rows, key=lambda row: row["before"] - row["after"])
 
 
 def _explained(revision, options):
     """What a revision's program sends by line of code, and holds."""
     with _files_of(revision) as (top, folder):
-        command = [sys.executable, "-m", "shardlab", "explain", options.program, "--json", "--chip", options.chip]
+        command = [
+            sys.executable,
+            "-m",
+            "shardlab",
+            "explain",
+            options.program,
+            "--json",
+            "--chip",
+            options.chip,
+        ]
         for name in ("mesh", "pod", "devices"):
             if (value := getattr(options, name)) is not None:
                 command += [f"--{name}", str(value)]
-        done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace")
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace"
+        )
         if done.returncode:
             reason = done.stderr.strip().rpartition("\n")[2]
             raise Wrong(f"{revision}: {reason}")
@@ -70,7 +93,9 @@ def _explained(revision, options):
 
 
 def _line(move, top):
-    """The line of code for which a program sends something, the same when lines are added above it; and its place."""
+    """The line of code for which a program sends something, the same when lines are added above it;
+    and its place.
+    """
     file, number, code = Path(move["file"] or "unknown"), move["line"], ""
     if number and file.is_file():
         lines = file.read_text("utf-8", "replace").splitlines()
@@ -81,7 +106,9 @@ def _line(move, top):
 
 @contextmanager
 def _files_of(revision):
-    """The top of a repository, and the folder in it in which the command was given, with the files of a revision."""
+    """The top of a repository, and the folder in it in which the command was given, with the files
+    of a revision.
+    """
     top, here = Path(_git("rev-parse", "--show-toplevel")), Path.cwd()
     if revision == HERE:
         yield top, here
@@ -93,7 +120,10 @@ def _files_of(revision):
         try:
             folder = files / here.relative_to(top)
             if not folder.is_dir():
-                raise Wrong(f"{revision} has no folder {here.relative_to(top)}; run the command where both have one")
+                raise Wrong(
+                    f"{revision} has no folder {here.relative_to(top)}; run the command where "
+                    "both have one"
+                )
             yield files, folder
         finally:
             _git("worktree", "remove", "--force", str(files))
@@ -112,6 +142,9 @@ def _git(*arguments, unknown=None):
         raise Wrong("--compare needs git, which is not installed") from None
     if done.returncode:
         if unknown:
-            raise Wrong(f"--compare: there is no revision {unknown!r} here; give two, such as origin/main HEAD")
+            raise Wrong(
+                f"--compare: there is no revision {unknown!r} here; give two, such as "
+                "origin/main HEAD"
+            )
         raise Wrong(f"--compare: git {arguments[0]} failed: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -29,22 +29,42 @@ line is printed for each line of the source for which a device sends more in the
 the exit status is 1: a check for pull requests.
 
 A file holds the text of a compiled program, as `jax.jit(step).lower(*args).compile().as_text()` returns it.
-"""
+"""  # noqa: E501
 
 
 def add_arguments(command):
     """Add the options of the command to its parser."""
-    command.add_argument("program", help="module:function, or a file with the text of a compiled program")
-    command.add_argument("--mesh", help="the mesh whose axes name the groups, such as data=4,model=2")
-    command.add_argument("--chip", default="v5p", help="the chip for which times are predicted (v5p)")
-    command.add_argument("--pod", metavar="NAME", help="compile for these chips, such as v5e:4x4 (not with --mesh)")
     command.add_argument(
-        "--compare", nargs=2, metavar=("BASE", "HEAD"), help="compare two revisions, as git names them"
+        "program", help="module:function, or a file with the text of a compiled program"
     )
     command.add_argument(
-        "--limit", type=int, default=0, metavar="BYTES", help="with --compare, growth that is allowed (0)"
+        "--mesh", help="the mesh whose axes name the groups, such as data=4,model=2"
     )
-    command.add_argument("--devices", type=int, metavar="N", help="emulate N CPU devices before the module is imported")
+    command.add_argument(
+        "--chip", default="v5p", help="the chip for which times are predicted (v5p)"
+    )
+    command.add_argument(
+        "--pod", metavar="NAME", help="compile for these chips, such as v5e:4x4 (not with --mesh)"
+    )
+    command.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("BASE", "HEAD"),
+        help="compare two revisions, as git names them",
+    )
+    command.add_argument(
+        "--limit",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="with --compare, growth that is allowed (0)",
+    )
+    command.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="emulate N CPU devices before the module is imported",
+    )
 
 
 def run(options):
@@ -56,7 +76,9 @@ def run(options):
     except ValueError as error:
         raise Wrong(f"--chip: {error}") from None
     if options.mesh and options.pod:
-        raise Wrong("--mesh and --pod exclude each other; a pod's mesh has the axes of the arguments")
+        raise Wrong(
+            "--mesh and --pod exclude each other; a pod's mesh has the axes of the arguments"
+        )
     mesh = mesh_of(options.mesh) if options.mesh else None
     if options.compare:
         return compare.run(options)
@@ -66,7 +88,9 @@ def run(options):
         try:
             emulate(options.devices)
         except ValueError:
-            raise Wrong(f"--devices is {options.devices}; use a whole number of at least 1") from None
+            raise Wrong(
+                f"--devices is {options.devices}; use a whole number of at least 1"
+            ) from None
     if options.pod:
         from shardlab.pods.pod import Pod
 
@@ -81,14 +105,15 @@ def run(options):
         program, args, kwargs = _made(options.program)
     else:
         raise Wrong(
-            f"{options.program!r} is no file, and no function; give a file with the text of a compiled program, or "
-            "module:function, such as train:example"
+            f"{options.program!r} is no file, and no function; give a file with the text of a "
+            "compiled program, or module:function, such as train:example"
         )
     from shardlab.report.explain import explain
 
     try:
         report = explain(program, *args, mesh=mesh, chip=options.chip, **kwargs)
-    except Exception as error:  # what the program itself raises while it is traced and compiled, too
+    except Exception as error:
+        # what the program itself raises while it is traced and compiled, too
         raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None
     print(report.to_json() if options.json else report)
     return 0
@@ -117,18 +142,24 @@ def _made(name):
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             here = [path.stem for path in Path.cwd().glob("*.py")]
             raise Wrong(
-                f"{name}: there is no module {error.name!r} in this folder or installed{nearest(error.name, here)}; "
-                "run this in the folder of the module, or set PYTHONPATH"
+                f"{name}: there is no module {error.name!r} in this folder or "
+                f"installed{nearest(error.name, here)}; run this in the folder of the module, "
+                "or set PYTHONPATH"
             ) from None
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     except Exception as error:
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [label for label, value in vars(module).items() if callable(value) and not label.startswith("_")]
+        known = [
+            label
+            for label, value in vars(module).items()
+            if callable(value) and not label.startswith("_")
+        ]
         raise Wrong(
-            f"{name}: {module_name} has no function {function_name!r}{nearest(function_name, known)}; write one that "
-            "returns (step, args)"
+            f"{name}: {module_name} has no function "
+            f"{function_name!r}{nearest(function_name, known)}; write one that returns (step, "
+            "args)"
         )
     try:
         outcome = function()
@@ -140,10 +171,12 @@ def _made(name):
         and isinstance(outcome[1], tuple | list)
         and (len(outcome) == 2 or isinstance(outcome[2], dict))
     ):
-        sort = f"a tuple of {len(outcome)}" if isinstance(outcome, tuple) else type(outcome).__name__
+        sort = (
+            f"a tuple of {len(outcome)}" if isinstance(outcome, tuple) else type(outcome).__name__
+        )
         raise Wrong(
-            f"{name}() returned {sort}; return (step, args) or (step, args, kwargs), where args is a tuple "
-            "and kwargs a dict"
+            f"{name}() returned {sort}; return (step, args) or (step, args, kwargs), where "
+            "args is a tuple and kwargs a dict"
         )
     return outcome[0], tuple(outcome[1]), outcome[2] if len(outcome) == 3 else {}
 
@@ -154,7 +187,9 @@ def _told(error):
     own = [frame for frame in frames if Path(frame.filename).is_file()]
     own = [frame for frame in own if not re.search(r"/(site|dist)-packages/", frame.filename)]
     own = [
-        frame for frame in own if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+        frame
+        for frame in own
+        if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
     ]
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}: " if own else ""
     reason = str(error).strip().split("\n\n")[0]

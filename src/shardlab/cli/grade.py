@@ -1,4 +1,6 @@
-"""`shardlab grade`: run notebooks that participants of a course return, and say which exercises they have solved."""
+"""`shardlab grade`: run notebooks that participants of a course return, and say which exercises
+they have solved.
+"""
 
 import json
 import re
@@ -17,8 +19,9 @@ examples:
 The notebooks are those of the book's folder `class`, filled in. Each runs in a kernel of its own, in its own folder, so
 give them only to a machine on which strangers' code may run. With --original, only the answers are taken from what was
 returned, and everything else, above all what checks them, from the notebook that you handed out.
-"""
-BEGINNING = "# Your answer to exercise"  # of a cell in which a participant writes; the notebooks are made so
+"""  # noqa: E501
+# of a cell in which a participant writes; the notebooks are made so
+BEGINNING = "# Your answer to exercise"
 ANSWER = re.compile(rf"^{BEGINNING} ([\w-]+)", re.MULTILINE)
 RIGHT, OPEN, WRONG, ERROR = "right", "open", "wrong", "error"
 MARKS = {RIGHT: "+", OPEN: ".", WRONG: "-", ERROR: "!"}
@@ -27,9 +30,15 @@ LEGEND = "+ right   - wrong   . not solved yet   ! raises another error"
 
 def add_arguments(command):
     """Add the options of the command to its parser."""
-    command.add_argument("notebooks", nargs="+", metavar="NOTEBOOK", help="a notebook of the folder class, filled in")
-    command.add_argument("--original", metavar="NOTEBOOK", help="take all but the answers from this notebook")
-    command.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
+    command.add_argument(
+        "notebooks", nargs="+", metavar="NOTEBOOK", help="a notebook of the folder class, filled in"
+    )
+    command.add_argument(
+        "--original", metavar="NOTEBOOK", help="take all but the answers from this notebook"
+    )
+    command.add_argument(
+        "--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)"
+    )
 
 
 def run(options):
@@ -56,7 +65,9 @@ def _read(name):
     try:
         import nbformat
     except ImportError:
-        raise Wrong("grade needs nbclient and ipykernel; install them with: pip install nbclient ipykernel") from None
+        raise Wrong(
+            "grade needs nbclient and ipykernel; install them with: pip install nbclient ipykernel"
+        ) from None
     try:
         notebook = nbformat.read(name, as_version=4)
     except OSError as error:
@@ -65,8 +76,8 @@ def _read(name):
         raise Wrong(f"{name} is no notebook: {type(error).__name__}") from None
     if not answers(notebook):
         raise Wrong(
-            f"{name} has no cell that begins with `# Your answer to exercise NAME`; hand out the notebooks of the "
-            "book's folder class"
+            f"{name} has no cell that begins with `# Your answer to exercise NAME`; hand out "
+            "the notebooks of the book's folder class"
         )
     return notebook
 
@@ -97,12 +108,16 @@ def with_answers(original, returned, name):
 
 
 def of_notebook(notebook, file, timeout):
-    """What became of each exercise: "right", "open", "wrong" or "error", and for the last two why, in one line."""
+    """What became of each exercise: "right", "open", "wrong" or "error", and for the last two why,
+    in one line.
+    """
     try:
         from nbclient import NotebookClient
         from nbclient.exceptions import CellTimeoutError, DeadKernelError
     except ImportError:
-        raise Wrong("grade needs nbclient and ipykernel; install them with: pip install nbclient ipykernel") from None
+        raise Wrong(
+            "grade needs nbclient and ipykernel; install them with: pip install nbclient ipykernel"
+        ) from None
 
     cells = sum(cell.cell_type == "code" for cell in notebook.cells)
     done = 0
@@ -117,9 +132,13 @@ def of_notebook(notebook, file, timeout):
         if cell.cell_type == "code":
             cell.outputs = []
     client = NotebookClient(
-        notebook, timeout=timeout, allow_errors=True, kernel_name="python3",
-        resources={"metadata": {"path": str(file.parent)}}, on_cell_start=progress,
-    )  # fmt: skip
+        notebook,
+        timeout=timeout,
+        allow_errors=True,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(file.parent)}},
+        on_cell_start=progress,
+    )
     stopped = ""
     try:
         client.execute()
@@ -137,10 +156,19 @@ def _verdict(cell, stopped):
     printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
     for output in cell.outputs:
         if output.output_type == "error":
-            kind = {"NotSolved": OPEN, "WrongAnswer": WRONG, "_Misplaced": WRONG}.get(output.ename, ERROR)
+            kind = {"NotSolved": OPEN, "WrongAnswer": WRONG, "_Misplaced": WRONG}.get(
+                output.ename, ERROR
+            )
             first = output.evalue.strip().partition("\n")[0]
             return {"verdict": kind, "why": first if kind != ERROR else f"{output.ename}: {first}"}
-    last = next((line for line in reversed(printed.splitlines()) if line.startswith(("Right: ", "Not solved"))), "")
+    last = next(
+        (
+            line
+            for line in reversed(printed.splitlines())
+            if line.startswith(("Right: ", "Not solved"))
+        ),
+        "",
+    )
     if last.startswith("Right: "):
         return {"verdict": RIGHT, "why": ""}
     if stopped and not cell.outputs:
@@ -153,9 +181,15 @@ def table(graded):
     labels = list(dict.fromkeys(label for verdicts in graded.values() for label in verdicts))
     width = max(len(Path(name).name) for name in graded)
     lines = [f"{number:>2}  {label}" for number, label in enumerate(labels, 1)]
-    lines += ["", " " * width + "".join(f"{number:>4}" for number in range(1, len(labels) + 1)) + "  right"]
+    lines += [
+        "",
+        " " * width + "".join(f"{number:>4}" for number in range(1, len(labels) + 1)) + "  right",
+    ]
     for name, verdicts in graded.items():
-        marks = "".join(f"{MARKS[verdicts[label]['verdict']] if label in verdicts else ' ':>4}" for label in labels)
+        marks = "".join(
+            f"{MARKS[verdicts[label]['verdict']] if label in verdicts else ' ':>4}"
+            for label in labels
+        )
         right = sum(verdict["verdict"] == RIGHT for verdict in verdicts.values())
         lines.append(f"{Path(name).name:<{width}}{marks}  {right:>2} of {len(verdicts)}")
     lines += ["", LEGEND]

@@ -23,9 +23,13 @@ A file of your own runs is JSON:
 
 def add_arguments(command):
     """Add the options of the command to its parser."""
-    command.add_argument("file", nargs="?", help="your own runs, as JSON (default: what the book lists)")
+    command.add_argument(
+        "file", nargs="?", help="your own runs, as JSON (default: what the book lists)"
+    )
     command.add_argument("--kind", help="only this kind of prediction, such as 'training step'")
-    command.add_argument("--misses", action="store_true", help="only what contradicts its prediction")
+    command.add_argument(
+        "--misses", action="store_true", help="only what contradicts its prediction"
+    )
 
 
 def run(options):
@@ -38,17 +42,29 @@ def run(options):
         raise Wrong(str(error)) from None
     kinds = entries.kinds()
     if options.kind is not None and options.kind not in kinds:
-        raise Wrong(f"--kind {options.kind}: use one of {', '.join(kinds)}{nearest(options.kind, kinds)}")
+        raise Wrong(
+            f"--kind {options.kind}: use one of {', '.join(kinds)}{nearest(options.kind, kinds)}"
+        )
     if options.kind is not None:
         kinds = {options.kind: kinds[options.kind]}
-    listed = {kind: Ledger(e for e in group if e.misses or not options.misses) for kind, group in kinds.items()}
+    listed = {
+        kind: Ledger(e for e in group if e.misses or not options.misses)
+        for kind, group in kinds.items()
+    }
     if options.json:
-        rows = [asdict(e) | {"factor": e.factor, "misses": e.misses} for group in listed.values() for e in group]
+        rows = [
+            asdict(e) | {"factor": e.factor, "misses": e.misses}
+            for group in listed.values()
+            for e in group
+        ]
         print(json.dumps(rows, indent=1))
         return 0 if rows else 1
     for kind, group in listed.items():
         if group:
-            print(f"{kind}: {sum(e.misses for e in kinds[kind])} of {len(kinds[kind])} contradict their prediction")
+            print(
+                f"{kind}: {sum(e.misses for e in kinds[kind])} of {len(kinds[kind])} "
+                "contradict their prediction"
+            )
             print(f"{group!r}\n")
     if not any(listed.values()):
         print("nothing that is listed contradicts its prediction")

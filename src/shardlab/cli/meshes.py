@@ -13,9 +13,12 @@ from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines import hardware, models
 
 ABOUT = "list the meshes on which a model fits, by predicted step time"
-STATE = {"parameters": "bf16", "gradients": "bf16", "moments": "f32", "master": "none"}  # 12 bytes for each parameter
+# 12 bytes for each parameter
+STATE = {"parameters": "bf16", "gradients": "bf16", "moments": "f32", "master": "none"}
 WHAT = {
-    "parameters": "the parameters; with f32 for them and for gradients 16 bytes each, as MaxText has",
+    "parameters": (
+        "the parameters; with f32 for them and for gradients 16 bytes each, as MaxText has"
+    ),
     "gradients": "their gradients",
     "moments": "each of Adam's two moments",
     "master": "a copy of the parameters in higher precision, as Megatron-LM has, or none",
@@ -28,7 +31,7 @@ examples:
 
 Times and bytes are predicted by formula; --verify 3 compares the bytes of the best three with the chips' own compiler,
 which needs no chips but takes minutes. A model of your own: give the path of its config.json, or its sizes.
-"""
+"""  # noqa: E501
 
 
 def _number(text):
@@ -41,63 +44,129 @@ def _number(text):
 def add_arguments(command):
     """Add the options of the command to its parser."""
     sizes = ",".join(f"{size}=N" for size in models.SIZES)
-    command.add_argument("model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}")
+    command.add_argument(
+        "model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}"
+    )
     command.add_argument("chip", help=", ".join(hardware.CHIPS))
     command.add_argument("chips", type=_number, help="how many chips")
     command.add_argument(
-        "--batch-tokens", type=_number, default=4 * 2**20, metavar="N",
-        help="tokens in a batch, of all chips and micro-batches together; k, M and G are powers of 1024 (4M)",
-    )  # fmt: skip
-    command.add_argument("--sequence", type=_number, default=4096, metavar="N", help="tokens of a sequence (4096)")
-    command.add_argument(
-        "--slices", type=_number, metavar="N",
-        help="slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)",
-    )  # fmt: skip
-    command.add_argument(
-        "--remat", default="block", choices=(*costs.REMAT, *costs.POLICIES), metavar="KIND",
-        help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the scores of attention; mlp, "
-        "all of attention; block, whole layers; offload, whole layers with their inputs in the host's memory; or a "
-        f"policy of MaxText or Megatron-LM: {', '.join(costs.POLICIES)} (block)",
-    )  # fmt: skip
-    for name, default in STATE.items():
-        command.add_argument(f"--{name}", default=default, metavar="DTYPE", help=f"dtype of {WHAT[name]} ({default})")
-    command.add_argument("--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)")
-    command.add_argument(
-        "--axes", help=f"which axes to try, of {','.join(MESH_AXES)} (data,fsdp,tensor; on several nodes of GPUs "
-        "pipeline and context too; for sequences of 32k tokens or more context; for a mixture of experts expert)",
-    )  # fmt: skip
-    command.add_argument(
-        "--microbatches", type=_number, metavar="N", help="how many (for each mesh the power of two that is best)"
+        "--batch-tokens",
+        type=_number,
+        default=4 * 2**20,
+        metavar="N",
+        help=(
+            "tokens in a batch, of all chips and micro-batches together; k, M and G are powers of "
+            "1024 (4M)"
+        ),
     )
     command.add_argument(
-        "--stages", type=_number, metavar="N",
-        help="stages on each chip of a pipeline, an interleaved schedule (1, 2, 4 or 8, whichever is best)",
-    )  # fmt: skip
+        "--sequence", type=_number, default=4096, metavar="N", help="tokens of a sequence (4096)"
+    )
     command.add_argument(
-        "--gathers", type=int, choices=(1, 2),
-        help="how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once in a step (the best)",
-    )  # fmt: skip
+        "--slices",
+        type=_number,
+        metavar="N",
+        help=(
+            "slices of a TPU, connected by the DCN (1); of GPUs, nodes (the fewest that hold them)"
+        ),
+    )
     command.add_argument(
-        "--overlap", nargs="+", default=(), choices=OVERLAPS, metavar="AXIS",
-        help="axes whose collectives the framework overlaps with products: tensor, expert (neither)",
-    )  # fmt: skip
+        "--remat",
+        default="block",
+        choices=(*costs.REMAT, *costs.POLICIES),
+        metavar="KIND",
+        help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the "
+        "scores of attention; mlp, "
+        "all of attention; block, whole layers; offload, whole layers with their inputs in "
+        "the host's memory; or a policy of MaxText or Megatron-LM: "
+        f"{', '.join(costs.POLICIES)} (block)",
+    )
+    for name, default in STATE.items():
+        command.add_argument(
+            f"--{name}", default=default, metavar="DTYPE", help=f"dtype of {WHAT[name]} ({default})"
+        )
     command.add_argument(
-        "--dispatch", default="expert", choices=DISPATCHES,
-        help="how often a token is sent to another node: once for each expert there, or once, as DeepEP does (expert)",
-    )  # fmt: skip
+        "--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)"
+    )
     command.add_argument(
-        "--reserve", type=float, default=0.1, metavar="SHARE",
-        help="share of memory kept for what the formulas do not count, such as the compiler's buffers (0.1)",
-    )  # fmt: skip
+        "--axes",
+        help=f"which axes to try, of {','.join(MESH_AXES)} (data,fsdp,tensor; on several nodes of "
+        "GPUs "
+        "pipeline and context too; for sequences of 32k tokens or more context; for a mixture "
+        "of experts expert)",
+    )
+    command.add_argument(
+        "--microbatches",
+        type=_number,
+        metavar="N",
+        help="how many (for each mesh the power of two that is best)",
+    )
+    command.add_argument(
+        "--stages",
+        type=_number,
+        metavar="N",
+        help=(
+            "stages on each chip of a pipeline, an interleaved schedule (1, 2, 4 or 8, whichever "
+            "is best)"
+        ),
+    )
+    command.add_argument(
+        "--gathers",
+        type=int,
+        choices=(1, 2),
+        help=(
+            "how often FSDP gathers a parameter: 2, in both passes of each micro-batch; 1, once "
+            "in a step (the best)"
+        ),
+    )
+    command.add_argument(
+        "--overlap",
+        nargs="+",
+        default=(),
+        choices=OVERLAPS,
+        metavar="AXIS",
+        help=(
+            "axes whose collectives the framework overlaps with products: tensor, expert (neither)"
+        ),
+    )
+    command.add_argument(
+        "--dispatch",
+        default="expert",
+        choices=DISPATCHES,
+        help=(
+            "how often a token is sent to another node: once for each expert there, or once, as "
+            "DeepEP does (expert)"
+        ),
+    )
+    command.add_argument(
+        "--reserve",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help=(
+            "share of memory kept for what the formulas do not count, such as the compiler's "
+            "buffers (0.1)"
+        ),
+    )
     command.add_argument("--top", type=_number, default=10, metavar="N", help="rows to show (10)")
-    command.add_argument("--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg")
     command.add_argument(
-        "--verify", type=_number, default=0, metavar="N",
-        help="compile the best N meshes that fit, neither interleaved nor gathered once, and compare bytes sent and "
+        "--plot", metavar="FILE", help="draw the plan too, into a file such as plan.svg"
+    )
+    command.add_argument(
+        "--verify",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="compile the best N meshes that fit, neither interleaved nor gathered once, and "
+        "compare bytes sent and "
         "memory; takes minutes",
-    )  # fmt: skip
+    )
     command.add_argument(
-        "--time-limit", type=float, default=900, metavar="S", help="begin no compile after this (900 s)"
+        "--time-limit",
+        type=float,
+        default=900,
+        metavar="S",
+        help="begin no compile after this (900 s)",
     )
     serve.add_arguments(command, _number)
 
@@ -119,25 +188,43 @@ def _run(options):
 
     def planned(remat):
         return plan(
-            models.parse(options.model), options.chip, options.chips, options.batch_tokens, sequence=options.sequence,
-            slices=options.slices, remat=remat, reserve=options.reserve, products=options.products,
+            models.parse(options.model),
+            options.chip,
+            options.chips,
+            options.batch_tokens,
+            sequence=options.sequence,
+            slices=options.slices,
+            remat=remat,
+            reserve=options.reserve,
+            products=options.products,
             axes=tuple(axis.strip() for axis in options.axes.split(",")) if options.axes else None,
-            microbatches=options.microbatches, stages=options.stages, gathers=options.gathers, nearest_batch=True,
-            overlap=options.overlap, dispatch=options.dispatch,
-            dtypes={name: None if getattr(options, name) == "none" else getattr(options, name) for name in STATE},
-        )  # fmt: skip
+            microbatches=options.microbatches,
+            stages=options.stages,
+            gathers=options.gathers,
+            nearest_batch=True,
+            overlap=options.overlap,
+            dispatch=options.dispatch,
+            dtypes={
+                name: None if getattr(options, name) == "none" else getattr(options, name)
+                for name in STATE
+            },
+        )
 
     changed = [f"--{name}" for name, default in STATE.items() if getattr(options, name) != default]
     if changed and options.verify:
         raise ValueError(
-            f"--verify compiles steps with bfloat16 parameters and gradients and float32 moments; leave out "
-            f"{', '.join(changed)}"
+            "--verify compiles steps with bfloat16 parameters and gradients and float32 "
+            f"moments; leave out {', '.join(changed)}"
         )
     proposal = planned(options.remat)
     if proposal.batch_tokens != options.batch_tokens:
         print(
-            f"No mesh shares {options.batch_tokens // options.sequence:,} sequences evenly; this plan is for the "
-            f"nearest batch: {proposal.batch_tokens // options.sequence:,} sequences, {proposal.batch_tokens:,} tokens",
+            (
+                f"No mesh shares {options.batch_tokens // options.sequence:,} sequences evenly; "
+                "this plan is for the nearest batch: "
+                f"{proposal.batch_tokens // options.sequence:,} sequences, "
+                f"{proposal.batch_tokens:,} tokens"
+            ),
             file=sys.stderr if options.json else sys.stdout,
         )
     print(proposal.to_json(options.top) if options.json else proposal.report(options.top))
@@ -156,32 +243,52 @@ def _run(options):
         if able:
             return _compare(proposal, min(options.verify, able), options.time_limit, stream)
         print(
-            "nothing is compiled: what fits interleaves or gathers once; add --stages 1 --gathers 2",
+            (
+                "nothing is compiled: what fits interleaves or gathers once; add --stages 1 "
+                "--gathers 2"
+            ),
             file=sys.stderr,
         )
         return 1
     if options.verify:
-        print("nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit", file=sys.stderr)
+        print(
+            "nothing is compiled, as no mesh fits by formula; --reserve 0 lets more of them fit",
+            file=sys.stderr,
+        )
     return 0 if fitting else 1
 
 
 def _refuse_ignored(options):
-    """ValueError for options that have no effect: those of training with --serve, those of serving without it."""
+    """ValueError for options that have no effect: those of training with --serve, those of serving
+    without it.
+    """
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     plain = vars(parser.parse_args(["model", "chip", "1"]))
     serving = set(serve.OPTIONS)
     others = set(plain) - set(serve.SHARED) - serving if options.serve else serving
-    ignored = [f"--{name.replace('_', '-')}" for name in sorted(others) if getattr(options, name) != plain[name]]
+    ignored = [
+        f"--{name.replace('_', '-')}"
+        for name in sorted(others)
+        if getattr(options, name) != plain[name]
+    ]
     if ignored:
         names, has = ", ".join(ignored), "has" if len(ignored) == 1 else "have"
         if options.serve:
-            raise ValueError(f"--serve plans inference, where {names} {has} no effect; leave out what is for training")
-        raise ValueError(f"without --serve, {names} {has} no effect; add --serve, or leave out what is for serving")
+            raise ValueError(
+                f"--serve plans inference, where {names} {has} no effect; leave out what is "
+                "for training"
+            )
+        raise ValueError(
+            f"without --serve, {names} {has} no effect; add --serve, or leave out what is for "
+            "serving"
+        )
 
 
 def _other_remat(proposal, planned):
-    """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more than a tie."""
+    """What the other kinds of rematerialisation promise: those whose best mesh is faster, by more
+    than a tie.
+    """
     first, alternatives = proposal.choices[0].expected_seconds, []
     for remat, kind in costs.REMAT.items():
         if remat != proposal.remat and (proposal.chip.host_bytes_per_second or not kind.offloads):
@@ -189,8 +296,10 @@ def _other_remat(proposal, planned):
             if best.fits and best.expected_seconds < FASTER * first:
                 alternatives.append((best.expected_seconds, remat, best))
     lines = [
-        f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) on {best}, "
-        f"{best.total_bytes / 1e9:.1f} GB"
+        (
+            f"--remat {remat}: {seconds * 1e3:,.0f} ms expected ({1 - seconds / first:.0%} less) "
+            f"on {best}, {best.total_bytes / 1e9:.1f} GB"
+        )
         for seconds, remat, best in sorted(alternatives, key=lambda row: row[0])
     ]
     return "\n".join(lines) or "No other --remat is expected to be faster."
@@ -201,7 +310,11 @@ def _compare(proposal, best, limit, file):
     from shardlab.pods.pod import NoCompiler
     from shardlab.report.verify import verify
 
-    print(f"\ncompared with the compiler, {best} programs of a minute or more each:", file=file, flush=True)
+    print(
+        f"\ncompared with the compiler, {best} programs of a minute or more each:",
+        file=file,
+        flush=True,
+    )
     start = time.monotonic()
     try:
         for n, verdict in enumerate(verify(proposal, best), 1):

@@ -1,4 +1,6 @@
-"""`shardlab plan --serve`: list the layouts of a server, by expected throughput within bounds on its latencies."""
+"""`shardlab plan --serve`: list the layouts of a server, by expected throughput within bounds on
+its latencies.
+"""
 
 import argparse
 import json
@@ -10,29 +12,69 @@ from shardlab.costs.serving import server_cost
 from shardlab.machines import hardware, models
 
 OUTPUT = 256  # tokens of an answer, if nothing is said
-OPTIONS = ("prompt", "output", "context", "concurrency", "chunk", "latency", "first_token", "weights", "cache")
-SHARED = ("model", "chip", "chips", "serve", "slices", "products", "reserve", "top")  # with the planning of training
+OPTIONS = (
+    "prompt",
+    "output",
+    "context",
+    "concurrency",
+    "chunk",
+    "latency",
+    "first_token",
+    "weights",
+    "cache",
+)
+# with the planning of training
+SHARED = ("model", "chip", "chips", "serve", "slices", "products", "reserve", "top")
 
 
 def add_arguments(command, number):
     """Add the options of serving to a parser; `number` reads a whole one, such as 8k."""
     served = command.add_argument_group("serving instead of training")
-    served.add_argument("--serve", action="store_true", help="plan inference: prefill and decode on so many chips")
-    served.add_argument("--prompt", type=number, metavar="N", help="tokens of a prompt (of --context, less --output)")
-    served.add_argument("--output", type=number, metavar="N", help=f"tokens of an answer ({OUTPUT})")
-    served.add_argument("--context", type=number, metavar="N", help="tokens of both together (8192)")
     served.add_argument(
-        "--concurrency", type=number, metavar="N",
-        help="requests at a time, of all replicas (for each layout the power of two on each replica that is best)",
-    )  # fmt: skip
+        "--serve", action="store_true", help="plan inference: prefill and decode on so many chips"
+    )
     served.add_argument(
-        "--chunk", type=number, metavar="N",
-        help="tokens of prompts that are prefilled with each step (prompts are prefilled whole, between steps)",
-    )  # fmt: skip
-    served.add_argument("--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds")
-    served.add_argument("--first-token", type=float, metavar="MS", help="longest time to the first one")
-    served.add_argument("--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)")
-    served.add_argument("--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)")
+        "--prompt",
+        type=number,
+        metavar="N",
+        help="tokens of a prompt (of --context, less --output)",
+    )
+    served.add_argument(
+        "--output", type=number, metavar="N", help=f"tokens of an answer ({OUTPUT})"
+    )
+    served.add_argument(
+        "--context", type=number, metavar="N", help="tokens of both together (8192)"
+    )
+    served.add_argument(
+        "--concurrency",
+        type=number,
+        metavar="N",
+        help=(
+            "requests at a time, of all replicas (for each layout the power of two on each "
+            "replica that is best)"
+        ),
+    )
+    served.add_argument(
+        "--chunk",
+        type=number,
+        metavar="N",
+        help=(
+            "tokens of prompts that are prefilled with each step (prompts are prefilled whole, "
+            "between steps)"
+        ),
+    )
+    served.add_argument(
+        "--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds"
+    )
+    served.add_argument(
+        "--first-token", type=float, metavar="MS", help="longest time to the first one"
+    )
+    served.add_argument(
+        "--weights", default="bf16", metavar="DTYPE", help="dtype of the parameters (bf16)"
+    )
+    served.add_argument(
+        "--cache", default="bf16", metavar="DTYPE", help="dtype of the KV cache (bf16)"
+    )
 
 
 def lengths(options: argparse.Namespace) -> tuple[int, int]:
@@ -48,7 +90,9 @@ def lengths(options: argparse.Namespace) -> tuple[int, int]:
     output = OUTPUT if output is None else output
     prompt = (context or 8192) - output if prompt is None else prompt
     if min(prompt, output) < 1:
-        raise ValueError(f"a context of {context or 8192} tokens has no room for both; use a longer --context")
+        raise ValueError(
+            f"a context of {context or 8192} tokens has no room for both; use a longer --context"
+        )
     return prompt, output
 
 
@@ -60,9 +104,13 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"--{name.replace('_', '-')} is {value:g} ms; use a number above 0")
     for name in ("concurrency", "chunk"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
-            raise ValueError(f"--{name} is {getattr(options, name)}; use a whole number of at least 1")
+            raise ValueError(
+                f"--{name} is {getattr(options, name)}; use a whole number of at least 1"
+            )
     model, (prompt, output) = models.parse(options.model), lengths(options)
-    machine = hardware.machine(options.chip, options.chips, slices=options.slices, reserve=options.reserve)
+    machine = hardware.machine(
+        options.chip, options.chips, slices=options.slices, reserve=options.reserve
+    )
     replica_options = {
         "weights": options.weights,
         "cache": options.cache,
@@ -73,13 +121,22 @@ def run(options: argparse.Namespace) -> int:
         "token_seconds": (options.latency or float("inf")) / 1e3,
         "first_token_seconds": (options.first_token or float("inf")) / 1e3,
     }
-    plans = serving.server_plan(model, machine, prompt, output, options.concurrency, **bounds, **replica_options)
+    plans = serving.server_plan(
+        model, machine, prompt, output, options.concurrency, **bounds, **replica_options
+    )
     if not plans:
-        raise ValueError(f"--concurrency {options.concurrency} gives some replicas no request; use more of them")
+        raise ValueError(
+            f"--concurrency {options.concurrency} gives some replicas no request; use more of them"
+        )
     able = [cost for cost in plans if cost.fits and _fast(cost, bounds)]
     rows = list(serving.batches(model, machine, prompt, output, plans[0].layout, **replica_options))
     if options.json:
-        record = {"model": model.name, "machine": machine.name, "prompt_tokens": prompt, "output_tokens": output}
+        record = {
+            "model": model.name,
+            "machine": machine.name,
+            "prompt_tokens": prompt,
+            "output_tokens": output,
+        }
         record |= {"chunk_tokens": options.chunk, "able": len(able)}
         record |= {"layouts": [_record(cost, bounds) for cost in plans[: options.top]]}
         record |= {"batches": [_record(cost, bounds) for cost in rows]}
@@ -105,7 +162,8 @@ def _record(cost, bounds):
         "fast_enough": _fast(cost, bounds), "expected": expected, "at_least": asdict(cost.least),
         "range": {name: band.range(expected[name]) for name, band in by_time.items()},
         "tested_servers": {name: band.tested for name, band in by_time.items()},
-        "prefill_share": cost.prefill_share, "mean_context_tokens": cost.context, "bound": cost.bound,
+        "prefill_share": cost.prefill_share, "mean_context_tokens": cost.context,
+        "bound": cost.bound,
         "total_bytes_per_chip": cost.total_bytes,
     }  # fmt: skip
 
@@ -126,13 +184,31 @@ def _row(first, cost, bounds):
 
 def _report(model, machine, prompt, output, plans, rows, bounds, options):
     """The text of a plan."""
-    head = ("requests", "first token ms", "token ms", "pause ms", "tokens/s/chip", "requests/s", "bound by", "GB")
+    head = (
+        "requests",
+        "first token ms",
+        "token ms",
+        "pause ms",
+        "tokens/s/chip",
+        "requests/s",
+        "bound by",
+        "GB",
+    )
     best = plans[0]
     chunks = f", {options.chunk:,} tokens of prompts with each step" if options.chunk else ""
     lines = [
-        f"{model.name or 'model'} on {machine.name}: prompts of {prompt:,} tokens, answers of {output:,}{chunks}",
+        (
+            f"{model.name or 'model'} on {machine.name}: prompts of {prompt:,} tokens, answers of "
+            f"{output:,}{chunks}"
+        ),
         "Expected; in parentheses the bound: times are at least, throughputs at most this.\n",
-        aligned([("fits", "layout", *head), *(_row(str(c.layout), c, bounds) for c in plans[: options.top])], "<<>"),
+        aligned(
+            [
+                ("fits", "layout", *head),
+                *(_row(str(c.layout), c, bounds) for c in plans[: options.top]),
+            ],
+            "<<>",
+        ),
     ]
     if not best.fits:
         return "\n".join([*lines, "", _too_large(best, machine)])
@@ -142,11 +218,15 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
     lines += [
         f"\n{best.layout}, by requests at a time:\n",
         aligned([("fits", "", *head), *shown], "<<>"),
-        f"\nWith {best.concurrency:,} requests, prompts take {best.prefill_share:.0%} of the time, and a sequence has "
-        f"{best.context:,.0f} tokens on average.",
+        (
+            f"\nWith {best.concurrency:,} requests, prompts take {best.prefill_share:.0%} of the "
+            f"time, and a sequence has {best.context:,.0f} tokens on average."
+        ),
     ]
     if not _fast(best, bounds):
-        lines.append("No layout is expected to be as fast as asked for; use longer bounds or more chips.")
+        lines.append(
+            "No layout is expected to be as fast as asked for; use longer bounds or more chips."
+        )
     times, bands = best.expected, best.bands
     for what, band, value, unit in (
         ("Throughput", bands.throughput, times.tokens_per_second_per_chip, "tokens/s/chip"),
@@ -157,22 +237,35 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
         lines.append(f"{what}: {low:,.0f} to {high:,.0f} {unit}, {band}.")
     if options.chunk:
         whole = server_cost(
-            model, machine, prompt, output, best.concurrency, best.layout, weights=options.weights, cache=options.cache,
+            model,
+            machine,
+            prompt,
+            output,
+            best.concurrency,
+            best.layout,
+            weights=options.weights,
+            cache=options.cache,
             dtype=options.products,
-        ).expected  # fmt: skip
+        ).expected
         lines.append(
-            f"Without --chunk, the first token takes {whole.first_token_seconds * 1e3:,.0f} ms instead of "
-            f"{times.first_token_seconds * 1e3:,.0f}, a token {whole.token_seconds * 1e3:,.1f} ms instead of "
-            f"{times.token_seconds * 1e3:,.1f}, and the longest pause {whole.pause_seconds * 1e3:,.0f} ms instead of "
-            f"{times.pause_seconds * 1e3:,.0f}."
+            f"Without --chunk, the first token takes {whole.first_token_seconds * 1e3:,.0f} "
+            f"ms instead of {times.first_token_seconds * 1e3:,.0f}, a token "
+            f"{whole.token_seconds * 1e3:,.1f} ms instead of "
+            f"{times.token_seconds * 1e3:,.1f}, and the longest pause "
+            f"{whole.pause_seconds * 1e3:,.0f} ms instead of {times.pause_seconds * 1e3:,.0f}."
         )
     return "\n".join(lines)
 
 
 def _too_large(cost, machine):
     """What helps if no layout fits."""
-    many = "one sequence" if cost.concurrency == cost.layout.replicas else f"{cost.concurrency:,} requests"
+    many = (
+        "one sequence"
+        if cost.concurrency == cost.layout.replicas
+        else f"{cost.concurrency:,} requests"
+    )
     return (
-        f"Not even {many}: {cost.layout} needs {cost.total_bytes / 1e9:.1f} GB on each chip, of which "
-        f"{machine.usable_bytes / 1e9:.1f} GB are usable; use more chips, a shorter context or --weights int8."
+        f"Not even {many}: {cost.layout} needs {cost.total_bytes / 1e9:.1f} GB on each chip, "
+        f"of which {machine.usable_bytes / 1e9:.1f} GB are usable; use more chips, a shorter "
+        "context or --weights int8."
     )

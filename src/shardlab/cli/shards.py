@@ -15,7 +15,7 @@ examples:
 
 A spec names for each dimension the mesh axis over which it is sharded: several in parentheses, None (or -) for none.
 Dimensions at the end may be left out. No devices are needed.
-"""
+"""  # noqa: E501
 
 _SHOWN = 16  # devices that the text lists
 _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint", "c": "complex"}
@@ -24,9 +24,15 @@ _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint", "c"
 def add_arguments(command):
     """Add the options of the command to its parser."""
     command.add_argument("type", help='the array, such as "float32[8,16]" or "bf16[8,16]"')
-    command.add_argument("--mesh", required=True, help="the axes of the mesh with their sizes, such as x=2,y=4")
-    command.add_argument("--spec", default="", help="the mesh axes of each dimension, such as x,y (default: none)")
-    command.add_argument("--uneven", action="store_true", help="shards may differ in size, as in compiled programs")
+    command.add_argument(
+        "--mesh", required=True, help="the axes of the mesh with their sizes, such as x=2,y=4"
+    )
+    command.add_argument(
+        "--spec", default="", help="the mesh axes of each dimension, such as x,y (default: none)"
+    )
+    command.add_argument(
+        "--uneven", action="store_true", help="shards may differ in size, as in compiled programs"
+    )
 
 
 def run(options):
@@ -47,21 +53,33 @@ def run(options):
     sizes = layout.bytes_per_device
     if options.json:
         record = {
-            "type": layout.type, "shape": layout.shape, "dtype": layout.dtype, "mesh": dict(layout.mesh.axes),
-            "spec": layout.spec, "shard_shape": layout.shard_shape, "distinct_shards": layout.distinct_shards,
-            "replicas": layout.replicas, "bytes": layout.nbytes, "bytes_per_device": max(sizes.values()),
+            "type": layout.type, "shape": layout.shape, "dtype": layout.dtype,
+            "mesh": dict(layout.mesh.axes),
+            "spec": layout.spec, "shard_shape": layout.shard_shape,
+            "distinct_shards": layout.distinct_shards,
+            "replicas": layout.replicas, "bytes": layout.nbytes,
+            "bytes_per_device": max(sizes.values()),
             "total_bytes": layout.total_bytes,
             "shards": [
-                {"device": s.device, "index": s.index, "replica": s.replica, "bytes": sizes[s.device]}
+                {"device": s.device, "index": s.index, "replica": s.replica,
+                    "bytes": sizes[s.device]}
                 for s in layout.shards
             ],
         }  # fmt: skip
         print(json.dumps(record))
         return 0
     print(layout)
-    print(f"all devices together: {counted(layout.total_bytes, 'byte')}, for an array of {layout.nbytes:,}\n")
+    print(
+        f"all devices together: {counted(layout.total_bytes, 'byte')}, for an array of "
+        f"{layout.nbytes:,}\n"
+    )
     rows = [
-        (str(s.device), index_text(s.index), f"{s.replica + 1} of {layout.replicas}", f"{sizes[s.device]:,}")
+        (
+            str(s.device),
+            index_text(s.index),
+            f"{s.replica + 1} of {layout.replicas}",
+            f"{sizes[s.device]:,}",
+        )
         for s in layout.shards[:_SHOWN]
     ]
     print(aligned([("device", "slice", "replica", "bytes"), *rows]))
@@ -77,7 +95,10 @@ def _array_type(text):
     match = re.fullmatch(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*", text)
     sizes = [size.strip() for size in match[2].split(",")] if match and match[2].strip() else []
     if not match or not all(size.isdigit() for size in sizes):
-        raise Wrong(f"{text!r} is no type of an array; write its element type and its sizes, such as float32[8,16]")
+        raise Wrong(
+            f"{text!r} is no type of an array; write its element type and its sizes, such as "
+            "float32[8,16]"
+        )
     short = re.fullmatch(r"(bf|f|i|s|u|c)(\d\w*)", match[1])
     name = {"pred": "bool"}.get(match[1]) or (_SHORT[short[1]] + short[2] if short else match[1])
     try:
@@ -92,11 +113,16 @@ def _array_type(text):
 
 
 def _spec(text, axes):
-    """(("x",), (), ("y", "z")) from "x,None,(y,z)"; also from what Python prints, P("x", None, ("y", "z"))."""
+    """(("x",), (), ("y", "z")) from "x,None,(y,z)"; also from what Python prints, P("x", None,
+    ("y", "z")).
+    """
     text = re.sub(r"""["'\s]""", "", text)
     text = re.sub(r"^(?:P|PartitionSpec)\((.*)\)$", r"\1", text)
     if re.search(r"[()]", re.sub(r"\([^()]*\)", "", text)):
-        raise Wrong(f"--spec {text}: a parenthesis is not closed; write several axes of a dimension as (x,y)")
+        raise Wrong(
+            f"--spec {text}: a parenthesis is not closed; write several axes of a dimension "
+            "as (x,y)"
+        )
     entries = re.split(r",(?![^()]*\))", text) if text else []
     spec = []
     for entry in entries:
@@ -104,10 +130,15 @@ def _spec(text, axes):
         for name in names:
             if name not in axes:
                 hint = nearest(name, axes)
-                raise Wrong(f"--spec {text}: the mesh has no axis {name!r}{hint}; it has {', '.join(axes)}")
+                raise Wrong(
+                    f"--spec {text}: the mesh has no axis {name!r}{hint}; it has {', '.join(axes)}"
+                )
         spec.append(tuple(names))
     used = [name for names in spec for name in names]
     for name in axes:
         if used.count(name) > 1:
-            raise Wrong(f"--spec {text}: axis {name!r} is used {used.count(name)} times; use an axis for one dimension")
+            raise Wrong(
+                f"--spec {text}: axis {name!r} is used {used.count(name)} times; use an axis "
+                "for one dimension"
+            )
     return spec

@@ -1,4 +1,6 @@
-"""Join the processes of a job into one JAX program, whichever launcher started them, and resume it."""
+"""Join the processes of a job into one JAX program, whichever launcher started them, and resume
+it.
+"""
 
 import faulthandler
 import hashlib
@@ -22,18 +24,24 @@ _restores = itertools.count()
 
 
 def on_this_host(coordinator):
-    """Where the coordinator listens, for jax.distributed.initialize: not to other hosts, if its address is this one's.
+    """Where the coordinator listens, for jax.distributed.initialize: not to other hosts, if its
+    address is this one's.
 
     It has no authentication, and by default listens on all interfaces.
     """
     host, _, port = coordinator.rpartition(":")
-    return {"coordinator_bind_address": f"127.0.0.1:{port}"} if host in ("localhost", "127.0.0.1") else {}
+    return (
+        {"coordinator_bind_address": f"127.0.0.1:{port}"}
+        if host in ("localhost", "127.0.0.1")
+        else {}
+    )
 
 
 def leave_at_once(kind, error, traceback):
     """End this process with its error, so that the launcher sees at once that it failed.
 
-    At a normal exit JAX waits until the other processes end too, which by default takes up to 300 seconds.
+    At a normal exit JAX waits until the other processes end too, which by default takes up to 300
+    seconds.
     """
     sys.__excepthook__(kind, error, traceback)
     sys.stdout.flush()
@@ -42,25 +50,35 @@ def leave_at_once(kind, error, traceback):
 
 
 def end_after_sigterm(seconds):
-    """Let this process end itself if it still runs that many seconds after SIGTERM, with its stacks and status 143.
+    """Let this process end itself if it still runs that many seconds after SIGTERM, with its stacks
+    and status 143.
 
-    JAX's preemption service takes the signal so that a program can save, and a process in a collective that hangs would
-    stay for ever. Python's own handlers wait for the main thread; faulthandler's does not, and calls JAX's as well.
+    JAX's preemption service takes the signal so that a program can save, and a process in a
+    collective that hangs would stay for ever. Python's own handlers wait for the main thread;
+    faulthandler's does not, and calls JAX's as well.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     faulthandler.register(signal.SIGTERM, writer, chain=True)
-    # SIGTERM ends a forked child, such as a worker that loads data, from its first instruction on. With these handlers
-    # the child would go on, and this process would take the signal for its own.
-    block, unblock = (partial(signal.pthread_sigmask, how, [signal.SIGTERM]) for how in (SIG_BLOCK, SIG_UNBLOCK))
+    # SIGTERM ends a forked child, such as a worker that loads data, from its first instruction on.
+    # With these handlers the child would go on, and this process would take the signal for its own.
+    block, unblock = (
+        partial(signal.pthread_sigmask, how, [signal.SIGTERM]) for how in (SIG_BLOCK, SIG_UNBLOCK)
+    )
     default = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=lambda: (default(), unblock()))
+    os.register_at_fork(
+        before=block, after_in_parent=unblock, after_in_child=lambda: (default(), unblock())
+    )
 
     def wait():
         os.read(reader, 1)
         time.sleep(seconds)
         who = f"process {jax.process_index()} on {socket.gethostname()}"
-        print(f"{who}: still running {seconds:g} s after SIGTERM, ends now", file=sys.stderr, flush=True)
+        print(
+            f"{who}: still running {seconds:g} s after SIGTERM, ends now",
+            file=sys.stderr,
+            flush=True,
+        )
         faulthandler.dump_traceback()
         os._exit(128 + signal.SIGTERM)
 
@@ -68,9 +86,11 @@ def end_after_sigterm(seconds):
 
 
 def exchange(key, text, limit=100):
-    """What every process says under a key, as a list by process index, through the coordinator: no GPU takes part.
+    """What every process says under a key, as a list by process index, through the coordinator: no
+    GPU takes part.
 
-    A key serves once. A process that comes more than limit seconds after the first one is an error in all.
+    A key serves once. A process that comes more than limit seconds after the first one is an error
+    in all.
     """
     try:
         from jax._src import distributed  # no public name leads to the coordinator's store
@@ -108,10 +128,15 @@ def names(numbers):
 
 
 def check_program():
-    """End all processes if they run different programs: then they compute another result, or hang."""
+    """End all processes if they run different programs: then they compute another result, or
+    hang.
+    """
     file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
-    mine = {"arguments": " ".join(sys.argv[1:]) or "none", f"text of {file.name}": f"SHA-256 {digest}"}
+    mine = {
+        "arguments": " ".join(sys.argv[1:]) or "none",
+        f"text of {file.name}": f"SHA-256 {digest}",
+    }
     every = [json.loads(text) for text in exchange("program", json.dumps(mine))]
     for what in dict.fromkeys(what for one in every for what in one):
         who = {}
@@ -123,14 +148,17 @@ def check_program():
 
 
 def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **options):
-    """Call jax.distributed.initialize if the launcher says that there are several processes, and check their number.
+    """Call jax.distributed.initialize if the launcher says that there are several processes, and
+    check their number.
 
-    An uncaught exception then ends its process at once; since JAX 0.8.2 any other end waits a minute for the others.
-    Ends all processes if their arguments or main files differ (unless any_program), and each one sigterm_seconds after
-    SIGTERM if it has not ended by itself: less than the 120 s that `--signal=TERM@120` leaves.
-    Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu (or any_platform).
-    Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES has to say it; if JAX cannot ask the
-    launcher for the rest (ssh), COORDINATOR is the address "host:port" of process 0, and PROCESS_ID the process index.
+    An uncaught exception then ends its process at once; since JAX 0.8.2 any other end waits a
+    minute for the others. Ends all processes if their arguments or main files differ (unless
+    any_program), and each one sigterm_seconds after SIGTERM if it has not ended by itself: less
+    than the 120 s that `--signal=TERM@120` leaves.
+    Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu
+    (or any_platform). Slurm and Open MPI say so in variables of their own. Elsewhere NUM_PROCESSES
+    has to say it; if JAX cannot ask the launcher for the rest (ssh), COORDINATOR is the address
+    "host:port" of process 0, and PROCESS_ID the process index.
     """
     if "COORDINATOR" in os.environ:
         expected = int(os.environ["NUM_PROCESSES"])
@@ -138,45 +166,58 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         options["num_processes"] = expected
         options["process_id"] = int(os.environ["PROCESS_ID"])
         options = on_this_host(os.environ["COORDINATOR"]) | options
-        options["cluster_detection_method"] = "deactivate"  # within a Slurm job too, where JAX would ask Slurm
+        # within a Slurm job too, where JAX would ask Slurm
+        options["cluster_detection_method"] = "deactivate"
     else:
         counts = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
         expected = next((int(os.environ[name]) for name in counts if name in os.environ), 1)
-        if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:  # Open MPI 5
+        # Open MPI 5
+        if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
             if not find_spec("mpi4py"):
-                raise SystemExit("Open MPI 5 does not tell JAX where process 0 is: pip install mpi4py")
-            options = {"cluster_detection_method": "mpi4py"} | options  # JAX 0.7 does not choose it by itself
-    if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):  # SLURM_INTERACTIVE_STEP in slurm.h
+                raise SystemExit(
+                    "Open MPI 5 does not tell JAX where process 0 is: pip install mpi4py"
+                )
+            # JAX 0.7 does not choose it by itself
+            options = {"cluster_detection_method": "mpi4py"} | options
+    # SLURM_INTERACTIVE_STEP in slurm.h
+    if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):
         raise SystemExit(
-            f"{expected} tasks, but this is the interactive step of salloc, which has one: start with srun"
+            f"{expected} tasks, but this is the interactive step of salloc, which has one: "
+            "start with srun"
         )
     if expected > 1:
-        if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:  # since JAX 0.8.2
+        # since JAX 0.8.2
+        if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
             options = {"shutdown_timeout_seconds": 60} | options
         jax.distributed.initialize(**options)
         sys.excepthook = leave_at_once
         end_after_sigterm(sigterm_seconds)
     try:
         count = jax.process_count()
-    except (AssertionError, RuntimeError) as error:  # JAX 0.12 raises an empty AssertionError without a plugin for it
+    except (AssertionError, RuntimeError) as error:
+        # JAX 0.12 raises an empty AssertionError without a plugin for it
         platforms = os.environ.get("JAX_PLATFORMS")
         raise SystemExit(f"JAX finds no device for JAX_PLATFORMS={platforms}: {error!r}") from error
     if count != expected:
         raise SystemExit(f"{expected} processes were started, but JAX sees {count}")
     if jax.default_backend() == "cpu" and not any_platform and jax.config.jax_platforms != "cpu":
-        cure = "If you mean CPUs, set JAX_PLATFORMS=cpu; else JAX_PLATFORMS=cuda shows what JAX lacks"
+        cure = (
+            "If you mean CPUs, set JAX_PLATFORMS=cpu; else JAX_PLATFORMS=cuda shows what JAX lacks"
+        )
         raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")
     if expected > 1 and not any_program:
         check_program()
 
 
 def restore_newest(manager, target, limit=3600):
-    """The newest step that every process can read, with its state; (0, None) if there is no checkpoint yet.
+    """The newest step that every process can read, with its state; (0, None) if there is no
+    checkpoint yet.
 
-    A process that cannot read a step would leave the others waiting in Orbax's barriers. So each process reads its own
-    shards without them, and then all compare their errors through the coordinator. Steps newer than the result are
-    named with a warning, and their folders renamed, such as 6 to damaged-6: Orbax would not save these steps again. If
-    all steps fail, then the program or the disk may have changed, and not the files: nothing is renamed.
+    A process that cannot read a step would leave the others waiting in Orbax's barriers. So each
+    process reads its own shards without them, and then all compare their errors through the
+    coordinator. Steps newer than the result are named with a warning, and their folders renamed,
+    such as 6 to damaged-6: Orbax would not save these steps again. If all steps fail, then the
+    program or the disk may have changed, and not the files: nothing is renamed.
 
         # Else Orbax looks into the newest step, which may be damaged.
         handler = ocp.StandardCheckpointHandler()
@@ -206,7 +247,11 @@ def restore_newest(manager, target, limit=3600):
 
     seen = [json.loads(steps) for steps in together("steps", json.dumps(list(manager.all_steps())))]
     damaged, state = [], None
-    processes = {"primary_host": me, "active_processes": {me}, "barrier_sync_key_prefix": f"restore {call} by {me}"}
+    processes = {
+        "primary_host": me,
+        "active_processes": {me},
+        "barrier_sync_key_prefix": f"restore {call} by {me}",
+    }
     alone = ocp.options.MultiprocessingOptions(**processes)
     options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=alone)
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
@@ -219,15 +264,26 @@ def restore_newest(manager, target, limit=3600):
             state = None  # or its memory would be in use while the older step is read
             damaged.append(manager.directory / str(step))
             if me == 0:
-                print(f"WARNING: {names(errors)} cannot restore {damaged[-1]}: {min(errors.items())[1]}", flush=True)
+                print(
+                    (
+                        f"WARNING: {names(errors)} cannot restore {damaged[-1]}: "
+                        f"{min(errors.items())[1]}"
+                    ),
+                    flush=True,
+                )
         else:
             if damaged:
-                raise SystemExit(f"no checkpoint in {manager.directory} can be restored by all processes")
+                raise SystemExit(
+                    f"no checkpoint in {manager.directory} can be restored by all processes"
+                )
             return 0, None
     for folder in damaged:
         if me == 0 and folder.exists():
-            before = len(list(manager.directory.glob(f"damaged-{folder.name}*")))  # the same step, damaged once more
-            folder.rename(folder.with_name(f"damaged-{folder.name}" + f"-{before + 1}" * bool(before)))
+            # the same step, damaged once more
+            before = len(list(manager.directory.glob(f"damaged-{folder.name}*")))
+            folder.rename(
+                folder.with_name(f"damaged-{folder.name}" + f"-{before + 1}" * bool(before))
+            )
     together("set aside", "")
     manager.reload()
     return step, state

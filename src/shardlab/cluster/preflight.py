@@ -1,13 +1,15 @@
-"""Check a job before it computes: run under any launcher, it says what is wrong with the launch, and how to cure it.
+"""Check a job before it computes: run under any launcher, it says what is wrong with the launch,
+and how to cure it.
 
 srun python preflight.py --folder /shared/run              # or mpirun.sh, ssh.sh, or alone
 srun python preflight.py --processes 8 --devices 8 --gbit 100
 srun python -m shardlab.cluster.preflight              # the same, where shardlab is installed
 
-Every process checks itself and the others: how many they are, on which devices, with how many cores, whether they reach
-each other and how fast, whether they share a folder and have the same packages. Process 0 prints a line for each check.
-The exit status is 0 if all is well, 1 if a check failed, 2 if JAX could not start or a process waited in vain. It takes
-some ten seconds; a process that waits longer than --limit seconds says for what, prints its stacks, and ends.
+Every process checks itself and the others: how many they are, on which devices, with how many
+cores, whether they reach each other and how fast, whether they share a folder and have the same
+packages. Process 0 prints a line for each check. The exit status is 0 if all is well, 1 if a check
+failed, 2 if JAX could not start or a process waited in vain. It takes some ten seconds; a process
+that waits longer than --limit seconds says for what, prints its stacks, and ends.
 """
 
 import argparse
@@ -38,15 +40,25 @@ exchange, join, names = _join.exchange, _join.join, _join.names
 
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")
-LIBRARIES = r"jax-(cuda|rocm)\d+-(plugin|pjrt)|nvidia-(nccl|cudnn)-cu\d+"  # names of packages that drive GPUs
+# names of packages that drive GPUs
+LIBRARIES = r"jax-(cuda|rocm)\d+-(plugin|pjrt)|nvidia-(nccl|cudnn)-cu\d+"
 SMI = {"nvidia": "nvidia-smi", "amd": "rocm-smi"}
-HIDES = {"nvidia": ("CUDA_VISIBLE_DEVICES",), "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")}
+HIDES = {
+    "nvidia": ("CUDA_VISIBLE_DEVICES",),
+    "amd": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+}
 PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # that gRPC reads, in this order
 DIRECT = "no_grpc_proxy", "no_proxy"  # the same, for the hosts that it reaches without
 OF_A_FOLDER = {
     "EROFS": "this file system is read-only for the job: take another, such as the scratch",
-    "ENOSPC": "the file system is full (df -h, and df -i for the number of files): delete, or take another",
-    "EDQUOT": "your quota is used up (the site's quota command): delete old checkpoints, or take another folder",
+    "ENOSPC": (
+        "the file system is full (df -h, and df -i for the number of files): delete, or take "
+        "another"
+    ),
+    "EDQUOT": (
+        "your quota is used up (the site's quota command): delete old checkpoints, or take "
+        "another folder"
+    ),
     "EACCES": "you may not write there: look at ls -ld, and at the group of your project",
 }
 UNREACHED = (
@@ -74,17 +86,20 @@ class Check:
 
 
 def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
-    """Judge what the processes have found, `facts` by index: a `Check` for each thing, as they should be read.
+    """Judge what the processes have found, `facts` by index: a `Check` for each thing, as they
+    should be read.
 
-    `cpus`: whether CPUs are meant; `processes`, `devices`: how many there should be; `gbit`: what the network should
-    give a process, in Gbit/s. 0 means that it is not known.
+    `cpus`: whether CPUs are meant; `processes`, `devices`: how many there should be; `gbit`: what
+    the network should give a process, in Gbit/s. 0 means that it is not known.
     """
     checks = [_counted(facts, processes, devices), _platform(facts, cpus)]
     if all(fact["platform"] == "gpu" and fact["visible"] for fact in facts):
         checks.append(_claims(facts))
     elif any(fact["platform"] == "gpu" and not fact["visible"] for fact in facts):
         (smi, *_) = [SMI[fact.get("vendor", "nvidia")] for fact in facts if not fact["visible"]]
-        checks.append(Check("GPUs", None, f"{smi} lists none, so who uses which cannot be compared"))
+        checks.append(
+            Check("GPUs", None, f"{smi} lists none, so who uses which cannot be compared")
+        )
     checks += [_cores(facts), _versions(facts)]
     if any(fact["reads"] is not None for fact in facts):
         checks.append(_folder(facts))
@@ -95,24 +110,43 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
 
 
 def _many(count, noun):
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es" if noun.endswith("s") else f"{count} {noun}s"
+    return (
+        f"{count} {noun}"
+        if count == 1
+        else f"{count} {noun}es"
+        if noun.endswith("s")
+        else f"{count} {noun}s"
+    )
 
 
 def _counted(facts, processes, devices):
-    hosts, total = Counter(fact["host"] for fact in facts), sum(fact.get("devices", 1) for fact in facts)
-    shape = f"{_many(len(facts), 'process')} on {_many(len(hosts), 'host')}, {_many(total, 'device')}"
+    hosts, total = (
+        Counter(fact["host"] for fact in facts),
+        sum(fact.get("devices", 1) for fact in facts),
+    )
+    shape = (
+        f"{_many(len(facts), 'process')} on {_many(len(hosts), 'host')}, {_many(total, 'device')}"
+    )
     if processes and len(facts) != processes:
-        cure = "compare --ntasks, or nodes times --ntasks-per-node, with --processes; was srun (or mpirun) forgotten?"
+        cure = (
+            "compare --ntasks, or nodes times --ntasks-per-node, with --processes; was srun (or "
+            "mpirun) forgotten?"
+        )
         return Check("processes", False, f"{shape}, but --processes {processes}", cure)
     if devices and total != devices:
-        cure = "request GPUs per node (--gres=gpu:4), let each task see all of them, and start one task per GPU"
+        cure = (
+            "request GPUs per node (--gres=gpu:4), let each task see all of them, and start one "
+            "task per GPU"
+        )
         return Check("processes", False, f"{shape}, but --devices {devices}", cure)
     return Check("processes", True, shape)
 
 
 def _platform(facts, cpus):
     kinds = Counter((fact["platform"], fact["kind"]) for fact in facts)
-    shown = ", ".join(f"{platform} ({kind}) in {_many(n, 'process')}" for (platform, kind), n in kinds.items())
+    shown = ", ".join(
+        f"{platform} ({kind}) in {_many(n, 'process')}" for (platform, kind), n in kinds.items()
+    )
     slow = [fact for fact in facts if fact["platform"] == "cpu"]
     if slow and not cpus:
         who = names(fact["process"] for fact in slow)
@@ -124,39 +158,61 @@ def _platform(facts, cpus):
 
 
 def _why_cpus(fact):
-    """What kept JAX from the GPUs of a process, and the cure: what it has seen decides, and only then what is usual."""
+    """What kept JAX from the GPUs of a process, and the cure: what it has seen decides, and only
+    then what is usual.
+    """
     smi = SMI[fact.get("vendor", "nvidia")]
     platforms, versions = fact.get("platforms") or "", fact["versions"]
     if fact.get("unknown"):
         return (
-            f"{' '.join(fact['unknown'])} is among the visible devices, but {smi} does not list it: unset the variable"
+            f"{' '.join(fact['unknown'])} is among the visible devices, but {smi} does not list "
+            "it: unset the variable"
         )
     if not fact["visible"]:
         hidden = f"{fact['hidden']} hides all GPUs: unset it, or " if fact.get("hidden") else ""
         meant = "if CPUs are meant, set JAX_PLATFORMS=cpu"
         return f"{hidden}ask for GPUs (--gres=gpu:4), look at {smi} on the node; {meant}"
     if platforms.split(",")[0] == "cpu":
-        return f"JAX_PLATFORMS={platforms} asks for CPUs, and there are GPUs: set JAX_PLATFORMS=cuda (rocm on AMD)"
+        return (
+            f"JAX_PLATFORMS={platforms} asks for CPUs, and there are GPUs: set JAX_PLATFORMS=cuda "
+            "(rocm on AMD)"
+        )
     plugins = [name for name in versions if re.fullmatch(r"jax-(cuda|rocm)\d+-plugin", name)]
-    ours = [name for name in plugins if name.startswith("jax-rocm") == (fact.get("vendor") == "amd")]
+    ours = [
+        name for name in plugins if name.startswith("jax-rocm") == (fact.get("vendor") == "amd")
+    ]
     if not ours:
-        how = "ROCm's plugin, as docs.jax.dev/en/latest/installation.html says" if fact.get("vendor") == "amd" else ""
+        how = (
+            "ROCm's plugin, as docs.jax.dev/en/latest/installation.html says"
+            if fact.get("vendor") == "amd"
+            else ""
+        )
         there = f" ({', '.join(plugins)} is for other GPUs)" if plugins else ""
         return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or PIP}"
     if other := _mismatch(versions):
         return f"{other}: install all of them at once, as {PIP} does"
-    driver = f"driver {versions['driver']}" if "driver" in versions else f"the driver that {smi} names"
-    return f"{', '.join(ours)} is there: compare its CUDA or ROCm with {driver}; unset LD_LIBRARY_PATH"
+    driver = (
+        f"driver {versions['driver']}" if "driver" in versions else f"the driver that {smi} names"
+    )
+    return (
+        f"{', '.join(ours)} is there: compare its CUDA or ROCm with {driver}; unset LD_LIBRARY_PATH"
+    )
 
 
 PIP = "pip install 'jax[cuda12]' in this environment"
 
 
 def _mismatch(versions):
-    """A plugin of another version than jaxlib's, in words; JAX uses a CUDA plugin only if the numbers agree."""
-    number = {name: re.match(r"[\d.]*", version)[0].rstrip(".") for name, version in versions.items()}
+    """A plugin of another version than jaxlib's, in words; JAX uses a CUDA plugin only if the
+    numbers agree.
+    """
+    number = {
+        name: re.match(r"[\d.]*", version)[0].rstrip(".") for name, version in versions.items()
+    }
     for name in versions:
-        if re.fullmatch(r"jax-cuda\d+-(plugin|pjrt)", name) and number[name] != number.get("jaxlib", number[name]):
+        if re.fullmatch(r"jax-cuda\d+-(plugin|pjrt)", name) and number[name] != number.get(
+            "jaxlib", number[name]
+        ):
             return f"{name} {versions[name]} is not of the version of jaxlib, {versions['jaxlib']}"
     return ""
 
@@ -170,8 +226,9 @@ def _claims(facts):
     if shared:
         (host, gpu), who = next(iter(shared.items()))
         cure = (
-            "let each task see all GPUs of its node, so that JAX chooses, or set JAX_LOCAL_DEVICE_IDS=0 where the site "
-            "binds one GPU to each task; one process per node takes JAX_LOCAL_DEVICE_IDS=0,1,2,3"
+            "let each task see all GPUs of its node, so that JAX chooses, or set "
+            "JAX_LOCAL_DEVICE_IDS=0 where the site binds one GPU to each task; one process "
+            "per node takes JAX_LOCAL_DEVICE_IDS=0,1,2,3"
         )
         return Check("GPUs", False, f"{names(who)} on {host} use one GPU, {gpu}", cure)
     idle = len({(fact["host"], gpu) for fact in facts for gpu in fact["visible"]} - set(owners))
@@ -184,14 +241,30 @@ def _claims(facts):
 
 def _cores(facts):
     few = [fact for fact in facts if len(fact["cores"]) < 2]
-    cure = "divide the cores of a node by its tasks: --cpus-per-task, export SRUN_CPUS_PER_TASK, --hint=nomultithread"
+    cure = (
+        "divide the cores of a node by its tasks: --cpus-per-task, export SRUN_CPUS_PER_TASK, "
+        "--hint=nomultithread"
+    )
     if few:
-        return Check("cores", False, f"{names(f['process'] for f in few)} on {few[0]['host']} has 1 core", cure)
-    far = [fact for fact in facts if fact.get("near") and not set(fact["near"]) & set(fact["cores"])]
+        return Check(
+            "cores",
+            False,
+            f"{names(f['process'] for f in few)} on {few[0]['host']} has 1 core",
+            cure,
+        )
+    far = [
+        fact for fact in facts if fact.get("near") and not set(fact["near"]) & set(fact["cores"])
+    ]
     if far:
         (fact, *_), who = far, names(fact["process"] for fact in far)
-        said = f"{who}: no core near the GPU, {_ranges(fact['cores'])} instead of {_ranges(fact['near'])}"
-        near = "let Slurm bind by GPU (srun --gpu-bind=closest, --cpu-bind=map_ldom:...), as nvidia-smi topo -m shows"
+        said = (
+            f"{who}: no core near the GPU, {_ranges(fact['cores'])} instead of "
+            f"{_ranges(fact['near'])}"
+        )
+        near = (
+            "let Slurm bind by GPU (srun --gpu-bind=closest, --cpu-bind=map_ldom:...), as "
+            "nvidia-smi topo -m shows"
+        )
         return Check("cores", False, f"{said} on {fact['host']}", near)
     most, least = (choose(len(fact["cores"]) for fact in facts) for choose in (max, min))
     for host in {fact["host"] for fact in facts}:
@@ -199,7 +272,11 @@ def _cores(facts):
         together, each = set().union(*sets), sum(map(len, sets))
         if any(len(cores) < len(together) for cores in sets) and each > len(together):
             return Check("cores", False, f"tasks on {host} are bound to cores that overlap", cure)
-    return Check("cores", True, f"{least} cores for a process" if least == most else f"{least} to {most} cores")
+    return Check(
+        "cores",
+        True,
+        f"{least} cores for a process" if least == most else f"{least} to {most} cores",
+    )
 
 
 def _ranges(numbers):
@@ -219,14 +296,27 @@ def _versions(facts):
         for fact in facts:
             by_version.setdefault(fact["versions"].get(name, "missing"), []).append(fact["process"])
         if len(by_version) > 1:
-            sentence = "; ".join(f"{version} in {names(who)}" for version, who in by_version.items())
+            sentence = "; ".join(
+                f"{version} in {names(who)}" for version, who in by_version.items()
+            )
             cure = "activate one environment, on a disk that all nodes share, in the batch script"
             return Check("versions", False, f"{name}: {sentence}", cure)
     for fact in facts:
         if other := _mismatch(fact["versions"]):
-            return Check("versions", False, f"{other} in {names([fact['process']])}", f"install them together: {PIP}")
-    shown = [f"{name} {facts[0]['versions'][name]}" for name in ("python", "jax") if name in facts[0]["versions"]]
-    return Check("versions", True, f"{', '.join(shown)}, the same in all" if shown else "the same in all")
+            return Check(
+                "versions",
+                False,
+                f"{other} in {names([fact['process']])}",
+                f"install them together: {PIP}",
+            )
+    shown = [
+        f"{name} {facts[0]['versions'][name]}"
+        for name in ("python", "jax")
+        if name in facts[0]["versions"]
+    ]
+    return Check(
+        "versions", True, f"{', '.join(shown)}, the same in all" if shown else "the same in all"
+    )
 
 
 def _folder(facts):
@@ -234,19 +324,34 @@ def _folder(facts):
     if failed:
         code = failed[0]["errno"]
         which = [fact["process"] for fact in failed if fact["errno"] == code]
-        cure = OF_A_FOLDER.get(code, f"look at it on {failed[0]['host']}: ls -ld, df -h; all nodes have to mount it")
-        return Check("folder", False, f"{names(which)} cannot write there: {code}, {failed[0]['error']}", cure)
+        cure = OF_A_FOLDER.get(
+            code, f"look at it on {failed[0]['host']}: ls -ld, df -h; all nodes have to mount it"
+        )
+        return Check(
+            "folder",
+            False,
+            f"{names(which)} cannot write there: {code}, {failed[0]['error']}",
+            cure,
+        )
     blind = [fact["process"] for fact in facts if not fact["reads"]]
     if blind:
-        cure = "name a folder on a file system that all nodes mount (not /tmp), and that every process may use"
-        return Check("folder", False, f"{names(blind)} cannot read there what process 0 has written", cure)
+        cure = (
+            "name a folder on a file system that all nodes mount (not /tmp), and that every "
+            "process may use"
+        )
+        return Check(
+            "folder", False, f"{names(blind)} cannot read there what process 0 has written", cure
+        )
     return Check("folder", True, "what process 0 writes, all read")
 
 
 def _network(first, several_hosts, gbit):
     n, seconds, transport = first["all_devices"], first["seconds"], first["transport"]
     if isinstance(seconds, str):  # what JAX said instead
-        cure = "NCCL_DEBUG=INFO says which interface and plugin it takes; the cause stands in its first WARN line"
+        cure = (
+            "NCCL_DEBUG=INFO says which interface and plugin it takes; the cause stands in its "
+            "first WARN line"
+        )
         return Check("network", False, f"an all-reduce by {transport} failed: {seconds}", cure)
     got = 2 * (n - 1) / n * MEGABYTES * 2**20 * 8 / seconds / 1e9  # a ring
     shown = f"{got:.2f} Gbit/s for each of {n} devices"
@@ -254,23 +359,37 @@ def _network(first, several_hosts, gbit):
     if not gbit or got >= gbit / 2:
         return Check("network", True, f"{shown} ({how})")
     if "gloo" in transport:
-        cure = "gloo listens at the address to which the host's name resolves: look at /etc/hosts and at the link"
+        cure = (
+            "gloo listens at the address to which the host's name resolves: look at /etc/hosts "
+            "and at the link"
+        )
     elif several_hosts:
-        cure = "NCCL_DEBUG=INFO prints the interface: name another (NCCL_SOCKET_IFNAME=ib0), load the network's plugin"
+        cure = (
+            "NCCL_DEBUG=INFO prints the interface: name another (NCCL_SOCKET_IFNAME=ib0), load "
+            "the network's plugin"
+        )
     else:
-        cure = "within a node NCCL should use NVLink: look at nvidia-smi topo -m, and at NCCL_DEBUG=INFO"
+        cure = (
+            "within a node NCCL should use NVLink: look at nvidia-smi topo -m, and at "
+            "NCCL_DEBUG=INFO"
+        )
     return Check("network", False, f"{shown}, less than half of {gbit:g} ({how})", cure)
 
 
 def _proxies(facts):
     variables = sorted({name for fact in facts for name in fact.get("proxies", ())})
-    return Check("proxies", False, f"connections to the coordinator go through {', '.join(variables)}", UNSET)
+    return Check(
+        "proxies", False, f"connections to the coordinator go through {', '.join(variables)}", UNSET
+    )
 
 
-UNSET = "unset the variable in the batch script, or name the nodes in no_proxy (their names, or the end of these)"
+UNSET = (
+    "unset the variable in the batch script, or name the nodes in no_proxy (their names, or the "
+    "end of these)"
+)
 
 
-# --- What a process finds ----------------------------------------------------------------------------------------
+# --- What a process finds -------------------------------------------------------------------------
 
 
 def coordinator_host():
@@ -283,10 +402,13 @@ def coordinator_host():
 def uses_proxy():
     """The variable that leads gRPC's connections to the coordinator through a proxy, or "".
 
-    gRPC reads these and no others, in this order: grpc.github.io/grpc/core/md_doc_core_default_http_proxy_mapper.html.
+    gRPC reads these and no others, in this order:
+    grpc.github.io/grpc/core/md_doc_core_default_http_proxy_mapper.html.
     """
     proxy = next((name for name in PROXIES if os.environ.get(name)), "")
-    direct = next((os.environ[name] for name in DIRECT if name in os.environ), "").lower().split(",")
+    direct = (
+        next((os.environ[name] for name in DIRECT if name in os.environ), "").lower().split(",")
+    )
     host = coordinator_host().lower()
     near = host and any(host.endswith(end.strip()) for end in direct if end.strip())
     return "" if near or _in_networks(host, direct) else proxy
@@ -296,13 +418,17 @@ def _in_networks(host, entries):
     """Whether an address is in one of the networks that entries such as 10.0.0.0/8 name."""
     for entry in entries:
         with suppress(ValueError):
-            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip(), strict=False):
+            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(
+                entry.strip(), strict=False
+            ):
                 return True
     return False
 
 
 def coordinator_port():
-    """The port of the coordinator as far as the environment tells, or ""; in Slurm's jobs it follows their number."""
+    """The port of the coordinator as far as the environment tells, or ""; in Slurm's jobs it
+    follows their number.
+    """
     address = os.environ.get("COORDINATOR") or os.environ.get("JAX_COORDINATOR_ADDRESS") or ""
     job = os.environ.get("SLURM_JOB_ID", "")
     own = str(2**16 - 2**12 + int(job) % 2**12) if job.isdigit() else ""
@@ -312,7 +438,8 @@ def coordinator_port():
 def is_taken(port):
     """Whether another program listens at a port of this host; False for no number."""
     with socket.socket() as probe, suppress(ValueError):
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that has only just been given up is free
+        # one that has only just been given up is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", int(port)))
         except OSError as error:
@@ -328,15 +455,19 @@ def _output(*command):
 
 
 def cards():
-    """The GPUs that this process may use: those that the driver lists, less those that variables hide.
+    """The GPUs that this process may use: those that the driver lists, less those that variables
+    hide.
 
     Returns:
-      A dict: "vendor", "nvidia" or "amd"; "visible", the identifiers of the GPUs (or of the parts made by MIG);
-      "unknown", names in a variable that the driver does not list; "hidden", the variable that hides all; "driver", its
-      version; "near", for each visible GPU the cores on its NUMA node, where Linux says.
+      A dict: "vendor", "nvidia" or "amd"; "visible", the identifiers of the GPUs (or of the parts
+      made by MIG); "unknown", names in a variable that the driver does not list; "hidden", the
+      variable that hides all; "driver", its version; "near", for each visible GPU the cores on its
+      NUMA node, where Linux says.
     """
     text = _output("nvidia-smi", "-L")
-    listed = [(gpu or mig) for gpu, mig in re.findall(r"UUID: (?:(GPU-[^)\s]+)|(MIG-[^)\s]+))\)", text)]
+    listed = [
+        (gpu or mig) for gpu, mig in re.findall(r"UUID: (?:(GPU-[^)\s]+)|(MIG-[^)\s]+))\)", text)
+    ]
     parts = {}
     for name in listed:  # a GPU, and below it its parts
         parts.update({name: []} if name.startswith("GPU-") else {})
@@ -347,17 +478,28 @@ def cards():
     for line in _output("nvidia-smi", *asked).splitlines():
         uuid, bus, driver = (word.strip() for word in line.split(","))
         near[uuid] = _cores_near(bus)
-    if not parts and (amd := re.findall(r"^card\d+, *(\S+)$", _output("rocm-smi", "--showuniqueid", "--csv"), re.M)):
+    if not parts and (
+        amd := re.findall(
+            r"^card\d+, *(\S+)$", _output("rocm-smi", "--showuniqueid", "--csv"), re.M
+        )
+    ):
         vendor, parts = "amd", {name: [] for name in amd}
-        driver = "".join(re.findall(r"Driver version, *(\S+)", _output("rocm-smi", "--showdriverversion", "--csv")))
+        driver = "".join(
+            re.findall(
+                r"Driver version, *(\S+)", _output("rocm-smi", "--showdriverversion", "--csv")
+            )
+        )
     found = {"vendor": vendor, "unknown": [], "hidden": "", "driver": driver}
-    visible = [mig for gpu in parts for mig in parts[gpu][:1] or [gpu]]  # CUDA takes one part of a GPU
+    # CUDA takes one part of a GPU
+    visible = [mig for gpu in parts for mig in parts[gpu][:1] or [gpu]]
     every = [*visible, *(name for gpu in parts for name in [gpu, *parts[gpu]])]
     for variable in HIDES[vendor]:
         if (value := os.environ.get(variable)) is None:
             continue
         chosen, before = [name.strip() for name in value.split(",") if name.strip()], visible
-        visible = [before[int(name)] for name in chosen if name.isdigit() and int(name) < len(before)]
+        visible = [
+            before[int(name)] for name in chosen if name.isdigit() and int(name) < len(before)
+        ]
         for name in chosen:
             same = [one for one in dict.fromkeys(every) if one.startswith(name)]
             if not name.isdigit() and parts:
@@ -366,11 +508,16 @@ def cards():
         if parts and not visible:
             found["hidden"] = f"{variable}={value}"
     of = {mig: gpu for gpu in parts for mig in parts[gpu]}
-    return found | {"visible": visible, "near": [near.get(of.get(name, name), []) for name in visible]}
+    return found | {
+        "visible": visible,
+        "near": [near.get(of.get(name, name), []) for name in visible],
+    }
 
 
 def _cores_near(bus, devices="/sys/bus/pci/devices"):
-    """The cores on the NUMA node of a device, by its address on the PCI bus; [] where Linux does not say."""
+    """The cores on the NUMA node of a device, by its address on the PCI bus; [] where Linux does
+    not say.
+    """
     domain, _, rest = bus.lower().partition(":")
     with suppress(OSError, ValueError):
         text = Path(devices, f"{domain[-4:]}:{rest}", "local_cpulist").read_text()
@@ -384,7 +531,9 @@ def transport(platform, log):
     if platform == "cpu":
         return "gloo"
     text = "".join(file.read_text(errors="replace") for file in log.parent.glob(f"{log.name}*"))
-    ways = Counter(re.findall(r"\[(?:send|receive)\] via (NET/[\w/ ]+?|P2P[\w/]*|SHM[\w/]*)(?:/\d+)*\s", text))
+    ways = Counter(
+        re.findall(r"\[(?:send|receive)\] via (NET/[\w/ ]+?|P2P[\w/]*|SHM[\w/]*)(?:/\d+)*\s", text)
+    )
     using = re.findall(r"Using network (\S+)", text)
     return ", ".join([*(f"network {name}" for name in dict.fromkeys(using)), *ways]) or "NCCL"
 
@@ -408,7 +557,9 @@ def _facts():
     local = jax.local_devices()
     numbers = [d.local_hardware_id for d in local if d.platform == "gpu"]
     gpus = [visible[number] for number in numbers if number in range(len(visible))]
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
     return {
         "process": jax.process_index(),
         "host": socket.gethostname(),
@@ -438,7 +589,9 @@ def _measured():
     n, floats = jax.device_count(), MEGABYTES * 2**18
     mesh = jax.make_mesh((n,), ("d",), axis_types=(AxisType.Auto,))
     by_device, whole = NamedSharding(mesh, P("d")), NamedSharding(mesh, P())
-    x = jax.make_array_from_callback((n, floats), by_device, lambda index: np.ones((1, floats), np.float32))
+    x = jax.make_array_from_callback(
+        (n, floats), by_device, lambda index: np.ones((1, floats), np.float32)
+    )
     total = jax.jit(lambda x: x.sum(0), out_shardings=whole)
     if float(total(x).addressable_data(0)[0]) != n:
         raise SystemExit(f"the sum of {n} ones is {float(total(x).addressable_data(0)[0])}")
@@ -451,12 +604,18 @@ def _measured():
 
 
 def _folder_facts(folder):
-    """Whether this process reads in a folder what process 0 wrote there just now, and its own error in writing."""
+    """Whether this process reads in a folder what process 0 wrote there just now, and its own error
+    in writing.
+    """
     import jax
 
     if not folder:
         return {"reads": None}
-    rank, error, word = jax.process_index(), None, f"{socket.gethostname()} {os.getpid()} {time.time()}"
+    rank, error, word = (
+        jax.process_index(),
+        None,
+        f"{socket.gethostname()} {os.getpid()} {time.time()}",
+    )
     own, file = Path(folder, f".preflight-{rank}"), Path(folder, ".preflight-0")
     try:
         own.parent.mkdir(parents=True, exist_ok=True)
@@ -474,12 +633,18 @@ def _folder_facts(folder):
     exchange("preflight/read", "")  # all have looked
     with suppress(OSError):
         own.unlink()
-    why = {"errno": errno.errorcode.get(error.errno or 0, "?"), "error": error.strerror or str(error)} if error else {}
+    why = (
+        {"errno": errno.errorcode.get(error.errno or 0, "?"), "error": error.strerror or str(error)}
+        if error
+        else {}
+    )
     return {"reads": reads} | why
 
 
 class _Patience:
-    """Ends this process, with words, a cure and stacks, if what it does takes longer than a limit in seconds."""
+    """Ends this process, with words, a cure and stacks, if what it does takes longer than a limit
+    in seconds.
+    """
 
     def __init__(self, rank, limit):
         self.rank, self.limit, self.doing, self.cure = rank, limit, "", ""
@@ -499,7 +664,9 @@ class _Patience:
 
     def _end(self):
         who = f"process {self.rank} on {socket.gethostname()}"
-        message = f"preflight: {who} has waited {self.limit} s {self.doing}\n     cure: {self.cure}\n"
+        message = (
+            f"preflight: {who} has waited {self.limit} s {self.doing}\n     cure: {self.cure}\n"
+        )
         print(message, end="", flush=True)
         faulthandler.dump_traceback()
         os._exit(2)
@@ -507,22 +674,48 @@ class _Patience:
 
 def main():
     """Join the job, check it, and print what was found; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=0, metavar="N", help="how many processes there should be")
-    parser.add_argument("--devices", type=int, default=0, metavar="N", help="how many devices there should be in all")
-    parser.add_argument("--folder", metavar="PATH", help="a folder that all processes should share")
-    parser.add_argument("--gbit", type=float, default=0, metavar="G", help="Gbit/s that the network should give each")
-    parser.add_argument(
-        "--limit", type=int, default=60, metavar="S", help="seconds, once JAX is imported, until a hang is ended (60)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="print the checks and all facts as JSON")
+    parser.add_argument(
+        "--processes", type=int, default=0, metavar="N", help="how many processes there should be"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many devices there should be in all",
+    )
+    parser.add_argument("--folder", metavar="PATH", help="a folder that all processes should share")
+    parser.add_argument(
+        "--gbit",
+        type=float,
+        default=0,
+        metavar="G",
+        help="Gbit/s that the network should give each",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=60,
+        metavar="S",
+        help="seconds, once JAX is imported, until a hang is ended (60)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the checks and all facts as JSON"
+    )
     options = parser.parse_args()
 
     cpus = os.environ.get("JAX_PLATFORMS") == "cpu"
     launcher = next((name for name, rank in LAUNCHERS.items() if rank in os.environ), "none")
     log = Path(tempfile.mkdtemp(prefix="preflight-")) / "nccl"
     atexit.register(shutil.rmtree, log.parent, ignore_errors=True)
-    nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH", "NCCL_DEBUG_FILE": f"{log}.%h"}
+    nccl = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH",
+        "NCCL_DEBUG_FILE": f"{log}.%h",
+    }
     os.environ.update({name: value for name, value in nccl.items() if name not in os.environ})
 
     import jax
@@ -530,21 +723,30 @@ def main():
     rank = os.environ.get(LAUNCHERS.get(launcher, ""), "0")
     patience = _Patience(rank, options.limit)
     proxy = uses_proxy()
-    waits = f"connections go through {proxy}, which may not know the nodes: {UNSET}" if proxy else UNREACHED
+    waits = (
+        f"connections go through {proxy}, which may not know the nodes: {UNSET}"
+        if proxy
+        else UNREACHED
+    )
     patience.over("for the others in jax.distributed.initialize", waits)
     begin = time.perf_counter()
     try:
-        if rank == "0" and launcher != "none" and is_taken(coordinator_port()):  # before JAX, which may crash then
+        # before JAX, which may crash then
+        if rank == "0" and launcher != "none" and is_taken(coordinator_port()):
             raise OSError(f"port {coordinator_port()} is already in use")
         join(any_platform=True, any_program=True, initialization_timeout=options.limit + 60)
     except (RuntimeError, ValueError, OSError, SystemExit) as error:
         message = (
-            f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: {_cure_of(error)}\n"
+            f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: "
+            f"{_cure_of(error)}\n"
         )
         print(message, end="", flush=True)
         return 2
     started = time.perf_counter() - begin
-    patience.over("for what the other processes see", "look at the processes that print nothing: did they all start?")
+    patience.over(
+        "for what the other processes see",
+        "look at the processes that print nothing: did they all start?",
+    )
     facts = _facts()
     facts |= _folder_facts(options.folder)
     every = [json.loads(text) for text in exchange("preflight/facts", json.dumps(facts))]
@@ -552,7 +754,10 @@ def main():
     if every[0]["all_devices"] > 1:
         every[0]["seconds"] = "the processes have different platforms"
         if len({facts_of_one["platform"] for facts_of_one in every}) == 1:
-            cure = "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME; is a port blocked?"
+            cure = (
+                "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME; is a "
+                "port blocked?"
+            )
             patience.over("in an all-reduce", cure)
             try:
                 every[0]["seconds"] = _measured()
@@ -560,13 +765,19 @@ def main():
                 every[0]["seconds"] = str(error).splitlines()[0]
         every[0]["transport"] = transport(facts["platform"], log)
     patience.stop()
-    asked = {"cpus": cpus, "processes": options.processes, "devices": options.devices, "gbit": options.gbit}
+    asked = {
+        "cpus": cpus,
+        "processes": options.processes,
+        "devices": options.devices,
+        "gbit": options.gbit,
+    }
     checks = judge(every, **asked)
     checks.insert(0, Check("launcher", True, f"{launcher}, joined in {started:.1f} s"))
     if jax.process_index() == 0:
         both = {"checks": [asdict(check) for check in checks], "processes": every}
         text = json.dumps(both) if options.json else _table(checks)
-        print(f"{text}\n", end="", flush=True)  # one write, so that lines of several processes do not mix
+        # one write, so that lines of several processes do not mix
+        print(f"{text}\n", end="", flush=True)
     return 1 if any(check.ok is False for check in checks) else 0
 
 
@@ -586,7 +797,10 @@ def _cure_of(error):
     if "RPC server" in text or "already in use" in text:
         port = coordinator_port()
         how = "PORT=... for ssh.sh, JAX_COORDINATOR_ADDRESS=name:port under Slurm"
-        return f"another program listens at port {port} of this host: choose a free one ({how}), or end that program"
+        return (
+            f"another program listens at port {port} of this host: choose a free one ({how}), or "
+            "end that program"
+        )
     if "interactive step" in text:
         return "start it by srun in this shell: srun python -u ..."
     if "DEADLINE_EXCEEDED" in text:
@@ -599,11 +813,14 @@ def _cure_of(error):
         sees = seen["visible"]
         if sees and asks.isdigit() and int(asks) >= len(sees):
             return (
-                f"this task sees {_many(len(sees), 'GPU')}, but JAX asks for number {asks}: request GPUs per node "
-                "(--gres=gpu:4), or set JAX_LOCAL_DEVICE_IDS=0"
+                f"this task sees {_many(len(sees), 'GPU')}, but JAX asks for number {asks}: "
+                "request GPUs per node (--gres=gpu:4), or set JAX_LOCAL_DEVICE_IDS=0"
             )
         return _why_cpus(seen | {"platforms": "", "versions": _package_versions(seen)})
-    return "start it by srun, mpirun, or with COORDINATOR, NUM_PROCESSES and PROCESS_ID set, as ssh.sh does"
+    return (
+        "start it by srun, mpirun, or with COORDINATOR, NUM_PROCESSES and PROCESS_ID set, as "
+        "ssh.sh does"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Start JAX processes from a notebook, run cells in all or some of them, and report what went wrong in which.
+"""Start JAX processes from a notebook, run cells in all or some of them, and report what went wrong
+in which.
 
     group = start(8)                 # eight processes with one CPU device each, joined by jax.distributed
 
@@ -11,9 +12,9 @@
     group["x"]                       # the value of x in each process
     group.stop()
 
-The processes are engines of [ipyparallel](https://ipyparallel.readthedocs.io), so they can also be started by
-Slurm, MPI or SSH. What they print is shown in order, with the process index in front.
-"""
+The processes are engines of [ipyparallel](https://ipyparallel.readthedocs.io), so they can also be
+started by Slurm, MPI or SSH. What they print is shown in order, with the process index in front.
+"""  # noqa: E501
 
 import argparse
 import asyncio
@@ -49,8 +50,9 @@ class Outcome:
 
     Attributes:
       process: the process index, as `jax.process_index()` returns it.
-      state: "done", "raised" (an exception), "died" (its operating-system process has ended), "hung" (had not finished
-        at the time limit) or "waited" (had not finished when another process raised or died).
+      state: "done", "raised" (an exception), "died" (its operating-system process has ended),
+        "hung" (had not finished at the time limit) or "waited" (had not finished when another
+        process raised or died).
       seconds: how long it took, or how long `run` waited for it.
       text: what it printed, and what its threads had printed since the cell before.
       pictures: what it displayed besides text, each a dict of MIME types.
@@ -68,7 +70,8 @@ class Outcome:
 
 
 class ProcessFailure(RuntimeError):
-    """A cell failed in at least one process; `outcomes` has the `Outcome` of each process, in order.
+    """A cell failed in at least one process; `outcomes` has the `Outcome` of each process, in
+    order.
 
     `failure.having("died")` lists the processes in that state.
     """
@@ -96,31 +99,38 @@ def start(
 ) -> "Processes":
     """Start `n` processes, join them into one JAX program, and return the group.
 
-    `start(8)` starts eight processes with one CPU device each, `start(2, devices=4)` two with four, which are also
-    2 * 4 = 8 devices. A group that this function started earlier is stopped first, so a notebook's cell can run again.
-    In a notebook the cell magic `%%processes` then runs cells in the group; `%%processes --help` lists its options.
+    `start(8)` starts eight processes with one CPU device each, `start(2, devices=4)` two with four,
+    which are also 2 * 4 = 8 devices. A group that this function started earlier is stopped first,
+    so a notebook's cell can run again. In a notebook the cell magic `%%processes` then runs cells
+    in the group; `%%processes --help` lists its options.
 
     Args:
       n: how many processes, 1 or more.
-      devices: how many emulated CPU devices each has; with None each uses the accelerators that it finds: if
-        several processes are on a host, each takes the GPU whose number is its index there.
+      devices: how many emulated CPU devices each has; with None each uses the accelerators that it
+        finds: if several processes are on a host, each takes the GPU whose number is its index
+        there.
       cluster: the launcher: a name that ipyparallel knows ("local", "slurm", "mpi", "ssh"), or an
-        `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your own.
+        `ipyparallel.Cluster` that is not running yet, for queues, accounts and templates of your
+        own.
       join: whether to call `jax.distributed.initialize` in each. If not, a cell has to do it, with
         `group.coordinator` as `coordinator_address`.
       limit: seconds after which starting fails.
-      preemption: whether JAX's preemption service handles SIGTERM in them. If not, the signal ends a process.
+      preemption: whether JAX's preemption service handles SIGTERM in them. If not, the signal ends
+        a process.
       sigterm_seconds: how long a process may still run after SIGTERM where that service handles it.
       environment: variables to set in each process before JAX starts, as a dict.
-      **initialize: more arguments for `jax.distributed.initialize`, such as `heartbeat_timeout_seconds=10`.
+      **initialize: more arguments for `jax.distributed.initialize`, such as
+        `heartbeat_timeout_seconds=10`.
 
     Returns:
       A `Processes`.
 
     Raises:
-      ValueError: `n` or `devices` is not a whole number of at least 1, or there is no launcher `cluster`.
+      ValueError: `n` or `devices` is not a whole number of at least 1, or there is no launcher
+        `cluster`.
       ImportError: ipyparallel is missing.
-      ProcessFailure: they did not start, or did not connect to each other, within the limit. All are stopped.
+      ProcessFailure: they did not start, or did not connect to each other, within the limit. All
+        are stopped.
     """
     for name, value in {"n": n, "devices": 1 if devices is None else devices}.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -132,7 +142,8 @@ def start(
     settings = {
         "devices": devices,
         "preemption": preemption,
-        "sigterm_seconds": sigterm_seconds if preemption else 0,  # JAX 0.7 takes the signal in any case
+        # JAX 0.7 takes the signal in any case
+        "sigterm_seconds": sigterm_seconds if preemption else 0,
         "environment": environment or {},
         "initialize": initialize,
     }
@@ -141,9 +152,12 @@ def start(
             Processes.current = Processes(n, cluster, join, limit, settings)
             break
         except ProcessFailure as failure:
-            # Another program may take a free port before we use it. JAX then says so, or crashes; and of ipyparallel's
-            # controller a part ends, without which no process counts as started.
-            port_taken = failure.having("died") or re.search("RPC server|processes have started", str(failure))
+            # Another program may take a free port before we use it. JAX then says so, or crashes;
+            # and of ipyparallel's controller a part ends, without which no process counts as
+            # started.
+            port_taken = failure.having("died") or re.search(
+                "RPC server|processes have started", str(failure)
+            )
             if attempt == 2 or not port_taken or not isinstance(cluster, str):
                 raise
     _offer_magic()
@@ -164,16 +178,21 @@ class Processes:
 
     current = None
 
-    def __init__(self, n: int, cluster: Any, join: bool, limit: float, settings: dict[str, Any]) -> None:  # noqa: D107
+    def __init__(  # noqa: D107
+        self, n: int, cluster: Any, join: bool, limit: float, settings: dict[str, Any]
+    ) -> None:
         self.n, self.coordinator, self.outcomes, self.failure = n, None, (), None
         self.hosts, self.pids = [], []
-        self._told = dict.fromkeys(range(n), 0)  # how many bytes of what each printed an outcome has had
+        # how many bytes of what each printed an outcome has had
+        self._told = dict.fromkeys(range(n), 0)
         self._cluster = self._client = self._set = None
         self._settings = settings
         self._local = cluster == "local"
         self._folder = Path(tempfile.mkdtemp(prefix="processes-", dir=None if self._local else "."))
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="processes", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="processes", daemon=True
+        )
         self._thread.start()
         atexit.register(self.stop)
         end = time.monotonic() + limit
@@ -199,10 +218,11 @@ class Processes:
         self.stop()
 
     def __getitem__(self, name: str) -> list:
-        """The value of a variable, or of any expression, in each process: a list in the order of process indices.
+        """The value of a variable, or of any expression, in each process: a list in the order of
+        process indices.
 
-        `group["x"]` is `[1, 1]` after a cell `x = 1` in two processes. A `ProcessFailure` names the variables that
-        there are, the most similar first, if there is none of this name.
+        `group["x"]` is `[1, 1]` after a cell `x = 1` in two processes. A `ProcessFailure` names the
+        variables that there are, the most similar first, if there is none of this name.
         """
         return self._do(time.monotonic() + 60, worker.value, name, grace=5)
 
@@ -221,8 +241,8 @@ class Processes:
           A list of `Outcome`, in the order of process indices.
 
         Raises:
-          ProcessFailure: at least one raised, died or hung. If some hung or died, all are stopped, because the others
-            could wait for them indefinitely; call `start` again.
+          ProcessFailure: at least one raised, died or hung. If some hung or died, all are stopped,
+            because the others could wait for them indefinitely; call `start` again.
           ValueError: `only` names a process that does not exist.
         """
         if self._client is None:
@@ -242,9 +262,11 @@ class Processes:
         return list(self.outcomes)
 
     def stop(self) -> None:
-        """End all processes, what they have started, and their helpers at once. Calling it again does no harm.
+        """End all processes, what they have started, and their helpers at once. Calling it again
+        does no harm.
 
-        On other hosts only the processes themselves are sure to end, and what the launcher ends with them.
+        On other hosts only the processes themselves are sure to end, and what the launcher ends
+        with them.
         """
         if self._thread is None:
             return
@@ -252,7 +274,8 @@ class Processes:
         with contextlib.suppress(Exception):
             self._async(self._cluster.signal_engines(signal.SIGKILL), 10)
         worker.end(started)
-        worker.end(worker.descendants(self.pids) if self._local else [])  # what they started in the meantime
+        # what they started in the meantime
+        worker.end(worker.descendants(self.pids) if self._local else [])
         with contextlib.suppress(Exception):
             self._client.close(linger=0)
         with contextlib.suppress(Exception):
@@ -272,12 +295,18 @@ class Processes:
     def _launch(self, cluster, end):
         """The operating system's processes, with ipyparallel's engines in them."""
         if isinstance(cluster, str):
-            # Other hosts reach this one by its address, because its name may mean the loopback here.
-            options = {} if self._local else {"controller_ip": "*", "controller_location": _address()}
-            cluster = _cluster(cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options)
+            # Other hosts reach this one by its address, because its name may mean the loopback
+            # here.
+            options = (
+                {} if self._local else {"controller_ip": "*", "controller_location": _address()}
+            )
+            cluster = _cluster(
+                cluster, profile_dir=str(self._folder / "profile"), log_level=40, **options
+            )
             cluster.shutdown_atexit = False  # we stop it
         if self._local:
-            # We see local processes end without ipyparallel's nannies; without them only half as many processes start.
+            # We see local processes end without ipyparallel's nannies; without them only half as
+            # many processes start.
             cluster.config.EngineLauncher.engine_args = ["--IPEngine.enable_nanny=False"]
             cluster.config.LocalEngineSetLauncher.delay = 0
         # An engine counts as started at its first heartbeat, which by default comes every 3 s.
@@ -297,7 +326,10 @@ class Processes:
                     raise FutureTimeout
                 if not self._local and time.monotonic() > said + 15:  # a queue can be long
                     said = time.monotonic()
-                    print(f"{len(self._client.ids)} of {self.n} processes have started", file=sys.stderr)
+                    print(
+                        f"{len(self._client.ids)} of {self.n} processes have started",
+                        file=sys.stderr,
+                    )
         except (FutureTimeout, OSError, RuntimeError) as error:
             there = len(self._client.ids) if self._client else 0
             raise ProcessFailure(
@@ -313,7 +345,9 @@ class Processes:
     def _prepare(self, end):
         """Order the engines by process index, and set up their reports."""
         self._ids = list(self._client.ids)
-        order = sorted(zip(self._ids, self._do(end, worker.hello), strict=True), key=lambda pair: pair[1])
+        order = sorted(
+            zip(self._ids, self._do(end, worker.hello), strict=True), key=lambda pair: pair[1]
+        )
         self._ids = [i for i, _ in order]
         self.hosts, self.pids = [who[1] for _, who in order], [who[2] for _, who in order]
         watch = (os.getpid(), self._controller_pid()) if self._local else None
@@ -326,7 +360,11 @@ class Processes:
     def _join(self, end):
         places = [self.hosts[:i].count(host) for i, host in enumerate(self.hosts)]
         several = self._settings["devices"] is None and len(set(self.hosts)) < self.n  # on a host
-        options = self._settings["initialize"], self._settings["sigterm_seconds"], places if several else None
+        options = (
+            self._settings["initialize"],
+            self._settings["sigterm_seconds"],
+            places if several else None,
+        )
         self._do(end, worker.join, self.coordinator, self.n, *options)
 
     def _controller_pid(self):
@@ -339,7 +377,9 @@ class Processes:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(max(seconds, 0.1))
 
     def _do(self, end, function, *args, only=None, grace=1):
-        """Call a function of `shardlab.cluster.worker` in processes, each with its index first; returns the values."""
+        """Call a function of `shardlab.cluster.worker` in processes, each with its index first;
+        returns the values.
+        """
         calls = self._call(range(self.n) if only is None else only, function, *args)
         self._wait(calls, end, grace)
         self._judge(calls, "")
@@ -348,7 +388,9 @@ class Processes:
     def _call(self, chosen, function, *args):
         if self._client is None:
             raise ProcessFailure("these processes were stopped; call start() again")
-        return [_Call(i, self._client[self._ids[i]].apply_async(function, i, *args)) for i in chosen]
+        return [
+            _Call(i, self._client[self._ids[i]].apply_async(function, i, *args)) for i in chosen
+        ]
 
     def _wait(self, calls, end, grace):
         """Wait until every call has ended, or for a limited time; note the state of each."""
@@ -393,12 +435,16 @@ class Processes:
             while time.monotonic() < deadline and not (file.exists() and file.stat().st_size):
                 time.sleep(_TICK)
             time.sleep(_TICK)  # it is being written
-            lines = re.findall(r'File "<cell>", line (\d+)', file.read_text()) if file.exists() else ()
+            lines = (
+                re.findall(r'File "<cell>", line (\d+)', file.read_text()) if file.exists() else ()
+            )
             call.line = int(lines[0]) if lines else 0
 
     def _judge(self, calls, code):
         """Keep the outcomes; if one is a failure, stop the processes where necessary, and raise."""
-        self.outcomes = outcomes = tuple(call.outcome(self._folder, self._told[call.process]) for call in calls)
+        self.outcomes = outcomes = tuple(
+            call.outcome(self._folder, self._told[call.process]) for call in calls
+        )
         self._told |= {call.process: call.result["told"] for call in calls if "told" in call.result}
         if all(outcome.state == "done" for outcome in outcomes):
             return
@@ -429,7 +475,9 @@ class _Call:
             except Exception as error:
                 gone = "EngineError" in (type(error).__name__, getattr(error, "ename", ""))
                 self.state = "died" if gone else "raised"
-                self.error = "" if gone else f"{getattr(error, 'ename', type(error).__name__)}: {error}"
+                self.error = (
+                    "" if gone else f"{getattr(error, 'ename', type(error).__name__)}: {error}"
+                )
         elif exit_code is not None:
             self.state, self.error = "died", _exit_text(exit_code)
         if self.state != "waiting":
@@ -441,7 +489,11 @@ class _Call:
         if text is None:
             text = _read(folder / f"{self.process}.text", start)
         if self.state == "died":
-            error = f"{error}: {words}" if (words := _last_words(_read(folder / f"{self.process}.log"))) else error
+            error = (
+                f"{error}: {words}"
+                if (words := _last_words(_read(folder / f"{self.process}.log")))
+                else error
+            )
         seconds = self.result.get("seconds", self.ended - self.began)
         pictures = tuple(self.result.get("pictures", ()))
         return Outcome(self.process, self.state, seconds, text, pictures, error, self.line)
@@ -453,7 +505,9 @@ def _cluster(name, **options):
         import ipyparallel
         from traitlets import TraitError
     except ImportError:
-        raise ImportError("shardlab.cluster.processes needs ipyparallel: pip install ipyparallel") from None
+        raise ImportError(
+            "shardlab.cluster.processes needs ipyparallel: pip install ipyparallel"
+        ) from None
     try:
         return ipyparallel.Cluster(engines=name, **options)
     except TraitError:
@@ -463,7 +517,9 @@ def _cluster(name, **options):
 
 
 def _address():
-    """The address of this host for others: that of its default route, or else any that is not the loopback."""
+    """The address of this host for others: that of its default route, or else any that is not the
+    loopback.
+    """
     import psutil
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
@@ -471,7 +527,9 @@ def _address():
         return probe.getsockname()[0]
     families = (found for interface in psutil.net_if_addrs().values() for found in interface)
     addresses = [found.address for found in families if found.family == socket.AF_INET]
-    return next((address for address in addresses if not address.startswith("127.")), socket.gethostname())
+    return next(
+        (address for address in addresses if not address.startswith("127.")), socket.gethostname()
+    )
 
 
 def _read(file, start=0):
@@ -504,12 +562,17 @@ def _report(outcomes, code, stopped):
             groups.setdefault((outcome.state, outcome.error, outcome.line), []).append(outcome)
     text = []
     for (state, error, line), group in groups.items():
-        who, seconds = _who(outcome.process for outcome in group), max(outcome.seconds for outcome in group)
+        who, seconds = (
+            _who(outcome.process for outcome in group),
+            max(outcome.seconds for outcome in group),
+        )
         where = f" at line {line}, `{lines[line - 1].strip()}`" if 0 < line <= len(lines) else ""
         what = {
             "raised": f"raised {error}{where}",
             "died": f"died after {seconds:.1f} s, {error}",
-            "hung": f"had not finished after {seconds:.0f} s; waiting{where or ' at an unknown line'}",
+            "hung": (
+                f"had not finished after {seconds:.0f} s; waiting{where or ' at an unknown line'}"
+            ),
             "waited": f"still waiting{where} after {seconds:.0f} s",
         }[state]
         text.append(f"{who} {what}")
@@ -542,7 +605,9 @@ def _numbers(text):
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if not match or int(match[1]) > int(match[2] or match[1]):
-            raise argparse.ArgumentTypeError(f"{text!r} does not name processes; write such as 0 or 0,2-4")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} does not name processes; write such as 0 or 0,2-4"
+            )
         numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
     return numbers
 
@@ -574,7 +639,9 @@ def _magic_parser():
         metavar="S",
         help="seconds that the others get to finish when one has failed (5)",
     )
-    parser.add_argument("--fails", action="store_true", help="the cell must fail: show how, and continue")
+    parser.add_argument(
+        "--fails", action="store_true", help="the cell must fail: show how, and continue"
+    )
     return parser
 
 
@@ -607,7 +674,9 @@ def _magic(line, cell=None):
 
 
 def _show(outcomes):
-    """Print and display the output of the processes, in order; equal output of several is shown once."""
+    """Print and display the output of the processes, in order; equal output of several is shown
+    once.
+    """
     from IPython.display import display
 
     texts, pictures = {}, {}

@@ -1,4 +1,6 @@
-"""What runs in the processes that `shardlab.cluster.processes` starts: each function gets the process index first."""
+"""What runs in the processes that `shardlab.cluster.processes` starts: each function gets the
+process index first.
+"""
 
 import ast
 import contextlib
@@ -21,14 +23,18 @@ _me = {}
 
 
 def hello(_):
-    """The position of this engine: by its rank, if a launcher gave it one, else by host and process id."""
+    """The position of this engine: by its rank, if a launcher gave it one, else by host and process
+    id.
+    """
     ranks = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     rank = next((int(os.environ[name]) for name in ranks if name in os.environ), 0)
     return {"value": (rank, socket.gethostname(), os.getpid())}
 
 
 def prepare(process, folder, watch, settings):
-    """Send what this process writes to files of its own, and make the settings that must come before JAX starts."""
+    """Send what this process writes to files of its own, and make the settings that must come
+    before JAX starts.
+    """
     Path(folder).mkdir(exist_ok=True)
     _me.update(folder=Path(folder), process=process)
     # Output of C++ code is of use only if this process dies.
@@ -40,25 +46,31 @@ def prepare(process, folder, watch, settings):
     if watch:
         threading.Thread(target=_watch, args=(*watch, folder), daemon=True).start()
     os.environ["JAX_ENABLE_PREEMPTION_SERVICE"] = "true" if settings["preemption"] else "false"
-    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # plt.show() gives a picture
+    # plt.show() gives a picture
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     os.environ.update(settings["environment"])
     import jax
 
     from shardlab.arrays.devices import configure
 
-    if hasattr(jax.config, "jax_enable_preemption_service"):  # JAX 0.7 has no such setting, and always listens
+    # JAX 0.7 has no such setting, and always listens
+    if hasattr(jax.config, "jax_enable_preemption_service"):
         jax.config.update("jax_enable_preemption_service", settings["preemption"])
     if settings["devices"] is not None:
         configure(settings["devices"])
     # What Python prints goes to another file, also between cells, when threads print.
-    _me["text"] = sys.stdout = sys.stderr = open(_me["folder"] / f"{process}.text", "w", buffering=1)  # noqa: SIM115
+    _me["text"] = sys.stdout = sys.stderr = open(  # noqa: SIM115
+        _me["folder"] / f"{process}.text", "w", buffering=1
+    )
     return {"value": None}
 
 
 def descendants(pids):
-    """The processes that these started, directly or not: their children, and all that share their sessions.
+    """The processes that these started, directly or not: their children, and all that share their
+    sessions.
 
-    A child whose parent has ended is still in the session. The processes themselves are not among them.
+    A child whose parent has ended is still in the session. The processes themselves are not among
+    them.
     """
     import psutil
 
@@ -81,7 +93,9 @@ def end(pids):
 
 
 def _watch(parent, controller, folder):
-    """If the notebook that started this process has ended, end it, its children and the controller; leave no file."""
+    """If the notebook that started this process has ended, end it, its children and the controller;
+    leave no file.
+    """
     while os.getppid() == parent:
         time.sleep(0.5)
     with contextlib.suppress(OSError):
@@ -99,8 +113,9 @@ def coordinator_address(_, host):
 def free_ports(count):
     """Port numbers in a row on this host that are free now.
 
-    They are none of those that systems give to outgoing connections (from 32768 on Linux, 49152 elsewhere): such a port
-    could be taken between now and its use by any program that connects to another.
+    They are none of those that systems give to outgoing connections (from 32768 on Linux, 49152
+    elsewhere): such a port could be taken between now and its use by any program that connects to
+    another.
     """
     rows = range(PORTS.start, PORTS.stop - count + 1, count)
     for first in random.sample(rows, len(rows)):
@@ -120,8 +135,9 @@ def _is_free(port):
 def join(process, coordinator, n, options, sigterm_seconds, places):
     """Connect to the other processes; JAX then sees the devices of all of them.
 
-    `places` has the index of each process on its host, for the GPU of that number; None leaves all of them to it. JAX
-    does not ask Slurm: in a step of one task every process would get the first GPU.
+    `places` has the index of each process on its host, for the GPU of that number; None leaves all
+    of them to it. JAX does not ask Slurm: in a step of one task every process would get the first
+    GPU.
     """
     import jax
 
@@ -145,8 +161,14 @@ def value(_, expression):
         hidden = shell.user_ns_hidden
         names = [name for name in shell.user_ns if not name.startswith("_") and name not in hidden]
         wrong = str(error.name)
-        names.sort(key=lambda name: (-SequenceMatcher(None, name.lower(), wrong.lower()).ratio(), name))
-        there = f"there are {', '.join(names[:5])}{', ...' * (len(names) > 5)}" if names else "no cell has made any"
+        names.sort(
+            key=lambda name: (-SequenceMatcher(None, name.lower(), wrong.lower()).ratio(), name)
+        )
+        there = (
+            f"there are {', '.join(names[:5])}{', ...' * (len(names) > 5)}"
+            if names
+            else "no cell has made any"
+        )
         return {"value": None, "error": f"NameError: there is no name {wrong!r}; {there}"}
 
 
@@ -190,7 +212,11 @@ def _execute(code, names):
     body = ast.parse(code, "<cell>").body
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
-    if last and (value := eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)) is not None:
+    if (
+        last
+        and (value := eval(compile(ast.Expression(last.value), "<cell>", "eval"), names))
+        is not None
+    ):
         display(value)
 
 
@@ -201,7 +227,10 @@ def _error_text(error):
 
 def _line(error):
     """The line of the cell from which an exception came: the last one in its traceback."""
-    line, trace = getattr(error, "lineno", 0) if isinstance(error, SyntaxError) else 0, error.__traceback__
+    line, trace = (
+        getattr(error, "lineno", 0) if isinstance(error, SyntaxError) else 0,
+        error.__traceback__,
+    )
     while trace:
         if trace.tb_frame.f_code.co_filename == "<cell>":
             line = trace.tb_lineno

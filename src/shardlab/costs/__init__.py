@@ -1,17 +1,20 @@
-"""What a program costs on hardware that we do not have: bytes, FLOPs, seconds and memory, by formula.
+"""What a program costs on hardware that we do not have: bytes, FLOPs, seconds and memory, by
+formula.
 
-A device computes, moves data between its memory (HBM) and its compute units, and communicates with other devices. Each
-of the three has a speed, so each gives a time, and the largest of the three is a lower bound for all of them together:
-the roofline. This module applies it to collectives, matrix products, transformer layers and training steps;
-`shardlab.inference` to serving. Arguments that are `Numbers` may be NumPy arrays, which broadcast: a function that
-takes one `Parallelism` also takes 100,000.
+A device computes, moves data between its memory (HBM) and its compute units, and communicates with
+other devices. Each of the three has a speed, so each gives a time, and the largest of the three is
+a lower bound for all of them together: the roofline. This module applies it to collectives, matrix
+products, transformer layers and training steps; `shardlab.inference` to serving. Arguments that are
+`Numbers` may be NumPy arrays, which broadcast: a function that takes one `Parallelism` also takes
+100,000.
 
-Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*: the result of an
-all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all or a permute.
-`collective_bytes` computes from it what a device sends on a ring, which is `shardlab.Collective.bytes`: (n-1)/n
-of the array for an all-gather. Dividing that by what a device can send along the ring in both directions, W, is the
-form (array size) / W of the book *How To Scale Your Model* (https://jax-ml.github.io/scaling-book/, "Scaling Book"
-below), which leaves the (n-1)/n out. For an all-to-all that book's array is the global one, n times ours.
+Bytes. `array_bytes` of a collective is the larger of its operand and its result on *one device*:
+the result of an all-gather, the operand of a reduce-scatter, either of an all-reduce, an all-to-all
+or a permute. `collective_bytes` computes from it what a device sends on a ring, which is
+`shardlab.Collective.bytes`: (n-1)/n of the array for an all-gather. Dividing that by what a device
+can send along the ring in both directions, W, is the form (array size) / W of the book *How To
+Scale Your Model* (https://jax-ml.github.io/scaling-book/, "Scaling Book" below), which leaves the
+(n-1)/n out. For an all-to-all that book's array is the global one, n times ours.
 
 Dtypes have short names: "f32", "bf16", "fp8", "int8", "fp4", "int4".
 """

@@ -1,4 +1,6 @@
-"""How far off expected times were, by kind of plan: on published runs that nothing was fitted to."""
+"""How far off expected times were, by kind of plan: on published runs that nothing was fitted
+to.
+"""
 
 import textwrap
 from collections.abc import Mapping
@@ -25,7 +27,9 @@ KINDS_OF_PLANS = {
 }
 
 
-def kind_of_plan(model: Model, chip: Chip, mesh: Mapping[str, int], sequence: int, products: str = "bf16") -> str:
+def kind_of_plan(
+    model: Model, chip: Chip, mesh: Mapping[str, int], sequence: int, products: str = "bf16"
+) -> str:
     """The kind of a plan, one of `KINDS_OF_PLANS`: what of it makes an expected time uncertain.
 
     >>> costs.kind_of_plan(model("mixtral-8x7b"), chip("H100"), {"fsdp": 64}, 4096)
@@ -55,7 +59,8 @@ def _family(chip):
 
 
 def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
-    """The band of a kind of plan on such chips; the widest of all kinds if fewer than four runs are of this one.
+    """The band of a kind of plan on such chips; the widest of all kinds if fewer than four runs are
+    of this one.
 
     >>> band, own = costs.band_of(chip("H100"), "dense")
     >>> band.factor, own
@@ -71,7 +76,9 @@ def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
     bands = FITTED[_family(chip)].bands
     if kind in bands and bands[kind].tested >= ENOUGH:
         return bands[kind], True
-    return max((band for band in bands.values() if band.tested >= ENOUGH), key=lambda band: band.factor), False
+    return max(
+        (band for band in bands.values() if band.tested >= ENOUGH), key=lambda band: band.factor
+    ), False
 
 
 def band_words(chip: Chip, kind: str) -> str:
@@ -90,12 +97,16 @@ def band_words(chip: Chip, kind: str) -> str:
     words = KINDS_OF_PLANS[one_of("kind", kind, tuple(KINDS_OF_PLANS))]
     if own:
         text = (
-            f"Of {band.tested} published runs on {where} of this kind ({words}), to which nothing was fitted, half "
-            f"took more than {band.median:.2f} times as long as expected; nine in ten were within a factor of "
-            f"{band.factor:.2f}."
+            f"Of {band.tested} published runs on {where} of this kind ({words}), to which "
+            f"nothing was fitted, half took more than {band.median:.2f} times as long as "
+            f"expected; nine in ten were within a factor of {band.factor:.2f}."
         )
     else:
-        tested = f"Only {few.tested} published runs on {where} test" if few else f"No published run on {where} tests"
+        tested = (
+            f"Only {few.tested} published runs on {where} test"
+            if few
+            else f"No published run on {where} tests"
+        )
         text = f"{tested} such plans: {words}. "
         text += f"Expect errors of up to a factor of {band.factor:.2f}, the widest of all kinds."
     return textwrap.fill(text, 86)

@@ -1,9 +1,11 @@
-"""What serving a model costs: the prefill of prompts, the decode of tokens, and the KV cache between the two.
+"""What serving a model costs: the prefill of prompts, the decode of tokens, and the KV cache
+between the two.
 
-Prefill processes all tokens of a prompt at once, and its products are compute-bound like those of training. A decode
-step makes one token for each sequence of a batch: it reads all parameters and the whole KV cache, and is memory-bound
-unless the batch is large and the contexts are short. `shardlab.serving` composes both into what a server does.
-Arguments that are `Numbers` may be NumPy arrays, which broadcast.
+Prefill processes all tokens of a prompt at once, and its products are compute-bound like those of
+training. A decode step makes one token for each sequence of a batch: it reads all parameters and
+the whole KV cache, and is memory-bound unless the batch is large and the contexts are short.
+`shardlab.serving` composes both into what a server does. Arguments that are `Numbers` may be NumPy
+arrays, which broadcast.
 """
 
 from dataclasses import dataclass
@@ -33,15 +35,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Served:
-    """What formulas cannot know of servers, fitted to those that others published: `shardlab.published.SERVERS`.
+    """What formulas cannot know of servers, fitted to those that others published:
+    `shardlab.published.SERVERS`.
 
     `python scripts/fit_planner.py` fits it again and tests it on the servers that were left out.
 
     Attributes:
-      products, hbm, links: the share of the chip's peak that products reach, of its memory's bandwidth that reading
-        parameters and caches reaches, and of its links' bandwidth that collectives reach.
+      products, hbm, links: the share of the chip's peak that products reach, of its memory's
+        bandwidth that reading parameters and caches reaches, and of its links' bandwidth that
+        collectives reach.
       layer_seconds: what each layer takes besides, such as the launch of its kernels.
-      sequence_seconds: what each sequence takes besides in each step, such as the choice of its token.
+      sequence_seconds: what each sequence takes besides in each step, such as the choice of its
+        token.
     """
 
     products: float
@@ -53,21 +58,27 @@ class Served:
 
 # GPUs and TPUs are fitted apart: their kernels, collectives and servers are different software.
 SERVED = {
-    "gpu": Served(products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6),
-    "tpu": Served(products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6),
+    "gpu": Served(
+        products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6
+    ),
+    "tpu": Served(
+        products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6
+    ),
 }
 
 
 def kind_of(chip: Chip) -> str:
-    """Which of `SERVED` was fitted to servers on such chips: "tpu" for a torus of them, "gpu" for a switch."""
+    """Which of `SERVED` was fitted to servers on such chips: "tpu" for a torus of them, "gpu" for a
+    switch.
+    """
     return "tpu" if chip.torus else "gpu"
 
 
 def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Numbers:
     """Bytes of the KV cache of one sequence, before sharding.
 
-    Grouped-query attention caches the keys and values of its few kv heads; multi-head latent attention caches one
-    latent for all heads.
+    Grouped-query attention caches the keys and values of its few kv heads; multi-head latent
+    attention caches one latent for all heads.
 
     >>> for name in ("llama-2-13b", "llama-3-70b", "deepseek-v3"):
     ...     print(f"{name}: {inference.cache_bytes(name, 4096) / 1e9:.2f} GB")
@@ -83,7 +94,11 @@ def cache_bytes(model: str | Model, context: Numbers, cache: str = "bf16") -> Nu
     Returns:
       Bytes.
     """
-    return amount("context", context) * known_model(model).cached_elements * dtype_bytes("cache", cache)
+    return (
+        amount("context", context)
+        * known_model(model).cached_elements
+        * dtype_bytes("cache", cache)
+    )
 
 
 def _touched(model, tokens):
@@ -96,7 +111,9 @@ def _touched(model, tokens):
 
 
 def _matrices(model):
-    """(elements of the matrices that every token is multiplied with, those of the routed experts that a token uses)."""
+    """(elements of the matrices that every token is multiplied with, those of the routed experts
+    that a token uses).
+    """
     routed = model.expert_layers * model.experts_per_token * model.expert_parameters
     return model.matmul_parameters - routed, routed
 
@@ -111,10 +128,12 @@ def _stored(setting):
 def _sums(setting, tokens):
     """The time of the two all-reduces of activations in each layer, over the chips that share it.
 
-    As a pair: with what is within nodes hidden behind what is between them, or the reverse; and what that hides.
+    As a pair: with what is within nodes hidden behind what is between them, or the reverse; and
+    what that hides.
     """
     # One after attention and one after the MLP: each chip has a partial sum, of its heads or of its
-    # part of the hidden layer. The next product needs the sum, so each call waits for the one before.
+    # part of the hidden layer. The next product needs the sum, so each call waits for the one
+    # before.
     calls = 2 * setting.model.layers
     activations = tokens * setting.model.d_model * float(setting.size("dtype"))
     place, chip = setting.places[0], setting.chip
@@ -123,7 +142,9 @@ def _sums(setting, tokens):
 
 
 def _dispatch(setting, tokens):
-    """The time of the two all-to-alls of each layer with experts: tokens to their experts, and back."""
+    """The time of the two all-to-alls of each layer with experts: tokens to their experts, and
+    back.
+    """
     model, place = setting.model, setting.places[1]
     # The other layers have no routed experts. A token goes to each of its experts by itself, also
     # where two of them are on the same node.
@@ -158,7 +179,8 @@ class DecodeCost(_Sends):
     """What it costs to generate one token for each sequence of a batch, on each chip, by part.
 
     Attributes:
-      parameter_seconds: the time to read the parameters: in a mixture of experts, of those that the batch uses.
+      parameter_seconds: the time to read the parameters: in a mixture of experts, of those that the
+        batch uses.
       cache_seconds: the time to read the KV cache of all sequences.
       compute_seconds: the time of the products with the parameters.
       attention_seconds: the time of attention's own products, with the cached keys and values.
@@ -166,11 +188,12 @@ class DecodeCost(_Sends):
       cache_bytes, total_bytes: a chip's bytes of KV cache, and with the parameters.
       fits: whether the total is no more than the chip's HBM.
       kind: which of `SERVED` was fitted to servers on such chips.
-      layers, sequences: what takes time besides in a published server: all layers, and the sequences of a group.
+      layers, sequences: what takes time besides in a published server: all layers, and the
+        sequences of a group.
       expert_seconds: the time in which tokens are sent to their experts and back.
       pipeline_seconds: the time in which activations are sent from stage to stage.
-      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
-        nodes overlap, which is not expected.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts
+        within and between the nodes overlap, which is not expected.
     """
 
     parameter_seconds: Numbers
@@ -190,39 +213,61 @@ class DecodeCost(_Sends):
 
     @property
     def seconds(self) -> Numbers:
-        """Reading the cache or attention's products, plus the larger of reading parameters and multiplying with them.
+        """Reading the cache or attention's products, plus the larger of reading parameters and
+        multiplying with them.
 
         The communication, if it takes longer.
         """
-        # In each layer attention is followed by the products with the parameters. Each of the two may
-        # be memory-bound or compute-bound by itself, so there are two maxima, and they add up.
+        # In each layer attention is followed by the products with the parameters. Each of the two
+        # may be memory-bound or compute-bound by itself, so there are two maxima, and they add up.
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
-        return np.maximum(attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.sent_seconds)
+        return np.maximum(
+            attention + np.maximum(self.parameter_seconds, self.compute_seconds), self.sent_seconds
+        )
 
     @property
     def serial_seconds(self) -> Numbers:
         """The same with the communication added, which stands between one product and the next."""
         attention = np.maximum(self.cache_seconds, self.attention_seconds)
-        return attention + np.maximum(self.parameter_seconds, self.compute_seconds) + self.sent_seconds
+        return (
+            attention + np.maximum(self.parameter_seconds, self.compute_seconds) + self.sent_seconds
+        )
 
     @property
     def expected_seconds(self) -> Numbers:
-        """The time to expect of a published server: products, memory and links at their shares, and what is besides."""
+        """The time to expect of a published server: products, memory and links at their shares, and
+        what is besides.
+        """
         rates = SERVED[self.kind]
-        attention = np.maximum(self.cache_seconds / rates.hbm, self.attention_seconds / rates.products)
-        matrices = np.maximum(self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products)
+        attention = np.maximum(
+            self.cache_seconds / rates.hbm, self.attention_seconds / rates.products
+        )
+        matrices = np.maximum(
+            self.parameter_seconds / rates.hbm, self.compute_seconds / rates.products
+        )
         # More chips share the bytes and the FLOPs, but not these: each chip launches all kernels.
         besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
-        return attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
+        return (
+            attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
+        )
 
     @property
     def bound(self) -> str | np.ndarray:
-        """The largest part: "parameters", "cache", "compute", "attention", "tensor", "expert" or "pipeline"."""
-        names = np.array(["parameters", "cache", "compute", "attention", "tensor", "expert", "pipeline"])
+        """The largest part: "parameters", "cache", "compute", "attention", "tensor", "expert" or
+        "pipeline".
+        """
+        names = np.array(
+            ["parameters", "cache", "compute", "attention", "tensor", "expert", "pipeline"]
+        )
         parts = np.broadcast_arrays(
-            self.parameter_seconds, self.cache_seconds, self.compute_seconds, self.attention_seconds,
-            self.tensor_seconds, self.expert_seconds, self.pipeline_seconds,
-        )  # fmt: skip
+            self.parameter_seconds,
+            self.cache_seconds,
+            self.compute_seconds,
+            self.attention_seconds,
+            self.tensor_seconds,
+            self.expert_seconds,
+            self.pipeline_seconds,
+        )
         return names[np.stack(parts).argmax(0)]
 
 
@@ -245,8 +290,9 @@ def decode_cost(
 ) -> DecodeCost:
     """What one decoding step costs: a token for each of `batch` sequences.
 
-    Each step reads all parameters and the KV cache, for 2 FLOPs with each parameter and sequence. Small batches are
-    therefore memory-bound on the parameters, and long contexts memory-bound on the cache.
+    Each step reads all parameters and the KV cache, for 2 FLOPs with each parameter and sequence.
+    Small batches are therefore memory-bound on the parameters, and long contexts memory-bound on
+    the cache.
 
     >>> step = inference.decode_cost("llama-3-8b", "v5e", 8, 4096, tensor=4)
     >>> print(f"{step.seconds * 1e3:.1f} ms, most of them for the {step.bound}")
@@ -257,29 +303,38 @@ def decode_cost(
       chip: a `shardlab.hardware.Chip`, or the name of one.
       batch: sequences.
       context: tokens of each sequence so far.
-      tensor: chips that share parameters, experts and cache evenly (beyond kv_heads, the cache is sharded along batch
-        or context).
+      tensor: chips that share parameters, experts and cache evenly (beyond kv_heads, the cache is
+        sharded along batch or context).
       weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a `machine`.
-      expert: over how many groups of such chips the routed experts are sharded. Each group serves its share of the
-        sequences with all other parameters, and sends tokens to their experts.
-      pipeline: over how many stages of such groups the layers are sharded; as many micro-batches are on their way.
-      machine: a `shardlab.hardware.Machine` of these chips or of a multiple of them, on which "tensor" is innermost,
-        then "expert", then "pipeline". Links that it does not have are not used.
-      chunk: tokens of prompts that the same step prefills, which all groups and micro-batches share.
+      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a
+        `machine`.
+      expert: over how many groups of such chips the routed experts are sharded. Each group serves
+        its share of the sequences with all other parameters, and sends tokens to their experts.
+      pipeline: over how many stages of such groups the layers are sharded; as many micro-batches
+        are on their way.
+      machine: a `shardlab.hardware.Machine` of these chips or of a multiple of them, on which
+        "tensor" is innermost, then "expert", then "pipeline". Links that it does not have are not
+        used.
+      chunk: tokens of prompts that the same step prefills, which all groups and micro-batches
+        share.
       prompt: tokens of each of these prompts.
 
     Returns:
-      `DecodeCost`. With MLA, attention's products are those with the latent itself ("absorbed" matrices).
+      `DecodeCost`. With MLA, attention's products are those with the latent itself ("absorbed"
+      matrices).
 
     Raises:
-      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert` the experts.
+      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert`
+        the experts.
 
-    Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency and throughput";
-    for chunks Agrawal and others, "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
+    Source: Scaling Book, "All About Transformer Inference", "Theoretical estimates for LLM latency
+    and throughput"; for chunks Agrawal and others, "Taming Throughput-Latency Tradeoff in LLM
+    Inference with Sarathi-Serve", 2024.
     """
     model, chip = known_model(model), hardware.chip(chip)
-    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    setting = ServingSetting(
+        model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine
+    )
     return decode_step(setting, batch, context, chunk, prompt)
 
 
@@ -294,7 +349,8 @@ def decode_step(setting, batch, context, chunk=0, prompt=0):
     groups = np.multiply(expert, pipeline)
     # The fullest group decides, and has whole sequences. A single group may have a mean number of
     # them, as `shardlab.serving` has for steps with chunks.
-    rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]  # sequences of a micro-batch in a group
+    # sequences of a micro-batch in a group
+    rows = np.where(groups > 1, np.ceil(batch / groups), batch)[()]
     extra = chunk / groups  # of the chunk's tokens, with each micro-batch of a group
     tokens = rows + extra
     always, routed = _matrices(model)
@@ -306,10 +362,11 @@ def decode_step(setting, batch, context, chunk=0, prompt=0):
     # The experts of a chip get tokens from all groups, not only from its own.
     used = model.routed_parameters * _touched(model, tokens * expert) / expert
     read = (always + used) * setting.size("weights") / tensor
-    # With MLA a query is multiplied with the latent and the positions' part, and the scores with the
-    # latent: its key and value projections are absorbed into the matrices before and after.
+    # With MLA a query is multiplied with the latent and the positions' part, and the scores with
+    # the latent: its key and value projections are absorbed into the matrices before and after.
     width = model.kv_rank * 2 + model.rope_dim if model.kv_rank else 2 * model.head_dim
-    seen = rows * context + extra * prompt  # attention of the prompt is counted in full, as in `prefill_cost`
+    # attention of the prompt is counted in full, as in `prefill_cost`
+    seen = rows * context + extra * prompt
     flops = 2.0 * (always + routed) * tokens
     total = cached + _stored(setting) * setting.size("weights")
     tensor_seconds, hidden = _sums(setting, tokens)
@@ -317,7 +374,13 @@ def decode_step(setting, batch, context, chunk=0, prompt=0):
         parameter_seconds=read / chip.hbm_bytes_per_second,
         cache_seconds=(cached + earlier) / chip.hbm_bytes_per_second,
         compute_seconds=flops / tensor / chip.peak(dtype),
-        attention_seconds=2.0 * seen * model.layers * model.heads * width / tensor / chip.peak(dtype),
+        attention_seconds=2.0
+        * seen
+        * model.layers
+        * model.heads
+        * width
+        / tensor
+        / chip.peak(dtype),
         tensor_seconds=tensor_seconds,
         cache_bytes=cached,
         total_bytes=total,
@@ -344,8 +407,8 @@ class PrefillCost(_Sends):
       layers: what takes time besides in a published server.
       expert_seconds: the time in which tokens are sent to their experts and back.
       pipeline_seconds: the time in which activations are sent from stage to stage.
-      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts within and between the
-        nodes overlap, which is not expected.
+      hidden_seconds: what of the all-reduces over several nodes is hidden only if their parts
+        within and between the nodes overlap, which is not expected.
     """
 
     compute_seconds: Numbers
@@ -360,7 +423,9 @@ class PrefillCost(_Sends):
 
     @property
     def seconds(self) -> Numbers:
-        """The larger of compute and HBM, plus the communication, which stands between the products."""
+        """The larger of compute and HBM, plus the communication, which stands between the
+        products.
+        """
         return np.maximum(self.compute_seconds, self.hbm_seconds) + self.sent_seconds
 
     @property
@@ -368,15 +433,25 @@ class PrefillCost(_Sends):
         """The time to expect of a published server, as `DecodeCost` has it."""
         rates = SERVED[self.kind]
         work = np.maximum(self.compute_seconds / rates.products, self.hbm_seconds / rates.hbm)
-        return work + (self.sent_seconds + self.hidden_seconds) / rates.links + self.layers * rates.layer_seconds
+        return (
+            work
+            + (self.sent_seconds + self.hidden_seconds) / rates.links
+            + self.layers * rates.layer_seconds
+        )
 
     @property
     def bound(self) -> str | np.ndarray:
         """The name of the largest part: "compute", "hbm", "tensor", "expert" or "pipeline"."""
         parts = np.broadcast_arrays(
-            self.compute_seconds, self.hbm_seconds, self.tensor_seconds, self.expert_seconds, self.pipeline_seconds
+            self.compute_seconds,
+            self.hbm_seconds,
+            self.tensor_seconds,
+            self.expert_seconds,
+            self.pipeline_seconds,
         )
-        return np.array(["compute", "hbm", "tensor", "expert", "pipeline"])[np.stack(parts).argmax(0)]
+        return np.array(["compute", "hbm", "tensor", "expert", "pipeline"])[
+            np.stack(parts).argmax(0)
+        ]
 
 
 def prefill_cost(
@@ -394,7 +469,8 @@ def prefill_cost(
     pipeline: Numbers = 1,
     machine: Machine | None = None,
 ) -> PrefillCost:
-    """What the prefill of some prompts costs; for one prompt it is the least time to the first token.
+    """What the prefill of some prompts costs; for one prompt it is the least time to the first
+    token.
 
     >>> first = inference.prefill_cost("llama-3-70b", "v5p", 8192, tensor=8)
     >>> print(f"{first.seconds:.2f} s, {first.bound}-bound; leaves {first.cache_bytes / 1e9:.2f} GB of cache")
@@ -407,20 +483,25 @@ def prefill_cost(
       batch: prompts.
       tensor: chips that share the model.
       weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a `machine`.
-      expert, pipeline, machine: as for `decode_cost`. Each group of `expert` takes its share of the prompts. The time
-        is that from the first stage to the last; while a stage works for these prompts, the others work for more.
+      torus_axes: over how many torus axes these chips are spread, as rings; for TPUs without a
+        `machine`.
+      expert, pipeline, machine: as for `decode_cost`. Each group of `expert` takes its share of the
+        prompts. The time is that from the first stage to the last; while a stage works for these
+        prompts, the others work for more.
 
     Returns:
       `PrefillCost`.
 
     Raises:
-      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert` the experts.
+      ValueError: a number, name or dtype is wrong, `tensor` does not divide the heads, or `expert`
+        the experts.
 
     Source: Scaling Book, "All About Transformer Inference", "Prefill".
-    """
+    """  # noqa: E501
     model, chip = known_model(model), hardware.chip(chip)
-    setting = ServingSetting(model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine)
+    setting = ServingSetting(
+        model, chip, tensor, expert, pipeline, weights, cache, dtype, torus_axes, machine
+    )
     return prefill_of(setting, prompt, batch)
 
 
@@ -433,8 +514,8 @@ def prefill_of(setting, prompt, batch=1):
     tokens = prompt * rows
     always, routed = _matrices(model)
     flops = costs.training_flops(model, tokens, prompt) / 3  # a forward pass is a third of a step
-    # Routing spreads the tokens of all groups over all experts, however the prompts are divided: the
-    # fullest group has no more products with experts than the others.
+    # Routing spreads the tokens of all groups over all experts, however the prompts are divided:
+    # the fullest group has no more products with experts than the others.
     flops = flops - 2.0 * routed * (tokens - prompt * batch / expert)
     cached = rows * cache_bytes(model, prompt, setting.cache)
     # All tokens of all prompts are processed at once, so parameters are read once; and the cache is
@@ -455,10 +536,13 @@ def prefill_of(setting, prompt, batch=1):
     )
 
 
-def disaggregated(prefill: PrefillCost, decode: DecodeCost, prompts: Numbers, batch: Numbers, tokens: Numbers) -> float:
+def disaggregated(
+    prefill: PrefillCost, decode: DecodeCost, prompts: Numbers, batch: Numbers, tokens: Numbers
+) -> float:
     """How many prefill servers keep one decode server busy, if each does only its own phase.
 
-    A decode server finishes `batch` sequences in `tokens` of its steps. In that time as many prompts must be prefilled.
+    A decode server finishes `batch` sequences in `tokens` of its steps. In that time as many
+    prompts must be prefilled.
 
     >>> first = inference.prefill_cost("llama-3-70b", "v5p", 8192, tensor=8)
     >>> step = inference.decode_cost("llama-3-70b", "v5p", 32, 8192 + 256, tensor=8)
@@ -474,6 +558,7 @@ def disaggregated(prefill: PrefillCost, decode: DecodeCost, prompts: Numbers, ba
     Returns:
       Prefill servers for each decode server.
 
-    Source: Scaling Book, "Serving LLaMA 3-70B on TPUs", its question on the ratio of prefill to decode.
-    """
+    Source: Scaling Book, "Serving LLaMA 3-70B on TPUs", its question on the ratio of prefill to
+    decode.
+    """  # noqa: E501
     return prefill.seconds * batch / prompts / (tokens * decode.serial_seconds)

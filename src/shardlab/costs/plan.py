@@ -1,13 +1,15 @@
-"""Plan a training run: which meshes fit, and which is fastest, for a model, a kind of chip and a number of chips.
+"""Plan a training run: which meshes fit, and which is fastest, for a model, a kind of chip and a
+number of chips.
 
     shardlab plan llama-3-70b v5p 512 --batch-tokens 4M
     shardlab plan llama-3-70b v5p 512 --batch-tokens 4M --verify 3 --plot plan.svg
 
-`shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is fastest. The meshes
-have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context axes too, for long sequences a context
-axis, and for a mixture of experts an expert axis. A context axis must be faster by more than one per cent than as much
-fsdp, which shards the state as well. The meshes are ranked by the time to expect, of which `shardlab.costs.FITTED` says
-what is fitted, and how far off it may be. `--verify` compiles the best meshes with the chips' own compiler
+`shardlab.costs` predicts the cost of every mesh, each with the number of micro-batches that is
+fastest. The meshes have data, fsdp and tensor axes; on several nodes of GPUs pipeline and context
+axes too, for long sequences a context axis, and for a mixture of experts an expert axis. A context
+axis must be faster by more than one per cent than as much fsdp, which shards the state as well. The
+meshes are ranked by the time to expect, of which `shardlab.costs.FITTED` says what is fitted, and
+how far off it may be. `--verify` compiles the best meshes with the chips' own compiler
 (`shardlab.pods`), without the chips, and compares bytes.
 """
 
@@ -34,13 +36,19 @@ from shardlab.machines import hardware, models
 __all__ = ["Choice", "Plan", "plan", "whole_number"]
 
 MOST_CHIPS = 2**17  # more than any machine whose runs are published
-MOST_PIPELINE, MOST_CONTEXT = 64, 16  # groups of a pipeline and chips of a ring; longer ones are not tried
-POWERS = tuple(2**n for n in range(13))  # of micro-batches, and of sequences in one and in those that are served
+# groups of a pipeline and chips of a ring; longer ones are not tried
+MOST_PIPELINE, MOST_CONTEXT = 64, 16
+# of micro-batches, and of sequences in one and in those that are served
+POWERS = tuple(2**n for n in range(13))
 STAGES = (1, 2, 4, 8)  # on each chip of a pipeline; more than one are an interleaved schedule
-DTYPES = ("parameters", "gradients", "moments", "master", "activations", "logits")  # that a plan may state
-FASTER = 0.99  # a step must take this share of the time, or less, for which it interleaves or keeps what it gathers
+# that a plan may state
+DTYPES = ("parameters", "gradients", "moments", "master", "activations", "logits")
+# a step must take this share of the time, or less, for which it interleaves or keeps what it
+# gathers
+FASTER = 0.99
 
-ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")  # of a mesh's axes, the outermost first
+# of a mesh's axes, the outermost first
+ORDER = ("data", "pipeline", "fsdp", "expert", "context", "tensor")
 
 
 @dataclass(frozen=True)
@@ -51,17 +59,21 @@ class Choice:
       data, fsdp, tensor, pipeline, context, expert: sizes of the mesh's axes.
       microbatches: into how many the batch of a data group is split.
       stages: stages on each chip of a pipeline; with more than one its schedule is interleaved.
-      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step.
-      expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it that nothing hides.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once
+        in a step.
+      expected_seconds: the time to expect for a step; `exposed_seconds`: the communication in it
+        that nothing hides.
       seconds: at least, with everything overlapped; `serial_seconds`: with nothing overlapped.
-      bound: the part that takes longest: "compute", "hbm" (memory-bound), "host" (its link, with offloading) or an axis
-        (communication-bound along it).
+      bound: the part that takes longest: "compute", "hbm" (memory-bound), "host" (its link, with
+        offloading) or an axis (communication-bound along it).
       bubble: the time that a pipeline waits, as a share of the time that it works.
       parts: seconds of each of these parts.
-      sent_bytes: what a chip sends in a step along each axis of the mesh, as `shardlab.programs.collectives` counts.
-      total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and moments.
-      host_bytes: bytes of the host's memory for each of its chips, with offloading; they are not part of `fits`, as
-        hosts of the same chip differ.
+      sent_bytes: what a chip sends in a step along each axis of the mesh, as
+        `shardlab.programs.collectives` counts.
+      total_bytes: bytes of memory on each chip; `state_bytes`: those of parameters, gradients and
+        moments.
+      host_bytes: bytes of the host's memory for each of its chips, with offloading; they are not
+        part of `fits`, as hosts of the same chip differ.
       fits: whether that is no more than the chip's memory, less the reserve.
       mfu: useful FLOPs as a share of the peak, in the expected time.
       flops: FLOPs of matrix products on a chip in a step, with those of rematerialisation.
@@ -99,19 +111,30 @@ class Choice:
 
     @property
     def can_compile(self) -> bool:
-        """Whether the step of `shardlab.networks.training`, which `verify` compiles, can compute it in this way."""
+        """Whether the step of `shardlab.networks.training`, which `verify` compiles, can compute it
+        in this way.
+        """
         return self.stages == 1 and self.gathers == 2 and 1 in (self.pipeline, self.expert)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The axes of more than one chip with their sizes, the outermost first; {"data": 1} on one chip."""
-        return {axis: getattr(self, axis) for axis in ORDER if getattr(self, axis) > 1} or {"data": 1}
+        """The axes of more than one chip with their sizes, the outermost first; {"data": 1} on one
+        chip.
+        """
+        return {axis: getattr(self, axis) for axis in ORDER if getattr(self, axis) > 1} or {
+            "data": 1
+        }
 
     @property
     def code(self) -> str:
-        """The call that makes this mesh, ready to copy where `jax.make_mesh` makes it; `Plan.report` says where not."""
+        """The call that makes this mesh, ready to copy where `jax.make_mesh` makes it;
+        `Plan.report` says where not.
+        """
         sizes, names = tuple(self.mesh.values()), tuple(self.mesh)
-        return f"jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * {len(names)})"
+        return (
+            f"jax.make_mesh({sizes}, {names}, axis_types=(jax.sharding.AxisType.Auto,) * "
+            f"{len(names)})"
+        )
 
     def __str__(self) -> str:
         words = " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
@@ -124,13 +147,16 @@ class Choice:
 class Plan:
     """All meshes for a model on a machine: those that fit first, the fastest first.
 
-    Expected times are compared in steps of one per cent; of meshes in the same step, those with fewer axes come first.
+    Expected times are compared in steps of one per cent; of meshes in the same step, those with
+    fewer axes come first.
 
     Attributes:
       model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch: as asked.
       choices: a tuple of `Choice`.
-      uneven: how many meshes were left out because they cannot share the sequences of a batch evenly.
-      remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with it).
+      uneven: how many meshes were left out because they cannot share the sequences of a batch
+        evenly.
+      remedies: if nothing fits, the smallest changes that do, each as (what, the best `Choice` with
+        it).
     """
 
     model: models.Model
@@ -163,8 +189,12 @@ class Plan:
 
     @property
     def kind(self) -> str:
-        """The kind of plan that the first choice is, one of `shardlab.costs.bands.KINDS_OF_PLANS`."""
-        return kind_of_plan(self.model, self.chip, self.choices[0].mesh, self.sequence, self.products)
+        """The kind of plan that the first choice is, one of
+        `shardlab.costs.bands.KINDS_OF_PLANS`.
+        """
+        return kind_of_plan(
+            self.model, self.chip, self.choices[0].mesh, self.sequence, self.products
+        )
 
     def table(self, most: int = 10) -> str:
         """The first choices as a table in text."""
@@ -174,14 +204,19 @@ class Plan:
         before, _, after = self.report(10).partition(f"{self.table(10)}\n")
         head, *rows = self._rows(10)
         paragraphs = [
-            "".join(f"<p>{escape(line)}</p>" for line in text.splitlines() if line.strip()) for text in (before, after)
+            "".join(f"<p>{escape(line)}</p>" for line in text.splitlines() if line.strip())
+            for text in (before, after)
         ]
         return paragraphs[0] + html_table(head, rows) + paragraphs[1]
 
     def _rows(self, most):
         """The headings of the table, and its first rows."""
         shown = self.choices[:most]
-        axes = [axis for axis in MESH_AXES if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)]
+        axes = [
+            axis
+            for axis in MESH_AXES
+            if axis in AXES or any(getattr(choice, axis) > 1 for choice in shown)
+        ]
         for column, plain in (("microbatches", 1), ("stages", 1), ("gathers", 2)):
             axes += [column] * any(getattr(choice, column) != plain for choice in shown)
         short = {"microbatches": "micro"}
@@ -213,13 +248,18 @@ class Plan:
         return [head, *rows]
 
     def report(self, most: int = 10) -> str:
-        """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest needs and helps."""
+        """The table with a heading, how far to trust it, and, where no mesh fits, what the smallest
+        needs and helps.
+        """
         fitting, sequences = len(self.fitting), self.batch_tokens // self.sequence
-        uneven = f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
+        uneven = (
+            f"; {self.uneven} more cannot share {sequences} sequences evenly" if self.uneven else ""
+        )
         summary = (
-            f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion parameters, on {self.chips} "
-            f"{self.chip.name} ({self.machine.name})\n{fitting} of {len(self.choices)} meshes fit in "
-            f"{self.machine.usable_bytes / 1e9:.1f} GB{uneven}\n\n{self.table(most)}"
+            f"{self.model.name or 'model'}: {self.model.parameters / 1e9:.1f} billion "
+            f"parameters, on {self.chips} {self.chip.name} ({self.machine.name})\n{fitting} "
+            f"of {len(self.choices)} meshes fit in {self.machine.usable_bytes / 1e9:.1f} "
+            f"GB{uneven}\n\n{self.table(most)}"
         )
         if fitting:
             micro = "micro: micro-batches.\n" if "micro" in self._rows(most)[0] else ""
@@ -229,24 +269,35 @@ class Plan:
             )
         least = self.choices[0]
         helps = "".join(
-            f"\n  {what}: {choice.total_bytes / 1e9:.1f} GB, {choice.expected_seconds * 1e3:,.0f} ms on {choice}"
+            (
+                f"\n  {what}: {choice.total_bytes / 1e9:.1f} GB, "
+                f"{choice.expected_seconds * 1e3:,.0f} ms on {choice}"
+            )
             for what, choice in self.remedies
         )
         nothing = "Neither sixteen times the chips nor more rematerialisation fits."
         return (
-            f"{summary}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB on each chip, of which "
-            f"{least.state_bytes / 1e9:.1f} GB are parameters, gradients and moments. "
-            + (f"What would fit:{helps}" if helps else nothing)
-        )
+            f"{summary}\n\nNo mesh fits. The smallest needs {least.total_bytes / 1e9:.1f} GB "
+            f"on each chip, of which {least.state_bytes / 1e9:.1f} GB are parameters, "
+            "gradients and moments. "
+        ) + (f"What would fit:{helps}" if helps else nothing)
 
     def _beyond(self) -> str:
-        """What of the first mesh no published run on such chips tests; nothing if they test it all."""
+        """What of the first mesh no published run on such chips tests; nothing if they test it
+        all.
+        """
         kind, first, missing = "TPUs" if self.chip.torus else "GPUs", self.choices[0], []
-        runs = [run for run in RUNS.values() if bool(run.machine.chip.torus) == bool(self.chip.torus)]
-        longest = {axis: max(int(getattr(run.parallelism, axis)) for run in runs) for axis in MESH_AXES}
+        runs = [
+            run for run in RUNS.values() if bool(run.machine.chip.torus) == bool(self.chip.torus)
+        ]
+        longest = {
+            axis: max(int(getattr(run.parallelism, axis)) for run in runs) for axis in MESH_AXES
+        }
         for axis, size in first.mesh.items():
             if size > longest[axis]:
-                missing.append(f"{axis} over {size:,}" + f" (at most {longest[axis]:,})" * (longest[axis] > 1))
+                missing.append(
+                    f"{axis} over {size:,}" + f" (at most {longest[axis]:,})" * (longest[axis] > 1)
+                )
         if self.sequence > (most := max(run.sequence for run in runs)):
             missing.append(f"sequences of {self.sequence:,} tokens (at most {most:,})")
         if self.products not in {run.how.get("products", "bf16") for run in runs}:
@@ -256,36 +307,54 @@ class Plan:
         return f"\nNo published run on {kind} tests {'; '.join(missing)}." * bool(missing)
 
     def _other_call(self) -> str:
-        """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else nothing."""
+        """What makes the first mesh instead, on a TPU where `jax.make_mesh` refuses it; else
+        nothing.
+        """
         if not self.chip.torus:
             return ""
         if hardware.COMPILED_TPUS.get(self.chip.name, (0, 1))[1] == 2:
-            return f"\nJAX has two devices for each {self.chip.name}; this mesh takes half of them, so double an axis."
+            return (
+                f"\nJAX has two devices for each {self.chip.name}; this mesh takes half of them, "
+                "so double an axis."
+            )
         if self.machine.slices > 1:
-            return "\njax.make_mesh refuses several slices; use jax.experimental.mesh_utils.create_hybrid_device_mesh."
-        if self.chip.name == "v5e" or _follows(tuple(self.choices[0].mesh.values()), self.machine.shape):
-            return ""  # of all kinds of TPU, jax.make_mesh lets axes share an axis of the torus only on v5e
+            return (
+                "\njax.make_mesh refuses several slices; use "
+                "jax.experimental.mesh_utils.create_hybrid_device_mesh."
+            )
+        if self.chip.name == "v5e" or _follows(
+            tuple(self.choices[0].mesh.values()), self.machine.shape
+        ):
+            # of all kinds of TPU, jax.make_mesh lets axes share an axis of the torus only on v5e
+            return ""
         return (
-            "\nIts axes share an axis of the torus, which jax.make_mesh refuses on this chip: make a jax.sharding.Mesh "
-            "of\njax.experimental.mesh_utils.create_device_mesh(..., allow_split_physical_axes=True)."
+            "\nIts axes share an axis of the torus, which jax.make_mesh refuses on this chip: "
+            "make a jax.sharding.Mesh of\njax.experimental.mesh_utils.create_device_mesh(..., "
+            "allow_split_physical_axes=True)."
         )
 
     def to_json(self, most: int | None = None) -> str:
         """All of it as JSON, or only the first choices."""
         about = {
-            "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name, "chips": self.chips,
+            "model": asdict(self.model), "chip": self.chip.name, "machine": self.machine.name,
+            "chips": self.chips,
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
             "remat": getattr(self.remat, "label", self.remat), "dtypes": dict(self.dtypes),
             "products": self.products, "overlap": self.overlap, "dispatch": self.dispatch,
-            "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices), "fitting": len(self.fitting),
-            "uneven": self.uneven, "kind": self.kind, "band": asdict(band_of(self.chip, self.kind)[0]),
+            "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices),
+            "fitting": len(self.fitting),
+            "uneven": self.uneven, "kind": self.kind,
+            "band": asdict(band_of(self.chip, self.kind)[0]),
             "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
-            "remedies": [{"change": what, "choice": asdict(choice)} for what, choice in self.remedies],
+            "remedies": [{"change": what, "choice": asdict(choice)} for what,
+                choice in self.remedies],
         }  # fmt: skip
         return json.dumps(about, indent=1)
 
     def plot(self, file: str, most: int = 10) -> None:
-        """Draw the time of each part of a step, for the first choices, as bars into an image file."""
+        """Draw the time of each part of a step, for the first choices, as bars into an image
+        file.
+        """
         try:
             import matplotlib.pyplot as plt
         except ImportError:
@@ -299,7 +368,11 @@ class Plan:
             places = [place + width * (n - (len(parts) - 1) / 2) for place in range(len(shown))]
             axes.barh(places, heights, height=width, label=part)
         axes.plot(
-            [choice.expected_seconds * 1e3 for choice in shown], range(len(shown)), "|k", ms=14, label="expected step"
+            [choice.expected_seconds * 1e3 for choice in shown],
+            range(len(shown)),
+            "|k",
+            ms=14,
+            label="expected step",
         )
         axes.set_yticks(range(len(shown)), [str(choice) for choice in shown])
         axes.invert_yaxis()
@@ -331,7 +404,8 @@ def plan(
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
 
-    `plan("llama-3-70b", "v5p", 512).choices[0]` is the mesh that fits with the least time to expect.
+    `plan("llama-3-70b", "v5p", 512).choices[0]` is the mesh that fits with the least time to
+    expect.
 
     >>> made = plan("llama-3-70b", "v5p", 512, 4 * 2**20)
     >>> made.choices[0].mesh, made.choices[0].bound
@@ -344,30 +418,35 @@ def plan(
       batch_tokens: tokens of a batch, a multiple of `sequence`.
       slices: over how many slices of a TPU the chips are spread; by default one.
       sequence: tokens of a sequence.
-      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT` or `POLICIES`, those of
-        MaxText and Megatron-LM; or a `Remat`.
+      remat: what the backward pass rematerialises: the name of one of `shardlab.costs.REMAT` or
+        `POLICIES`, those of MaxText and Megatron-LM; or a `Remat`.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
       products: dtype of the matrix products of the layers, such as "fp8".
-      axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on several nodes of GPUs
-        pipeline and context too; for sequences of 32,768 tokens or more context; for a mixture of experts expert. Of
-        the default meshes, those are left out whose context axis is no faster than as much fsdp, by one per cent.
-      microbatches: how many; by default for each mesh the number with which it fits and is fastest, of powers of two
-        and of those that leave each a power of two of sequences.
-      stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by more than one per cent.
-      gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2, in both passes of
-        each micro-batch, or 1, once in a step, where that fits and is faster by more than one per cent.
+      axes: which axes to try, of `shardlab.costs.MESH_AXES`. By default data, fsdp and tensor; on
+        several nodes of GPUs pipeline and context too; for sequences of 32,768 tokens or more
+        context; for a mixture of experts expert. Of the default meshes, those are left out whose
+        context axis is no faster than as much fsdp, by one per cent.
+      microbatches: how many; by default for each mesh the number with which it fits and is fastest,
+        of powers of two and of those that leave each a power of two of sequences.
+      stages: stages on each chip of a pipeline; by default 1, 2, 4 or 8, whichever is faster by
+        more than one per cent.
+      gathers: how often fsdp gathers a parameter, as for `shardlab.costs.step_cost`; by default 2,
+        in both passes of each micro-batch, or 1, once in a step, where that fits and is faster by
+        more than one per cent.
       dtypes: of "parameters", "gradients", "moments", "master", "activations" and "logits", as for
-        `shardlab.costs.step_cost`. By default a parameter takes 12 bytes with its gradient and moments; with float32
-        for "parameters" and "gradients" 16, as in MaxText.
-      overlap, dispatch: what the framework does with collectives, as for `shardlab.costs.step_cost`.
-      nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one does.
+        `shardlab.costs.step_cost`. By default a parameter takes 12 bytes with its gradient and
+        moments; with float32 for "parameters" and "gradients" 16, as in MaxText.
+      overlap, dispatch: what the framework does with collectives, as for
+        `shardlab.costs.step_cost`.
+      nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one
+        does.
 
     Returns:
       A `Plan`.
 
     Raises:
-      ValueError: a number is out of range, a name is unknown, or there is no such machine; the message says what is
-        allowed.
+      ValueError: a number is out of range, a name is unknown, or there is no such machine; the
+        message says what is allowed.
     """
     model = models.model(model)
     for name, value in (("chips", chips), ("batch_tokens", batch_tokens), ("sequence", sequence)):
@@ -375,13 +454,16 @@ def plan(
             continue
         _check_count(name, value)
     if (many := chip.chips if isinstance(chip, hardware.Machine) else chips) > MOST_CHIPS:
-        raise ValueError(f"{many:,} chips are more than the planner tries; use at most {MOST_CHIPS:,}")
+        raise ValueError(
+            f"{many:,} chips are more than the planner tries; use at most {MOST_CHIPS:,}"
+        )
     machine = hardware.machine(chip, chips, slices=slices, reserve=reserve)
     if batch_tokens % sequence:
         below = batch_tokens - batch_tokens % sequence
         near = f"{below} or {below + sequence}" if below else f"{sequence}"
         raise ValueError(
-            f"a batch of {batch_tokens} tokens is not a whole number of sequences of {sequence} tokens; use {near}"
+            f"a batch of {batch_tokens} tokens is not a whole number of sequences of "
+            f"{sequence} tokens; use {near}"
         )
     for name, value in (("microbatches", microbatches), ("stages", stages)):
         if value is not None:
@@ -396,22 +478,43 @@ def plan(
     for name in dtypes:
         one_of("dtypes", name, DTYPES)
     if nearest_batch:
-        near = _nearest_batch(model, machine, axes, batch_tokens // sequence, sequence, microbatches)
+        near = _nearest_batch(
+            model, machine, axes, batch_tokens // sequence, sequence, microbatches
+        )
         batch_tokens = near * sequence or batch_tokens
     overlap = tuple(one_of("overlap", axis, OVERLAPS) for axis in overlap)
     one_of("dispatch", dispatch, DISPATCHES)
     setting = TrainingSetting(
-        model, machine.chip, machine, batch_tokens, sequence, remat_of(remat), products=products,
-        dtypes=Dtypes(**dtypes), dispatch=dispatch, overlap=overlap,
-    )  # fmt: skip
+        model,
+        machine.chip,
+        machine,
+        batch_tokens,
+        sequence,
+        remat_of(remat),
+        products=products,
+        dtypes=Dtypes(**dtypes),
+        dispatch=dispatch,
+        overlap=overlap,
+    )
     search = _Search(axes, microbatches, stages, gathers)
     choices, uneven = _choices(setting, search)
     if not choices:
-        raise ValueError(_uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches))
+        raise ValueError(
+            _uneven(model, machine, axes, batch_tokens // sequence, sequence, microbatches)
+        )
     proposal = Plan(
-        model, machine, batch_tokens, sequence, remat, choices, uneven, products=products, dtypes=dtypes,
-        overlap=overlap, dispatch=dispatch,
-    )  # fmt: skip
+        model,
+        machine,
+        batch_tokens,
+        sequence,
+        remat,
+        choices,
+        uneven,
+        products=products,
+        dtypes=dtypes,
+        overlap=overlap,
+        dispatch=dispatch,
+    )
     if proposal.fitting:
         return proposal
     return replace(proposal, remedies=tuple(_remedies(proposal, setting, search)))
@@ -448,20 +551,32 @@ def _uneven(model, machine, axes, sequences, sequence, microbatches):
     every = _meshes(machine, model, tried, sequence)
     if not np.size(every.chips):
         missing = " or ".join(axis for axis in ("fsdp", "data") if axis not in tried)
-        return f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add {missing}"
+        return (
+            f"{machine.chips} chips form no mesh with only the axes {', '.join(tried)}; add "
+            f"{missing}"
+        )
     groups = every.groups * (microbatches or 1)
     enough = int((-(-sequences // groups) * groups).min())
     split = f" in {microbatches} micro-batches" if microbatches else ""
-    only = f" whose tensor axis fits {model.heads} heads" if axes is None else f" with only the axes {', '.join(tried)}"
-    change = ", other axes" * (axes is not None) + ", another number of micro-batches" * bool(microbatches)
+    only = (
+        f" whose tensor axis fits {model.heads} heads"
+        if axes is None
+        else f" with only the axes {', '.join(tried)}"
+    )
+    change = ", other axes" * (axes is not None) + ", another number of micro-batches" * bool(
+        microbatches
+    )
     return (
-        f"{sequences} sequences{split} cannot be shared evenly by {machine.chips} chips in any mesh{only}; "
-        f"use {enough} sequences ({enough * sequence} tokens){change}, or fewer chips"
+        f"{sequences} sequences{split} cannot be shared evenly by {machine.chips} chips in "
+        f"any mesh{only}; use {enough} sequences ({enough * sequence} tokens){change}, or "
+        "fewer chips"
     )
 
 
 def _nearest_batch(model, machine, axes, sequences, sequence, microbatches):
-    """The number of sequences, nearest to one, that some mesh shares evenly; 0 if there is no mesh."""
+    """The number of sequences, nearest to one, that some mesh shares evenly; 0 if there is no
+    mesh.
+    """
     every = _meshes(machine, model, _tried(model, machine, axes, sequence), sequence)
     groups = np.unique(every.groups) * (microbatches or 1)
     near = np.maximum(np.rint(sequences / groups), 1) * groups
@@ -469,7 +584,9 @@ def _nearest_batch(model, machine, axes, sequences, sequence, microbatches):
 
 
 def _choices(setting, search):
-    """(the choices for a machine in their order, how many meshes cannot share the sequences evenly)."""
+    """(the choices for a machine in their order, how many meshes cannot share the sequences
+    evenly).
+    """
     model, machine, sequence = setting.model, setting.machine, setting.sequence
     every = _meshes(machine, model, _tried(model, machine, search.axes, sequence), sequence)
     even = setting.batch_tokens // sequence % every.groups == 0
@@ -482,7 +599,8 @@ def _choices(setting, search):
 
 
 def _earning(choices):
-    """The choices without those whose context axis gains nothing: as much fsdp instead fits as well and is as fast.
+    """The choices without those whose context axis gains nothing: as much fsdp instead fits as well
+    and is as fast.
 
     Both axes shard the state, so many meshes differ in them alone.
     """
@@ -510,13 +628,17 @@ def _remedies(proposal, setting, search):
         if choices[0].fits:
             yield f"remat {name}", choices[0]
             break
-    shape = machine.shape if machine.slices > 1 and machine.chip.torus else None  # more slices, not larger ones
+    # more slices, not larger ones
+    shape = machine.shape if machine.slices > 1 and machine.chip.torus else None
     for times in (2, 4, 8, 16):
         try:
             larger = hardware.machine(
-                machine.chip, machine.chips * times, slices=machine.slices * times if shape else None, shape=shape,
+                machine.chip,
+                machine.chips * times,
+                slices=machine.slices * times if shape else None,
+                shape=shape,
                 reserve=machine.reserve,
-            )  # fmt: skip
+            )
         except ValueError:
             continue
         choices, _ = _choices(replace(setting, machine=larger), search)
@@ -540,7 +662,8 @@ def _follows(sizes, torus):
 def _meshes(machine, model, axes, sequence):
     """Every mesh of these axes, as one `Parallelism` of arrays.
 
-    On GPUs tensor parallelism stays within a node. Between slices of TPUs are only data and pipeline axes, if they can.
+    On GPUs tensor parallelism stays within a node. Between slices of TPUs are only data and
+    pipeline axes, if they can.
     """
     chips, most = machine.chips, machine.chips if machine.chip.torus else machine.near
     divisors = [n for n in range(1, chips + 1) if chips % n == 0]
@@ -567,7 +690,9 @@ def _meshes(machine, model, axes, sequence):
 
 
 def _priced(setting, search, every):
-    """The choices for some meshes in their order, each with the micro-batches, stages and gathers best for it."""
+    """The choices for some meshes in their order, each with the micro-batches, stages and gathers
+    best for it.
+    """
     stages, gathers = search.stages, search.gathers
     each = setting.batch_tokens // setting.sequence // every.groups  # sequences of a data group
     numbers = [search.microbatches] if search.microbatches else _microbatches(each)
@@ -577,7 +702,9 @@ def _priced(setting, search, every):
         for rounds in (2, 1):
             able = every.pipeline * many <= setting.model.layers
             able = able & (np.where(piped, stages, 1) == many if stages else piped | (many == 1))
-            able = able & (np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2))
+            able = able & (
+                np.where(sharded, gathers, 2) == rounds if gathers else sharded | (rounds == 2)
+            )
             best_of = _best(replace(setting, gathers=rounds), every, numbers, many, able)
             for place, candidate in best_of.items():
                 if place not in best or _better(candidate, best[place], FASTER):
@@ -590,25 +717,46 @@ def _priced(setting, search, every):
 
         choices.append(
             Choice(
-                *(int(getattr(every, axis)[place]) for axis in MESH_AXES), *counts,
-                at(priced.expected_seconds), at(priced.exposed_seconds), at(priced.seconds), at(priced.serial_seconds),
-                str(priced.bound[n]), at(priced.bubble),
+                *(int(getattr(every, axis)[place]) for axis in MESH_AXES),
+                *counts,
+                at(priced.expected_seconds),
+                at(priced.exposed_seconds),
+                at(priced.seconds),
+                at(priced.serial_seconds),
+                str(priced.bound[n]),
+                at(priced.bubble),
                 {part: at(seconds) for part, seconds in priced.parts.items()},
                 {axis: at(cost.bytes) for axis, cost in priced.axes.items()},
-                at(priced.memory.total_bytes), at(priced.memory.state_bytes),
-                at(priced.memory.host_bytes), fits, at(priced.expected_mfu), at(priced.flops),
+                at(priced.memory.total_bytes),
+                at(priced.memory.state_bytes),
+                at(priced.memory.host_bytes),
+                fits,
+                at(priced.expected_mfu),
+                at(priced.flops),
             )
-        )  # fmt: skip
+        )
 
     def order(choice):  # meshes in the same step of one per cent are equally fast: fewer axes first
-        rank = math.floor(100 * math.log(choice.expected_seconds)) if choice.fits else choice.total_bytes
-        return not choice.fits, rank, len(choice.mesh), choice.expected_seconds, choice.serial_seconds
+        rank = (
+            math.floor(100 * math.log(choice.expected_seconds))
+            if choice.fits
+            else choice.total_bytes
+        )
+        return (
+            not choice.fits,
+            rank,
+            len(choice.mesh),
+            choice.expected_seconds,
+            choice.serial_seconds,
+        )
 
     return tuple(sorted(choices, key=order))
 
 
 def _microbatches(each):
-    """Numbers of micro-batches to try: powers of two, and those that leave each a power of two of sequences."""
+    """Numbers of micro-batches to try: powers of two, and those that leave each a power of two of
+    sequences.
+    """
     shared = {int(many) // n for many in np.unique(each) for n in POWERS if many % n == 0}
     return sorted(n for n in {*POWERS, *shared} if n <= POWERS[-1])
 
@@ -616,10 +764,11 @@ def _microbatches(each):
 def _best(setting, every, numbers, stages, able):
     """For each mesh the best of some numbers of micro-batches.
 
-    {the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there, micro-batches,
-    stages, gathers)}.
+    {the place of a mesh: (whether it fits, seconds or else bytes, its `StepCost`, its place there,
+    micro-batches, stages, gathers)}.
 
-    An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as Megatron-LM's does.
+    An interleaved pipeline takes its micro-batches in groups of as many as it has chips, as
+    Megatron-LM's does.
     """
     each = setting.batch_tokens // setting.sequence // every.groups  # sequences of a data group
     best = {}
@@ -633,7 +782,9 @@ def _best(setting, every, numbers, stages, able):
         if not len(places):
             continue
         meshes = costs.Parallelism(
-            *(getattr(every, axis)[places] for axis in MESH_AXES), microbatches=number, stages=stages
+            *(getattr(every, axis)[places] for axis in MESH_AXES),
+            microbatches=number,
+            stages=stages,
         )
         priced = cost_on(setting, meshes)
         totals = np.broadcast_to(priced.memory.total_bytes, places.shape)
@@ -647,7 +798,9 @@ def _best(setting, every, numbers, stages, able):
 
 
 def _better(candidate, other, share=1.0):
-    """Whether a way to compute a step fits where another does not, or takes less than a share of its time or memory."""
+    """Whether a way to compute a step fits where another does not, or takes less than a share of
+    its time or memory.
+    """
     (fits, worth, *_), (fitted, before, *_) = candidate, other
     return fits > fitted or (fits == fitted and worth < (share if fits else 1.0) * before)
 
@@ -671,5 +824,8 @@ def whole_number(text: str) -> int:
     if value > MOST:
         raise ValueError(f"{short(text)} is too large; use a whole number of at most {MOST:,}")
     if value != int(value):
-        raise ValueError(f"{short(text)} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x 1024 x 1024)")
+        raise ValueError(
+            f"{short(text)} is no whole number; write it as 4194304, 4_194_304 or 4M (4 x "
+            "1024 x 1024)"
+        )
     return int(value)

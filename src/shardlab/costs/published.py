@@ -1,9 +1,11 @@
-"""Runs and servers that others published, and what `shardlab.costs` expects of them: for fitting it and testing it.
+"""Runs and servers that others published, and what `shardlab.costs` expects of them: for fitting it
+and testing it.
 
-Each run has its source, and a step's time in seconds, which is what is compared, as "model FLOPs" have several
-definitions. Where a source states tokens or FLOPs per second instead, the time is derived from them, with the
-definition that fits its other numbers. A run is used for fitting or for testing, never for both;
-`scripts/fit_planner.py` fits. The runs are in `published.toml`, the servers in `servers.toml`.
+Each run has its source, and a step's time in seconds, which is what is compared, as "model FLOPs"
+have several definitions. Where a source states tokens or FLOPs per second instead, the time is
+derived from them, with the definition that fits its other numbers. A run is used for fitting or for
+testing, never for both; `scripts/fit_planner.py` fits. The runs are in `published.toml`, the
+servers in `servers.toml`.
 """
 
 import tomllib
@@ -73,7 +75,12 @@ class Run:
     def cost(self) -> costs.StepCost:
         """What `shardlab.costs.step_cost` says of it."""
         return costs.step_cost(
-            self.model, self.machine, self.parallelism, self.sequences * self.sequence, self.sequence, **self.how
+            self.model,
+            self.machine,
+            self.parallelism,
+            self.sequences * self.sequence,
+            self.sequence,
+            **self.how,
         )
 
 
@@ -81,7 +88,10 @@ def _read(file):
     """The runs of a TOML file, whose head says what its keys mean."""
     data = tomllib.loads(file.read_text("utf-8"))
     like = {name: dict(keys) for name, keys in data["chips"].items()}
-    chips = {name: replace(hardware.chip(keys.pop("like")), name=name, **keys) for name, keys in like.items()}
+    chips = {
+        name: replace(hardware.chip(keys.pop("like")), name=name, **keys)
+        for name, keys in like.items()
+    }
     sizes = {name: Model(**keys) for name, keys in data["models"].items()}
     for table in data["tables"]:
         runs = table.pop("runs")
@@ -91,17 +101,25 @@ def _read(file):
 
 def run_of(keys, chips, sizes):
     """The `Run` of some keys; those that are left over are arguments of `step_cost`."""
-    parallelism = Parallelism(**{axis.name: keys.pop(axis.name) for axis in fields(Parallelism) if axis.name in keys})
+    parallelism = Parallelism(
+        **{axis.name: keys.pop(axis.name) for axis in fields(Parallelism) if axis.name in keys}
+    )
     chip, name = keys.pop("chip"), keys.pop("model")
-    machine = hardware.machine(chips.get(chip, chip), int(parallelism.chips), slices=keys.pop("slices", None))
+    machine = hardware.machine(
+        chips.get(chip, chip), int(parallelism.chips), slices=keys.pop("slices", None)
+    )
     model = sizes.get(name) or models.model(name)
     sequences, sequence = keys.pop("sequences"), keys.pop("sequence")
-    flops_per_second = keys.pop("peak_share", 0) * machine.chip.peak() or keys.pop("flops_per_second", 0)
+    flops_per_second = keys.pop("peak_share", 0) * machine.chip.peak() or keys.pop(
+        "flops_per_second", 0
+    )
     if flops_per_second:
         flops = costs.training_flops(model, sequences * sequence, sequence)
         keys["seconds"] = float(flops / flops_per_second / parallelism.chips)
     tokens_per_second = keys.pop("tokens_per_second", 0)
-    tokens_per_second = tokens_per_second or int(parallelism.chips) * keys.pop("tokens_per_second_chip", 0)
+    tokens_per_second = tokens_per_second or int(parallelism.chips) * keys.pop(
+        "tokens_per_second_chip", 0
+    )
     if tokens_per_second:
         keys["seconds"] = sequences * sequence / tokens_per_second
     keys |= {name: tuple(keys[name]) for name in ("axes", "overlap") if name in keys}
@@ -109,7 +127,13 @@ def run_of(keys, chips, sizes):
         keys["remat"] = costs.Remat.of(**keys["remat"])
     known = {field.name: keys.pop(field.name) for field in fields(Run) if field.name in keys}
     return Run(
-        model=model, machine=machine, parallelism=parallelism, sequences=sequences, sequence=sequence, how=keys, **known
+        model=model,
+        machine=machine,
+        parallelism=parallelism,
+        sequences=sequences,
+        sequence=sequence,
+        how=keys,
+        **known,
     )
 
 
@@ -126,14 +150,16 @@ class Server:
       chip: the name of a `shardlab.hardware.Chip`; `tensor`: how many of them share the model.
       batch: sequences at a time.
       prompt, answer: tokens of each.
-      kind: what was measured: "throughput", in generated tokens per second and chip; "first_token", in seconds, of a
-        prompt alone, or "loaded", while others are served; or "token", in seconds for each.
+      kind: what was measured: "throughput", in generated tokens per second and chip; "first_token",
+        in seconds, of a prompt alone, or "loaded", while others are served; or "token", in seconds
+        for each.
       measured: the number.
       source: where it is published.
       fit: whether `shardlab.inference.SERVED` is fitted to it; otherwise it tests that.
       how: the dtypes "weights", "cache" and "dtype".
-      chunk: tokens of prompts that are prefilled with each step; None if they are prefilled between steps.
-    """
+      chunk: tokens of prompts that are prefilled with each step; None if they are prefilled between
+        steps.
+    """  # noqa: E501
 
     model: Model
     chip: str
@@ -163,7 +189,9 @@ class Server:
     def parts(self) -> serving.Parts:
         """What its time is composed of."""
         machine = hardware.machine(self.chip, self.tensor)
-        setting = ServingSetting(self.model, machine.chip, tensor=self.tensor, machine=machine, **self.how)
+        setting = ServingSetting(
+            self.model, machine.chip, tensor=self.tensor, machine=machine, **self.how
+        )
         return serving.parts_of(setting, self.prompt, self.answer, self.batch, self.chunk)
 
     def slower(self, expected: bool = True) -> float:
@@ -171,7 +199,9 @@ class Server:
         way = self.parts().ways()[expected]
         if self.kind == "first_token":  # which waits for no other
             return float(self.measured / way.first)
-        first, token, _, rate, _ = serving.composed(way, self.batch, self.prompt, self.answer, self.chunk)
+        first, token, _, rate, _ = serving.composed(
+            way, self.batch, self.prompt, self.answer, self.chunk
+        )
         if self.kind == "throughput":
             return float(rate * self.answer / self.tensor / self.measured)
         return float(self.measured / (token if self.kind == "token" else first))
@@ -189,12 +219,18 @@ def _rows(table):
 
 
 def _servers(file):
-    """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left out of the fit."""
+    """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left
+    out of the fit.
+    """
     data, count = tomllib.loads(file.read_text("utf-8")), Counter()
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
     for table in data["tables"]:
         chip, dtype = hardware.chip(table["chip"]), table["dtype"]
-        dtypes = {"weights": table.get("weights", dtype), "cache": table.get("cache", dtype), "dtype": dtype}
+        dtypes = {
+            "weights": table.get("weights", dtype),
+            "cache": table.get("cache", dtype),
+            "dtype": dtype,
+        }
         for kind, (name, tensor, batch, prompt, answer, measured) in _rows(table):
             most = serving.most_sequences(
                 sizes[name], chip, tensor, prompt + answer, dtypes["weights"], dtypes["cache"]
@@ -206,9 +242,19 @@ def _servers(file):
             fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
             count[inference.kind_of(chip)] += fits
             yield Server(
-                sizes[name], table["chip"], tensor, batch, prompt, answer, kind, measured, table["source"], fit, dtypes,
+                sizes[name],
+                table["chip"],
+                tensor,
+                batch,
+                prompt,
+                answer,
+                kind,
+                measured,
+                table["source"],
+                fit,
+                dtypes,
                 chunk,
-            )  # fmt: skip
+            )
 
 
 RUNS = {run.name: run for run in _read(Path(__file__).with_suffix(".toml"))}

@@ -1,8 +1,10 @@
-"""What a server does with its chips: the time to the first token, the time for each token, and requests per second.
+"""What a server does with its chips: the time to the first token, the time for each token, and
+requests per second.
 
-A request is a prompt and an answer. `server_cost` composes the two from `shardlab.inference`: so many requests are
-served at a time, and whenever one has ended, the prompt of the next is prefilled between the steps of the others, or in
-chunks with them. `server_plan` does so for all layouts of a model on a machine.
+A request is a prompt and an answer. `server_cost` composes the two from `shardlab.inference`: so
+many requests are served at a time, and whenever one has ended, the prompt of the next is prefilled
+between the steps of the others, or in chunks with them. `server_plan` does so for all layouts of a
+model on a machine.
 """
 
 import math
@@ -21,10 +23,19 @@ from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
 __all__ = [
-    "BANDS", "Bands", "Layout", "ServerCost", "Times", "batches", "layouts", "server_cost", "server_plan",
-]  # fmt: skip
+    "BANDS",
+    "Bands",
+    "Layout",
+    "ServerCost",
+    "Times",
+    "batches",
+    "layouts",
+    "server_cost",
+    "server_plan",
+]
 
-PREFILL_TOKENS = 8192  # of prompts that are prefilled at once; TensorRT-LLM's benchmarks choose from 2,048 to 32,768
+# of prompts that are prefilled at once; TensorRT-LLM's benchmarks choose from 2,048 to 32,768
+PREFILL_TOKENS = 8192
 POWERS = tuple(2**n for n in range(31))
 
 
@@ -38,7 +49,8 @@ class Layout:
     Attributes:
       replicas: independent servers.
       pipeline: stages of a replica, each with its share of the layers.
-      expert: groups of a stage over which routed experts are sharded, and which share the sequences.
+      expert: groups of a stage over which routed experts are sharded, and which share the
+        sequences.
       tensor: chips of a group, which share everything else.
     """
 
@@ -65,7 +77,8 @@ class Times:
     Attributes:
       first_token_seconds: from when a request gets its place to its first token.
       token_seconds: from each token to the next, on average.
-      pause_seconds: from one token to the next where it is longest: while other prompts are prefilled.
+      pause_seconds: from one token to the next where it is longest: while other prompts are
+        prefilled.
       tokens_per_second_per_chip: generated tokens, of all requests together.
       requests_per_second: of all chips together.
     """
@@ -77,8 +90,9 @@ class Times:
     requests_per_second: float
 
 
-# By family of servers: of throughput, and where it is named of the time to the first token, alone or while others are
-# served ("loaded"), and of the time for each token, of many or of few requests. From `python scripts/fit_planner.py`.
+# By family of servers: of throughput, and where it is named of the time to the first token, alone
+# or while others are served ("loaded"), and of the time for each token, of many or of few requests.
+# From `python scripts/fit_planner.py`.
 BANDS = {
     "gpu": Band(factor=1.3, tested=99),
     "gpu, first_token": Band(factor=1.24, tested=8),
@@ -99,7 +113,9 @@ TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
 
 
 def family(chip: Chip, model: Model, dtype: str) -> str:
-    """Which servers are alike: "gpu" or "tpu", with ", experts" for a mixture of them and ", fp4" for such products."""
+    """Which servers are alike: "gpu" or "tpu", with ", experts" for a mixture of them and ", fp4"
+    for such products.
+    """
     experts, small = ", experts" if model.experts else "", ", fp4" if dtype == "fp4" else ""
     return f"{inference.kind_of(chip)}{experts}{small}"
 
@@ -113,17 +129,27 @@ class Bands:
     throughput: Band
 
 
-def bands(machine: Machine, model: Model, layout: Layout, sequences: int, dtype: str = "bf16") -> Bands:
+def bands(
+    machine: Machine, model: Model, layout: Layout, sequences: int, dtype: str = "bf16"
+) -> Bands:
     """How far the expected times of a replica with so many sequences can be trusted.
 
-    Published servers are tensor-parallel within a node or slice; other layouts have not been tested.
+    Published servers are tensor-parallel within a node or slice; other layouts have not been
+    tested.
     """
-    name, unknown = family(machine.chip, model, dtype), Band(max(band.factor for band in BANDS.values()), 0)
+    name, unknown = (
+        family(machine.chip, model, dtype),
+        Band(max(band.factor for band in BANDS.values()), 0),
+    )
     apart = layout.pipeline * layout.expert > 1 or layout.tensor > machine.near
     if apart or machine.chip.name not in TESTED_CHIPS:
         return Bands(unknown, unknown, unknown)
     throughput = BANDS.get(name, unknown)
-    token = BANDS.get(f"{name}, few", unknown) if sequences <= FEW else BANDS.get(f"{name}, token", throughput)
+    token = (
+        BANDS.get(f"{name}, few", unknown)
+        if sequences <= FEW
+        else BANDS.get(f"{name}, token", throughput)
+    )
     first = BANDS.get(f"{name}, loaded", BANDS.get(f"{name}, first_token", unknown))
     return Bands(first, token, throughput)
 
@@ -135,8 +161,8 @@ class ServerCost:
     Attributes:
       layout: a `Layout`.
       concurrency: requests that are served at a time, by all replicas together.
-      least: the `Times` at the data sheet's speeds, with nothing besides: a server takes at least these, and its
-        throughput is at most that.
+      least: the `Times` at the data sheet's speeds, with nothing besides: a server takes at least
+        these, and its throughput is at most that.
       expected: the `Times` to expect of a published server.
       prefill_share: the share of a replica's time that prompts take.
       context: tokens of a sequence on average, while its answer is generated.
@@ -165,8 +191,8 @@ def most_sequences(
 
     In 0.95 of the memory that the parameters leave; each chip has at least one kv head.
 
-    Source: https://github.com/NVIDIA/TensorRT-LLM, `calc_engine_setting` in tensorrt_llm/bench/build/tuning.py at
-    04cba88.
+    Source: https://github.com/NVIDIA/TensorRT-LLM, `calc_engine_setting` in
+    tensorrt_llm/bench/build/tuning.py at 04cba88.
     """
     room = 0.95 * (chip.hbm_bytes - model.parameters * costs.BYTES[weights] / tensor)
     shared = tensor if model.kv_rank else min(tensor, model.kv_heads)
@@ -180,7 +206,8 @@ class Parts:
     Attributes:
       step: a token for each of its sequences.
       first: a prompt alone.
-      prompts: as many prompts as are prefilled at once; `together`, how many are on their way at once.
+      prompts: as many prompts as are prefilled at once; `together`, how many are on their way at
+        once.
       mixed: what gives a step with a chunk of a prompt too, for a number of sequences.
     """
 
@@ -195,14 +222,20 @@ class Parts:
         step, first, prompts = self.step, self.first, self.prompts
         return (
             Way(
-                step.serial_seconds, first.seconds, prompts.seconds / self.together, 0.0,
+                step.serial_seconds,
+                first.seconds,
+                prompts.seconds / self.together,
+                0.0,
                 lambda sequences: self.mixed(sequences).serial_seconds,
             ),
             Way(
-                step.expected_seconds, first.expected_seconds, prompts.expected_seconds / self.together,
-                step.expected_seconds / 2, lambda sequences: self.mixed(sequences).expected_seconds,
+                step.expected_seconds,
+                first.expected_seconds,
+                prompts.expected_seconds / self.together,
+                step.expected_seconds / 2,
+                lambda sequences: self.mixed(sequences).expected_seconds,
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -228,13 +261,22 @@ def between_steps(way, sequences, output):
 
 
 def in_chunks(way, sequences, prompt, output, chunk):
-    """What `composed` gives for a replica whose steps have `chunk` tokens of prompts too, as long as there are any."""
+    """What `composed` gives for a replica whose steps have `chunk` tokens of prompts too, as long
+    as there are any.
+    """
     share, steps = sequences * prompt / (chunk * output), math.ceil(prompt / chunk)
     if share <= 1:  # of the steps have a chunk
         time = way.mixed(sequences)
         first, token = steps * time, (1 - share) * way.step + share * time
-        return first + way.waits, token, time, sequences / (first + output * token), share * (1 - way.step / time)
-    generating = chunk * output / prompt  # if there were more, they would end before as many prompts are ready
+        return (
+            first + way.waits,
+            token,
+            time,
+            sequences / (first + output * token),
+            share * (1 - way.step / time),
+        )
+    # if there were more, they would end before as many prompts are ready
+    generating = chunk * output / prompt
     time = way.mixed(generating)
     rate = generating / (output * time)
     first = max(sequences / rate - output * time, steps * time)
@@ -293,7 +335,8 @@ def server_cost(
       concurrency: requests at a time, which the replicas share evenly.
       layout: a `Layout` of all chips; by default one replica, tensor-parallel over them.
       weights, cache, dtype: dtypes of the parameters, of the KV cache, of activations and FLOPs.
-      chunk: tokens of prompts that are prefilled with each step; by default prompts are prefilled between steps.
+      chunk: tokens of prompts that are prefilled with each step; by default prompts are prefilled
+        between steps.
 
     Returns:
       `ServerCost`.
@@ -303,26 +346,42 @@ def server_cost(
 
     Source: Scaling Book, "All About Transformer Inference"; for chunks Agrawal and others, "Taming
     Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024.
-    """
+    """  # noqa: E501
     model, layout = known_model(model), layout or Layout(tensor=machine.chips)
     chunk = None if chunk is None else int(whole("chunk", chunk))
     prompt, output = int(whole("prompt", prompt)), int(whole("output", output))
     concurrency = int(whole("concurrency", concurrency))
     if layout.chips != machine.chips:
-        raise ValueError(f"{layout} fills {layout.chips} chips, but {machine.name} has {machine.chips}")
+        raise ValueError(
+            f"{layout} fills {layout.chips} chips, but {machine.name} has {machine.chips}"
+        )
     sequences = -(-concurrency // layout.replicas)
     setting = ServingSetting(
-        model, machine.chip, layout.tensor, layout.expert, layout.pipeline,
-        weights, cache, dtype, machine=machine,
-    )  # fmt: skip
+        model,
+        machine.chip,
+        layout.tensor,
+        layout.expert,
+        layout.pipeline,
+        weights,
+        cache,
+        dtype,
+        machine=machine,
+    )
     parts = parts_of(setting, prompt, output, sequences, chunk)
     least, expected = (composed(way, sequences, prompt, output, chunk) for way in parts.ways())
     total = decode_step(setting, sequences, prompt + output).total_bytes
     return ServerCost(
-        layout, concurrency, _times(least, layout, output), _times(expected, layout, output), float(expected[4]),
-        prompt + output / 2, str(parts.step.bound), float(total), bool(total <= machine.usable_bytes),
+        layout,
+        concurrency,
+        _times(least, layout, output),
+        _times(expected, layout, output),
+        float(expected[4]),
+        prompt + output / 2,
+        str(parts.step.bound),
+        float(total),
+        bool(total <= machine.usable_bytes),
         bands(machine, model, layout, sequences, dtype),
-    )  # fmt: skip
+    )
 
 
 def _times(parts, layout, output):
@@ -334,7 +393,8 @@ def _times(parts, layout, output):
 def layouts(model: str | Model, machine: Machine) -> list[Layout]:
     """The layouts of a model that fill a machine, without regard to memory.
 
-    "tensor" divides the heads, "expert" the routed experts, and "pipeline" has at most a stage on each node or slice.
+    "tensor" divides the heads, "expert" the routed experts, and "pipeline" has at most a stage on
+    each node or slice.
 
     >>> print(*serving.layouts("llama-3-8b", hardware.machine("h100", 4)), sep="; ")
     tensor 4; 2 replicas of tensor 2; 4 replicas of one chip
@@ -361,7 +421,8 @@ def layouts(model: str | Model, machine: Machine) -> list[Layout]:
 def batches(
     model: str | Model, machine: Machine, prompt: int, output: int, layout: Layout, **how: Any
 ) -> Iterator[ServerCost]:
-    """The `ServerCost` of each power of two of requests on each replica, from one on, as long as they fit.
+    """The `ServerCost` of each power of two of requests on each replica, from one on, as long as
+    they fit.
 
     >>> rows = serving.batches("llama-3-8b", hardware.machine("v5e", 4), 8192, 256, serving.Layout(tensor=4))
     >>> print(*(row.concurrency for row in rows))
@@ -370,9 +431,11 @@ def batches(
     Args:
       model, machine, prompt, output, layout: as for `server_cost`.
       how: its other arguments.
-    """
+    """  # noqa: E501
     for sequences in POWERS:
-        cost = server_cost(model, machine, prompt, output, sequences * layout.replicas, layout, **how)
+        cost = server_cost(
+            model, machine, prompt, output, sequences * layout.replicas, layout, **how
+        )
         if not cost.fits:
             return
         yield cost
@@ -389,7 +452,8 @@ def server_plan(
     first_token_seconds: float = math.inf,
     **how: Any,
 ) -> list[ServerCost]:
-    """The layouts of a server, those of the highest expected throughput first, each at its best number of requests.
+    """The layouts of a server, those of the highest expected throughput first, each at its best
+    number of requests.
 
     >>> best, *others = serving.server_plan("llama-3-70b", hardware.machine("h100", 8), 2048, 256, token_seconds=0.06)
     >>> print(f"{best.layout}, {best.concurrency} requests at a time")
@@ -397,23 +461,30 @@ def server_plan(
 
     Args:
       model, machine, prompt, output: as for `server_cost`.
-      concurrency: requests at a time, of all replicas; by default for each layout the power of two on each replica
-        that has the highest throughput of those that fit and are as fast as asked for, or a smaller one whose
-        throughput is nearly as high.
+      concurrency: requests at a time, of all replicas; by default for each layout the power of two
+        on each replica that has the highest throughput of those that fit and are as fast as asked
+        for, or a smaller one whose throughput is nearly as high.
       token_seconds, first_token_seconds: the longest expected times.
       how: further arguments of `server_cost`.
 
     Returns:
-      A `ServerCost` for each layout: first those that fit and are fast enough, then the others that fit, then the rest
-      by their memory. Those of the latter two have one request on each replica, if no `concurrency` is given.
-    """
-    for name, value in (("token_seconds", token_seconds), ("first_token_seconds", first_token_seconds)):
+      A `ServerCost` for each layout: first those that fit and are fast enough, then the others that
+      fit, then the rest by their memory. Those of the latter two have one request on each replica,
+      if no `concurrency` is given.
+    """  # noqa: E501
+    for name, value in (
+        ("token_seconds", token_seconds),
+        ("first_token_seconds", first_token_seconds),
+    ):
         if not value > 0:
             raise ValueError(f"{name} is {value}; use a number above 0")
 
     def meets(cost):
         times = cost.expected
-        fast = times.token_seconds <= token_seconds and times.first_token_seconds <= first_token_seconds
+        fast = (
+            times.token_seconds <= token_seconds
+            and times.first_token_seconds <= first_token_seconds
+        )
         return cost.fits and fast
 
     def throughput(cost):
@@ -431,5 +502,9 @@ def server_plan(
             plans.append(server_cost(model, machine, prompt, output, concurrency, layout, **how))
     return sorted(
         plans,
-        key=lambda cost: (not meets(cost), not cost.fits, -throughput(cost) if cost.fits else cost.total_bytes),
+        key=lambda cost: (
+            not meets(cost),
+            not cost.fits,
+            -throughput(cost) if cost.fits else cost.total_bytes,
+        ),
     )

@@ -1,4 +1,6 @@
-"""What is asked about: the setting of a training step, and that of a server's replica, each checked once."""
+"""What is asked about: the setting of a training step, and that of a server's replica, each checked
+once.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +21,8 @@ __all__ = ["DISPATCHES", "OVERLAPS", "Dtypes", "ServingSetting", "TrainingSettin
 
 # How often a token is sent to a node: once for each of its experts there, or once.
 DISPATCHES = ("expert", "node")
-OVERLAPS = ("tensor", "expert")  # the axes whose collectives only some frameworks overlap with products
+# the axes whose collectives only some frameworks overlap with products
+OVERLAPS = ("tensor", "expert")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class Dtypes:
     @property
     def sizes(self) -> dict[str, float]:
         """Bytes of an element of each."""
-        return {name: dtype_bytes(name, dtype) if dtype else 0 for name, dtype in asdict(self).items()}
+        return {
+            name: dtype_bytes(name, dtype) if dtype else 0 for name, dtype in asdict(self).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -47,8 +52,8 @@ class TrainingSetting:
       model: a `Model`.
       chip: the kind of chip.
       machine: the `Machine`; None for the one that as many chips form as a parallelism has.
-      batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap: as
-        for `step_cost`, but the remat as a `Remat`.
+      batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap:
+        as for `step_cost`, but the remat as a `Remat`.
       dtypes: the `Dtypes`.
 
     Raises:
@@ -71,9 +76,14 @@ class TrainingSetting:
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:
-            raise ValueError(f"efficiency={self.efficiency} is no share of the peak; use a number above 0 and up to 1")
+            raise ValueError(
+                f"efficiency={self.efficiency} is no share of the peak; use a number above 0 "
+                "and up to 1"
+            )
         if self.remat.offloads and not self.chip.host_bytes_per_second:
-            known = ", ".join(name for name, chip in hardware.CHIPS.items() if chip.host_bytes_per_second)
+            known = ", ".join(
+                name for name, chip in hardware.CHIPS.items() if chip.host_bytes_per_second
+            )
             raise ValueError(
                 f"the bandwidth between {self.chip.name} and its host is not known, so what "
                 f"offloading takes is not either; it is for {known}"

@@ -6,11 +6,12 @@ An exercise specifies a right answer by its properties, so every way of writing 
     answer = ...                            # the reader's line
     check(answer, exercise)                 # prints "Not solved yet" until there is one
 
-The folded solution ends with `check(answer, exercise, strict=True)`, which raises unless the answer is right, so
-building the book proves every solution.
+The folded solution ends with `check(answer, exercise, strict=True)`, which raises unless the answer
+is right, so building the book proves every solution.
 
-Where an exercise limits what a function may send, compute or hold, the function is compiled once, as `jax.jit` compiles
-it, and its values, its layout and the limits are all read from this one program. Otherwise it is called as it is.
+Where an exercise limits what a function may send, compute or hold, the function is compiled once,
+as `jax.jit` compiles it, and its values, its layout and the limits are all read from this one
+program. Otherwise it is called as it is.
 """
 
 import functools
@@ -29,7 +30,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shardlab.arrays.layout import counted, describe, device_number, index_text, same_layout, short_dtype
+from shardlab.arrays.layout import (
+    counted,
+    describe,
+    device_number,
+    index_text,
+    same_layout,
+    short_dtype,
+)
 from shardlab.programs.collectives import collectives
 from shardlab.programs.hlo import array_types
 
@@ -57,8 +65,8 @@ _NOT_SOLVED = "Not solved yet: replace the three dots, and run the cell again."
 class Exercise:
     """The specification of a right answer.
 
-    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A, whose rows are
-    sharded over mesh axis x and whose columns are sharded over y.
+    `Exercise(value=A, layout=NamedSharding(mesh, P("x", "y")))` asks for an array equal to A, whose
+    rows are sharded over mesh axis x and whose columns are sharded over y.
 
     >>> exercise = Exercise(value=np.arange(8.0), layout=NamedSharding(mesh, P("y")))
     >>> check(jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("y"))), exercise)
@@ -66,26 +74,32 @@ class Exercise:
 
     Attributes:
       value: what the answer must equal: an array, a number, or any tuple, list or dict of them.
-        Arrays may be of any kind; their layout is not compared here. Where one is a `jax.Array`, so is its dtype.
-      reference: instead of `value`, a function that computes it from `args`. The answer is then compared with it on
-        `args` and on a second input, drawn at random: arrays of the same shapes, dtypes and shardings, floats of the
-        same size as the first and nowhere zero (not negative where the first are not), integers in the same range.
-      layout: the layout that the answer's arrays must have: a sharding (or a `PartitionSpec`, read on the
-        answer's own mesh) for all of them, or a structure like the answer's; None where any layout will do.
-      args: if given, the answer is a function, and its result for these arguments is checked. Its arrays
-        are copied first, so it may donate them.
-      communication: how often the compiled function may run each collective, such as `{"all-reduce": 1}`;
-        no others are allowed, and none at all if `{}`. For answers that are functions.
-      max_bytes: how many bytes each device may send in one call, by the ring model of `shardlab.programs.collectives`.
-        For answers that are functions.
-      max_flops: how many floating-point operations each device may do in one call, as the compiler counts
-        them: a loop's body once. For answers that are functions.
+        Arrays may be of any kind; their layout is not compared here. Where one is a `jax.Array`, so
+        is its dtype.
+      reference: instead of `value`, a function that computes it from `args`. The answer is then
+        compared with it on `args` and on a second input, drawn at random: arrays of the same
+        shapes, dtypes and shardings, floats of the same size as the first and nowhere zero (not
+        negative where the first are not), integers in the same range.
+      layout: the layout that the answer's arrays must have: a sharding (or a `PartitionSpec`, read
+        on the answer's own mesh) for all of them, or a structure like the answer's; None where any
+        layout will do.
+      args: if given, the answer is a function, and its result for these arguments is checked. Its
+        arrays are copied first, so it may donate them.
+      communication: how often the compiled function may run each collective, such as
+        `{"all-reduce": 1}`; no others are allowed, and none at all if `{}`. For answers that are
+        functions.
+      max_bytes: how many bytes each device may send in one call, by the ring model of
+        `shardlab.programs.collectives`. For answers that are functions.
+      max_flops: how many floating-point operations each device may do in one call, as the compiler
+        counts them: a loop's body once. For answers that are functions.
       max_held: how many bytes of the answer each device may store.
-      never: types of arrays that no device may hold while the function runs, such as `("f32[64,48]",)`: none of this
-        type, and none of this dtype with as many elements or more, whatever its shape.
-      dtype: the dtype that the answer's arrays must have; by default that of `value`, where it is a `jax.Array`.
-      rtol, atol: the relative and the absolute tolerance of a comparison. With the default `rtol`, whole numbers are
-        compared exactly, up to the rounding of an answer that is a float.
+      never: types of arrays that no device may hold while the function runs, such as
+        `("f32[64,48]",)`: none of this type, and none of this dtype with as many elements or more,
+        whatever its shape.
+      dtype: the dtype that the answer's arrays must have; by default that of `value`, where it is a
+        `jax.Array`.
+      rtol, atol: the relative and the absolute tolerance of a comparison. With the default `rtol`,
+        whole numbers are compared exactly, up to the rounding of an answer that is a float.
     """
 
     value: Any = None
@@ -105,8 +119,8 @@ class Exercise:
 def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
     """Check an answer and print what was found.
 
-    A stub, whose three dots are untouched, is no answer yet. A wrong answer raises, and so does a stub that was
-    filled in partly:
+    A stub, whose three dots are untouched, is no answer yet. A wrong answer raises, and so does a
+    stub that was filled in partly:
 
     >>> exercise = Exercise(value=np.arange(4.0))
     >>> check(..., exercise)
@@ -118,13 +132,14 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         ...
     shardlab.exercises.check.WrongAnswer: values: 3 of 4 differ, the first at [1]: expected 1.0, got 4.0 (...)
 
-    Answers in another style are as right: a list for a tuple, NumPy for JAX, `P("x", None)` for `P("x")`, a type
-    with spaces. A function that is limited in what it may send is compiled. `jax.device_put` changes no layout in a
-    compiled program, so where it stands in the function itself, its moves are compiled as sharding constraints.
+    Answers in another style are as right: a list for a tuple, NumPy for JAX, `P("x", None)` for
+    `P("x")`, a type with spaces. A function that is limited in what it may send is compiled.
+    `jax.device_put` changes no layout in a compiled program, so where it stands in the function
+    itself, its moves are compiled as sharding constraints.
 
     Args:
-      answer: the reader's answer; `...`, a tuple, list or dict of nothing else, None, or a function that returns one of
-        them, if there is none.
+      answer: the reader's answer; `...`, a tuple, list or dict of nothing else, None, or a function
+        that returns one of them, if there is none.
       exercise: the specification of a right answer, an `Exercise`.
       strict: raise if there is no answer, instead of printing so.
 
@@ -133,7 +148,7 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
       NotSolved: there is none, and `strict` is set.
       ValueError: the exercise cannot be checked, such as one with limits but without args.
       Exception: whatever the answer itself raises, if it is a function.
-    """
+    """  # noqa: E501
     want = _wanted(exercise)
     try:
         found, run, compiled, traced = _answered(answer, exercise, want)
@@ -154,7 +169,10 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
         if moved is None:
             raise WrongAnswer(f"{error}\n{_IN_JIT}") from None
         run, compiled = moved
-        passed, note = [*_passed(run(*_copied(exercise.args)), run, compiled, want, exercise)], f"\n{_ALONE}"
+        passed, note = (
+            [*_passed(run(*_copied(exercise.args)), run, compiled, want, exercise)],
+            f"\n{_ALONE}",
+        )
     if not passed:
         raise ValueError("this exercise accepts anything: give Exercise a value, a layout, or both")
     print(f"Right: {', '.join(passed[:-1])}{' and ' * (len(passed) > 1)}{passed[-1]}.{note}")
@@ -162,15 +180,22 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
 
 def _is_limited(exercise):
     """Whether the program that an answer compiles to is looked at."""
-    return (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (None, None, None, ())
+    return (exercise.communication, exercise.max_bytes, exercise.max_flops, exercise.never) != (
+        None,
+        None,
+        None,
+        (),
+    )
 
 
 def _wanted(exercise):
-    """The right answer, or what it returns; None if there is none. ValueError for a senseless exercise."""
+    """The right answer, or what it returns; None if there is none. ValueError for a senseless
+    exercise.
+    """
     if exercise.args is None and (_is_limited(exercise) or exercise.reference is not None):
         raise ValueError(
-            "communication, max_bytes, max_flops, never and reference are for answers that are functions: give "
-            "Exercise args"
+            "communication, max_bytes, max_flops, never and reference are for answers that "
+            "are functions: give Exercise args"
         )
     if exercise.reference is None:
         return exercise.value
@@ -180,20 +205,26 @@ def _wanted(exercise):
 
 
 def _answered(answer, exercise, want):
-    """(the answer or what it returns, the function, and if it has limits its program and its trace); or NotSolved."""
+    """(the answer or what it returns, the function, and if it has limits its program and its
+    trace); or NotSolved.
+    """
     run = compiled = traced = None
     if exercise.args is not None and isinstance(answer, Callable):
         run = answer
         if _is_limited(exercise):
             run, compiled, traced = _compiled_once(answer, exercise.args)
         answer = run(*_copied(exercise.args))
-    if (_is_stub(answer) and (want is None or not _are_dots(want))) or (run and _are_nones(answer, want)):
+    if (_is_stub(answer) and (want is None or not _are_dots(want))) or (
+        run and _are_nones(answer, want)
+    ):
         raise NotSolved(_NOT_SOLVED)
     return answer, run, compiled, traced
 
 
 def _passed(answer, run, compiled, want, exercise):
-    """What of an answer is right, in words, one check after the other; WrongAnswer for the first that is not."""
+    """What of an answer is right, in words, one check after the other; WrongAnswer for the first
+    that is not.
+    """
     if want is not None:
         _check_values(want, answer, exercise)
         if exercise.reference is None:
@@ -208,16 +239,20 @@ def _passed(answer, run, compiled, want, exercise):
         fullest = _fullest(answer)
         if fullest > exercise.max_held:
             raise WrongAnswer(
-                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but one stores {fullest:,}"
+                f"memory: a device may store {exercise.max_held:,} bytes of the answer, but "
+                f"one stores {fullest:,}"
             )
         yield "no device stores more than allowed"
     if exercise.communication is not None or exercise.max_bytes is not None:
         _check_communication(collectives(compiled), exercise)
         yield "the communication is within the limit"
     if exercise.max_flops is not None:
-        work = (compiled.cost_analysis() or {}).get("flops", 0)  # XLA leaves it out of programs that do none
+        # XLA leaves it out of programs that do none
+        work = (compiled.cost_analysis() or {}).get("flops", 0)
         if work > exercise.max_flops:
-            raise WrongAnswer(f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}")
+            raise WrongAnswer(
+                f"FLOPs: each device may do {exercise.max_flops:,.0f}, but does {work:,.0f}"
+            )
         yield "no device does more FLOPs than allowed"
     if exercise.never:
         _check_never(array_types(compiled.as_text()), exercise.never)
@@ -262,9 +297,12 @@ def raises(kind: type[Exception]) -> Iterator[SimpleNamespace]:
             yield seen
     except kind as error:
         caught = error
-    # Some versions of JAX print, and add to the message, the file and line of the error; in a notebook
-    # that is the name of a temporary file, of no use to a reader.
-    print(re.sub(r"^(\S+|.*\.py):\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE), end="")
+    # Some versions of JAX print, and add to the message, the file and line of the error; in a
+    # notebook that is the name of a temporary file, of no use to a reader.
+    print(
+        re.sub(r"^(\S+|.*\.py):\d+:\d+ \(.*\)\n", "", printed.getvalue(), flags=re.MULTILINE),
+        end="",
+    )
     if caught is None:
         raise AssertionError(f"expected {kind.__name__}, but nothing was raised")
     message = re.sub(r"\s*This error occurs at source:.*", "", str(caught), flags=re.DOTALL)
@@ -273,7 +311,9 @@ def raises(kind: type[Exception]) -> Iterator[SimpleNamespace]:
 
 
 def _compiled_once(function, args):
-    """A function as jitted, the program that it runs on these arguments, and its trace. A call compiles nothing new."""
+    """A function as jitted, the program that it runs on these arguments, and its trace. A call
+    compiles nothing new.
+    """
 
     @functools.wraps(function)
     def whole(*args):
@@ -297,24 +337,34 @@ def _compiled_once(function, args):
         raise
     except Exception as error:
         function(*_copied(args))  # raises the same error, if it is the answer's own
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
-        raise WrongAnswer(f"the answer runs, but jax.jit cannot compile it as a whole: {reason}") from error
+        reason = (
+            f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            if str(error)
+            else type(error).__name__
+        )
+        raise WrongAnswer(
+            f"the answer runs, but jax.jit cannot compile it as a whole: {reason}"
+        ) from error
 
 
-# --- jax.device_put in an answer: it moves arrays in a function that runs as it is, and none in a compiled one -------
+# --- jax.device_put in an answer: it moves arrays in a function that runs as it is, and none in a
+# compiled one -------
 
 _IN_JIT = (
     "Your answer calls jax.device_put inside jax.jit, where it changes no layout on auto axes. Use "
     "jax.lax.with_sharding_constraint there instead, or jax.sharding.reshard on explicit axes."
 )
 _ALONE = (
-    "Your answer calls jax.device_put, which moves the array as long as your function is not compiled. Inside jax.jit "
-    "it would change no layout: use jax.lax.with_sharding_constraint there."
+    "Your answer calls jax.device_put, which moves the array as long as your function is not "
+    "compiled. Inside jax.jit it would change no layout: use jax.lax.with_sharding_constraint "
+    "there."
 )
 
 
 def _moves(jaxpr):
-    """The shardings to which a program's `device_put`s would move arrays, but do not once it is compiled."""
+    """The shardings to which a program's `device_put`s would move arrays, but do not once it is
+    compiled.
+    """
     found = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "device_put":
@@ -331,7 +381,8 @@ def _is_explicit(sharding):
 
 
 def _with_moves(answer, exercise):
-    """The function and its program with a sharding constraint for each `jax.device_put`; None if that is not the same.
+    """The function and its program with a sharding constraint for each `jax.device_put`; None if
+    that is not the same.
 
     It is the same where the function, as it is written, stores its result as the exercise asks.
     """
@@ -357,7 +408,8 @@ def _copied(args):
             return leaf
         if not leaf.is_fully_addressable:
             return leaf.copy()
-        return jax.device_put(leaf, may_alias=False)  # stays where it is, also if there is a current mesh
+        # stays where it is, also if there is a current mesh
+        return jax.device_put(leaf, may_alias=False)
 
     return jax.tree.map(copy, args)
 
@@ -367,10 +419,17 @@ def _drawn(args):
     random = np.random.default_rng(1)
 
     def draw(leaf):
-        if not isinstance(leaf, (jax.Array, np.ndarray)) or not leaf.size or getattr(leaf, "weak_type", False):
+        if (
+            not isinstance(leaf, (jax.Array, np.ndarray))
+            or not leaf.size
+            or getattr(leaf, "weak_type", False)
+        ):
             return leaf
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise ValueError("a second input cannot be drawn for arrays of several processes: give Exercise a value")
+            raise ValueError(
+                "a second input cannot be drawn for arrays of several processes: give "
+                "Exercise a value"
+            )
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             shape = jax.random.key_data(leaf).shape
             bits = jax.device_put(random.integers(0, 2**32, shape, np.uint32))
@@ -382,12 +441,15 @@ def _drawn(args):
             drawn = random.standard_normal(leaf.shape) * (size if 0 < size < np.inf else 1)
             if values.dtype.kind == "c":
                 drawn = drawn * np.exp(2j * np.pi * random.random(leaf.shape))
-            elif (values >= 0).all():  # such as second moments, of which an optimiser takes the root
+            elif (values >= 0).all():
+                # such as second moments, of which an optimiser takes the root
                 drawn = np.abs(drawn)
         elif values.dtype.kind == "b":
             drawn = random.random(leaf.shape) < 0.5
         elif values.dtype.kind in "iu":
-            drawn = random.integers(values.min(), values.max(), leaf.shape, values.dtype, endpoint=True)
+            drawn = random.integers(
+                values.min(), values.max(), leaf.shape, values.dtype, endpoint=True
+            )
         else:
             return leaf
         drawn = np.asarray(drawn).astype(leaf.dtype)
@@ -399,17 +461,28 @@ def _drawn(args):
 
 
 def _is_stub(answer):
-    """Whether these are the three dots of a stub, or what a function returns that has no other body: None."""
+    """Whether these are the three dots of a stub, or what a function returns that has no other
+    body: None.
+    """
     return answer is None or _are_dots(answer)
 
 
 def _are_nones(value, want):
-    """Whether a function that called a stub, once or several times, returned what the calls did, and more is wanted."""
+    """Whether a function that called a stub, once or several times, returned what the calls did,
+    and more is wanted.
+    """
 
     def nones(tree):
-        return all(leaf is None for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None))
+        return all(
+            leaf is None for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
+        )
 
-    return isinstance(value, (tuple, list, dict)) and len(value) and nones(value) and (want is None or not nones(want))
+    return (
+        isinstance(value, (tuple, list, dict))
+        and len(value)
+        and nones(value)
+        and (want is None or not nones(want))
+    )
 
 
 def _are_dots(value):
@@ -428,41 +501,55 @@ def _check_values(want, have, exercise, where=""):
     """Compare one value after the other, so that the message can say which one is wrong."""
     if have is ... and want is not ...:
         raise WrongAnswer(f"values{where}: {_DOTS}")
-    if isinstance(want, jax.sharding.PartitionSpec):  # in some versions of JAX a tuple, but one value here
+    # in some versions of JAX a tuple, but one value here
+    if isinstance(want, jax.sharding.PartitionSpec):
         spec = have.spec if isinstance(have, jax.sharding.NamedSharding) else have
         if not isinstance(spec, jax.sharding.PartitionSpec) or _plain(want) != _plain(spec):
             raise WrongAnswer(f"values{where}: expected {want}, got {_kind(have)}")
     elif isinstance(want, dict):
         _check_items(want, have, exercise, where)
     elif isinstance(want, (tuple, list)):
-        if isinstance(have, jax.sharding.PartitionSpec) or (isinstance(have, (np.ndarray, jax.Array)) and have.ndim):
+        if isinstance(have, jax.sharding.PartitionSpec) or (
+            isinstance(have, (np.ndarray, jax.Array)) and have.ndim
+        ):
             items = tuple(have)
         else:
             items = have if isinstance(have, (tuple, list, range)) else None
         if items is None or len(items) != len(want):
-            raise WrongAnswer(f"values{where}: expected {_kind(want, shown=False)}, got {_kind(have)}")
+            raise WrongAnswer(
+                f"values{where}: expected {_kind(want, shown=False)}, got {_kind(have)}"
+            )
         for place, (value, other) in enumerate(zip(want, items, strict=True)):
             _check_values(value, other, exercise, f"{where}[{place}]")
     elif want is None:
         if have is not None:
             raise WrongAnswer(f"values{where}: expected None, got {_kind(have)}")
-    elif not jax.tree_util.all_leaves([want]):  # a training state, or another structure known to JAX
+    elif not jax.tree_util.all_leaves([want]):
+        # a training state, or another structure known to JAX
         if jax.tree.structure(want) != jax.tree.structure(have):
-            raise WrongAnswer(f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}")
+            raise WrongAnswer(
+                f"values{where}: expected the structure of {_kind(want)}, got {_kind(have)}"
+            )
         _check_values(jax.tree.leaves(want), jax.tree.leaves(have), exercise, where)
     elif problem := _difference(want, have, exercise):
         raise WrongAnswer(f"values{where}: {problem}")
 
 
 def _check_items(want, have, exercise, where):
-    """Compare two dicts: first what both have, so that one requirement that is not met is told before one not tried."""
+    """Compare two dicts: first what both have, so that one requirement that is not met is told
+    before one not tried.
+    """
     if not isinstance(have, dict):
         keys = f"the {'key' if len(want) == 1 else 'keys'} {', '.join(map(repr, want))}"
         raise WrongAnswer(f"values{where}: expected a dict with {keys}, got {_kind(have)}")
     for key in want:
         if key not in have:
             continue
-        if isinstance(want[key], bool) and isinstance(have[key], (bool, np.bool_)) and isinstance(key, str):
+        if (
+            isinstance(want[key], bool)
+            and isinstance(have[key], (bool, np.bool_))
+            and isinstance(key, str)
+        ):
             if want[key] != have[key]:
                 verb = ("should hold", "does not") if want[key] else ("should not hold", "does")
                 at = f"at {where}, " if where else ""
@@ -472,27 +559,38 @@ def _check_items(want, have, exercise, where):
     for key in want:
         if key not in have:
             raise WrongAnswer(
-                f"values{where}: the key {key!r} is missing; there are {', '.join(map(repr, have)) or 'none'}"
+                f"values{where}: the key {key!r} is missing; there are "
+                f"{', '.join(map(repr, have)) or 'none'}"
             )
     for key in have:
         if key not in want:
             raise WrongAnswer(
-                f"values{where}: the key {key!r} is not asked for; expected only {', '.join(map(repr, want)) or 'none'}"
+                f"values{where}: the key {key!r} is not asked for; expected only "
+                f"{', '.join(map(repr, want)) or 'none'}"
             )
 
 
 def _plain(spec):
-    """What a spec says, however it is spelled: `P("x", None)`, `P(("x",))` and `P("x")` are the same."""
+    """What a spec says, however it is spelled: `P("x", None)`, `P(("x",))` and `P("x")` are the
+    same.
+    """
     entries = [entry if not isinstance(entry, (tuple, list)) else tuple(entry) for entry in spec]
-    entries = [entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry or None for entry in entries]
+    entries = [
+        entry[0] if isinstance(entry, tuple) and len(entry) == 1 else entry or None
+        for entry in entries
+    ]
     while entries and entries[-1] is None:
         entries.pop()
-    return entries, *(getattr(spec, name, frozenset()) or frozenset() for name in ("unreduced", "reduced"))
+    return entries, *(
+        getattr(spec, name, frozenset()) or frozenset() for name in ("unreduced", "reduced")
+    )
 
 
 def _plain_text(text):
     """A text without its spaces if it is an array's type, whose dtype is then its short name."""
-    if isinstance(text, str) and (match := re.fullmatch(r"\s*~?([a-z]+\d+\w*|bool)\s*\[(.*)", text, re.DOTALL)):
+    if isinstance(text, str) and (
+        match := re.fullmatch(r"\s*~?([a-z]+\d+\w*|bool)\s*\[(.*)", text, re.DOTALL)
+    ):
         return f"{short_dtype(match[1])}[{''.join(match[2].split())}"
     return text
 
@@ -507,8 +605,8 @@ def _difference(want, have, exercise):
         return apart
     if isinstance(want, jax.Array) and not want.is_fully_addressable:
         raise ValueError(
-            "the wanted value is an array of several processes, of which this one stores a part: give Exercise all of "
-            "it, as a NumPy array"
+            "the wanted value is an array of several processes, of which this one stores a "
+            "part: give Exercise all of it, as a NumPy array"
         )
     if isinstance(have, jax.Array) and not have.is_fully_addressable:
         return _difference_of_shards(_numpy(want), have, exercise)
@@ -549,23 +647,35 @@ def _are_close(want, have, exercise):
 
 def _are_numbers(items):
     kinds = (bool, int, float, complex, np.generic)
-    return all(_are_numbers(item) if isinstance(item, (tuple, list)) else isinstance(item, kinds) for item in items)
+    return all(
+        _are_numbers(item) if isinstance(item, (tuple, list)) else isinstance(item, kinds)
+        for item in items
+    )
 
 
 def _difference_of_dtypes(want, have, exercise):
-    """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have none of their own."""
+    """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have
+    none of their own.
+    """
     dtype = None if exercise.dtype is None else jnp.dtype(exercise.dtype)
-    if dtype is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):  # keys have none
+    # keys have none
+    if dtype is None and isinstance(want, jax.Array) and not getattr(want, "weak_type", False):
         dtype = want.dtype
     if dtype is None or not hasattr(have, "dtype"):
         return None
     # NumPy computes in 64 bits what JAX keeps in 32: its arrays count as what JAX makes of them.
-    got = have.dtype if isinstance(have, jax.Array) or have.dtype.kind in "OUS" else jnp.result_type(have)
+    got = (
+        have.dtype
+        if isinstance(have, jax.Array) or have.dtype.kind in "OUS"
+        else jnp.result_type(have)
+    )
     return None if got == dtype else f"expected dtype {dtype.name}, got {got.name}"
 
 
 def _difference_of_shards(want, have, exercise):
-    """What is wrong with the shards that this process stores of an array of several processes, or None."""
+    """What is wrong with the shards that this process stores of an array of several processes, or
+    None.
+    """
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
     for shard in have.addressable_shards:
@@ -575,33 +685,44 @@ def _difference_of_shards(want, have, exercise):
 
 
 def _replicas_that_differ(array, exercise):
-    """A program with check_vma=False can make an array whose replicas differ; NumPy would read only one of them."""
+    """A program with check_vma=False can make an array whose replicas differ; NumPy would read only
+    one of them.
+    """
     seen = {}
     for shard in array.addressable_shards:
         first = seen.setdefault(str(shard.index), shard)
         replica, other = _numpy(first.data), _numpy(shard.data)
-        if first is not shard and not np.allclose(replica, other, exercise.rtol, exercise.atol, equal_nan=True):
+        if first is not shard and not np.allclose(
+            replica, other, exercise.rtol, exercise.atol, equal_nan=True
+        ):
             return (
-                f"devices {device_number(first.device)} and {device_number(shard.device)} should store replicas of "
-                "the same shard, but their values differ"
+                f"devices {device_number(first.device)} and {device_number(shard.device)} "
+                "should store replicas of the same shard, but their values differ"
             )
     return None
 
 
 def _times(want, have, exercise):
-    """The usual mistake in parallel programs: the result is off by a factor that is a number of devices."""
+    """The usual mistake in parallel programs: the result is off by a factor that is a number of
+    devices.
+    """
     if want.dtype.kind not in "fc":
         return ""
     for n in range(2, 65):
         if np.allclose(have, n * want, rtol=exercise.rtol, atol=exercise.atol):
-            return f" (every value is {n} times what it should be: was it summed over too many devices?)"
+            return (
+                f" (every value is {n} times what it should be: was it summed over too many "
+                "devices?)"
+            )
         if np.allclose(n * have, want, rtol=exercise.rtol, atol=exercise.atol):
             return f" (every value is 1/{n} of what it should be: is a sum over devices missing?)"
     return ""
 
 
 def _check_layout(answer, layout, where=""):
-    """Compare the layouts of an answer's arrays with one layout for all of them, or with a structure of layouts."""
+    """Compare the layouts of an answer's arrays with one layout for all of them, or with a
+    structure of layouts.
+    """
     if _is_layout(layout):
         for place, leaf in zip(_places(answer), jax.tree.leaves(answer), strict=True):
             _check_one_layout(leaf, layout, where + place)
@@ -613,14 +734,18 @@ def _check_layout(answer, layout, where=""):
             _check_layout(answer[key], layout[key], f"{where}[{key!r}]")
     elif isinstance(layout, (tuple, list)):
         if not isinstance(answer, (tuple, list)) or len(answer) != len(layout):
-            raise _Misplaced(f"layout{where}: expected {_kind(layout, shown=False)}, got {_kind(answer)}")
+            raise _Misplaced(
+                f"layout{where}: expected {_kind(layout, shown=False)}, got {_kind(answer)}"
+            )
         for place, (want, have) in enumerate(zip(layout, answer, strict=True)):
             _check_layout(have, want, f"{where}[{place}]")
     else:
         leaves, structure = jax.tree.flatten(answer)
         layouts, layout_structure = jax.tree.flatten(layout, is_leaf=_is_layout)
         if layout_structure != structure:
-            raise _Misplaced(f"layout{where}: expected the structure of {_kind(layout)}, got {_kind(answer)}")
+            raise _Misplaced(
+                f"layout{where}: expected the structure of {_kind(layout)}, got {_kind(answer)}"
+            )
         for place, want, have in zip(_places(answer), layouts, leaves, strict=True):
             _check_one_layout(have, want, where + place)
 
@@ -632,21 +757,23 @@ def _check_one_layout(have, want, place):
         raise WrongAnswer(f"layout{place}: {_DOTS}")
     if not isinstance(have, jax.Array):
         raise _Misplaced(
-            f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no device; place it, such as "
-            "with jax.device_put"
+            f"layout{place}: expected a jax.Array, got {_kind(have)}, which is stored on no "
+            "device; place it, such as with jax.device_put"
         )
     try:
         if isinstance(want, jax.sharding.PartitionSpec):
             if not isinstance(have.sharding, jax.sharding.NamedSharding):
                 raise _Misplaced(
-                    f"layout{place}: expected {want} on a mesh, but the array is on no mesh: {describe(have)}"
+                    f"layout{place}: expected {want} on a mesh, but the array is on no mesh: "
+                    f"{describe(have)}"
                 )
             want = jax.sharding.NamedSharding(have.sharding.mesh, want)
         usual = next(iter(have.devices())).default_memory().kind
         memory, wanted_memory = have.sharding.memory_kind or usual, want.memory_kind or usual
         if memory != wanted_memory:
             raise _Misplaced(
-                f"layout{place}: expected the array in the memory {wanted_memory!r}, but it is in {memory!r}"
+                f"layout{place}: expected the array in the memory {wanted_memory!r}, but it "
+                f"is in {memory!r}"
             )
         same = same_layout(have, want)
     except ValueError as error:  # another shape than the layout is for, or another mesh
@@ -661,23 +788,34 @@ def _check_communication(moves, exercise):
         if count is None or count > allowed.get(kind, 0):
             most = " and ".join(counted(number, kind) for kind, number in allowed.items())
             limit = f"run at most {most}" if most else "not communicate"
-            raise WrongAnswer(f"communication: your program may {limit}, but compiled it has\n{moves}")
+            raise WrongAnswer(
+                f"communication: your program may {limit}, but compiled it has\n{moves}"
+            )
     if exercise.max_bytes is not None and (moves.bytes is None or moves.bytes > exercise.max_bytes):
-        raise WrongAnswer(f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{moves}")
+        raise WrongAnswer(
+            f"communication: each device may send {exercise.max_bytes:,} bytes, but\n{moves}"
+        )
 
 
 def _check_never(types, never):
     """Whether a program has an array that is too large, in this shape or in another."""
     for banned in never:
         if array_types(banned) != (banned,):
-            raise ValueError(f"never: {banned!r} is no type of an array as programs print it, such as f32[64,48]")
+            raise ValueError(
+                f"never: {banned!r} is no type of an array as programs print it, such as f32[64,48]"
+            )
         dtype, limit = _elements(banned)
         for other in types:
             kind, count = _elements(other)
             if kind == dtype and count >= limit:
-                also = "" if other == banned else f" or as many elements in another shape, but each holds {other}"
+                also = (
+                    ""
+                    if other == banned
+                    else f" or as many elements in another shape, but each holds {other}"
+                )
                 raise WrongAnswer(
-                    f"memory: no device may hold {banned}{also or ', but each does'} in the compiled program"
+                    f"memory: no device may hold {banned}{also or ', but each does'} in the "
+                    "compiled program"
                 )
 
 
@@ -692,7 +830,9 @@ def _fullest(answer):
     sizes = {}
     for leaf in jax.tree.leaves(answer):
         if not isinstance(leaf, jax.Array):
-            raise WrongAnswer(f"memory: expected JAX arrays, got {_kind(leaf)}, which is stored on no device")
+            raise WrongAnswer(
+                f"memory: expected JAX arrays, got {_kind(leaf)}, which is stored on no device"
+            )
         for shard in leaf.addressable_shards:
             sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
     return max(sizes.values(), default=0)
@@ -703,10 +843,15 @@ def _first_misplaced(have, want):
     indices = {shard.device: shard.index for shard in got.shards}
     for shard in expected.shards:
         if indices.get(shard.device) != shard.index:
-            mine = f"stores {index_text(indices[shard.device])}" if shard.device in indices else "stores nothing"
+            mine = (
+                f"stores {index_text(indices[shard.device])}"
+                if shard.device in indices
+                else "stores nothing"
+            )
             return (
-                f"expected {expected.type} on {len(expected.shards)} devices, got {got.type} on {len(got.shards)}; "
-                f"device {shard.device} {mine} and should store {index_text(shard.index)}"
+                f"expected {expected.type} on {len(expected.shards)} devices, got {got.type} "
+                f"on {len(got.shards)}; device {shard.device} {mine} and should store "
+                f"{index_text(shard.index)}"
             )
     if len(expected.shards) == len(got.shards):  # partial sums, which only the types say
         return f"expected {expected.type}, got {got.type}"
@@ -730,7 +875,9 @@ def _places(tree):
 
 
 def _kind(value, *, shown=True):
-    """A value in words: what the reader wrote where that is short, and otherwise what sort of value it is."""
+    """A value in words: what the reader wrote where that is short, and otherwise what sort of value
+    it is.
+    """
     if isinstance(value, jax.sharding.PartitionSpec):
         return str(value)
     if isinstance(value, (tuple, list, dict)):

@@ -1,4 +1,5 @@
-"""A plugin for pytest, loaded wherever shardlab is installed: the fixture `devices`, and the option to emulate some.
+"""A plugin for pytest, loaded wherever shardlab is installed: the fixture `devices`, and the option
+to emulate some.
 
     pytest --shardlab-devices 8
 
@@ -7,8 +8,9 @@ or, in pyproject.toml, for every run:
     [tool.pytest.ini_options]
     shardlab_devices = "8"
 
-Devices must be requested before JAX starts. The plugin does so before pytest imports any test or conftest.py, in each
-process of pytest-xdist too. Without the option nothing is set, and JAX is not imported.
+Devices must be requested before JAX starts. The plugin does so before pytest imports any test or
+conftest.py, in each process of pytest-xdist too. Without the option nothing is set, and JAX is not
+imported.
 """
 
 from collections.abc import Callable
@@ -18,7 +20,9 @@ import pytest
 
 __all__ = ["devices"]
 
-_LEAST = 8  # devices that the fixture emulates where none were requested: a later test may need more than the first
+# devices that the fixture emulates where none were requested: a later test may need more than the
+# first
+_LEAST = 8
 
 
 def pytest_addoption(parser):
@@ -32,19 +36,23 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
     """Request the devices, before a conftest.py can start JAX."""
-    count = early_config.known_args_namespace.shardlab_devices or early_config.getini("shardlab_devices")
+    count = early_config.known_args_namespace.shardlab_devices or early_config.getini(
+        "shardlab_devices"
+    )
     if not count:
         return
     if not count.isdigit() or int(count) < 1:
-        raise pytest.UsageError(f"--shardlab-devices is {count!r}; use a whole number of at least 1, such as 8")
+        raise pytest.UsageError(
+            f"--shardlab-devices is {count!r}; use a whole number of at least 1, such as 8"
+        )
     from shardlab.arrays.devices import configure
 
     try:
         configure(int(count))
     except RuntimeError:
         raise pytest.UsageError(
-            f"--shardlab-devices {count} comes too late: a plugin has started JAX before; load it later, or set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            f"--shardlab-devices {count} comes too late: a plugin has started JAX before; "
+            f"load it later, or set XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         ) from None
 
 
@@ -60,10 +68,13 @@ def devices(pytestconfig: pytest.Config) -> Callable[[int], list]:
       pytestconfig: pytest's own fixture, which knows how many were requested.
 
     Returns:
-      The function. Its argument is how many devices a test needs. If none were requested and JAX has not started, the
-      first call makes it emulate as many, and at least 8; otherwise the devices are those that JAX has.
+      The function. Its argument is how many devices a test needs. If none were requested and JAX
+      has not started, the first call makes it emulate as many, and at least 8; otherwise the
+      devices are those that JAX has.
     """
-    requested = pytestconfig.getoption("shardlab_devices") or pytestconfig.getini("shardlab_devices")
+    requested = pytestconfig.getoption("shardlab_devices") or pytestconfig.getini(
+        "shardlab_devices"
+    )
 
     def first(n):
         __tracebackhide__ = True

@@ -1,4 +1,5 @@
-"""Chips, their links and the machines that they form: data sheets with sources, shapes that exist, hosts, rings.
+"""Chips, their links and the machines that they form: data sheets with sources, shapes that exist,
+hosts, rings.
 
 Whatever the book, its planner and its calculators say of hardware comes from here.
 """
@@ -17,14 +18,16 @@ import numpy as np
 from shardlab._arguments import Numbers, nearest, one_of, whole
 
 __all__ = [
-    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine", "chip", "machine",
+    "CHIPS", "COMPILED_GPUS", "COMPILED_TPUS", "TPU_KINDS", "Chip", "GpuDescription", "Machine",
+    "chip", "machine",
     "measured", "shapes",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip and its links, by its data sheet. The source of each number stands beside it in the code.
+    """A chip and its links, by its data sheet. The source of each number stands beside it in the
+    code.
 
     >>> chip("v5e").torus, chip("v5e").link_bytes_per_second
     ((16, 16), 45000000000.0)
@@ -34,15 +37,20 @@ class Chip:
       flops_per_second: peak FLOP/s by precision, dense (without sparsity).
       hbm_bytes: size of the memory, in bytes.
       hbm_bytes_per_second: bandwidth between that memory and the chip, in bytes/s.
-      link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU together.
+      link_bytes_per_second: one-way bandwidth, of one ICI link of a TPU or of all NVLinks of a GPU
+        together.
       link_seconds: latency of one hop over that link, in seconds.
-      torus: the largest slice, in chips along each axis; () where a switch connects the chips of a node.
+      torus: the largest slice, in chips along each axis; () where a switch connects the chips of a
+        node.
       node_chips: chips on a host (TPU), or in a node (GPU): those that one NVLink switch connects.
-      network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes (InfiniBand).
+      network_bytes_per_second: one-way bandwidth of each chip between slices (DCN) or nodes
+        (InfiniBand).
       network_seconds: latency of a message over that network, in seconds.
       host_chips: chips on a host, where that is less than `node_chips`; 0 where it is the same.
-      host_bytes_per_second: one-way bandwidth of each chip to its host's memory (PCIe); 0 where no source states it.
-      peers: where no switch connects the chips of a node, the others to which each has a link of its own; else 0.
+      host_bytes_per_second: one-way bandwidth of each chip to its host's memory (PCIe); 0 where no
+        source states it.
+      peers: where no switch connects the chips of a node, the others to which each has a link of
+        its own; else 0.
     """
 
     name: str
@@ -60,24 +68,27 @@ class Chip:
     peers: int = 0
 
     def link_share(self, chips: Numbers) -> Numbers:
-        """The share of its links that a chip uses in a group of so many of its node: all, if a switch connects them.
+        """The share of its links that a chip uses in a group of so many of its node: all, if a
+        switch connects them.
 
         A link of an MI300X reaches one other, so in a pair it uses one of its seven links.
 
         >>> chip("H100").link_share(2), f"{chip('MI300X').link_share(2):.3f}"
         (1.0, '0.143')
 
-        Source: https://github.com/stas00/ml-engineering, network/README.md at 744d01e, "Infinity Fabric / xGMI".
+        Source: https://github.com/stas00/ml-engineering, network/README.md at 744d01e, "Infinity
+        Fabric / xGMI".
         """
         if not self.peers:
             return 1.0
         return np.clip((np.asarray(chips, float) - 1) / self.peers, 1 / self.peers, 1.0)[()]
 
     def rings(self, shape: tuple[Numbers, ...]) -> tuple[bool | np.ndarray, ...]:
-        """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is one.
+        """Which axes of a slice of this shape close to a ring, as a tuple; on a switch any order is
+        one.
 
-        A v5e or v6e closes axes of 16 chips; v4 and v5p all axes, if the slice is made of full 4x4x4 cubes.
-        Source: Scaling Book, "TPU Networking".
+        A v5e or v6e closes axes of 16 chips; v4 and v5p all axes, if the slice is made of full
+        4x4x4 cubes. Source: Scaling Book, "TPU Networking".
         """
         if not self.torus:
             return (True,) * len(shape)
@@ -93,11 +104,16 @@ class Chip:
         393000000000000.0
         """
         if dtype not in self.flops_per_second:
-            raise ValueError(f"{self.name} has no peak for {dtype!r}; it has {', '.join(self.flops_per_second)}")
+            raise ValueError(
+                f"{self.name} has no peak for {dtype!r}; it has {', '.join(self.flops_per_second)}"
+            )
         return self.flops_per_second[dtype]
 
-    def intensity(self, dtype: str = "bf16", over: str = "hbm", axes: Numbers = 1, chips: Numbers = 1) -> Numbers:
-        """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over a ring, 2,550.
+    def intensity(
+        self, dtype: str = "bf16", over: str = "hbm", axes: Numbers = 1, chips: Numbers = 1
+    ) -> Numbers:
+        """The FLOPs that take as long as moving one byte: the ridge of the roofline. For a v5p over
+        a ring, 2,550.
 
         >>> round(chip("v5e").intensity())
         241
@@ -111,8 +127,8 @@ class Chip:
           chips: for "network", how many chips hold a shard of the array; each sends its own.
 
         Returns:
-          FLOPs per byte. With two bytes per element, it is also the number of tokens per chip from which a
-          data-parallel or FSDP step is compute-bound (Scaling Book, "Training").
+          FLOPs per byte. With two bytes per element, it is also the number of tokens per chip from
+          which a data-parallel or FSDP step is compute-bound (Scaling Book, "Training").
         """
         ways = 2 if self.torus else 1
         speed = {
@@ -124,125 +140,337 @@ class Chip:
 
 
 # TPUs. Looked up on 2026-11-21.
-#   [v4]  https://docs.cloud.google.com/tpu/docs/v4:  275 TFLOP/s bf16 or int8; 32 GiB, 1200 GB/s
-#   [v5e] https://docs.cloud.google.com/tpu/docs/v5e: 197 TFLOP/s, 393 TOP/s int8; 16 GB, 819 GB/s; 8 chips a host with
+#   [v4] https://docs.cloud.google.com/tpu/docs/v4: 275 TFLOP/s bf16 or int8; 32 GiB, 1200 GB/s
+#   [v5e] https://docs.cloud.google.com/tpu/docs/v5e: 197 TFLOP/s, 393 TOP/s int8; 16 GB, 819 GB/s;
+#   8 chips a host with
 #         2 x 100 Gbit/s; ICI 400 GB/s in both directions on 4 ports, so 50 GB/s one way
-#   [v5p] https://docs.cloud.google.com/tpu/docs/v5p: 459 TFLOP/s; 95 GB, 2765 GB/s; DCN 50 Gbit/s a chip; ICI 1200 GB/s
-#         in both directions on 6 ports, so 100 GB/s one way
-#   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600 GB/s; 8 chips a host
-#         with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
-#   [tpu7x] https://docs.cloud.google.com/tpu/docs/tpu7x, looked up on 2026-11-24: 2307 TFLOP/s bf16, 4614 fp8; 192 GiB,
-#         7380 GB/s; ICI 1200 GB/s in both directions on 6 ports, of which we take 90 GB/s one way as for v5p (a gather
-#         over two links reached 178.8 GB/s: https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood);
-#         DCN 100 Gbit/s a chip; 4 chips a host; pods of 9,216 chips, of which the largest slice listed in
+#   [v5p] https://docs.cloud.google.com/tpu/docs/v5p: 459 TFLOP/s; 95 GB, 2765 GB/s; DCN 50 Gbit/s a
+#         chip; ICI 1200 GB/s in both directions on 6 ports, so 100 GB/s one way
+#   [v6e] https://docs.cloud.google.com/tpu/docs/v6e: 918 TFLOP/s, 1836 TOP/s int8; 32 GB, 1600
+#         GB/s; 8 chips a host with 4 x 200 Gbit/s; ICI 3200 Gbit/s on 4 ports, so 100 GB/s one way
+#   [tpu7x] https://docs.cloud.google.com/tpu/docs/tpu7x, looked up on 2026-11-24: 2307 TFLOP/s
+#         bf16, 4614 fp8; 192 GiB, 7380 GB/s; ICI 1200 GB/s in both directions on 6 ports, of which
+#         we take 90 GB/s one way as for v5p (a gather over two links reached 178.8 GB/s:
+#         https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks/ironwood); DCN 100 Gbit/s
+#         a chip; 4 chips a host; pods of 9,216 chips, of which the largest slice listed in
 #         https://github.com/AI-Hypercomputer/maxtext, accelerator_to_spec_map.py, is 16x24x24
-#   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is 102 GB, at 2575
-#   GiB/s, which is the same speed.
-#   [SB]  https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of github.com/jax-ml/scaling-book: 45 or 90 GB/s
-#         one way for a link, "slightly different" from the data sheets, and used here; int8 of v5p; shapes of pods and
-#         hosts; DCN of v4 ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop. PCIe,
-#         one way for each chip, in its edition of June 2026: "typically around" 16 GB/s, 32 for v6e; none for tpu7x.
-#   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and Effective for Congestion
-#         Control in the Datacenter", SIGCOMM 2020): measured between Google's servers at 100 Gbit/s each, a load of
-#         nearly 100 %, short calls take 50 us at the tail. A call is a message and its answer, so 25 us for one, and
-#         the tail, as a collective waits for its slowest message. The way from a TPU to its host is not in it.
-# GPUs. Looked up on 2026-11-21. PCIe, on the data sheets in both directions together: A100 64 GB/s, H100, H200 and
-# MI300X 128 GB/s.
-#   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB, 2039 GB/s; NVLink
-#          600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8 GPUs
-#   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and int8 with sparsity,
-#          half of it without; 80 GB, 3.35 TB/s; NVLink 900 GB/s in both directions
-#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s; so says NVIDIA, too, in
+#   These pages change. Other versions of them have 1638 GB/s for v6e, and for v5p 95 GiB, which is
+#   102 GB, at 2575 GiB/s, which is the same speed.
+#   [SB] https://jax-ml.github.io/scaling-book/tpus/, commit 54e2c43 of
+#         github.com/jax-ml/scaling-book: 45 or 90 GB/s one way for a link, "slightly different"
+#         from the data sheets, and used here; int8 of v5p; shapes of pods and hosts; DCN of v4
+#         ("typically" 6.25 GB/s). Its part on sharding: "typically around 1us" for a hop. PCIe, one
+#         way for each chip, in its edition of June 2026: "typically around" 16 GB/s, 32 for v6e;
+#         none for tpu7x.
+#   [DCN] https://research.google/pubs/pub49448/ (Kumar and others, "Swift: Delay is Simple and
+#         Effective for Congestion Control in the Datacenter", SIGCOMM 2020): measured between
+#         Google's servers at 100 Gbit/s each, a load of nearly 100 %, short calls take 50 us at the
+#         tail. A call is a message and its answer, so 25 us for one, and the tail, as a collective
+#         waits for its slowest message. The way from a TPU to its host is not in it.
+# GPUs. Looked up on 2026-11-21. PCIe, on the data sheets in both directions together: A100 64 GB/s,
+# H100, H200 and MI300X 128 GB/s.
+#   [A100] https://www.nvidia.com/en-us/data-center/a100/: 312 TFLOP/s bf16, 624 TOP/s int8; 80 GB,
+#          2039 GB/s; NVLink 600 GB/s in both directions. DGX A100: 8 x 200 Gbit/s InfiniBand for 8
+#          GPUs
+#   [H100] https://www.nvidia.com/en-us/data-center/h100/ (SXM): 1979 TFLOP/s bf16 and 3958 fp8 and
+#          int8 with sparsity, half of it without; 80 GB, 3.35 TB/s; NVLink 900 GB/s in both
+#          directions
+#   [H200] https://www.nvidia.com/en-us/data-center/h200/: as H100, with 141 GB at 4.8 TB/s; so says
+#          NVIDIA, too, in
 #          https://github.com/NVIDIA/TensorRT-LLM/blob/main/docs/source/blogs/H200launch.md
-#   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with sparsity, half without,
-#          72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16 is half of fp8, as in the Scaling Book's
-#          table, https://jax-ml.github.io/scaling-book/gpus/
-#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18 trays of 4; they
-#          have 360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it without; 13.4 TB, 576 TB/s; NVLink 130
-#          TB/s in both directions. 400 Gbit/s a GPU between racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
-#   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with an NVLink of which 160 GB/s are
-#          reached, here 200 one way, and InfiniBand of 50 GB/s. No data sheet of NVIDIA was seen.
-#   [H20]  https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8 and int8; 96 GB,
-#          4.0 TB/s; NVLink as H100. No data sheet of NVIDIA was seen.
-#   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s bf16, 2614.9 fp8
-#          and int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without a switch, 448 together. Network
-#          cards are the builder's choice; 400 Gbit/s a GPU are common.
-# Looked up on 2026-11-27 in [ML], https://github.com/stas00/ml-engineering at 744d01e, compute/accelerator/README.md
-# and network/README.md, which names the maker's page for each number:
-#   [A100-40GB] https://huggingface.co/RajBhope/gpu-runtime-predictor, gpu_catalog.json: 40 GB at 1555 GB/s, else as
-#          A100; no data sheet of NVIDIA was seen. That nodes have 1600 Gbit/s is in llm-foundry's table of MPT.
-#   [L40S] https://www.nvidia.com/en-us/data-center/l40s/: 362 TFLOP/s bf16, 733 fp8 and int8; 48 GB, 864 GB/s;
-#          no NVLink, so GPUs of a node reach each other over PCIe 4.0 x16, 64 GB/s in both directions. Nodes are the
-#          builder's choice; AWS g6e.48xlarge has 8 with 400 Gbit/s together.
-#   [B300] https://www.nvidia.com/en-us/data-center/dgx-b300/ and hgx/: as B200, with 12.6 PFLOP/s fp4; 8 GPUs
-#          have 2.1 TB, 14.4 TB/s of NVLink in both directions, and 800 Gbit/s each
-#   [GB300] https://www.nvidia.com/en-us/data-center/gb300-nvl72/, as https://verda.com/blog/gb300-nvl72-architecture
-#          has it: 72 GPUs have 180 PFLOP/s bf16, 360 fp8 and 1080 fp4 without sparsity; 20 TB, 576 TB/s; NVLink 130
-#          TB/s in both directions. 800 Gbit/s a GPU between racks, [ML].
-#   [MI325X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html: as MI300X, 256 GB at 6
-#          TB/s
-#   [MI355X] https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html: 2.5 PFLOP/s bf16, 5 fp8
-#          and int8, 10.1 fp4; 288 GB, 8 TB/s; to each of 7 others 153 GB/s in both directions; PCIe 5.0 x16. Network
-#          cards are the builder's choice; 400 Gbit/s a GPU are common.
+#   [B200] https://www.nvidia.com/en-us/data-center/dgx-b200/: 8 GPUs have 72 PFLOP/s fp8 with
+#          sparsity, half without, 72 PFLOP/s fp4 without; 1440 GB, 64 TB/s; NVLink 14.4 TB/s. bf16
+#          is half of fp8, as in the Scaling Book's table,
+#          https://jax-ml.github.io/scaling-book/gpus/
+#   [GB200] https://www.nvidia.com/en-us/data-center/gb200-nvl72/: 72 GPUs in one NVLink domain, 18
+#          trays of 4; they have 360 PFLOP/s bf16, 720 fp8 and 1440 fp4 with sparsity, half of it
+#          without; 13.4 TB, 576 TB/s; NVLink 130 TB/s in both directions. 400 Gbit/s a GPU between
+#          racks, as in the DGX GB200 guide. Looked up on 2026-11-24.
+#   [H800] https://arxiv.org/abs/2412.19437 (DeepSeek-V3, section 3.2): as H100, with an NVLink of
+#          which 160 GB/s are reached, here 200 one way, and InfiniBand of 50 GB/s. No data sheet of
+#          NVIDIA was seen.
+#   [H20] https://github.com/stas00/ml-engineering, compute/accelerator: 148 TFLOP/s bf16, 296 fp8
+#          and int8; 96 GB, 4.0 TB/s; NVLink as H100. No data sheet of NVIDIA was seen.
+#   [MI300X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html: 1307.4 TFLOP/s
+#          bf16, 2614.9 fp8 and int8; 192 GB, 5.3 TB/s; to each of 7 others 64 GB/s one way, without
+#          a switch, 448 together. Network cards are the builder's choice; 400 Gbit/s a GPU are
+#          common.
+# Looked up on 2026-11-27 in [ML], https://github.com/stas00/ml-engineering at 744d01e,
+# compute/accelerator/README.md and network/README.md, which names the maker's page for each number:
+#   [A100-40GB] https://huggingface.co/RajBhope/gpu-runtime-predictor, gpu_catalog.json: 40 GB at
+#          1555 GB/s, else as A100; no data sheet of NVIDIA was seen. That nodes have 1600 Gbit/s is
+#          in llm-foundry's table of MPT.
+#   [L40S] https://www.nvidia.com/en-us/data-center/l40s/: 362 TFLOP/s bf16, 733 fp8 and int8; 48
+#          GB, 864 GB/s; no NVLink, so GPUs of a node reach each other over PCIe 4.0 x16, 64 GB/s in
+#          both directions. Nodes are the builder's choice; AWS g6e.48xlarge has 8 with 400 Gbit/s
+#          together.
+#   [B300] https://www.nvidia.com/en-us/data-center/dgx-b300/ and hgx/: as B200, with 12.6 PFLOP/s
+#          fp4; 8 GPUs have 2.1 TB, 14.4 TB/s of NVLink in both directions, and 800 Gbit/s each
+#   [GB300] https://www.nvidia.com/en-us/data-center/gb300-nvl72/, as
+#          https://verda.com/blog/gb300-nvl72-architecture has it: 72 GPUs have 180 PFLOP/s bf16,
+#          360 fp8 and 1080 fp4 without sparsity; 20 TB, 576 TB/s; NVLink 130 TB/s in both
+#          directions. 800 Gbit/s a GPU between racks, [ML].
+#   [MI325X] https://www.amd.com/en/products/accelerators/instinct/mi300/mi325x.html: as MI300X, 256
+#          GB at 6 TB/s
+#   [MI355X] https://www.amd.com/en/products/accelerators/instinct/mi350/mi355x.html: 2.5 PFLOP/s
+#          bf16, 5 fp8 and int8, 10.1 fp4; 288 GB, 8 TB/s; to each of 7 others 153 GB/s in both
+#          directions; PCIe 5.0 x16. Network cards are the builder's choice; 400 Gbit/s a GPU are
+#          common.
 #   Between Grace and a GPU [ML] knows "no public spec of the speed"; tpu-recipes,
-#   microbenchmarks/ironwood/host_device at c8cfe2f, has none for tpu7x yet. AWS does not say how Trainium2's 1.28
-#   TB/s divide among its links, and Google has no page with the links of the TPUs after tpu7x, so neither is here.
-#   [POD]  https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
+#   microbenchmarks/ironwood/host_device at c8cfe2f, has none for tpu7x yet. AWS does not say how
+#   Trainium2's 1.28 TB/s divide among its links, and Google has no page with the links of the TPUs
+#   after tpu7x, so neither is here. [POD]
+#   https://docs.nvidia.com/dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/
 #          core-components.html: H100, H200 and B200 nodes have 8 x 400 Gbit/s InfiniBand for 8 GPUs
-#   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a ring with the protocol
-#          for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a network. NCCL counts 6.6 us besides for each
-#          call, which are not counted here.
+#   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a
+#          ring with the protocol for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a
+#          network. NCCL counts 6.6 us besides for each call, which are not counted here.
 _TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
 _GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", {"bf16": 275e12, "int8": 275e12}, 32 * 2**30, 1200e9, 45e9, torus=(16, 16, 16), node_chips=4,
-             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v4], [SB]
-        Chip("v5e", {"bf16": 197e12, "int8": 393e12}, 16e9, 819e9, 45e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=3.125e9, host_bytes_per_second=16e9, **_TPU),  # [v5e], links [SB]
-        Chip("v5p", {"bf16": 459e12, "int8": 918e12}, 95e9, 2765e9, 90e9, torus=(16, 20, 28), node_chips=4,
-             network_bytes_per_second=6.25e9, host_bytes_per_second=16e9, **_TPU),  # [v5p], links and int8 [SB]
-        Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16), node_chips=8,
-             network_bytes_per_second=12.5e9, host_bytes_per_second=32e9, **_TPU),  # [v6e], links [SB]
-        Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9, torus=(16, 24, 24), node_chips=4,
-             network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
-        Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
-             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100], [NCCL]
-        Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H100], [POD], [NCCL]
-        Chip("H200", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 141e9, 4800e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, host_bytes_per_second=64e9, **_GPU),  # [H200], [POD], [NCCL]
-        Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [B200], [POD], [NCCL]
-        Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9, torus=(), node_chips=72,
-             host_chips=4, network_bytes_per_second=50e9, **_GPU),  # [GB200], [NCCL]
-        Chip("H800", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 200e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H800], [NCCL]
-        Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(), node_chips=8,
-             network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
-        Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9, 448e9, torus=(),
-             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
-             **_GPU),  # [MI300X]; latencies as [NCCL]
-        Chip("A100-40GB", {"bf16": 312e12, "int8": 624e12}, 40e9, 1555e9, 300e9, torus=(), node_chips=8,
-             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100-40GB], [A100], [NCCL]
-        Chip("L40S", {"bf16": 362e12, "fp8": 733e12, "int8": 733e12}, 48e9, 864e9, 32e9, torus=(), node_chips=8,
-             network_bytes_per_second=6.25e9, host_bytes_per_second=32e9, **_GPU),  # [L40S], [NCCL]
-        Chip("B300", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 12.6e15}, 262.5e9, 8000e9, 900e9, torus=(), node_chips=8,
-             network_bytes_per_second=100e9, **_GPU),  # [B300], [NCCL]
-        Chip("GB300", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 15e15}, 277.8e9, 8000e9, 900e9, torus=(), node_chips=72,
-             host_chips=4, network_bytes_per_second=100e9, **_GPU),  # [GB300], [NCCL]
-        Chip("MI325X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 256e9, 6000e9, 448e9, torus=(),
-             node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
-             **_GPU),  # [MI325X], [MI300X]; latencies as [NCCL]
-        Chip("MI355X", {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15}, 288e9, 8000e9, 535.5e9,
-             torus=(), node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9, peers=7,
-             **_GPU),  # [MI355X]; latencies as [NCCL]
+        Chip(
+            "v4",
+            {"bf16": 275e12, "int8": 275e12},
+            32 * 2**30,
+            1200e9,
+            45e9,
+            torus=(16, 16, 16),
+            node_chips=4,
+            network_bytes_per_second=6.25e9,
+            host_bytes_per_second=16e9,
+            **_TPU,
+        ),  # [v4], [SB]
+        Chip(
+            "v5e",
+            {"bf16": 197e12, "int8": 393e12},
+            16e9,
+            819e9,
+            45e9,
+            torus=(16, 16),
+            node_chips=8,
+            # [v5e], links [SB]
+            network_bytes_per_second=3.125e9,
+            host_bytes_per_second=16e9,
+            **_TPU,
+        ),
+        Chip(
+            "v5p",
+            {"bf16": 459e12, "int8": 918e12},
+            95e9,
+            2765e9,
+            90e9,
+            torus=(16, 20, 28),
+            node_chips=4,
+            # [v5p], links and int8 [SB]
+            network_bytes_per_second=6.25e9,
+            host_bytes_per_second=16e9,
+            **_TPU,
+        ),
+        Chip(
+            "v6e",
+            {"bf16": 918e12, "int8": 1836e12},
+            32e9,
+            1600e9,
+            90e9,
+            torus=(16, 16),
+            node_chips=8,
+            # [v6e], links [SB]
+            network_bytes_per_second=12.5e9,
+            host_bytes_per_second=32e9,
+            **_TPU,
+        ),
+        Chip(
+            "tpu7x",
+            {"bf16": 2307e12, "fp8": 4614e12},
+            192 * 2**30,
+            7380e9,
+            90e9,
+            torus=(16, 24, 24),
+            node_chips=4,
+            network_bytes_per_second=12.5e9,
+            **_TPU,
+        ),  # [tpu7x]
+        Chip(
+            "A100",
+            {"bf16": 312e12, "int8": 624e12},
+            80e9,
+            2039e9,
+            300e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=25e9,
+            host_bytes_per_second=32e9,
+            **_GPU,
+        ),  # [A100], [NCCL]
+        Chip(
+            "H100",
+            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
+            80e9,
+            3350e9,
+            450e9,
+            torus=(),
+            node_chips=8,
+            # [H100], [POD], [NCCL]
+            network_bytes_per_second=50e9,
+            host_bytes_per_second=64e9,
+            **_GPU,
+        ),
+        Chip(
+            "H200",
+            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
+            141e9,
+            4800e9,
+            450e9,
+            torus=(),
+            node_chips=8,
+            # [H200], [POD], [NCCL]
+            network_bytes_per_second=50e9,
+            host_bytes_per_second=64e9,
+            **_GPU,
+        ),
+        Chip(
+            "B200",
+            {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12},
+            180e9,
+            8000e9,
+            900e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            **_GPU,
+        ),  # [B200], [POD], [NCCL]
+        Chip(
+            "GB200",
+            {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15},
+            186e9,
+            8000e9,
+            900e9,
+            torus=(),
+            node_chips=72,
+            host_chips=4,
+            network_bytes_per_second=50e9,
+            **_GPU,
+        ),  # [GB200], [NCCL]
+        Chip(
+            "H800",
+            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
+            80e9,
+            3350e9,
+            200e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            **_GPU,
+        ),  # [H800], [NCCL]
+        Chip(
+            "H20",
+            {"bf16": 148e12, "fp8": 296e12, "int8": 296e12},
+            96e9,
+            4000e9,
+            450e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            **_GPU,
+        ),  # [H20], [NCCL]
+        Chip(
+            "MI300X",
+            {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12},
+            192e9,
+            5300e9,
+            448e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            host_bytes_per_second=64e9,
+            peers=7,
+            **_GPU,
+        ),  # [MI300X]; latencies as [NCCL]
+        Chip(
+            "A100-40GB",
+            {"bf16": 312e12, "int8": 624e12},
+            40e9,
+            1555e9,
+            300e9,
+            torus=(),
+            node_chips=8,
+            # [A100-40GB], [A100], [NCCL]
+            network_bytes_per_second=25e9,
+            host_bytes_per_second=32e9,
+            **_GPU,
+        ),
+        Chip(
+            "L40S",
+            {"bf16": 362e12, "fp8": 733e12, "int8": 733e12},
+            48e9,
+            864e9,
+            32e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=6.25e9,
+            host_bytes_per_second=32e9,
+            **_GPU,
+        ),  # [L40S], [NCCL]
+        Chip(
+            "B300",
+            {"bf16": 2250e12, "fp8": 4500e12, "fp4": 12.6e15},
+            262.5e9,
+            8000e9,
+            900e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=100e9,
+            **_GPU,
+        ),  # [B300], [NCCL]
+        Chip(
+            "GB300",
+            {"bf16": 2500e12, "fp8": 5000e12, "fp4": 15e15},
+            277.8e9,
+            8000e9,
+            900e9,
+            torus=(),
+            node_chips=72,
+            host_chips=4,
+            network_bytes_per_second=100e9,
+            **_GPU,
+        ),  # [GB300], [NCCL]
+        Chip(
+            "MI325X",
+            {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12},
+            256e9,
+            6000e9,
+            448e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            host_bytes_per_second=64e9,
+            peers=7,
+            **_GPU,
+        ),  # [MI325X], [MI300X]; latencies as [NCCL]
+        Chip(
+            "MI355X",
+            {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15},
+            288e9,
+            8000e9,
+            535.5e9,
+            torus=(),
+            node_chips=8,
+            network_bytes_per_second=50e9,
+            host_bytes_per_second=64e9,
+            peers=7,
+            **_GPU,
+        ),  # [MI355X]; latencies as [NCCL]
     )
-}  # fmt: skip
+}
 
-# For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices a chip is.
-COMPILED_TPUS = {name: (len(CHIPS[name].torus), 2 if name == "tpu7x" else 1) for name in ("v5e", "v5p", "v6e", "tpu7x")}
+# For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices
+# a chip is.
+COMPILED_TPUS = {
+    name: (len(CHIPS[name].torus), 2 if name == "tpu7x" else 1)
+    for name in ("v5e", "v5p", "v6e", "tpu7x")
+}
 
 # What JAX calls these chips, by the `device_kind` of their devices.
 TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
@@ -250,7 +478,8 @@ TPU_KINDS = {"v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """What XLA's compiler needs to know about a GPU besides its bandwidth, which is `Chip.hbm_bytes_per_second`.
+    """What XLA's compiler needs to know about a GPU besides its bandwidth, which is
+    `Chip.hbm_bytes_per_second`.
 
     Attributes:
       chip: the `Chip`.
@@ -260,7 +489,8 @@ class GpuDescription:
       shared_bytes_per_core, shared_bytes_per_block: bytes of shared memory.
       l2_bytes: bytes of the L2 cache.
       clock_ghz: the clock rate.
-      memory_bytes: what the driver reports. A data sheet's 80 GB are about 80 GiB, less what the GPU keeps for itself.
+      memory_bytes: what the driver reports. A data sheet's 80 GB are about 80 GiB, less what the
+        GPU keeps for itself.
     """
 
     chip: Chip
@@ -275,15 +505,24 @@ class GpuDescription:
 
 
 # Source: the descriptions of these GPUs that come with XLA,
-# https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs. Their bandwidths are those of the data
-# sheets, within 0.1 per cent, except that of B200: 7.67 TB/s, where the data sheet above has 8.
+# https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs. Their bandwidths
+# are those of the data sheets, within 0.1 per cent, except that of B200: 7.67 TB/s, where the data
+# sheet above has 8.
 COMPILED_GPUS = {
     gpu.chip.name.lower(): gpu
     for gpu in (
-        GpuDescription(CHIPS["A100"], "8.0", 108, 64, 167_936, 166_912, 41_943_040, 1.41, 85_100_068_864),
-        GpuDescription(CHIPS["H100"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 84_942_979_072),
-        GpuDescription(CHIPS["H200"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 151_397_597_184),
-        GpuDescription(CHIPS["B200"], "10.0", 148, 128, 233_472, 232_448, 132_644_864, 1.965, 191_514_411_008),
+        GpuDescription(
+            CHIPS["A100"], "8.0", 108, 64, 167_936, 166_912, 41_943_040, 1.41, 85_100_068_864
+        ),
+        GpuDescription(
+            CHIPS["H100"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 84_942_979_072
+        ),
+        GpuDescription(
+            CHIPS["H200"], "9.0", 132, 128, 233_472, 232_448, 52_428_800, 1.98, 151_397_597_184
+        ),
+        GpuDescription(
+            CHIPS["B200"], "10.0", 148, 128, 233_472, 232_448, 132_644_864, 1.965, 191_514_411_008
+        ),
     )
 }
 
@@ -305,20 +544,25 @@ def chip(name: str | Chip) -> Chip:
     name = next((key for key in CHIPS if key.lower() == str(name).lower()), name)
     if name not in CHIPS:
         known = ", ".join(CHIPS)
-        raise ValueError(f"no chip is called {name!r}; known are {known}, or pass your own Chip{nearest(name, CHIPS)}")
+        raise ValueError(
+            f"no chip is called {name!r}; known are {known}, or pass your own "
+            f"Chip{nearest(name, CHIPS)}"
+        )
     return CHIPS[name]
 
 
-# --- Machines ----------------------------------------------------------------------------------------------------
+# --- Machines -------------------------------------------------------------------------------------
 
 # Slices of the TPUs with two axes; a host of eight chips is 2x4. Source: [v5e] and [v6e] above.
 _FLAT_SLICES = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
-# Of those with three axes, what is smaller than a cube of 4x4x4; larger ones are made of such cubes. Source: [v5p].
+# Of those with three axes, what is smaller than a cube of 4x4x4; larger ones are made of such
+# cubes. Source: [v5p].
 _PARTS_OF_A_CUBE = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 
 
 def measured(name: str | Chip) -> dict:
-    """What was measured on a chip of this kind: by whoever ran `scripts/record_gpu.py` there, one chip, one day.
+    """What was measured on a chip of this kind: by whoever ran `scripts/record_gpu.py` there, one
+    chip, one day.
 
     >>> h200 = hardware.measured("H200")
     >>> h200["device"], h200["date"]
@@ -331,22 +575,25 @@ def measured(name: str | Chip) -> dict:
       name: a `Chip`, or the name of one.
 
     Returns:
-      "device", "date", "driver" and "packages" say on what; each other key is a measurement, as a list of rows. All
-      times are seconds, and all sizes bytes.
+      "device", "date", "driver" and "packages" say on what; each other key is a measurement, as a
+      list of rows. All times are seconds, and all sizes bytes.
 
     Raises:
       ValueError: the name is not known, or nothing was measured on such a chip.
-    """
+    """  # noqa: E501
     folder, known_name = Path(__file__).parent / "measured", chip(name).name
     kinds = [kind for kind in CHIPS if (folder / f"{kind.lower()}.json").is_file()]
     if known_name not in kinds:
-        raise ValueError(f"nothing was measured on {known_name}; there are measurements of {', '.join(kinds)}")
+        raise ValueError(
+            f"nothing was measured on {known_name}; there are measurements of {', '.join(kinds)}"
+        )
     return json.loads((folder / f"{known_name.lower()}.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The chips that run one program: which, how many, how they are connected, and what their memory has room for.
+    """The chips that run one program: which, how many, how they are connected, and what their
+    memory has room for.
 
     >>> pods = machine("v5e", 512, slices=2)
     >>> pods.shape, pods.rings, pods.hosts
@@ -383,7 +630,9 @@ class Machine:
 
     @property
     def rings(self) -> tuple[bool, ...]:
-        """Which axes of a slice have links that wrap around; on a switch any order of the chips is a ring."""
+        """Which axes of a slice have links that wrap around; on a switch any order of the chips is
+        a ring.
+        """
         return tuple(bool(ring) for ring in self.chip.rings(self.shape))
 
     @property
@@ -393,10 +642,15 @@ class Machine:
 
     @property
     def name(self) -> str:
-        """As `shardlab.Pod` takes it: "v5p:8x8x8", "h100:8x8"; for several slices with their number in front."""
+        """As `shardlab.Pod` takes it: "v5p:8x8x8", "h100:8x8"; for several slices with their number
+        in front.
+        """
         if not self.chip.torus:
             return f"{self.chip.name.lower()}:{self.slices}x{self.near}"
-        return f"{self.slices} x " * (self.slices > 1) + f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+        return (
+            f"{self.slices} x " * (self.slices > 1)
+            + f"{self.chip.name}:{'x'.join(map(str, self.shape))}"
+        )
 
 
 def shapes(name: str | Chip) -> dict[int, list[tuple[int, ...]]]:
@@ -425,7 +679,10 @@ def _slices_of(torus, node, host):
     else:
         most = sorted(torus)
         sides = (range(4, size + 1, 4) for size in most)
-        shapes = [*_PARTS_OF_A_CUBE, *(shape for shape in product(*sides) if list(shape) == sorted(shape))]
+        shapes = [
+            *_PARTS_OF_A_CUBE,
+            *(shape for shape in product(*sides) if list(shape) == sorted(shape)),
+        ]
     slices = {}
     for shape in shapes:
         slices.setdefault(math.prod(shape), []).append(shape)
@@ -435,7 +692,9 @@ def _slices_of(torus, node, host):
 def _around(number, known):
     """The known numbers next to one, as text."""
     below, above = [n for n in known if n < number], [n for n in known if n > number]
-    return " or ".join(f"{n:,}" for n in ([max(below)] if below else []) + ([min(above)] if above else []))
+    return " or ".join(
+        f"{n:,}" for n in ([max(below)] if below else []) + ([min(above)] if above else [])
+    )
 
 
 def machine(
@@ -454,10 +713,11 @@ def machine(
     ('v5p:8x8x8', 'h100:8x8', (False, False))
 
     Args:
-      name: one of `CHIPS`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8"; a `Chip`; or a
-        `Machine`, which is returned as it is.
+      name: one of `CHIPS`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8";
+        a `Chip`; or a `Machine`, which is returned as it is.
       chips: how many, in all slices together.
-      slices: over how many slices of a TPU they are spread evenly; by default 1. Of GPUs, how many nodes.
+      slices: over how many slices of a TPU they are spread evenly; by default 1. Of GPUs, how many
+        nodes.
       shape: chips along each axis of a slice, in any order.
       reserve: the share of a chip's memory that is left for the compiler's buffers.
 
@@ -465,7 +725,8 @@ def machine(
       A `Machine`.
 
     Raises:
-      ValueError: there is no such chip or no such machine; the message names the nearest that exist.
+      ValueError: there is no such chip or no such machine; the message names the nearest that
+        exist.
 
     Source: the pages about each TPU that are named in the code.
     """
@@ -476,19 +737,30 @@ def machine(
     if isinstance(name, str) and ":" in name:
         name, _, sizes = name.partition(":")
         if not re.fullmatch(r"\d+(x\d+)*", sizes):
-            raise ValueError(f"{sizes!r} is no shape; write it as in v5p:8x8x8, or for nodes x GPUs h100:2x8")
+            raise ValueError(
+                f"{sizes!r} is no shape; write it as in v5p:8x8x8, or for nodes x GPUs h100:2x8"
+            )
         shape = tuple(map(int, sizes.split("x")))
         kind = chip(name)
         if not kind.torus:
             if len(shape) != 2:
-                raise ValueError(f"{kind.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8")
+                raise ValueError(
+                    f"{kind.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8"
+                )
             slices, shape = shape[0], shape[1:]
     kind = chip(name)
     if not 0 <= reserve < 1:
-        raise ValueError(f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, such as 0.1")
+        raise ValueError(
+            f"reserve={reserve} is not a share of the memory; use a number from 0 to below 1, "
+            "such as 0.1"
+        )
     if slices is not None:
         slices = int(whole("slices", slices))
-    return _shaped(kind, shape, slices or 1, chips, reserve) if shape else _sized(kind, chips, slices, reserve)
+    return (
+        _shaped(kind, shape, slices or 1, chips, reserve)
+        if shape
+        else _sized(kind, chips, slices, reserve)
+    )
 
 
 def _shaped(chip, shape, slices, chips, reserve):
@@ -498,30 +770,43 @@ def _shaped(chip, shape, slices, chips, reserve):
     if sorted(shape) not in map(sorted, known.get(sizes, ())):
         what = "node" if not chip.torus else "slice"
         alike = [
-            known_shape for every in known.values() for known_shape in every if len(known_shape) == len(shape)
+            known_shape
+            for every in known.values()
+            for known_shape in every
+            if len(known_shape) == len(shape)
         ] or [(1,)]
 
         def apart(known_shape):
             return sum(
-                abs(a - b) for a, b in zip(sorted(known_shape), sorted(shape), strict=len(known_shape) == len(shape))
+                abs(a - b)
+                for a, b in zip(
+                    sorted(known_shape), sorted(shape), strict=len(known_shape) == len(shape)
+                )
             )
 
         near = min(alike, key=apart)
         raise ValueError(
-            f"there is no {what} {'x'.join(map(str, shape))} of {chip.name}; the nearest is {'x'.join(map(str, near))}"
+            f"there is no {what} {'x'.join(map(str, shape))} of {chip.name}; the nearest is "
+            f"{'x'.join(map(str, near))}"
         )
     if chips not in (None, sizes * slices):
-        raise ValueError(f"{slices} x {'x'.join(map(str, shape))} are {sizes * slices} chips, not {chips}")
+        raise ValueError(
+            f"{slices} x {'x'.join(map(str, shape))} are {sizes * slices} chips, not {chips}"
+        )
     return Machine(chip, shape, slices, reserve)
 
 
 def _nodes(chip, chips):
-    """The fewest nodes over which so many GPUs can be spread evenly, on whole hosts; 0 if there is no such number."""
+    """The fewest nodes over which so many GPUs can be spread evenly, on whole hosts; 0 if there is
+    no such number.
+    """
     host, known = chip.host_chips or chip.node_chips, shapes(chip)
     fewest = -(-chips // chip.node_chips)
     if fewest == 1:
         return int(chips in known)
-    able = (n for n in range(fewest, chips // host + 1) if chips % n == 0 and chips // n % host == 0)
+    able = (
+        n for n in range(fewest, chips // host + 1) if chips % n == 0 and chips // n % host == 0
+    )
     return next(able, 0)
 
 
@@ -534,15 +819,23 @@ def _sized(chip, chips, slices, reserve):
         if not nodes or chips % nodes or chips // nodes not in known:
             host = chip.host_chips or chip.node_chips
             several = f" on {nodes} nodes" if slices else ""
-            possible = [n for n in known if n <= host] + [host * n for n in range(1, chips // host + 2)]
-            possible = [n * slices for n in known] if slices else [n for n in possible if _nodes(chip, n)]
+            possible = [n for n in known if n <= host] + [
+                host * n for n in range(1, chips // host + 2)
+            ]
+            possible = (
+                [n * slices for n in known] if slices else [n for n in possible if _nodes(chip, n)]
+            )
             raise ValueError(
-                f"{chips} {chip.name} do not fill hosts of {host}{several}; use {_around(chips, possible)}"
+                f"{chips} {chip.name} do not fill hosts of {host}{several}; use "
+                f"{_around(chips, possible)}"
             )
         return Machine(chip, (chips // nodes,), nodes, reserve)
     slices = slices or 1
     if chips % slices:
-        raise ValueError(f"{chips} chips cannot be spread evenly over {slices} slices; use a multiple of {slices}")
+        raise ValueError(
+            f"{chips} chips cannot be spread evenly over {slices} slices; use a multiple of "
+            f"{slices}"
+        )
     each = chips // slices
     if each not in known:
         largest = max(known)
@@ -550,6 +843,7 @@ def _sized(chip, chips, slices, reserve):
         several = f", or slices={enough}" if slices == 1 and each > largest and enough else ""
         near = _around(chips, [n * slices for n in known])
         raise ValueError(
-            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use {near} chips{several}"
+            f"no slice of {chip.name} has {each:,} chips, the largest has {largest:,}; use "
+            f"{near} chips{several}"
         )
     return Machine(chip, min(known[each], key=sum), slices, reserve)

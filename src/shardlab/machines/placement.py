@@ -1,4 +1,6 @@
-"""Where the axes of a mesh are on a machine: over which links of a torus, switch or network each of them sends."""
+"""Where the axes of a mesh are on a machine: over which links of a torus, switch or network each of
+them sends.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,11 +19,13 @@ class Place:
     Attributes:
       near: devices of the axis within one slice or node.
       far: slices or nodes over which it reaches.
-      ways: links over which a chip sends at the same time; a link that other groups of the axis use too counts as a
-        share of one.
+      ways: links over which a chip sends at the same time; a link that other groups of the axis use
+        too counts as a share of one.
       hops: from a device to the farthest one within the slice or node, one after the other.
-      routed: in an all-to-all within the slice or node, what crosses the busiest link, as a share of a device's array.
-      crowd: groups of the axis that use the same link to a neighbour; without a switch, a chip's links over that one.
+      routed: in an all-to-all within the slice or node, what crosses the busiest link, as a share
+        of a device's array.
+      crowd: groups of the axis that use the same link to a neighbour; without a switch, a chip's
+        links over that one.
     """
 
     near: np.ndarray
@@ -33,10 +37,12 @@ class Place:
 
 
 def place(machine_of: Callable[[int], Machine], sizes: list) -> list[Place]:
-    """The places of mesh axes, of which the first is the innermost: neighbours along it are neighbours in the machine.
+    """The places of mesh axes, of which the first is the innermost: neighbours along it are
+    neighbours in the machine.
 
-    Axes take whole axes of the torus where their sizes allow; else several share one, as `split=True` allows in
-    `shardlab.Pod.mesh`. An axis that does not close around the torus has no ring.
+    Axes take whole axes of the torus where their sizes allow; else several share one, as
+    `split=True` allows in `shardlab.Pod.mesh`. An axis that does not close around the torus has no
+    ring.
 
     Args:
       machine_of: what gives the `shardlab.hardware.Machine` of a number of chips.
@@ -50,8 +56,12 @@ def place(machine_of: Callable[[int], Machine], sizes: list) -> list[Place]:
     unique, index = np.unique(rows, axis=0, return_inverse=True)
     index = index.reshape(shape)
     meshes = [tuple(map(int, row)) for row in unique]
-    placements = np.array([_placed(machine_of(math.prod(mesh)), mesh) for mesh in meshes], float)  # meshes x axes x 6
-    return [Place(*(placements[:, axis, part][index] for part in range(6))) for axis in range(len(sizes))]
+    # meshes x axes x 6
+    placements = np.array([_placed(machine_of(math.prod(mesh)), mesh) for mesh in meshes], float)
+    return [
+        Place(*(placements[:, axis, part][index] for part in range(6)))
+        for axis in range(len(sizes))
+    ]
 
 
 def _placed(machine, sizes):
@@ -64,21 +74,30 @@ def _placed(machine, sizes):
     if not machine.chip.torus:
         one = float(machine.chip.link_share(2))  # of a chip's links, that to a neighbour
         shares = [float(machine.chip.link_share(n)) for n in near]
-        links = [(share, n - 1, (n - 1) / n / share, 1 / one) for n, share in zip(near, shares, strict=True)]
+        links = [
+            (share, n - 1, (n - 1) / n / share, 1 / one)
+            for n, share in zip(near, shares, strict=True)
+        ]
     else:
         links = [_along(parts) for parts in _parts(machine.shape, machine.rings, near)]
     return [(n, f, *link) for n, f, link in zip(near, far, links, strict=True)]
 
 
 def _parts(shape, rings, sizes):
-    """For each mesh axis its parts of axes of the torus: (chips, distance between them, whether they close to a ring).
+    """For each mesh axis its parts of axes of the torus: (chips, distance between them, whether
+    they close to a ring).
 
-    Whole axes of the torus first, as many as make the size; what is left is dealt out by common factors.
+    Whole axes of the torus first, as many as make the size; what is left is dealt out by common
+    factors.
     """
     free, parts = list(range(len(shape))), [None] * len(sizes)
     for axis, size in enumerate(sizes):
         for count in range(len(free), 0, -1):
-            fitting = (some for some in combinations(free, count) if math.prod(shape[i] for i in some) == size)
+            fitting = (
+                some
+                for some in combinations(free, count)
+                if math.prod(shape[i] for i in some) == size
+            )
             if size > 1 and (some := next(fitting, None)):
                 parts[axis] = [(shape[i], 1, rings[i]) for i in some]
                 free = [i for i in free if i not in some]
@@ -97,7 +116,9 @@ def _parts(shape, rings, sizes):
 
 
 def _along(parts):
-    """(ways, hops, what an all-to-all routes over the busiest link, groups on a link) of the parts of an axis."""
+    """(ways, hops, what an all-to-all routes over the busiest link, groups on a link) of the parts
+    of an axis.
+    """
     parts = [part for part in parts if part[0] > 1]
     if not parts:
         return 1.0, 0, 0.0, 1

@@ -1,11 +1,12 @@
-"""The decoder of Part III: a small transformer of Flax NNX's own layers, whose weights are sharded by names.
+"""The decoder of Part III: a small transformer of Flax NNX's own layers, whose weights are sharded
+by names.
 
     axes = {"batch": "data", "embed": "data", "hidden": "model"}
     with jax.set_mesh(mesh):
         decoder = create_sharded(lambda: Decoder(Config(), axes, rngs=nnx.Rngs(0)))
 
-Needs Flax 0.11.2 or newer, which shardlab does not install. `shardlab.networks.transformer` is the model of Part IV,
-which needs JAX alone. Both learn the same task.
+Needs Flax 0.11.2 or newer, which shardlab does not install. `shardlab.networks.transformer` is the
+model of Part IV, which needs JAX alone. Both learn the same task.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,7 +73,10 @@ class Layer(nnx.Module):
             "bias_init": _annotated(zeros, axes, None),
             "rngs": rngs,
         }
-        self.norm1, self.norm2 = nnx.LayerNorm(config.model, **norm), nnx.LayerNorm(config.model, **norm)
+        self.norm1, self.norm2 = (
+            nnx.LayerNorm(config.model, **norm),
+            nnx.LayerNorm(config.model, **norm),
+        )
         self.attention = nnx.MultiHeadAttention(
             config.heads,
             config.model,
@@ -111,23 +115,25 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """A decoder-only transformer: embeddings of tokens and positions, layers, a norm and an unembedding."""
+    """A decoder-only transformer: embeddings of tokens and positions, layers, a norm and an
+    unembedding.
+    """
 
     def __init__(self, config: Config, axes: Axes | None = None, *, rngs: nnx.Rngs) -> None:
         """The weights, each annotated by its names.
 
         Args:
           config: its sizes.
-          axes: the mesh axis, or several, over which the dimensions of each name are sharded; a name that is left out
-            is replicated. The names are "embed" (D), "heads" (N), "hidden" (F) and "vocabulary" (V) for weights, and
-            "batch" for activations.
+          axes: the mesh axis, or several, over which the dimensions of each name are sharded; a
+            name that is left out is replicated. The names are "embed" (D), "heads" (N), "hidden"
+            (F) and "vocabulary" (V) for weights, and "batch" for activations.
           rngs: the random streams: "params" for weights, "dropout" for training with dropout.
         """
         axes = axes or {}
         vectors = nnx.initializers.normal(config.model**-0.5)
         self.batch = axes.get("batch")
-        # Vectors that are looked up stay whole: if D were sharded over the axis of the batch, the compiler would have
-        # to gather all activations ("Involuntary full rematerialization").
+        # Vectors that are looked up stay whole: if D were sharded over the axis of the batch, the
+        # compiler would have to gather all activations ("Involuntary full rematerialization").
         self.embed = nnx.Embed(
             config.vocabulary,
             config.model,
@@ -143,7 +149,8 @@ class Decoder(nnx.Module):
             rngs=rngs,
         )
         layers = [Layer(config, axes, rngs=rngs) for _ in range(config.layers)]
-        self.layers = nnx.List(layers) if hasattr(nnx, "List") else layers  # a plain list since Flax 0.12 is an error
+        # a plain list since Flax 0.12 is an error
+        self.layers = nnx.List(layers) if hasattr(nnx, "List") else layers
         self.norm = nnx.LayerNorm(
             config.model,
             scale_init=_annotated(nnx.initializers.ones_init(), axes, None),
@@ -171,17 +178,20 @@ class Decoder(nnx.Module):
 
 
 def loss(decoder: Decoder, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """The loss in nats of a batch of `transformer.sums`: its tokens' losses times their weights, summed."""
+    """The loss in nats of a batch of `transformer.sums`: its tokens' losses times their weights,
+    summed.
+    """
     x = decoder(batch["tokens"])
     losses = token_losses(x.astype(jnp.float32), decoder.unembed.kernel[...], batch["targets"])
     return jnp.sum(batch["weights"] * losses)
 
 
 def create_sharded(build: Callable[[], nnx.Module]) -> nnx.Module:
-    """What `build` returns, with each array created on the devices that hold a shard of it and nowhere whole.
+    """What `build` returns, with each array created on the devices that hold a shard of it and
+    nowhere whole.
 
-    It must be called under `jax.set_mesh`. Flax 0.12 and newer apply the annotations while they build; older ones need
-    the constraint here.
+    It must be called under `jax.set_mesh`. Flax 0.12 and newer apply the annotations while they
+    build; older ones need the constraint here.
 
     >>> from flax import nnx
     >>> from shardlab.networks.decoder import Config, Decoder, create_sharded

@@ -1,10 +1,12 @@
-"""The transformer as a server runs it: one function for prefill and decode, with a KV cache, and a task for it.
+"""The transformer as a server runs it: one function for prefill and decode, with a KV cache, and a
+task for it.
 
     parameters, value = train(Config(layers=2, kv_heads=2))
     logits, cache = extend(parameters, cache, tokens, at)
 
-Dimensions: L layers, B sequences, T new tokens of each, S positions of a cache, N heads, K key-value heads, H elements
-of a head. Inside a `shard_map` the functions compute with a device's shards, as those of `transformer` do.
+Dimensions: L layers, B sequences, T new tokens of each, S positions of a cache, N heads, K
+key-value heads, H elements of a head. Inside a `shard_map` the functions compute with a device's
+shards, as those of `transformer` do.
 """
 
 from collections.abc import Callable
@@ -16,18 +18,39 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from shardlab.networks.transformer import Config, adam, adam_state, init, loss, mlp, norm, read, rotate
+from shardlab.networks.transformer import (
+    Config,
+    adam,
+    adam_state,
+    init,
+    loss,
+    mlp,
+    norm,
+    read,
+    rotate,
+)
 
-__all__ = ["attend", "attend_by_batch", "chains", "extend", "generate", "look_back", "step", "train", "write"]
+__all__ = [
+    "attend",
+    "attend_by_batch",
+    "chains",
+    "extend",
+    "generate",
+    "look_back",
+    "step",
+    "train",
+    "write",
+]
 
 _SYMBOLS = read(range(13))
 
 
-# --- The task, and a model that has learnt it --------------------------------------------------------------------
+# --- The task, and a model that has learnt it -----------------------------------------------------
 
 
 def chains(count: int, lines: int = 9, seed: int = 0) -> np.ndarray:
-    """Sequences of sums of two digits, each of which the sum before determines, as tokens, int[count, 7 · lines].
+    """Sequences of sums of two digits, each of which the sum before determines, as tokens,
+    int[count, 7 · lines].
 
     >>> from shardlab.networks.generation import chains
     >>> from shardlab.networks.transformer import read
@@ -50,7 +73,8 @@ def chains(count: int, lines: int = 9, seed: int = 0) -> np.ndarray:
 
 
 def train(config: Config, steps: int = 200) -> tuple[dict, float]:
-    """Parameters that continue `chains`, and the last loss in nats per token; on one device, in some seconds.
+    """Parameters that continue `chains`, and the last loss in nats per token; on one device, in
+    some seconds.
 
     >>> from shardlab.networks.generation import train
     >>> from shardlab.networks.transformer import Config
@@ -77,7 +101,7 @@ def train(config: Config, steps: int = 200) -> tuple[dict, float]:
     return state["parameters"], float(values[-1])
 
 
-# --- Attention to a cache, and the model around it ---------------------------------------------------------------
+# --- Attention to a cache, and the model around it ------------------------------------------------
 
 
 def write(cache: Any, kv: jax.Array, at: jax.Array) -> jax.Array:
@@ -107,7 +131,9 @@ def look_back(q: jax.Array, cache: jax.Array, at: jax.Array) -> jax.Array:
     return jnp.einsum("bnts,bsnh->btnh", weights, v)
 
 
-def attend(q: jax.Array, kv: jax.Array, cache: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+def attend(
+    q: jax.Array, kv: jax.Array, cache: jax.Array, at: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Write, then look back; returns the values, and the longer cache.
 
     Args:
@@ -123,7 +149,8 @@ def attend_by_batch(
     """`attend` on a device that has all sequences and its share of the heads, and a cache by batch.
 
     Args:
-      q, kv, cache, at: as in `attend`; of q only this device's heads, of the cache only its sequences.
+      q, kv, cache, at: as in `attend`; of q only this device's heads, of the cache only its
+        sequences.
       axes: of the mesh, over which both are sharded.
     """
 
@@ -149,7 +176,8 @@ def extend(
     attend: Callable = attend,
     leave: Callable = lambda x: x,
 ) -> tuple[jax.Array, Any]:
-    """Logits after each of tokens, i32[B, T], at positions i32[B, T], and the longer cache, f32[L, 2, B, S, K, H].
+    """Logits after each of tokens, i32[B, T], at positions i32[B, T], and the longer cache, f32[L,
+    2, B, S, K, H].
 
     Args:
       parameters: as `shardlab.networks.transformer.init` makes them.
@@ -157,7 +185,8 @@ def extend(
       tokens: the new tokens of each sequence: a prompt, a chunk of one, or one token.
       at: their positions; nothing is written for a position beyond S.
       attend: (q, kv, cache, at) -> (values, cache), for one layer.
-      leave: takes what comes out of attention or the MLP, before it is added to the residual stream.
+      leave: takes what comes out of attention or the MLP, before it is added to the residual
+        stream.
     """
 
     def layer(x, both):
@@ -187,7 +216,9 @@ def step(parameters: dict, cache: Any, tokens: jax.Array, at: jax.Array) -> tupl
     return logits[:, -1].argmax(-1), cache
 
 
-def generate(parameters: dict, cache: Any, prompts: Any, count: int, step: Callable = step) -> np.ndarray:
+def generate(
+    parameters: dict, cache: Any, prompts: Any, count: int, step: Callable = step
+) -> np.ndarray:
     """The next tokens of each prompt, greedily, int[B, count].
 
     Args:

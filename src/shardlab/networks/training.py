@@ -1,4 +1,6 @@
-"""A decoder's training step with Adam on a mesh: the program with which a compiler is asked what a plan costs."""
+"""A decoder's training step with Adam on a mesh: the program with which a compiler is asked what a
+plan costs.
+"""
 
 import functools
 import math
@@ -18,7 +20,8 @@ from shardlab.machines.models import Model
 
 __all__ = ["training_step"]
 
-SHARDS = ("fsdp", "context", "expert")  # the axes over which a layer's state is sharded, besides tensor
+# the axes over which a layer's state is sharded, besides tensor
+SHARDS = ("fsdp", "context", "expert")
 
 
 def training_step(
@@ -33,62 +36,90 @@ def training_step(
 ) -> tuple[Callable, tuple]:
     """A decoder's training step with Adam, and abstract arguments for it, sharded over a mesh.
 
-    Data and tensor parallelism and FSDP are left to the compiler, by shardings; a pipeline (GPipe), attention in a
-    ring and the exchange between experts are written out, each in a `jax.shard_map` along its own axes.
+    Data and tensor parallelism and FSDP are left to the compiler, by shardings; a pipeline (GPipe),
+    attention in a ring and the exchange between experts are written out, each in a `jax.shard_map`
+    along its own axes.
 
     Args:
-      model: a `shardlab.models.Model` with gated MLP or experts, untied embedding, and without latent attention.
-      mesh: a mesh with the axes "data", "fsdp" and "tensor", and perhaps "pipeline", "context" and "expert".
+      model: a `shardlab.models.Model` with gated MLP or experts, untied embedding, and without
+        latent attention.
+      mesh: a mesh with the axes "data", "fsdp" and "tensor", and perhaps "pipeline", "context" and
+        "expert".
       sequences: how many are in the batch.
       sequence: tokens of each.
-      remat: "none"; "block", the backward pass rematerialises each layer; or "offload", it does, and the layers' inputs
-        wait for it in the host's memory.
+      remat: "none"; "block", the backward pass rematerialises each layer; or "offload", it does,
+        and the layers' inputs wait for it in the host's memory.
       microbatches: of the pipeline; or, without one, of gradient accumulation.
-      dtype: of parameters, gradients and activations. With bfloat16, the CPU's compiler of JAX 0.12.0 aborts at sums
-        over part of a mesh's axes, as with pipeline and expert; chips' compilers do not.
-      capacity: how many tokens an expert takes of each chip, in multiples of its even share; it drops the others.
+      dtype: of parameters, gradients and activations. With bfloat16, the CPU's compiler of JAX
+        0.12.0 aborts at sums over part of a mesh's axes, as with pipeline and expert; chips'
+        compilers do not.
+      capacity: how many tokens an expert takes of each chip, in multiples of its even share; it
+        drops the others.
 
     Returns:
-      (the function, its arguments as `jax.ShapeDtypeStruct`s): for `jax.jit(function).lower(*arguments)`.
+      (the function, its arguments as `jax.ShapeDtypeStruct`s): for
+      `jax.jit(function).lower(*arguments)`.
 
     Raises:
-      ValueError: a model or an axis that no step is written for; sequences that the mesh does not divide.
+      ValueError: a model or an axis that no step is written for; sequences that the mesh does not
+        divide.
     """
     _check(model, mesh, sequences, remat, microbatches)
     step = _Step(model, mesh, sequence, remat, microbatches, dtype, capacity)
-    state = {"params": step.abstract(dtype), "first": step.abstract(jnp.float32), "second": step.abstract(jnp.float32)}
-    tokens = jax.ShapeDtypeStruct((sequences, sequence), jnp.int32, sharding=step.placed(step.batch, None))
+    state = {
+        "params": step.abstract(dtype),
+        "first": step.abstract(jnp.float32),
+        "second": step.abstract(jnp.float32),
+    }
+    tokens = jax.ShapeDtypeStruct(
+        (sequences, sequence), jnp.int32, sharding=step.placed(step.batch, None)
+    )
     return step.step, (state, tokens)
 
 
 def _check(model, mesh, sequences, remat, microbatches):
     """ValueError for a step that is not written here."""
     if remat not in ("none", "block", "offload"):
-        raise ValueError(f"a step with remat {remat!r} is not compiled here; use none, block or offload")
-    has = {"no gated MLP": not model.gated, "a tied embedding": model.tied, "latent attention": model.kv_rank > 0,
-           "dense layers beside its experts": model.dense_layers > 0,
-           "sliding windows": model.local_layers > 0}  # fmt: skip
+        raise ValueError(
+            f"a step with remat {remat!r} is not compiled here; use none, block or offload"
+        )
+    has = {
+        "no gated MLP": not model.gated,
+        "a tied embedding": model.tied,
+        "latent attention": model.kv_rank > 0,
+        "dense layers beside its experts": model.dense_layers > 0,
+        "sliding windows": model.local_layers > 0,
+    }
     if any(has.values()):
         raise ValueError(
-            f"{model.name or 'this model'} has {' and '.join(what for what in has if has[what])}, for which no step is "
-            "written here; use a gated, untied model without latent attention, dense layers or sliding windows"
+            f"{model.name or 'this model'} has "
+            f"{' and '.join(what for what in has if has[what])}, for which no step is written "
+            "here; use a gated, untied model without latent attention, dense layers or "
+            "sliding windows"
         )
     size = {axis: mesh.shape.get(axis, 1) for axis in MESH_AXES}
     for axis in (*AXES, *mesh.axis_names):
         if axis not in mesh.axis_names or axis not in MESH_AXES:
             raise ValueError(
-                f"a mesh with the axes {', '.join(AXES)}, and perhaps {', '.join(MESH_AXES[3:])}, is needed, not "
+                f"a mesh with the axes {', '.join(AXES)}, and perhaps "
+                f"{', '.join(MESH_AXES[3:])}, is needed, not "
                 f"{', '.join(mesh.axis_names)}{nearest(axis, MESH_AXES)}"
             )
     if size["pipeline"] > 1 and size["expert"] > 1:
-        raise ValueError("a step with both pipeline and expert axes is not compiled here; use one of them")
+        raise ValueError(
+            "a step with both pipeline and expert axes is not compiled here; use one of them"
+        )
     for what, count in (("layers", model.layers), ("micro-batches", microbatches)):
         if count % size["pipeline"]:
-            raise ValueError(f"{size['pipeline']} stages do not share {count} {what} evenly; use a divisor of {count}")
+            raise ValueError(
+                f"{size['pipeline']} stages do not share {count} {what} evenly; use a divisor "
+                f"of {count}"
+            )
     if sequences % (microbatches * size["data"] * size["fsdp"] * size["expert"]):
         raise ValueError(
-            f"{sequences} sequences are no multiple of {microbatches} micro-batches on {size['data']} x {size['fsdp']} "
-            f"x {size['expert']} groups of devices; change one of them"
+            f"{sequences} sequences are no multiple of {microbatches} micro-batches on "
+            f"{size['data']} x {size['fsdp']} x {size['expert']} groups of devices; change "
+            "one of them"
         )
 
 
@@ -141,14 +172,17 @@ class _Step:
 
     @property
     def heads_axis(self):
-        """The axis of keys and values; None where several chips share a head, so that they are replicated."""
+        """The axis of keys and values; None where several chips share a head, so that they are
+        replicated.
+        """
         return "tensor" if self.model.kv_heads % self.size("tensor") == 0 else None
 
     @functools.cached_property
     def shapes(self):
         """The global shape and the spec of each parameter; those of layers are stacked."""
         m, stage, shards = self.model, self.stage, self.present(*SHARDS)
-        ends = self.present(*SHARDS, "pipeline")  # all stages share the embedding and the output matrix
+        # all stages share the embedding and the output matrix
+        ends = self.present(*SHARDS, "pipeline")
         queries, keys = m.heads * m.head_dim, m.kv_heads * m.head_dim
         return {
             "embed": ((m.vocab, m.d_model), P("tensor", ends)),
@@ -176,7 +210,10 @@ class _Step:
                 (m.layers, m.experts, 2, m.d_model, hidden),
                 P(self.stage, self.expert, None, self.routed, "tensor"),
             ),
-            "down": ((m.layers, m.experts, hidden, m.d_model), P(self.stage, self.expert, "tensor", self.routed)),
+            "down": (
+                (m.layers, m.experts, hidden, m.d_model),
+                P(self.stage, self.expert, "tensor", self.routed),
+            ),
         }
         if m.shared_experts:
             own |= self._dense_shapes("shared_up", "shared_down", hidden * m.shared_experts)
@@ -204,9 +241,9 @@ class _Step:
         within = not jax.sharding.get_abstract_mesh().empty
         return lax.with_sharding_constraint(x, P(*spec) if within else self.placed(*spec))
 
-    # Within attention and the MLP sequences are not sharded over tensor; between them they are, which is Megatron's
-    # sequence parallelism. `scattered(gathered(y))` is for the backward pass, which then gathers the cotangent before a
-    # product uses it.
+    # Within attention and the MLP sequences are not sharded over tensor; between them they are,
+    # which is Megatron's sequence parallelism. `scattered(gathered(y))` is for the backward pass,
+    # which then gathers the cotangent before a product uses it.
     def gathered(self, x):
         """Activations as attention and the MLP take them."""
         return self.constrained(x, self.batch, self.length)
@@ -234,7 +271,10 @@ class _Step:
 
     def scores_of(self, q, k):
         """The scores of queries with keys."""
-        return jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32) * self.model.head_dim**-0.5
+        return (
+            jnp.einsum("bqhgd,bkhd->bhgqk", q, k, preferred_element_type=jnp.float32)
+            * self.model.head_dim**-0.5
+        )
 
     def attend_all(self, q, k, v):
         """Attention, a block of queries at a time, so that never all scores are held at once."""
@@ -252,7 +292,12 @@ class _Step:
 
     def attend_in_a_ring(self, q, k, v):
         """Attention, manual along context: the queries, keys and values of a chip."""
-        hops, here, own, block = self.size("context"), lax.axis_index("context"), self.own, self.block
+        hops, here, own, block = (
+            self.size("context"),
+            lax.axis_index("context"),
+            self.own,
+            self.block,
+        )
         starts = here * own + jnp.arange(0, own, block)
 
         def part(k, v, source):
@@ -269,26 +314,35 @@ class _Step:
 
         def turn(carry, hop):
             k, v, top, total, value = carry
-            k, v = (lax.ppermute(x, "context", [(n, (n + 1) % hops) for n in range(hops)]) for x in (k, v))
+            k, v = (
+                lax.ppermute(x, "context", [(n, (n + 1) % hops) for n in range(hops)])
+                for x in (k, v)
+            )
             new_top, new_total, new_value = part(k, v, (here - hop) % hops)
             most = jnp.maximum(top, new_top)
             old, new = jnp.exp(top - most), jnp.exp(new_top - most)
             return (k, v, most, total * old + new_total * new, value * old + new_value * new), None
 
         (_, _, _, total, value), _ = lax.scan(turn, (k, v, *part(k, v, here)), jnp.arange(1, hops))
-        return jnp.moveaxis((value / total).astype(self.dtype), (0, 4), (1, 2))  # [blocks, b, h, g, q, d] before
+        # [blocks, b, h, g, q, d] before
+        return jnp.moveaxis((value / total).astype(self.dtype), (0, 4), (1, 2))
 
     def attention(self, x, w):
         """Attention with its projections."""
         m, count, sequence = self.model, len(x), self.sequence
         groups = m.heads // m.kv_heads
-        q = (x @ w["q"]).reshape(count, sequence // self.block, self.block, m.kv_heads, groups, m.head_dim)
+        q = (x @ w["q"]).reshape(
+            count, sequence // self.block, self.block, m.kv_heads, groups, m.head_dim
+        )
         k, v = ((x @ w["kv"][n]).reshape(count, sequence, m.kv_heads, m.head_dim) for n in (0, 1))
         # Each chip has some of the heads, and full sequences, or with context its share of each.
         q = self.constrained(q, self.batch, self.length, None, self.heads_axis)
-        k, v = (self.constrained(array, self.batch, self.length, self.heads_axis) for array in (k, v))
+        k, v = (
+            self.constrained(array, self.batch, self.length, self.heads_axis) for array in (k, v)
+        )
         if self.length:
-            # Checkpointed, so that the backward pass sends keys and values once more, instead of holding those of all.
+            # Checkpointed, so that the backward pass sends keys and values once more, instead of
+            # holding those of all.
             ring = jax.checkpoint(self.attend_in_a_ring)
             result = self.manual(ring, self.length, P(None, "context"), P(None, "context"))(q, k, v)
         else:
@@ -301,7 +355,9 @@ class _Step:
         return (jax.nn.silu(gate) * wide) @ down
 
     def to_experts(self, x, router, up, down):
-        """The tokens of a chip to their experts and back, manual along all axes but tensor and pipeline."""
+        """The tokens of a chip to their experts and back, manual along all axes but tensor and
+        pipeline.
+        """
         m, routed, expert = self.model, self.routed, self.expert
         tokens, each = x.reshape(-1, m.d_model), m.experts_per_token
         weights, chosen = lax.top_k((tokens @ router).astype(jnp.float32), each)
@@ -328,12 +384,16 @@ class _Step:
         axes, whole = self.present("data", *SHARDS), P(self.batch, self.length)
         ins = (whole, P(), P(self.expert, None, self.routed), P(self.expert, None, self.routed))
         y = self.manual(self.to_experts, axes, ins, whole)(x, w["router"], w["up"], w["down"])
-        return y + self.swiglu(x, w["shared_up"], w["shared_down"]) if self.model.shared_experts else y
+        return (
+            y + self.swiglu(x, w["shared_up"], w["shared_down"]) if self.model.shared_experts else y
+        )
 
     def layer(self, x, w):
         """A layer, as `lax.scan` calls it."""
         x = checkpoint_name(x, "input") if self.remat == "offload" else x
-        x = x + self.scattered(self.gathered(self.attention(self.gathered(self.norm(x, w["norms"][0])), w)))
+        x = x + self.scattered(
+            self.gathered(self.attention(self.gathered(self.norm(x, w["norms"][0])), w))
+        )
         inner = self.gathered(self.norm(x, w["norms"][1]))
         y = self.mixture(inner, w) if self.model.experts else self.swiglu(inner, w["up"], w["down"])
         return x + self.scattered(self.gathered(y)), None
@@ -345,9 +405,15 @@ class _Step:
             return self.layer
         if self.remat == "block":
             return jax.checkpoint(self.layer)
-        return jax.checkpoint(self.layer, policy=jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=[], names_which_can_be_offloaded=["input"], offload_src="device",
-            offload_dst="pinned_host"))  # fmt: skip
+        return jax.checkpoint(
+            self.layer,
+            policy=jax.checkpoint_policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=[],
+                names_which_can_be_offloaded=["input"],
+                offload_src="device",
+                offload_dst="pinned_host",
+            ),
+        )
 
     # --- The step ---
 
@@ -366,14 +432,19 @@ class _Step:
 
         def tick(passed, coming):
             outputs, _ = lax.scan(layer, self.scattered(jnp.where(here == 0, coming, passed)), w)
-            return lax.ppermute(outputs, "pipeline", [(n, n + 1) for n in range(stages - 1)]), outputs
+            return lax.ppermute(
+                outputs, "pipeline", [(n, n + 1) for n in range(stages - 1)]
+            ), outputs
 
         idle = jnp.zeros((stages - 1, *x.shape[1:]), x.dtype)
         first = self.scattered(lax.pcast(x[0] * 0, self.stage, to="varying"))
         _, outputs = lax.scan(tick, first, self.spread(jnp.concatenate([x, idle])))
-        # Of the collectives in a shard_map along some of the axes, the compilers keep an array sharded along the others
-        # in permutes and all-reduces, but not in all-gathers and all-to-alls.
-        return lax.psum(jnp.where(here == stages - 1, self.spread(outputs[stages - 1 :]), 0), "pipeline")
+        # Of the collectives in a shard_map along some of the axes, the compilers keep an array
+        # sharded along the others in permutes and all-reduces, but not in all-gathers and
+        # all-to-alls.
+        return lax.psum(
+            jnp.where(here == stages - 1, self.spread(outputs[stages - 1 :]), 0), "pipeline"
+        )
 
     def loss(self, w, tokens):
         """The mean loss of a batch, or of a micro-batch without a pipeline."""
@@ -383,10 +454,16 @@ class _Step:
         x = self.constrained(w["embed"][tokens], *lead, (*length, "tensor"))
         layers = {name: w[name] for name in self.shapes if name not in ("embed", "out", "norm")}
         if stage:
-            x = self.spread(self.manual(self.through_stages, {stage}, (P(), P(stage)), P())(self.spread(x), layers))
+            x = self.spread(
+                self.manual(self.through_stages, {stage}, (P(), P(stage)), P())(
+                    self.spread(x), layers
+                )
+            )
         else:
             x, _ = lax.scan(self.kept_layer, x, layers)
-        logits = (self.constrained(self.norm(x, w["norm"]), *lead, length) @ w["out"]).astype(jnp.float32)
+        logits = (self.constrained(self.norm(x, w["norm"]), *lead, length) @ w["out"]).astype(
+            jnp.float32
+        )
         logits = self.constrained(logits, *lead, length, "tensor")
         targets = jnp.roll(tokens, -1, -1)
         picked = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
@@ -400,16 +477,26 @@ class _Step:
         def add(sums, tokens):
             return jax.tree.map(jnp.add, sums, jax.grad(self.loss)(w, tokens)), None
 
-        zeros = {name: self.constrained(jnp.zeros_like(w[name]), *spec) for name, (_, spec) in self.shapes.items()}
+        zeros = {
+            name: self.constrained(jnp.zeros_like(w[name]), *spec)
+            for name, (_, spec) in self.shapes.items()
+        }
         sums, _ = lax.scan(add, zeros, self.in_turn(tokens))
         return jax.tree.map(lambda g: g / self.microbatches, sums)
 
     def step(self, state, tokens):
         """The step: state and tokens in, state out."""
         gradients = self.gradients_of(state["params"], tokens)
-        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), state["first"], gradients)
-        second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g.astype(jnp.float32) ** 2, state["second"], gradients)
+        first = jax.tree.map(
+            lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), state["first"], gradients
+        )
+        second = jax.tree.map(
+            lambda v, g: 0.95 * v + 0.05 * g.astype(jnp.float32) ** 2, state["second"], gradients
+        )
         new = jax.tree.map(
-            lambda w, m, v: (w - 1e-4 * m / (jnp.sqrt(v) + 1e-8)).astype(w.dtype), state["params"], first, second
+            lambda w, m, v: (w - 1e-4 * m / (jnp.sqrt(v) + 1e-8)).astype(w.dtype),
+            state["params"],
+            first,
+            second,
         )
         return {"params": new, "first": first, "second": second}

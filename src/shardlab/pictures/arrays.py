@@ -29,7 +29,9 @@ _SKIP = None  # stands for tiles left out of a summary
 
 @dataclass(frozen=True)
 class DrawnArray:
-    """An array to draw: its layout, the names of its dimensions, and the mesh axes of its partial sums."""
+    """An array to draw: its layout, the names of its dimensions, and the mesh axes of its partial
+    sums.
+    """
 
     name: str
     layout: object
@@ -40,18 +42,27 @@ class DrawnArray:
     @property
     def terms(self):
         """How many partial sums make an element."""
-        return math.prod(size for axis, size in self.layout.mesh.axes if axis in self.partial) if self.partial else 1
+        return (
+            math.prod(size for axis, size in self.layout.mesh.axes if axis in self.partial)
+            if self.partial
+            else 1
+        )
 
     @property
     def summary(self):
-        """The local shape, and how many shards, replicas, partial sums, devices and bytes there are."""
+        """The local shape, and how many shards, replicas, partial sums, devices and bytes there
+        are.
+        """
         words = str(self.layout).split(": ", 1)[1]
         if not self.partial:
             return words
         replicas = self.layout.replicas // self.terms
         shards, copied = words.split(" × ", 1)
         copies = f" × {replicas:,} replicas" if replicas > 1 else ""
-        return f"{shards} × {self.terms:,} {self.layout.partials}{copies} on {copied.split(' on ', 1)[1]}"
+        return (
+            f"{shards} × {self.terms:,} {self.layout.partials}{copies} on "
+            f"{copied.split(' on ', 1)[1]}"
+        )
 
     @property
     def short(self):
@@ -62,7 +73,9 @@ class DrawnArray:
         return words + (f", {replicas:,} replicas" if replicas > 1 else "")
 
     def labels(self):
-        """For the last two dimensions what stands beside them, and whether an axis shards them: (rows, columns)."""
+        """For the last two dimensions what stands beside them, and whether an axis shards them:
+        (rows, columns).
+        """
         spec = self.layout.spec or ((),) * len(self.layout.shape)
         named = self.dims or ("",) * len(self.layout.shape)
         texts = []
@@ -81,19 +94,34 @@ def array_of(name, thing, shape, dims, partial):
         described, unreduced=()
     )  # `DrawnArray` counts the partial sums, also those that only the caller knows
     if dims is not None:
-        dims = names_of_dims(dims, len(layout.shape), f"{name or 'the array'} of shape {layout.shape}")
-    partial = tuple(partial) if isinstance(partial, (tuple, list, set, frozenset)) else (partial,) if partial else ()
+        dims = names_of_dims(
+            dims, len(layout.shape), f"{name or 'the array'} of shape {layout.shape}"
+        )
+    partial = (
+        tuple(partial)
+        if isinstance(partial, (tuple, list, set, frozenset))
+        else (partial,)
+        if partial
+        else ()
+    )
     partial = tuple(dict.fromkeys((*unreduced, *partial)))
     if partial and layout.mesh is None:
-        raise ValueError(f"partial sums are held along a mesh axis, but {name or 'the array'} is placed on no mesh")
+        raise ValueError(
+            f"partial sums are held along a mesh axis, but {name or 'the array'} is placed on "
+            "no mesh"
+        )
     for axis in partial:
         known = [axis_name for axis_name, _ in layout.mesh.axes]
         if axis not in known:
-            raise ValueError(f"the mesh has no axis {axis!r} for partial sums, only {known}{nearest(axis, known)}")
+            raise ValueError(
+                f"the mesh has no axis {axis!r} for partial sums, only "
+                f"{known}{nearest(axis, known)}"
+            )
         if axis in [axis_name for axes in layout.spec for axis_name in axes]:
             raise ValueError(
-                f"{name or 'the array'} of type {layout.type} is sharded over {axis!r}, so its devices along {axis!r} "
-                "hold different elements, not partial sums of the same"
+                f"{name or 'the array'} of type {layout.type} is sharded over {axis!r}, so "
+                f"its devices along {axis!r} hold different elements, not partial sums of the "
+                "same"
             )
     return DrawnArray(name, layout, dims, partial, kind)
 
@@ -109,16 +137,22 @@ def options_by_name(option, given, labelled, example):
         return {names[0]: given}
     for name in given:
         if name not in names:
-            raise ValueError(f"{option}= names {name!r}, but drawn are {names}{nearest(name, names)}")
+            raise ValueError(
+                f"{option}= names {name!r}, but drawn are {names}{nearest(name, names)}"
+            )
     return dict(given)
 
 
 def names_of_dims(dims, count, array):
-    """The names of an array's dimensions, as a tuple of texts; ValueError if there are more or fewer."""
+    """The names of an array's dimensions, as a tuple of texts; ValueError if there are more or
+    fewer.
+    """
     try:
         names = tuple(str(dim) for dim in dims)
     except TypeError:
-        raise TypeError(f"the names of dimensions are a text or a sequence of texts, not {dims!r}") from None
+        raise TypeError(
+            f"the names of dimensions are a text or a sequence of texts, not {dims!r}"
+        ) from None
     if len(names) != count or not all(names):
         raise ValueError(f"{array} needs {count} names of dimensions, not {len(names)}: {dims!r}")
     return names
@@ -127,7 +161,10 @@ def names_of_dims(dims, count, array):
 def check_drawable(layout, what):
     """Refuse what has too many devices for a picture in full."""
     if len(layout.shards) > _DRAWN_IN_FULL:
-        raise ValueError(f"{what} on at most {_DRAWN_IN_FULL} devices, not {len(layout.shards):,}; draw() summarises")
+        raise ValueError(
+            f"{what} on at most {_DRAWN_IN_FULL} devices, not {len(layout.shards):,}; draw() "
+            "summarises"
+        )
 
 
 def sharding_of(thing):
@@ -146,7 +183,9 @@ class _Block:
 
 
 def _slabs(layout):
-    """The array as slabs of rows of tiles: [(leading slices, [replica][row][column] -> _Block)]; _SKIP is left out."""
+    """The array as slabs of rows of tiles: [(leading slices, [replica][row][column] -> _Block)];
+    _SKIP is left out.
+    """
     blocks, slices = {}, {}
     for shard in layout.shards:
         *_, down, right = ((0, 1), (0, 1), *shard.index)
@@ -155,7 +194,8 @@ def _slabs(layout):
         blocks[shard.replica, tuple(leading), row, column] = block
         slices[tuple(leading)] = shard.index[: len(leading)]
     replicas, leading, rows, columns = (sorted({key[i] for key in blocks}) for i in range(4))
-    # A summary shows the first tiles and the last along each dimension, and the first replica alone.
+    # A summary shows the first tiles and the last along each dimension, and the first replica
+    # alone.
     if len(layout.shards) > _DRAWN_IN_FULL:
         replicas = replicas[:1]
         leading, rows, columns = map(_first_and_last, (leading, rows, columns))
@@ -164,7 +204,10 @@ def _slabs(layout):
         return [[blocks.get((replica, slab, row, column)) for column in columns] for row in rows]
 
     return [
-        (slices.get(slab, _SKIP), _SKIP if slab is _SKIP else [grid(replica, slab) for replica in replicas])
+        (
+            slices.get(slab, _SKIP),
+            _SKIP if slab is _SKIP else [grid(replica, slab) for replica in replicas],
+        )
         for slab in leading
     ]
 
@@ -182,7 +225,9 @@ def array_panel(array):
     depth = 7 if len(layout.shape) > 2 else 0
     (down, _), (right, _) = array.labels()
     margin = round(text_width(down)) + 15 if down else 0
-    tile_w, tile_h, wrapped = _tile_size(layout, len(replicas), len(slabs), rows, columns, WIDTH - margin, depth)
+    tile_w, tile_h, wrapped = _tile_size(
+        layout, len(replicas), len(slabs), rows, columns, WIDTH - margin, depth
+    )
 
     # A line of replicas, or of the slabs of one replica: as many as fit, the lines of equal length.
     sheets = [(replica, index, grids) for replica in range(len(replicas)) for index, grids in slabs]
@@ -205,11 +250,17 @@ def array_panel(array):
                     parts.append(text(left + 8, top + above + rows * tile_h / 2 + 4, "…"))
                     left += 16 + _GAP
                     continue
-                corner, tile, partial = (left, top + above + depth), (tile_w, tile_h), bool(array.partial)
+                corner, tile, partial = (
+                    (left, top + above + depth),
+                    (tile_w, tile_h),
+                    bool(array.partial),
+                )
                 body, w, h = _grid(grids[replica], corner, tile, depth, wrapped, says, partial)
                 parts.append(body)
                 if not labelled:
-                    parts += _labels(left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array)
+                    parts += _labels(
+                        left, top + above + depth, w, h, wrapped, (tile_w, tile_h), rows, array
+                    )
                     labelled = True
                 label = index_text(index)
                 if index and 6 * len(label) <= w + 8:  # the tips of the tiles say it in any case
@@ -221,7 +272,11 @@ def array_panel(array):
 
     title = f"{name_text(array.name)}{array.type} on {counted(len(layout.shards), 'device')}"
     of_replica = f" of replica 1 of {layout.replicas:,}" if layout.replicas > 1 else ""
-    left_out = f" Drawn: the first and the last tiles{of_replica}." if len(layout.shards) > _DRAWN_IN_FULL else ""
+    left_out = (
+        f" Drawn: the first and the last tiles{of_replica}."
+        if len(layout.shards) > _DRAWN_IN_FULL
+        else ""
+    )
     summary = f"{array.summary}.{left_out}"
     caption = f"{name_html(array.name)}<code>{escape(array.type)}</code><br>{escape(summary)}"
     description = "\n".join([f"{name_text(array.name)}{array.type}", *text_slabs(array), summary])
@@ -242,12 +297,16 @@ def _heading(array, replicas, slabs):
         arrow = "↓" if slabs > 1 else "→"
         for what, axes in ((array.layout.partials, array.partial), ("replicas", replicating)):
             if axes or (what == "replicas" and not spare):
-                words.append(f"{what} over {axes_text(axes)} {arrow}" if axes else f"{what} {arrow}")
+                words.append(
+                    f"{what} over {axes_text(axes)} {arrow}" if axes else f"{what} {arrow}"
+                )
     return ", ".join(words)
 
 
 def _labels(left, top, width, height, wrapped, tile, rows, array):
-    """Names of dimensions and mesh axes beside a sheet; an arrow where an axis shards the dimension."""
+    """Names of dimensions and mesh axes beside a sheet; an arrow where an axis shards the
+    dimension.
+    """
     (down, down_arrow), (right, right_arrow) = array.labels()
     depth = 7 if len(array.layout.shape) > 2 else 0
     texts = []
@@ -267,7 +326,9 @@ def _labels(left, top, width, height, wrapped, tile, rows, array):
 
 
 def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
-    """Tile width and height in px, and rows and columns before a sheet is continued: legible, and as wide as fits."""
+    """Tile width and height in px, and rows and columns before a sheet is continued: legible, and
+    as wide as fits.
+    """
     legible = _TILE_W if max(layout.devices) < 1000 else _TILE_W + 8
     most = max(1, min(_WRAP, (room - depth) // legible))
     wrapped = -(-rows // -(-rows // _WRAP)), -(-columns // -(-columns // most))
@@ -285,7 +346,9 @@ def _tile_size(layout, replicas, slabs, rows, columns, room, depth):
 
 
 def _grid(grid, corner, tile, depth, wrapped, says, partial=False):
-    """One sheet of tiles as SVG, rows and columns continued beside or below where they are too many."""
+    """One sheet of tiles as SVG, rows and columns continued beside or below where they are too
+    many.
+    """
     (left, top), (tile_w, tile_h) = corner, tile
     parts, far_right, far_down = [], 0, 0
     rows, columns = len(grid), len(grid[0])
@@ -295,7 +358,10 @@ def _grid(grid, corner, tile, depth, wrapped, says, partial=False):
     tallest = max((b.down for row in grid for b in row if b), default=1) or 1
     if depth:  # the two visible sides of a slab
         w, h = columns * tile_w, rows * tile_h
-        side = f"M{left:g} {top:g}l{depth} -{depth}h{w:g}v{h:g}l-{depth} {depth}M{left + w:g} {top:g}l{depth} -{depth}"
+        side = (
+            f"M{left:g} {top:g}l{depth} -{depth}h{w:g}v{h:g}l-{depth} {depth}M{left + w:g} "
+            f"{top:g}l{depth} -{depth}"
+        )
         parts.append(f'<path d="{side}" fill="none" stroke="currentColor"/>')
     for r, line in enumerate(grid):
         for c, block in enumerate(line):
@@ -311,7 +377,11 @@ def _grid(grid, corner, tile, depth, wrapped, says, partial=False):
                 parts.append(text(x + tile_w / 2, y + tile_h / 2 + 4, block.device, size=12))
                 continue
             tip = f"device {block.device}: {index_text(block.index)}" if block.index else ""
-            parts.append(device_tile((x, y, w, h), block.device, tip, partial=partial, says=says[block.device]))
+            parts.append(
+                device_tile(
+                    (x, y, w, h), block.device, tip, partial=partial, says=says[block.device]
+                )
+            )
     return "".join(parts), far_right, far_down
 
 
@@ -348,7 +418,9 @@ def mesh_panel(name, mesh):
             ]
             for row in places[-2]
         ]
-        body, w, h = _grid(grid, (left + margin_left, top + margin_top), (tile, tile), 0, wrapped, says)
+        body, w, h = _grid(
+            grid, (left + margin_left, top + margin_top), (tile, tile), 0, wrapped, says
+        )
         parts.append(body)
         if names:
             parts.append(arrow_right(left + margin_left, top + 8, w, f"{names[-1]}={sizes[-1]}"))
@@ -356,7 +428,9 @@ def mesh_panel(name, mesh):
             parts.append(arrow_down(left + margin_left - 7, top + margin_top, h, down))
         where = ", ".join(f"{axis}={place}" for axis, place in zip(names, slab, strict=False))
         if where:
-            parts.append(text(left + margin_left + w / 2, top + margin_top + h + 14, where, size=12))
+            parts.append(
+                text(left + margin_left + w / 2, top + margin_top + h + 14, where, size=12)
+            )
             lines.append(where)
         lines += text_grid([[[block.device] if block else None for block in row] for row in grid])
         width = max(width, left + margin_left + w)
@@ -365,7 +439,8 @@ def mesh_panel(name, mesh):
     shape = " x ".join(f"{axis}={size}" for axis, size in mesh.axes)
     title = f"{name_text(name)}mesh {shape}, {len(mesh.devices):,} devices"
     description = listed(
-        f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})" for place, id in device.items()
+        f"device {id} at ({', '.join(map(str, place[-len(names) :] if names else ()))})"
+        for place, id in device.items()
     )
     caption = f"{name_html(name)}mesh <code>{escape(shape)}</code>, {len(mesh.devices):,} devices"
     return figure(parts, width, height, title, description, caption), "\n".join([title, *lines])
@@ -386,7 +461,9 @@ def describe_shards(array):
     layout = array.layout
     if not layout.shape:
         return f"A single number, on each of {len(layout.shards):,} devices."
-    one = {"max": "partial maximum", "min": "partial minimum"}.get(layout.unreduced_kind, "partial sum")
+    one = {"max": "partial maximum", "min": "partial minimum"}.get(
+        layout.unreduced_kind, "partial sum"
+    )
     copy = one if array.terms == layout.replicas else "replica"
     prefix = f"{layout.partials} of " if array.partial else ""
     return listed(
@@ -397,17 +474,24 @@ def describe_shards(array):
 
 
 def _shard_text(array, number):
-    """What a device holds and why: where it is in the mesh, its slice, and its block along each sharded dimension."""
+    """What a device holds and why: where it is in the mesh, its slice, and its block along each
+    sharded dimension.
+    """
     layout, shard = array.layout, array.layout.shards[number]
     usual = {1: ("elements",), 2: ("rows", "columns")}
     count = len(layout.shape)
     names = array.dims or usual.get(count) or tuple(f"dimension {dim}" for dim in range(count))
-    ranges = ", ".join(f"{name} {start}:{stop}" for name, (start, stop) in zip(names, shard.index, strict=True))
+    ranges = ", ".join(
+        f"{name} {start}:{stop}" for name, (start, stop) in zip(names, shard.index, strict=True)
+    )
     words = f"device {shard.device}{_place_text(layout.mesh, number)}: {ranges or 'the number'}"
     if layout.spec:
         sizes = dict(layout.mesh.axes)
         blocks = ", ".join(
-            f"{name} over {axes_text(axes)} → block {block} of {math.prod(sizes[axis] for axis in axes)}"
+            (
+                f"{name} over {axes_text(axes)} → block {block} of "
+                f"{math.prod(sizes[axis] for axis in axes)}"
+            )
             for name, axes, block in zip(names, layout.spec, shard.position, strict=True)
             if axes
         )
@@ -429,7 +513,9 @@ def _place_text(mesh, number):
 
 
 def text_slabs(array):
-    """Each tile once, with all devices that hold it; + between the devices of partial sums, | of maxima."""
+    """Each tile once, with all devices that hold it; + between the devices of partial sums, | of
+    maxima.
+    """
     layout = array.layout
     owners = {}
     for shard in layout.shards:
@@ -442,8 +528,12 @@ def text_slabs(array):
             continue
         if index:
             lines.append(index_text(index))
-        holders = [[owners[at[block.device]] if block else None for block in line] for line in grids[0]]
-        lines += text_grid(holders, ("+" if layout.unreduced_kind == "sum" else "|") if array.partial else " ")
+        holders = [
+            [owners[at[block.device]] if block else None for block in line] for line in grids[0]
+        ]
+        lines += text_grid(
+            holders, ("+" if layout.unreduced_kind == "sum" else "|") if array.partial else " "
+        )
     return lines
 
 
@@ -463,7 +553,9 @@ def text_grid(cells, between=" "):
     for i, line in enumerate(texts):
         if i:
             lines.append(rule("├", "┼", "┤"))
-        lines.append("│" + "│".join(f" {text:^{w}} " for text, w in zip(line, widths, strict=True)) + "│")
+        lines.append(
+            "│" + "│".join(f" {text:^{w}} " for text, w in zip(line, widths, strict=True)) + "│"
+        )
     return [*lines, rule("└", "┴", "┘")]
 
 

@@ -1,4 +1,6 @@
-"""What a `jax.shard_map` communicates in its forward and in its backward pass, for `shardlab.pictures.draw`."""
+"""What a `jax.shard_map` communicates in its forward and in its backward pass, for
+`shardlab.pictures.draw`.
+"""
 
 import inspect
 import re
@@ -17,27 +19,46 @@ from shardlab.pictures.svg import PALETTE, Picture, escape, figure, rect, row, t
 
 __all__ = ["draw_backward"]
 
-# What is drawn of JAX's operations inside shard_map: collectives and casts, as their users write them.
+# What is drawn of JAX's operations inside shard_map: collectives and casts, as their users write
+# them.
 _DRAWN = {
-    **OPERATIONS, "pvary": "cast to varying", "pcast": "cast to varying", "reduced_vary_cast": "cast to varying",
+    **OPERATIONS, "pvary": "cast to varying", "pcast": "cast to varying",
+    "reduced_vary_cast": "cast to varying",
     "preduced": "cast to reduced", "vary_unreduced_cast": "cast to unreduced",
 }  # fmt: skip
-# Operations that change neither which devices a value comes from nor where it goes: we look through them.
-_THROUGH = ("add_any", "broadcast_in_dim", "convert_element_type", "copy", "div", "mul", "neg", "reshape", "squeeze",
-            "transpose")  # fmt: skip
+# Operations that change neither which devices a value comes from nor where it goes: we look through
+# them.
+_THROUGH = (
+    "add_any",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "div",
+    "mul",
+    "neg",
+    "reshape",
+    "squeeze",
+    "transpose",
+)
 _FORWARD, _BACKWARD = PALETTE[0], PALETTE[5]
 
 
 def draw_backward(
-    body: Callable, in_specs: Any, out_specs: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None
+    body: Callable,
+    in_specs: Any,
+    out_specs: Any,
+    *args: Any,
+    mesh: Mesh | AbstractMesh | None = None,
 ) -> Picture:
-    """Draw what a `jax.shard_map` communicates in its forward pass and, in the other direction, in its backward pass.
+    """Draw what a `jax.shard_map` communicates in its forward pass and, in the other direction, in
+    its backward pass.
 
-    Each argument and each result has a box with its spec and its type on one device, and two arrows: down for the
-    forward pass, up for the cotangents of the backward pass. With `body = lambda W, x: lax.pmean(loss(W, x), "d")`,
-    `in_specs=(P(), P("d"))` and `out_specs=P()`, the argument `W` is cast to varying on its way down, and its cotangent
-    is added up by a psum along d. The argument `x` needs neither. The collectives are those of the two programs that
-    `jax.vjp` makes, read from their jaxprs.
+    Each argument and each result has a box with its spec and its type on one device, and two
+    arrows: down for the forward pass, up for the cotangents of the backward pass. With `body =
+    lambda W, x: lax.pmean(loss(W, x), "d")`, `in_specs=(P(), P("d"))` and `out_specs=P()`, the
+    argument `W` is cast to varying on its way down, and its cotangent is added up by a psum along
+    d. The argument `x` needs neither. The collectives are those of the two programs that `jax.vjp`
+    makes, read from their jaxprs.
 
     >>> body = lambda W, x: jax.lax.pmean((x @ W).sum(), "y")
     >>> W, x = jnp.ones((4, 3)), jnp.ones((8, 4))
@@ -55,14 +76,17 @@ def draw_backward(
       mesh: the mesh; by default the current one, as `jax.set_mesh` sets it.
 
     Returns:
-      A `Picture`. Collectives between two products inside the body are not at its boundary, and not drawn.
+      A `Picture`. Collectives between two products inside the body are not at its boundary, and not
+      drawn.
 
     Raises:
-      TypeError: an argument has no floating-point type, so it has no cotangent; or as `jax.shard_map` does.
+      TypeError: an argument has no floating-point type, so it has no cotangent; or as
+        `jax.shard_map` does.
       ValueError: the body has an operation across devices that is not known here.
     """
     on = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    explicit = jax.sharding.AxisType.Explicit in getattr(on, "axis_types", ())  # there a type has its sharding
+    # there a type has its sharding
+    explicit = jax.sharding.AxisType.Explicit in getattr(on, "axis_types", ())
     placed = [NamedSharding(on, spec) if explicit else None for spec in _each(in_specs, len(args))]
     args = [
         jax.ShapeDtypeStruct(jnp.shape(arg), arg.dtype, sharding=sharding)
@@ -70,8 +94,13 @@ def draw_backward(
     ]
     for arg in args:
         if not jnp.issubdtype(arg.dtype, jnp.floating):
-            raise TypeError(f"draw_backward() needs floating-point arguments: one of type {arg.dtype} has no cotangent")
-    options = {"in_specs": in_specs, "out_specs": out_specs} | ({"mesh": mesh} if mesh is not None else {})
+            raise TypeError(
+                f"draw_backward() needs floating-point arguments: one of type {arg.dtype} has "
+                "no cotangent"
+            )
+    options = {"in_specs": in_specs, "out_specs": out_specs} | (
+        {"mesh": mesh} if mesh is not None else {}
+    )
     mapped = jax.shard_map(body, **options)
     results = jax.eval_shape(mapped, *args)
     single = not isinstance(results, tuple)
@@ -83,19 +112,34 @@ def draw_backward(
     program = jax.make_jaxpr(both_passes)(args, results).jaxpr
     results = [results] if single else list(results)
     ends = program.outvars
-    forward, (result_places, argument_places) = _pass(program, ends[: len(results)], program.invars[: len(args)])
-    backward, (cotangent_outs, cotangent_ins) = _pass(program, ends[len(results) :], program.invars[len(args) :])
+    forward, (result_places, argument_places) = _pass(
+        program, ends[: len(results)], program.invars[: len(args)]
+    )
+    backward, (cotangent_outs, cotangent_ins) = _pass(
+        program, ends[len(results) :], program.invars[len(args) :]
+    )
     names = list(inspect.signature(body).parameters)
     in_specs, out_specs = _each(in_specs, len(args)), _each(out_specs, len(results))
     arguments = [
-        _End(name, spec, _type(forward.invars[a]), _after(forward, forward.invars[a]), _before(backward, b))
+        _End(
+            name,
+            spec,
+            _type(forward.invars[a]),
+            _after(forward, forward.invars[a]),
+            _before(backward, b),
+        )
         for name, spec, a, b in zip(names, in_specs, argument_places, cotangent_outs, strict=False)
     ]
     outcomes = [
-        _End(f"result {i + 1}" if len(results) > 1 else "result", spec, _type(a), _before(forward, a),
-             _after(backward, backward.invars[b]))
+        _End(
+            f"result {i + 1}" if len(results) > 1 else "result",
+            spec,
+            _type(a),
+            _before(forward, a),
+            _after(backward, backward.invars[b]),
+        )
         for i, (spec, a, b) in enumerate(zip(out_specs, result_places, cotangent_ins, strict=True))
-    ]  # fmt: skip
+    ]
     return _picture(getattr(body, "__name__", "body"), arguments, outcomes)
 
 
@@ -111,17 +155,26 @@ class _End:
 
 
 def _each(specs, count):
-    specs = specs if isinstance(specs, (tuple, list)) and not isinstance(specs, jax.sharding.PartitionSpec) else [specs]
+    specs = (
+        specs
+        if isinstance(specs, (tuple, list)) and not isinstance(specs, jax.sharding.PartitionSpec)
+        else [specs]
+    )
     return list(specs) * count if len(specs) == 1 else list(specs)
 
 
 def _pass(program, ends, starts):
-    """The jaxpr of the shard_map that makes `ends`; the variables in it of `ends`, and the places of `starts`."""
+    """The jaxpr of the shard_map that makes `ends`; the variables in it of `ends`, and the places
+    of `starts`.
+    """
     for equation in program.eqns:
         if equation.primitive.name == "shard_map" and ends[-1] in equation.outvars:
             inner = equation.params["jaxpr"]
             _refuse_unknown(inner)
-            outs = [inner.outvars[equation.outvars.index(end)] if end in equation.outvars else None for end in ends]
+            outs = [
+                inner.outvars[equation.outvars.index(end)] if end in equation.outvars else None
+                for end in ends
+            ]
             return inner, (outs, [equation.invars.index(start) for start in starts])
     raise TypeError("draw_backward() found no shard_map in the program of both passes")
 
@@ -130,11 +183,13 @@ def _refuse_unknown(jaxpr):
     """Raise an error at an operation across devices that the picture would leave out."""
     for equation in jaxpr.eqns:
         axes = equation.params.get("axes", equation.params.get("axis_name", ()))
-        across = any(isinstance(axis, str) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,)))
+        across = any(
+            isinstance(axis, str) for axis in (axes if isinstance(axes, (tuple, list)) else (axes,))
+        )
         if across and equation.primitive.name not in {*_DRAWN, "axis_index", "axis_size"}:
             raise ValueError(
-                f"draw_backward() does not know JAX's operation {equation.primitive.name}, which works along "
-                f"{axes}, and would leave it out of the picture"
+                f"draw_backward() does not know JAX's operation {equation.primitive.name}, "
+                f"which works along {axes}, and would leave it out of the picture"
             )
 
 
@@ -146,8 +201,12 @@ def _type(variable):
 
 
 def _is_collective(equation):
-    """Whether an operation is a collective, or the cast of a variable: casts of numbers in the program do not count."""
-    return equation.primitive.name in _DRAWN and not isinstance(equation.invars[0], jax.extend.core.Literal)
+    """Whether an operation is a collective, or the cast of a variable: casts of numbers in the
+    program do not count.
+    """
+    return equation.primitive.name in _DRAWN and not isinstance(
+        equation.invars[0], jax.extend.core.Literal
+    )
 
 
 def _said(equation):
@@ -181,7 +240,7 @@ def _before(jaxpr, variable):
     return []
 
 
-# --- The picture --------------------------------------------------------------------------------------------------
+# --- The picture ----------------------------------------------------------------------------------
 
 
 def _picture(body, arguments, results):
@@ -203,18 +262,30 @@ def _picture(body, arguments, results):
     specs = [", ".join(spec_text(end.spec) for end in ends) for ends in (arguments, results)]
     title = f"Forward and backward pass of shard_map of {body}"
     lines = [_line(end) for end in (*arguments, *results)]
-    options = f"<code>in_specs = {escape(specs[0])}</code>, <code>out_specs = {escape(specs[1])}</code>"
+    options = (
+        f"<code>in_specs = {escape(specs[0])}</code>, <code>out_specs = {escape(specs[1])}</code>"
+    )
     caption = f"{options}; dashed: sends nothing"
     html = row(figure(parts, width, bottom, title, " ".join(lines), caption))
     return Picture(html, "\n".join([title, *lines]))
 
 
 def _ends(parts, ends, columns, width, box_top, arrow_top):
-    """Boxes side by side; below or above each an arrow down for the forward pass and one up for the backward pass."""
+    """Boxes side by side; below or above each an arrow down for the forward pass and one up for the
+    backward pass.
+    """
     left = (width - sum(columns) - 12 * (len(columns) - 1)) / 2
     for end, wide in zip(ends, columns, strict=True):
         parts.append(rect(left, box_top, wide, 42))
-        parts.append(text(left + wide / 2, box_top + 17, f"{end.name}: {spec_text(end.spec)}", size=12, bold=True))
+        parts.append(
+            text(
+                left + wide / 2,
+                box_top + 17,
+                f"{end.name}: {spec_text(end.spec)}",
+                size=12,
+                bold=True,
+            )
+        )
         parts.append(text(left + wide / 2, box_top + 33, end.type, size=12))
         for n, (label, colour) in enumerate(((end.forward, _FORWARD), (end.backward, _BACKWARD))):
             x, start, turn = left + 12 + 16 * n, arrow_top + (44 if n else 2), -1 if n else 1
@@ -223,18 +294,25 @@ def _ends(parts, ends, columns, width, box_top, arrow_top):
                 (f"M{x:g} {start:g}v{40 * turn}", "" if sends else ' stroke-dasharray="4 3"'),
                 (f"M{x - 5:g} {start + 35 * turn:g}l5 {7 * turn}l5 {-7 * turn}", ""),
             ):
-                parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="3"{look}/>')
+                parts.append(
+                    f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="3"{look}/>'
+                )
             words = f"{'↑' if n else '↓'} {' and '.join(label) or 'as it is'}"
             parts.append(text(left + 40, arrow_top + 19 + 17 * n, words, size=12, anchor="start"))
         left += wide + 12
 
 
 def _width(end):
-    widest = max((" and ".join(words) or "as it is" for words in (end.forward, end.backward)), key=text_width)
+    widest = max(
+        (" and ".join(words) or "as it is" for words in (end.forward, end.backward)), key=text_width
+    )
     inside = max(text_width(f"{end.name}: {spec_text(end.spec)}"), text_width(end.type))
     return round(max(inside + 16, 40 + text_width(f"↓ {widest}")))
 
 
 def _line(end):
     forward, backward = (" and ".join(words) or "as it is" for words in (end.forward, end.backward))
-    return f"{end.name}, {spec_text(end.spec)}, on each device {end.type}: forward {forward}, backward {backward}."
+    return (
+        f"{end.name}, {spec_text(end.spec)}, on each device {end.type}: forward {forward}, "
+        f"backward {backward}."
+    )

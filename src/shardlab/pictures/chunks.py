@@ -28,14 +28,16 @@ __all__ = ["draw_all_reduce"]
 
 
 def draw_all_reduce(flows: Iterable[Flow], nbytes: int) -> Picture:
-    """Draw ring all-reduces on several numbers of devices, and count the bytes that each device sends.
+    """Draw ring all-reduces on several numbers of devices, and count the bytes that each device
+    sends.
 
-    With an array of 4,096 bytes on 4 devices each device has 4 blocks of 1,024 bytes and sends 2 (4 - 1) = 6 of them,
-    together 6,144 bytes. On a page the reader chooses the number of devices and the bytes of the array, and goes from
-    step to step; a notebook shows the first flow.
+    With an array of 4,096 bytes on 4 devices each device has 4 blocks of 1,024 bytes and sends 2
+    (4 - 1) = 6 of them, together 6,144 bytes. On a page the reader chooses the number of devices
+    and the bytes of the array, and goes from step to step; a notebook shows the first flow.
 
     Args:
-      flows: for each number of devices n what `follow(program, mesh, chunks=n, steps=2 * (n - 1))` returned.
+      flows: for each number of devices n what `follow(program, mesh, chunks=n, steps=2 * (n - 1))`
+        returned.
       nbytes: how many bytes the array has at first.
 
     Returns:
@@ -43,23 +45,33 @@ def draw_all_reduce(flows: Iterable[Flow], nbytes: int) -> Picture:
 
     Raises:
       TypeError: an element of `flows` is no `Flow`.
-      ValueError: there are not at least two flows, two have the same number of devices, one is no ring all-reduce in
-        which each device sends one block in each step, or `nbytes` is not a whole number of at least 1.
+      ValueError: there are not at least two flows, two have the same number of devices, one is no
+        ring all-reduce in which each device sends one block in each step, or `nbytes` is not a
+        whole number of at least 1.
     """
     flows, nbytes = list(flows), int(whole("nbytes", nbytes))
     for flow in flows:
         if not isinstance(flow, Flow):
-            raise TypeError(f"draw_all_reduce() draws flows, which follow() returns, not {type(flow).__name__}")
+            raise TypeError(
+                f"draw_all_reduce() draws flows, which follow() returns, not {type(flow).__name__}"
+            )
         _check_all_reduce(flow)
     if len({len(flow.devices) for flow in flows}) < max(2, len(flows)):
-        raise ValueError("draw_all_reduce() compares different numbers of devices, such as flows of 2, 4 and 8 devices")
+        raise ValueError(
+            "draw_all_reduce() compares different numbers of devices, such as flows of 2, 4 "
+            "and 8 devices"
+        )
     html, words = flow_panel("", flows[0], flows[1:])
     n = len(flows[0].devices)
     block, total = number_text(nbytes / n), number_text(2 * (n - 1) * nbytes / n)
     sent = f"Each of {n} devices sends {2 * (n - 1)} blocks of {block} bytes: {total} bytes"
     sent += f", which is 2 × ({n} - 1) / {n} × {nbytes:,}."
     note = f'<p data-counter="" style="flex:0 0 100%;margin:0;font-size:.85em">{sent}</p>'
-    html = html.replace("data-steps=", f'data-bytes="{nbytes}" data-steps=', 1).removesuffix("</div>") + note + "</div>"
+    html = (
+        html.replace("data-steps=", f'data-bytes="{nbytes}" data-steps=', 1).removesuffix("</div>")
+        + note
+        + "</div>"
+    )
     return Picture(html, f"{words}\n\n{sent}")
 
 
@@ -67,36 +79,57 @@ def _check_all_reduce(flow):
     n = len(flow.devices)
     everyone = [(place, slot) for place in range(n) for slot in range(flow.chunks)]
     complete = flow.chunks == n and all(
-        flow.frames[-1].slots[place][slot] == tuple((owner, slot, 1) for owner in range(n)) for place, slot in everyone
+        flow.frames[-1].slots[place][slot] == tuple((owner, slot, 1) for owner in range(n))
+        for place, slot in everyone
     )
     senders = [sorted(source for (source, _), _ in frame.sends) for frame in flow.frames[1:]]
     if not complete or senders != [list(range(n))] * (2 * (n - 1)):
         raise ValueError(
-            f"a ring all-reduce on {n} devices has {n} blocks on each, whose sums are complete after "
-            f"{2 * (n - 1)} steps, and in each step every device sends one block; this flow does not"
+            f"a ring all-reduce on {n} devices has {n} blocks on each, whose sums are "
+            f"complete after {2 * (n - 1)} steps, and in each step every device sends one "
+            "block; this flow does not"
         )
 
 
 def flow_panel(name, flow, more=()):
-    """A figure for each frame; a page may show those marked as steps one by one, also on a ring, and more flows."""
+    """A figure for each frame; a page may show those marked as steps one by one, also on a ring,
+    and more flows.
+    """
     arrows = [_arrows(flow, number) for number in range(len(flow.frames))]
-    lanes = max((1 + lane for of_frame in arrows for *_, lane in of_frame), default=0)  # the same room in each frame
-    frames = [_frame_figure(name, flow, number, arrows[number], lanes) for number in range(len(flow.frames))]
-    data = json.dumps([_flow_data(drawn) for drawn in (flow, *more)], separators=(",", ":"), ensure_ascii=False)
-    steps = f'class="shardlab" data-steps="{len(frames)}" data-flow="{escape(data)}"' if len(frames) > 2 else ""
+    # the same room in each frame
+    lanes = max((1 + lane for of_frame in arrows for *_, lane in of_frame), default=0)
+    frames = [
+        _frame_figure(name, flow, number, arrows[number], lanes)
+        for number in range(len(flow.frames))
+    ]
+    data = json.dumps(
+        [_flow_data(drawn) for drawn in (flow, *more)], separators=(",", ":"), ensure_ascii=False
+    )
+    steps = (
+        f'class="shardlab" data-steps="{len(frames)}" data-flow="{escape(data)}"'
+        if len(frames) > 2
+        else ""
+    )
     lines = [_frame_text(flow, frame) for frame in flow.frames]
     return row("".join(frames), steps, "flex-start"), "\n".join([f"{name}:"] * bool(name) + lines)
 
 
 def _flow_data(flow):
-    """A flow for steps.js: its devices with their colours, all blocks once, and the frames with the blocks' numbers."""
+    """A flow for steps.js: its devices with their colours, all blocks once, and the frames with the
+    blocks' numbers.
+    """
     blocks = {(): 0}
     for content in (content for frame in flow.frames for slot in frame.slots for content in slot):
         blocks.setdefault(content, len(blocks))
     colours = [PALETTE[device % len(PALETTE)] for device in flow.devices]
     return {
-        "devices": [[device, colour, ink(colour)] for device, colour in zip(flow.devices, colours, strict=True)],
-        "blocks": [[flow.name(content), _owners(content)] if content else ["", []] for content in blocks],
+        "devices": [
+            [device, colour, ink(colour)]
+            for device, colour in zip(flow.devices, colours, strict=True)
+        ],
+        "blocks": [
+            [flow.name(content), _owners(content)] if content else ["", []] for content in blocks
+        ],
         "frames": [
             {
                 "title": frame.title,
@@ -116,17 +149,29 @@ def _owners(content):
 
 
 def _arrows(flow, number):
-    """The arrows above the devices of a frame, as (left, right, there, back, lane): what goes each way, how high."""
+    """The arrows above the devices of a frame, as (left, right, there, back, lane): what goes each
+    way, how high.
+    """
     spans = {}
     for (source, slot), (target, _) in flow.frames[number].sends:
         if source != target:
             both = spans.setdefault((min(source, target), max(source, target)), ([], []))
             both[source > target].append(flow.frames[number - 1].slots[source][slot])
     arrows = []
-    for (left, right), (there, back) in sorted(spans.items(), key=lambda item: (item[0][1] - item[0][0], item[0])):
+    for (left, right), (there, back) in sorted(
+        spans.items(), key=lambda item: (item[0][1] - item[0][0], item[0])
+    ):
         # Above all those between the same devices: the lowest lane in which it meets no other.
         taken = {lane for other, end, _, _, lane in arrows if other < right and left < end}
-        arrows.append((left, right, there, back, next(lane for lane in range(len(spans)) if lane not in taken)))
+        arrows.append(
+            (
+                left,
+                right,
+                there,
+                back,
+                next(lane for lane in range(len(spans)) if lane not in taken),
+            )
+        )
     return arrows
 
 
@@ -143,27 +188,46 @@ def _frame_figure(name, flow, number, arrows, lanes):
     centres = [place * (across + gap) + across / 2 for place in range(n)]
     parts = []
     for left, right, there, back, lane in arrows:
-        parts.append(_arrow(flow, centres[left], centres[right], there, back, head - 12 - lane * _LANE, head, lane))
+        parts.append(
+            _arrow(
+                flow,
+                centres[left],
+                centres[right],
+                there,
+                back,
+                head - 12 - lane * _LANE,
+                head,
+                lane,
+            )
+        )
     for place, (device, contents) in enumerate(zip(flow.devices, frame.slots, strict=True)):
         left, colour = place * (across + gap), PALETTE[device % len(PALETTE)]
         parts.append(
-            f'<circle cx="{left + across / 2:g}" cy="{head + 11:g}" r="11" fill="{colour}" stroke="currentColor"/>'
+            (
+                f'<circle cx="{left + across / 2:g}" cy="{head + 11:g}" r="11" fill="{colour}" '
+                'stroke="currentColor"/>'
+            )
             + text(left + across / 2, head + 15.5, str(device), size=13, fill=ink(colour))
         )
         before = earlier.slots[place] if earlier else contents
         for slot, content in enumerate(contents):
-            changed = content not in before if len(before) != len(contents) else before[slot] != content
+            changed = (
+                content not in before if len(before) != len(contents) else before[slot] != content
+            )
             box = left, head + 30 + slot * (height + 3), across, height
             parts.append(_slot(flow, content, box, changed and content, ' data-slot=""'))
     below = head + 30 + slots * (height + 3)
     for centre, lines in zip(centres, frame.notes, strict=bool(frame.notes)):
-        parts += [text(centre, below + 10 + i * _NOTE, line, size=11) for i, line in enumerate(lines)]
+        parts += [
+            text(centre, below + 10 + i * _NOTE, line, size=11) for i, line in enumerate(lines)
+        ]
     width, tall = n * (across + gap) - gap, below + notes * _NOTE
     title = f"{name_text(name)}{frame.title}, {counted(n, 'device')}"
     caption = f"{name_html(name)}{escape(frame.title)}"
     notes = frame.notes or [()] * n
     description = listed(
-        f"device {device} holds {_held_text(flow, contents)}" + (f" ({', '.join(lines)})" if lines else "")
+        f"device {device} holds {_held_text(flow, contents)}"
+        + (f" ({', '.join(lines)})" if lines else "")
         for device, contents, lines in zip(flow.devices, frame.slots, notes, strict=True)
     )
     if frame.sends:
@@ -172,8 +236,11 @@ def _frame_figure(name, flow, number, arrows, lanes):
 
 
 def _arrow(flow, left, right, there, back, y, head, lane):
-    """An arrow above the devices, both ways if both send, with what is sent on it, nearest to its sender."""
-    aside = max(8 - 4 * lane, 0)  # of the middle of a device: several arrows may begin and end there
+    """An arrow above the devices, both ways if both send, with what is sent on it, nearest to its
+    sender.
+    """
+    # of the middle of a device: several arrows may begin and end there
+    aside = max(8 - 4 * lane, 0)
     left, right = left + aside, right - aside
     path = f"M{left:g} {head:g}V{y:g}H{right:g}V{head:g}"
     path += "m-3 -4l3 4l3 -4" * bool(there) + f"M{left - 3:g} {head - 4:g}l3 4l3 -4" * bool(back)
@@ -189,7 +256,9 @@ def _arrow(flow, left, right, there, back, y, head, lane):
 
 
 def _slot(flow, content, box, changed, more="", room=9):
-    """One slot of a device, or what is sent: empty, data of one device, or a sum hatched in its terms' colours."""
+    """One slot of a device, or what is sent: empty, data of one device, or a sum hatched in its
+    terms' colours.
+    """
     left, top, width, height = box
     if not content:
         return rect(left, top, width, height, more=f' stroke-dasharray="2 3" opacity=".6"{more}')

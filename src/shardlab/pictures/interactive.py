@@ -1,8 +1,9 @@
-"""Bars that a reader of a page can change: one picture for each combination of some inputs, all computed beforehand.
+"""Bars that a reader of a page can change: one picture for each combination of some inputs, all
+computed beforehand.
 
-The picture shows one combination, and carries the numbers of all as data. On a page of the book a script
-(choose.js in the theme) adds a slider or a list for each input and redraws the bars; a notebook shows the picture, and
-the argument `start` chooses another combination there.
+The picture shows one combination, and carries the numbers of all as data. On a page of the book a
+script (choose.js in the theme) adds a slider or a list for each input and redraws the bars; a
+notebook shows the picture, and the argument `start` chooses another combination there.
 """
 
 import json
@@ -45,8 +46,9 @@ def interactive_bars(
 ) -> Picture:
     """Draw the stacked bars that a function returns, for inputs that the reader of a page chooses.
 
-    `f` is called with every combination of the inputs, when the picture is made. Below, 3 stages and 2 numbers of
-    devices make 6 combinations. At stage 2 each of 8 devices has 32 + 32/8 + 64/8 = 44 GB, which is under the limit.
+    `f` is called with every combination of the inputs, when the picture is made. Below, 3 stages
+    and 2 numbers of devices make 6 combinations. At stage 2 each of 8 devices has 32 + 32/8 +
+    64/8 = 44 GB, which is under the limit.
 
     >>> def state(stage, devices):
     ...     parts = {"parameters": 32, "gradients": 32, "moments": 64}
@@ -63,25 +65,27 @@ def interactive_bars(
     2      8        32 + 4 + 8 = 44 GB (limit 80 GB)
 
     Args:
-      f: takes the inputs by name. It returns rows: a dict from the name of a bar to its parts, as a dict from kind to
-        value, or to a single value. It may return a pair of rows and a dict of further numbers or words, such as
-        `{"throughput": "427 tokens/s"}`, which stand below the bars. Names are the same for all combinations.
-      unit: what is printed after each value, such as "GB", or a dict from rows to units. Rows with the same unit have
-        one scale, for all combinations.
-      limit: for some rows the most that there is room for, such as the memory of a chip. A dashed line marks it. The
-        scale may end at twice the limit; a longer bar then has a gap at its end.
+      f: takes the inputs by name. It returns rows: a dict from the name of a bar to its parts, as a
+        dict from kind to value, or to a single value. It may return a pair of rows and a dict of
+        further numbers or words, such as `{"throughput": "427 tokens/s"}`, which stand below the
+        bars. Names are the same for all combinations.
+      unit: what is printed after each value, such as "GB", or a dict from rows to units. Rows with
+        the same unit have one scale, for all combinations.
+      limit: for some rows the most that there is room for, such as the memory of a chip. A dashed
+        line marks it. The scale may end at twice the limit; a longer bar then has a gap at its end.
       start: which combination is shown first; of an input that is not in it, the first value.
-      **inputs: for each input its values: numbers or texts. Numbers in ascending order make a slider, others a list.
+      **inputs: for each input its values: numbers or texts. Numbers in ascending order make a
+        slider, others a list.
 
     Returns:
       A `Picture`. Printed, it is a table of the combinations.
 
     Raises:
-      TypeError: `f` cannot be called, there is no input, a value of an input is neither a number nor a text, or `f`
-        returns something else than rows of numbers.
-      ValueError: an input has no values or one of them twice, there are more than 1,000 combinations or eight kinds,
-        names differ between combinations, a number is negative or not finite, or `unit`, `limit` or `start` name what
-        does not exist.
+      TypeError: `f` cannot be called, there is no input, a value of an input is neither a number
+        nor a text, or `f` returns something else than rows of numbers.
+      ValueError: an input has no values or one of them twice, there are more than 1,000
+        combinations or eight kinds, names differ between combinations, a number is negative or not
+        finite, or `unit`, `limit` or `start` name what does not exist.
     """
     if not callable(f):
         raise TypeError(f"interactive_bars() takes a function of its inputs first, not {f!r}")
@@ -89,12 +93,20 @@ def interactive_bars(
     cases = [_called(f, dict(zip(values, case, strict=True))) for case in product(*values.values())]
     _check_names(cases)
     rows, words = cases[0][1:]
-    kinds = list(dict.fromkeys(kind for case in cases for parts in case[1].values() for kind in parts))
+    kinds = list(
+        dict.fromkeys(kind for case in cases for parts in case[1].values() for kind in parts)
+    )
     if len(kinds) > len(PALETTE):
-        raise ValueError(f"interactive_bars() tells {len(PALETTE)} kinds apart, but there are {len(kinds)}: {kinds}")
+        raise ValueError(
+            f"interactive_bars() tells {len(PALETTE)} kinds apart, but there are "
+            f"{len(kinds)}: {kinds}"
+        )
     limit, units = _checked_limit(limit, rows), _checked_units(unit, rows)
     first = _checked_start(start, values)
-    drawn = [_Row(name, units[name], limit.get(name), [case[1][name] for case in cases], kinds) for name in rows]
+    drawn = [
+        _Row(name, units[name], limit.get(name), [case[1][name] for case in cases], kinds)
+        for name in rows
+    ]
     for one in drawn:
         one.scale = WIDTH / (_longest([other for other in drawn if other.unit == one.unit]) or 1)
 
@@ -112,19 +124,23 @@ def interactive_bars(
     caption = "<br>".join(map(escape, [chosen, *notes]))
     html = figure(parts, WIDTH, top - 8, title, description, caption)
     data = {
-        "inputs": [[_label(name), list(map(_shown, each)), _ascends(each)] for name, each in values.items()],
+        "inputs": [
+            [_label(name), list(map(_shown, each)), _ascends(each)] for name, each in values.items()
+        ],
         "start": list(first.values()),
         "rows": [one.data() for one in drawn],
         "words": list(words),
         "cases": [
             [*(one.numbers(n) for one in drawn), *case[2].values()] for n, case in enumerate(cases)
         ],
-    }  # fmt: skip
+    }
     data = escape(json.dumps(data, separators=(",", ":"), ensure_ascii=False))
-    still = f"One of {len(cases):,} combinations; start= chooses another."  # a page with a script hides it
+    # a page with a script hides it
+    still = f"One of {len(cases):,} combinations; start= chooses another."
     html += f'<p data-still="" style="flex:0 0 100%;margin:0;font-size:.85em">{still}</p>'
     html = row(html, f'class="shardlab" data-choices="{data}"', "flex-start")
-    html = html.replace(' style="', f' style="--choices:{len(values)};', 1)  # so many controls need room above it
+    # so many controls need room above it
+    html = html.replace(' style="', f' style="--choices:{len(values)};', 1)
     return Picture(html, _table(values, drawn, cases))
 
 
@@ -149,7 +165,10 @@ class _Row:
         words = f"{self.texts(number)[0]}{self.unit}"
         if self.limit is None:
             return words
-        return f"{words} ({'over' if self.is_over(number) else 'limit'} {number_text(self.limit)}{self.unit})"
+        return (
+            f"{words} ({'over' if self.is_over(number) else 'limit'} "
+            f"{number_text(self.limit)}{self.unit})"
+        )
 
     def sum(self, number, names=True):
         _, *each = self.texts(number)
@@ -169,7 +188,8 @@ class _Row:
         """The row as a group, and where the next one begins."""
         longest = max((self.total(case) for case in range(len(self.cases))), key=text_width)
         shapes = [text(0, top + 12, self.name, size=12, anchor="start", bold=True)]
-        if text_width(self.name) * 1.1 + text_width(longest) + 6 > WIDTH:  # the total stands in a line of its own
+        # the total stands in a line of its own
+        if text_width(self.name) * 1.1 + text_width(longest) + 6 > WIDTH:
             top += 17
         total = text(WIDTH, top + 12, self.total(number), size=12, anchor="end")
         shapes.append(total.replace("<text ", '<text data-total="" ', 1))
@@ -181,12 +201,14 @@ class _Row:
             left += width
         beyond = "visible" if sum(self.cases[number]) * self.scale > WIDTH + 0.5 else "hidden"
         shapes.append(
-            f'<path data-beyond="" visibility="{beyond}" d="M{WIDTH - 13} {top - 2:g}l-6 9l6 8l-6 9" fill="none" '
-            'style="stroke:var(--ground,Canvas)" stroke-width="4"/>'
+            f'<path data-beyond="" visibility="{beyond}" d="M{WIDTH - 13} {top - 2:g}l-6 9l6 '
+            '8l-6 9" fill="none" style="stroke:var(--ground,Canvas)" stroke-width="4"/>'
         )
         if self.limit is not None:
             path = f"M{self.limit * self.scale:.1f} {top - 1:g}v{_BAR + 7}"
-            shapes.append(f'<path d="{path}" stroke="currentColor" stroke-width="2" stroke-dasharray="4 3"/>')
+            shapes.append(
+                f'<path d="{path}" stroke="currentColor" stroke-width="2" stroke-dasharray="4 3"/>'
+            )
         top += _BAR
         if len(self.kinds) > 1:
             keys, top = self._key(number, top + 8)
@@ -197,22 +219,31 @@ class _Row:
         """A small box for each kind with its name and value, with room for its longest value."""
         shapes, left = [], 0.0
         for place, (kind, colour) in enumerate(zip(self.kinds, self.colours, strict=True)):
-            value, *others = (f"{kind} {number_text(case[place])}" for case in (self.cases[number], *self.cases))
+            value, *others = (
+                f"{kind} {number_text(case[place])}" for case in (self.cases[number], *self.cases)
+            )
             width = 17 + max(map(text_width, others)) + 8
             if left and left + width - 8 > WIDTH:
                 left, top = 0.0, top + 18
             label = text(round(left + 17, 1), top + 10.5, value, size=12, anchor="start")
-            shapes += [rect(round(left, 1), top, 12, 12, colour), label.replace("<text ", '<text data-value="" ', 1)]
+            shapes += [
+                rect(round(left, 1), top, 12, 12, colour),
+                label.replace("<text ", '<text data-value="" ', 1),
+            ]
             left += width
         return shapes, top + 18
 
 
 def _longest(rows):
-    """The value at the right edge of rows of the same unit: of bars with a limit, at most twice that."""
+    """The value at the right edge of rows of the same unit: of bars with a limit, at most twice
+    that.
+    """
     longest = 0.0
     for one in rows:
         most = max(map(sum, one.cases))
-        longest = max(longest, most if one.limit is None else max(min(most, 2 * one.limit), 1.05 * one.limit))
+        longest = max(
+            longest, most if one.limit is None else max(min(most, 2 * one.limit), 1.05 * one.limit)
+        )
     return longest
 
 
@@ -221,7 +252,9 @@ def _label(name):
 
 
 def _shown(value):
-    return value if isinstance(value, str) else str(value) if isinstance(value, bool) else f"{value:,}"
+    return (
+        value if isinstance(value, str) else str(value) if isinstance(value, bool) else f"{value:,}"
+    )
 
 
 def _ascends(values):
@@ -240,13 +273,16 @@ def _called(f, case):
     rows, words = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     if not isinstance(rows, Mapping) or not rows or not isinstance(words, Mapping):
         raise TypeError(
-            f'{where}: the function must return rows, such as {{"memory": {{"parameters": 32}}}}, alone or in a pair '
+            f'{where}: the function must return rows, such as {{"memory": {{"parameters": '
+            f"32}}}}, alone or in a pair "
             f"with a dict of words, not {found!r}"
         )
     checked = {}
     for name, parts in rows.items():
         parts = parts if isinstance(parts, Mapping) else {"": parts}
-        checked[str(name)] = {str(kind): _number(value, where, name, kind) for kind, value in parts.items()}
+        checked[str(name)] = {
+            str(kind): _number(value, where, name, kind) for kind, value in parts.items()
+        }
     return where, checked, {str(label): _note(value) for label, value in words.items()}
 
 
@@ -269,18 +305,23 @@ def _check_names(cases):
         for what, names, expected in zip(("rows", "words"), found, (rows, words), strict=True):
             if list(names) != list(expected):
                 raise ValueError(
-                    f"the {what} must be the same for all combinations, but are {list(names)} for {other} and "
-                    f"{list(expected)} for {where}"
+                    f"the {what} must be the same for all combinations, but are {list(names)} "
+                    f"for {other} and {list(expected)} for {where}"
                 )
 
 
 def _checked_inputs(inputs):
     if not inputs:
-        raise TypeError("interactive_bars() needs at least one input with its values, such as devices=(1, 2, 4, 8)")
+        raise TypeError(
+            "interactive_bars() needs at least one input with its values, such as devices=(1, "
+            "2, 4, 8)"
+        )
     checked = {}
     for name, values in inputs.items():
         if isinstance(values, (str, Mapping)) or not isinstance(values, Iterable):
-            raise TypeError(f"{name}={values!r} must be a sequence of values, such as {name}=(1, 2, 4)")
+            raise TypeError(
+                f"{name}={values!r} must be a sequence of values, such as {name}=(1, 2, 4)"
+            )
         values = [value.item() if hasattr(value, "item") else value for value in values]
         for value in values:
             if not isinstance(value, (str, Real)):
@@ -292,7 +333,9 @@ def _checked_inputs(inputs):
         checked[name] = values
     count = prod(map(len, checked.values()))
     if count > _MOST:
-        raise ValueError(f"the inputs have {count:,} combinations; use fewer values, for at most {_MOST:,}")
+        raise ValueError(
+            f"the inputs have {count:,} combinations; use fewer values, for at most {_MOST:,}"
+        )
     return checked
 
 
@@ -300,7 +343,9 @@ def _checked_limit(limit, rows):
     limit = dict(limit or {})
     for name, value in limit.items():
         if name not in rows:
-            raise ValueError(f"limit= names {name!r}, but the rows are {list(rows)}{nearest(name, rows)}")
+            raise ValueError(
+                f"limit= names {name!r}, but the rows are {list(rows)}{nearest(name, rows)}"
+            )
         if not isinstance(value, Real) or not isfinite(value) or value <= 0:
             raise ValueError(f"the limit of {name!r} must be a positive number, not {value!r}")
     return limit
@@ -311,7 +356,9 @@ def _checked_units(unit, rows):
         return dict.fromkeys(rows, str(unit))
     for name in unit:
         if name not in rows:
-            raise ValueError(f"unit= names {name!r}, but the rows are {list(rows)}{nearest(name, rows)}")
+            raise ValueError(
+                f"unit= names {name!r}, but the rows are {list(rows)}{nearest(name, rows)}"
+            )
     return {name: str(unit.get(name, "")) for name in rows}
 
 
@@ -320,15 +367,21 @@ def _checked_start(start, values):
     start = dict(start or {})
     for name, value in start.items():
         if name not in values:
-            raise ValueError(f"start= names {name!r}, but the inputs are {list(values)}{nearest(name, values)}")
+            raise ValueError(
+                f"start= names {name!r}, but the inputs are {list(values)}{nearest(name, values)}"
+            )
         if value not in values[name]:
-            raise ValueError(f"start= has {name}={value!r}, but the values of {name} are {values[name]}")
+            raise ValueError(
+                f"start= has {name}={value!r}, but the values of {name} are {values[name]}"
+            )
     return {name: each.index(start[name]) if name in start else 0 for name, each in values.items()}
 
 
 def _table(values: Mapping[str, Sequence], drawn, cases):
     """A line for each combination, in columns."""
-    heads = [f"{one.name}: {' + '.join(one.kinds)}" if len(one.kinds) > 1 else one.name for one in drawn]
+    heads = [
+        f"{one.name}: {' + '.join(one.kinds)}" if len(one.kinds) > 1 else one.name for one in drawn
+    ]
     lines = [[*map(_label, values), *heads, *cases[0][2]]]
     for number, case in enumerate(product(*values.values())):
         sums = (one.sum(number, names=False) for one in drawn)

@@ -1,4 +1,6 @@
-"""Draw `shard_map`: the global arrays, what each device gets, and what the results are put together from."""
+"""Draw `shard_map`: the global arrays, what each device gets, and what the results are put together
+from.
+"""
 
 from collections.abc import Callable
 from textwrap import wrap
@@ -22,11 +24,13 @@ def draw_shard_map(
     mesh: Mesh | AbstractMesh | None = None,
     body: str | Callable = "f",
 ) -> Picture:
-    """Draw a `jax.shard_map`: in_specs splits the argument into shards, each device runs the body, out_specs joins.
+    """Draw a `jax.shard_map`: in_specs splits the argument into shards, each device runs the body,
+    out_specs joins.
 
-    On a mesh of 2 x 4 devices with axes x and y, `draw_shard_map(a, P("x", "y"), P("y"), sums, mesh=mesh)` with `a` of
-    shape (8, 16) shows eight shards of shape (8/2, 16/4) = (4, 4); each device returns 16/4 = 4 column sums, which are
-    joined along y, and the two devices along x must return the same.
+    On a mesh of 2 x 4 devices with axes x and y, `draw_shard_map(a, P("x", "y"), P("y"), sums,
+    mesh=mesh)` with `a` of shape (8, 16) shows eight shards of shape (8/2, 16/4) = (4, 4); each
+    device returns 16/4 = 4 column sums, which are joined along y, and the two devices along x must
+    return the same.
 
     >>> a, columns = jnp.ones((8, 16)), lambda a: a.sum(0)
     >>> specs = {"in_specs": P(None, "y"), "out_specs": P("y")}
@@ -59,13 +63,18 @@ def draw_shard_map(
       A `Picture`.
 
     Raises:
-      TypeError: an argument has no shape and dtype, a spec is no `PartitionSpec`, or no mesh is given or found.
-      ValueError: a spec does not fit its array or the mesh, there is not one spec for each array, or the mesh has more
-        than 8 devices.
-    """
+      TypeError: an argument has no shape and dtype, a spec is no `PartitionSpec`, or no mesh is
+        given or found.
+      ValueError: a spec does not fit its array or the mesh, there is not one spec for each array,
+        or the mesh has more than 8 devices.
+    """  # noqa: E501
     given = [_tuple(x), _tuple(result)]
     if mesh is None:
-        meshes = [one.sharding.mesh for one in given[1] + given[0] if isinstance(sharding_of(one), NamedSharding)]
+        meshes = [
+            one.sharding.mesh
+            for one in given[1] + given[0]
+            if isinstance(sharding_of(one), NamedSharding)
+        ]
         if not meshes:
             example = "jax.make_mesh((8,), ('d',), axis_types=(AxisType.Auto,))"
             raise TypeError(f"draw_shard_map() needs a mesh, such as mesh={example}")
@@ -74,19 +83,28 @@ def draw_shard_map(
         raise TypeError(f"mesh must be a Mesh, not {type(mesh).__name__}; jax.make_mesh makes one")
     devices = describe(mesh).devices
     if len(devices) > 8:
-        raise ValueError(f"the mesh has {len(devices)} devices, but draw_shard_map() shows at most 8")
+        raise ValueError(
+            f"the mesh has {len(devices)} devices, but draw_shard_map() shows at most 8"
+        )
     body = body if isinstance(body, str) else getattr(body, "__name__", type(body).__name__)
     sides = []
     for what, arrays, specs in (("argument", given[0], in_specs), ("result", given[1], out_specs)):
         option = "in_specs" if what == "argument" else "out_specs"
         specs = _specs(option, specs, len(arrays), what)
-        sides.append([_placed(what, array, spec, mesh) for array, spec in zip(arrays, specs, strict=True)])
+        sides.append(
+            [_placed(what, array, spec, mesh) for array, spec in zip(arrays, specs, strict=True)]
+        )
         sides.append(f"{option} = {', '.join(map(spec_text, specs))}")
     arguments, in_text, results, out_text = sides
-    split = f"splits the {_plural('argument', arguments)} into shards of {_shapes(arguments)}, one for each device."
+    split = (
+        f"splits the {_plural('argument', arguments)} into shards of {_shapes(arguments)}, one "
+        "for each device."
+    )
     runs = f"Each device runs {body} on its own and returns {_shapes(results)}."
     joins = f"joins them {_joined(results)}."
-    return _shard_map_picture(arguments, results, devices, body, (in_text, split, runs, out_text, joins))
+    return _shard_map_picture(
+        arguments, results, devices, body, (in_text, split, runs, out_text, joins)
+    )
 
 
 def _shard_map_picture(arguments, results, devices, body, words):
@@ -105,7 +123,8 @@ def _shard_map_picture(arguments, results, devices, body, words):
     def arrows(length=14):
         nonlocal top
         path = "".join(
-            f"M{pixels(row_left + (i + 0.5) * pitch):g} {top + 2:g}v{length - 4}m-3 -4l3 4l3 -4" for i in range(n)
+            f"M{pixels(row_left + (i + 0.5) * pitch):g} {top + 2:g}v{length - 4}m-3 -4l3 4l3 -4"
+            for i in range(n)
         )
         parts.append(f'<path d="{path}" fill="none" stroke="currentColor"/>')
         top += length
@@ -115,10 +134,15 @@ def _shard_map_picture(arguments, results, devices, body, words):
         share = (WIDTH - 12 * (len(arrays) - 1)) / len(arrays)
         drawn, tallest = [], 0
         for number, array in enumerate(arrays):
-            body, width, height, _ = array_sheet(array, _sheet_px(array, min(200, share - 50)), 0, top)
+            body, width, height, _ = array_sheet(
+                array, _sheet_px(array, min(200, share - 50)), 0, top
+            )
             drawn.append((body, number * (share + 12) + (share - width) / 2))
             tallest = max(tallest, height)
-        parts.extend(f'<g transform="translate({pixels(left):g})">{"".join(body)}</g>' for body, left in drawn)
+        parts.extend(
+            f'<g transform="translate({pixels(left):g})">{"".join(body)}</g>'
+            for body, left in drawn
+        )
         top = tallest + 16
         for number, array in enumerate(arrays):
             words = array.type if len(arrays) > 1 else f"{array.name} {array.type}"
@@ -175,20 +199,29 @@ def _sheet_px(array, room):
     proportion = min(3.0, max(0.8, right / max(down, 1)))
     width = max(room, 26 * columns)
     height = max(width / proportion / 1.6, 22 * rows)
-    while len(sheets) <= MOST_SHEETS and not sheets_within(len(sheets), rows, columns, width, height):
+    while len(sheets) <= MOST_SHEETS and not sheets_within(
+        len(sheets), rows, columns, width, height
+    ):
         height *= 1.1
     return {1: width, 0: height}
 
 
 def _tuple(value):
-    return tuple(value) if isinstance(value, (tuple, list)) and not isinstance(value, PartitionSpec) else (value,)
+    return (
+        tuple(value)
+        if isinstance(value, (tuple, list)) and not isinstance(value, PartitionSpec)
+        else (value,)
+    )
 
 
 def _specs(option, specs, count, what):
     specs = _tuple(specs)
     for spec in specs:
         if not isinstance(spec, PartitionSpec):
-            raise TypeError(f"{option} must be a PartitionSpec such as P('x', None) or a tuple of them, not {spec!r}")
+            raise TypeError(
+                f"{option} must be a PartitionSpec such as P('x', None) or a tuple of them, "
+                f"not {spec!r}"
+            )
     if len(specs) == 1:
         specs *= count
     if len(specs) != count:
@@ -199,9 +232,14 @@ def _specs(option, specs, count, what):
 def _placed(what, array, spec, mesh):
     """An array as a spec of shard_map lays it out, wherever it is stored."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise TypeError(f"the {what} must be an array or have a shape and a dtype, not {type(array).__name__}")
+        raise TypeError(
+            f"the {what} must be an array or have a shape and a dtype, not {type(array).__name__}"
+        )
     if len(array.shape) > 2:
-        raise ValueError(f"draw_shard_map() draws up to two dimensions, but the {what} has shape {tuple(array.shape)}")
+        raise ValueError(
+            f"draw_shard_map() draws up to two dimensions, but the {what} has shape "
+            f"{tuple(array.shape)}"
+        )
     layout = describe(NamedSharding(mesh, spec), array.shape, array.dtype)
     return DrawnArray(what, layout, (), (), layout.type)
 
@@ -219,7 +257,13 @@ def _joined(arrays):
     sizes = dict(arrays[0].layout.mesh.axes)
     named = [{axis for axes in array.layout.spec for axis in axes} for array in arrays]
     along = [axis for axis in sizes if any(axis in used for used in named)]
-    equal = [axis for axis, size in sizes.items() if size > 1 and any(axis not in used for used in named)]
+    equal = [
+        axis for axis, size in sizes.items() if size > 1 and any(axis not in used for used in named)
+    ]
     words = f"along {' and '.join(along)} " if along else ""
     words += f"into the {_plural('result', arrays)}"
-    return words + (f"; along {' and '.join(equal)}, which it does not name, they must be equal" if equal else "")
+    return words + (
+        f"; along {' and '.join(equal)}, which it does not name, they must be equal"
+        if equal
+        else ""
+    )

@@ -47,13 +47,15 @@ def draw_matmul(
     partial: Sequence[str] | None = None,
     sends: Collectives | None = None,
 ) -> Picture:
-    """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting dimension marked.
+    """Draw a matrix product `A[M, J] · B[J, N] = C[M, N]` in one row, with the contracting
+    dimension marked.
 
-    Each tile is the shard of one device, in that device's colour. Replicas of an array, and its partial sums, are drawn
-    separately, each as a small sheet, as `draw` does. With `A` of type `f32[16, 32@d]` and `B`
-    of type `f32[32@d, 24]` on eight devices, each device multiplies (16, 32/8) by (32/8, 24) and obtains partial sums
-    of the local shape (16, 24). With `sends=collectives(jnp.matmul, A, B)`, the collectives of the compiled product are
-    arrows: from an operand down to what an all-gather makes of it, and from the partial sums of C down to C.
+    Each tile is the shard of one device, in that device's colour. Replicas of an array, and its
+    partial sums, are drawn separately, each as a small sheet, as `draw` does. With `A` of type
+    `f32[16, 32@d]` and `B` of type `f32[32@d, 24]` on eight devices, each device multiplies (16,
+    32/8) by (32/8, 24) and obtains partial sums of the local shape (16, 24). With
+    `sends=collectives(jnp.matmul, A, B)`, the collectives of the compiled product are arrows: from
+    an operand down to what an all-gather makes of it, and from the partial sums of C down to C.
 
     >>> line = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     >>> a = jax.device_put(jnp.ones((4, 8)), NamedSharding(line, P(None, "d")))
@@ -69,8 +71,10 @@ def draw_matmul(
     A[M, J] · B[J, N] = C[M, N]. The contracting dimension is J. Each device holds partial sums of C over d.
 
     Args:
-      A, B, C: arrays, or anything else with a shape, a dtype and a sharding; or `Layout`s. Of two dimensions each.
-      dims: the names of the three dimensions, such as "MJN"; the second is the contracting dimension.
+      A, B, C: arrays, or anything else with a shape, a dtype and a sharding; or `Layout`s. Of two
+        dimensions each.
+      dims: the names of the three dimensions, such as "MJN"; the second is the contracting
+        dimension.
       partial: the mesh axis, or a tuple of axes, along which every device holds partial sums of C.
       sends: what `shardlab.collectives` says of the product.
 
@@ -79,27 +83,41 @@ def draw_matmul(
 
     Raises:
       TypeError: an argument is no array or has no sharding.
-      ValueError: the shapes do not fit a product, `dims` has not three names, there are more than 64 devices or more
-        than 16 shards along a dimension, or `partial` is not an axis that may hold partial sums.
-    """
+      ValueError: the shapes do not fit a product, `dims` has not three names, there are more than
+        64 devices or more than 16 shards along a dimension, or `partial` is not an axis that may
+        hold partial sums.
+    """  # noqa: E501
     names = names_of_dims(dims, 3, "A[M, J] · B[J, N] = C[M, N]")
     rows, inner, columns = names
     pairs = {"A": (rows, inner), "B": (inner, columns), "C": (rows, columns)}
     arrays = []
     for (name, pair), thing in zip(pairs.items(), (A, B, C), strict=True):
         if len(getattr(thing, "shape", "MN")) != 2:
-            raise ValueError(f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}")
+            raise ValueError(
+                f"draw_matmul() multiplies matrices, but {name} has shape {tuple(thing.shape)}"
+            )
         arrays.append(array_of(name, thing, None, pair, partial if name == "C" else None))
         check_drawable(arrays[-1].layout, f"draw_matmul() draws {name}")
     a, b, c = (array.layout.shape for array in arrays)
     if a[1] != b[0]:
-        raise ValueError(f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are {inner}")
+        raise ValueError(
+            f"A of shape {a} has {a[1]} columns but B of shape {b} has {b[0]} rows; both are "
+            f"{inner}"
+        )
     if c != (a[0], b[1]):
-        raise ValueError(f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}")
+        raise ValueError(
+            f"A of shape {a} times B of shape {b} has shape {(a[0], b[1])}, but C has shape {c}"
+        )
     stages, sentences = _stages(arrays, map(sharding_of, (A, B, C)), sends)
-    across = _extents([array for sheets, _ in stages for array in sheets], {rows: a[0], inner: a[1], columns: b[1]})
+    across = _extents(
+        [array for sheets, _ in stages for array in sheets],
+        {rows: a[0], inner: a[1], columns: b[1]},
+    )
     signs = ("", "·", "=")
-    figures = [_product_figure(*stage, sign, across, inner) for stage, sign in zip(stages, signs, strict=True)]
+    figures = [
+        _product_figure(*stage, sign, across, inner)
+        for stage, sign in zip(stages, signs, strict=True)
+    ]
     formula = f"A[{rows}, {inner}] · B[{inner}, {columns}] = C[{rows}, {columns}]"
     multiplied = [stages[0][0][-1], stages[1][0][-1], stages[2][0][0]]
     sums = multiplied[2].partial
@@ -108,37 +126,52 @@ def draw_matmul(
     html = f'<div style="flex:0 0 100%;font-size:.85em">{escape(words)}</div>'
     blocks = ["\n".join([array.type, *text_slabs(array), array.short]) for array in multiplied]
     align = "flex-end" if len(stages[2][0]) == 1 else "flex-start"
-    return Picture(row("".join(figures) + html, gap=1, align=align), f"{side_by_side(blocks, '·=')}\n{words}")
+    return Picture(
+        row("".join(figures) + html, gap=1, align=align), f"{side_by_side(blocks, '·=')}\n{words}"
+    )
 
 
 def sheets_of(array):
-    """Replicas or partial sums of an array, each as {(row, column) of a tile: device}; and its rows and columns."""
+    """Replicas or partial sums of an array, each as {(row, column) of a tile: device}; and its rows
+    and columns.
+    """
     sheets = {}
     for shard in array.layout.shards:
         sheets.setdefault(shard.replica, {})[(0, 0, *shard.position)[-2:]] = shard.device
     places = [place for sheet in sheets.values() for place in sheet]
-    return [sheets[n] for n in sorted(sheets)], max(r for r, _ in places) + 1, max(c for _, c in places) + 1
+    return (
+        [sheets[n] for n in sorted(sheets)],
+        max(r for r, _ in places) + 1,
+        max(c for _, c in places) + 1,
+    )
 
 
 def _extents(arrays, sizes):
-    """Px for each dimension, the same in every array: in proportion, and enough for the numbers of the devices."""
+    """Px for each dimension, the same in every array: in proportion, and enough for the numbers of
+    the devices.
+    """
     largest = max(sizes.values()) or 1
     px = {dim: max(70.0, 112 * (size / largest) ** 0.5) for dim, size in sizes.items()}
     for array in arrays:
         sheets, rows, columns = sheets_of(array)
         if max(rows, columns) > 16:
-            raise ValueError(f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} has more")
+            raise ValueError(
+                f"draw_matmul() draws at most 16 shards along a dimension, but {array.name} "
+                "has more"
+            )
         down, right = array.dims
         least = 22 if max(array.layout.devices) < 10 else 26
         px[down], px[right] = max(px[down], 22 * rows), max(px[right], least * columns)
-        while len(sheets) <= MOST_SHEETS and not sheets_within(len(sheets), rows, columns, px[right], px[down]):
+        while len(sheets) <= MOST_SHEETS and not sheets_within(
+            len(sheets), rows, columns, px[right], px[down]
+        ):
             px[down], px[right] = 1.1 * px[down], 1.1 * px[right]
     return px
 
 
 def sheets_within(count, rows, columns, width, height):
-    """How many sheets stand side by side and one below the other, in the array's proportions, with room for a number
-    in each tile; None if they do not fit."""
+    """How many sheets stand side by side and one below the other, in the array's proportions, with
+    room for a number in each tile; None if they do not fit."""
     if count == 1:
         return 1, 1
     fits = []
@@ -152,7 +185,9 @@ def sheets_within(count, rows, columns, width, height):
 
 
 def array_sheet(array, px, margin=0, top=0, marked=""):
-    """An array, each replica or partial sum of it a sheet of its own: parts, width, height, and the middle line."""
+    """An array, each replica or partial sum of it a sheet of its own: parts, width, height, and the
+    middle line.
+    """
     sheets, rows, columns = sheets_of(array)
     (down, down_arrow), (right, right_arrow) = array.labels()
     named = array.dims or ("", "")
@@ -160,7 +195,9 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
     width, height = px[column_dim or 1], px[row_dim or 0]
     left = margin + (round(text_width(down)) + 17 if down else 0)
     drawn_in_full = len(sheets) <= MOST_SHEETS
-    across, lines = sheets_within(len(sheets), rows, columns, width, height) if drawn_in_full else (1, 1)
+    across, lines = (
+        sheets_within(len(sheets), rows, columns, width, height) if drawn_in_full else (1, 1)
+    )
     sheet_w, sheet_h = (width - GAP * (across - 1)) / across, (height - GAP * (lines - 1)) / lines
     parts, y0 = [], top + (18 if right else 0)
     if len(sheets) > 1:
@@ -179,10 +216,14 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
         elif draw_arrow is arrow_right:
             parts.append(text(left + length / 2, y0 - 5, words, size=12, bold=bold))
         else:
-            parts.append(text(left - 9, y0 + length / 2 + 4, words, size=12, anchor="end", bold=bold))
+            parts.append(
+                text(left - 9, y0 + length / 2 + 4, words, size=12, anchor="end", bold=bold)
+            )
         if bold:
             edge = (
-                f"M{left:g} {y0 - 2:g}h{length:g}" if draw_arrow is arrow_right else f"M{left - 2:g} {y0:g}v{length:g}"
+                f"M{left:g} {y0 - 2:g}h{length:g}"
+                if draw_arrow is arrow_right
+                else f"M{left - 2:g} {y0:g}v{length:g}"
             )
             parts.append(f'<path d="{edge}" stroke="currentColor" stroke-width="4"/>')
     w, h = sheet_w / columns, sheet_h / rows
@@ -195,12 +236,21 @@ def array_sheet(array, px, margin=0, top=0, marked=""):
                 parts.append(device_tile(box, device, partial=bool(array.partial), **small))
             else:
                 parts.append(rect(*box))
-                parts.append(text(x0 + (c + 0.5) * w, y + (r + 0.5) * h + 4, f"{len(sheets)}×", size=12))
-    return parts, max(left + width, left + text_width(right) if right else 0), y0 + height, y0 + height / 2
+                parts.append(
+                    text(x0 + (c + 0.5) * w, y + (r + 0.5) * h + 4, f"{len(sheets)}×", size=12)
+                )
+    return (
+        parts,
+        max(left + width, left + text_width(right) if right else 0),
+        y0 + height,
+        y0 + height / 2,
+    )
 
 
 def _product_figure(held, moves, sign, across, inner):
-    """An array of a product; below it, behind an arrow for each collective, what the collective makes of it."""
+    """An array of a product; below it, behind an arrow for each collective, what the collective
+    makes of it.
+    """
     margin, parts, width, bottom = 26 if sign else 0, [], 0, 0
     for number, array in enumerate(held):
         if number:
@@ -213,7 +263,16 @@ def _product_figure(held, moves, sign, across, inner):
             parts.append(f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="3"/>')
             labels = (f"{move.kind} {axes_text(move.axes)}", f"{move.bytes:,} bytes each")
             for line, words in enumerate(labels):
-                parts.append(text(margin + 26, bottom + 21 + 16 * line, words, size=12, anchor="start", bold=not line))
+                parts.append(
+                    text(
+                        margin + 26,
+                        bottom + 21 + 16 * line,
+                        words,
+                        size=12,
+                        anchor="start",
+                        bold=not line,
+                    )
+                )
                 width = max(width, margin + 26 + text_width(words))
             bottom += length + 6
         sheet, right, bottom, middle = array_sheet(array, across, margin, bottom, marked=inner)
@@ -230,7 +289,9 @@ def _product_figure(held, moves, sign, across, inner):
 
 
 def _stages(arrays, shardings, sends):
-    """What is held of A, B and C one after the other, with the collectives in between; and the collectives in words."""
+    """What is held of A, B and C one after the other, with the collectives in between; and the
+    collectives in words.
+    """
     stages, sentences = [([array], []) for array in arrays], []
     if sends is None:
         return stages, sentences
@@ -252,7 +313,10 @@ def _stages(arrays, shardings, sends):
     for move in reversed(sums):
         partial_arrays, moves = stages[2]
         partial_arrays.insert(
-            0, _over_fewer(partial_arrays[0], meshes[2], move.axes, (*partial_arrays[0].partial, *move.axes))
+            0,
+            _over_fewer(
+                partial_arrays[0], meshes[2], move.axes, (*partial_arrays[0].partial, *move.axes)
+            ),
         )
         moves.insert(0, move)
     return stages, sentences or ["Nothing is sent."]
@@ -260,24 +324,33 @@ def _stages(arrays, shardings, sends):
 
 def _dims_of(types):
     return [
-        tuple(int(size) for size in type_text.partition("[")[2].rstrip("]").split(",") if size) for type_text in types
+        tuple(int(size) for size in type_text.partition("[")[2].rstrip("]").split(",") if size)
+        for type_text in types
     ]
 
 
 def _over_fewer(array, mesh, axes, partial=()):
-    """An array that is no longer sharded over some axes; along `partial` its devices hold partial sums."""
+    """An array that is no longer sharded over some axes; along `partial` its devices hold partial
+    sums.
+    """
     spec = [tuple(axis for axis in over if axis not in axes) or None for over in array.layout.spec]
-    layout = describe(NamedSharding(mesh, PartitionSpec(*spec)), array.layout.shape, array.layout.dtype)
+    layout = describe(
+        NamedSharding(mesh, PartitionSpec(*spec)), array.layout.shape, array.layout.dtype
+    )
     return DrawnArray(array.name, layout, array.dims, partial, layout.type)
 
 
 def _gathered(stages, meshes, move):
-    """Which operand an all-gather is of, by shapes and axes, with the result appended to its stages; else None."""
+    """Which operand an all-gather is of, by shapes and axes, with the result appended to its
+    stages; else None.
+    """
     if not KINDS[move.kind].grows or not move.axes or move.times != 1:
         return None
     for place in (0, 1):
         held, moves = stages[place]
-        if meshes[place] is None or not any(axis in over for over in held[-1].layout.spec for axis in move.axes):
+        if meshes[place] is None or not any(
+            axis in over for over in held[-1].layout.spec for axis in move.axes
+        ):
             continue
         after = _over_fewer(held[-1], meshes[place], move.axes)
         shapes = [held[-1].layout.shard_shape], [after.layout.shard_shape]

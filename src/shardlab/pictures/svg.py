@@ -1,4 +1,6 @@
-"""What every picture of `shardlab.pictures.draw` is made of: its colours, its text, its outlines and its hatching."""
+"""What every picture of `shardlab.pictures.draw` is made of: its colours, its text, its outlines
+and its hatching.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,10 +8,12 @@ from html import escape
 
 __all__ = ["PALETTE", "Picture"]
 
-# Okabe and Ito's eight colours, which colour-blind readers can tell apart. Device i has colour i modulo 8.
+# Okabe and Ito's eight colours, which colour-blind readers can tell apart. Device i has colour i
+# modulo 8.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 
-WIDTH = 314  # px: a phone's column without the outlines; pictures are made for it, and grow on wider pages
+# px: a phone's column without the outlines; pictures are made for it, and grow on wider pages
+WIDTH = 314
 _GROWTH = 1.55  # at most so many times that size, which fills 60 % of a wide column
 _NARROW = 200  # px: a narrow drawing still leaves this much room for the words below it
 
@@ -29,23 +33,30 @@ class Picture:
 
 
 def row(figures, attributes='class="shardlab"', align="flex-end", gap=2):
-    """Figures side by side, on narrow screens below each other; no style sheet of a page is needed."""
+    """Figures side by side, on narrow screens below each other; no style sheet of a page is
+    needed.
+    """
     style = f"display:flex;flex-wrap:wrap;gap:1rem {gap}rem;align-items:{align}"
     return f'<div {attributes} style="{style}">{figures}</div>'
 
 
 def figure(parts, width, height, title, description, caption, narrow=_NARROW, growth=_GROWTH):
     """A drawing with its title and description for screen readers, and the words below it."""
-    # One px of room all round for the outlines. No ids, because the same picture may appear twice on a page.
+    # One px of room all round for the outlines. No ids, because the same picture may appear twice
+    # on a page.
     w, h = width + 2, height + 2
     basis = max(w, narrow)
     size = f"width:{100 * w / basis:.3g}%" if w < basis else "width:100%"
     svg = (
-        f'<svg role="img" width="{w:g}" height="{h:g}" viewBox="-1 -1 {w:g} {h:g}" style="{size};height:auto" '
+        f'<svg role="img" width="{w:g}" height="{h:g}" viewBox="-1 -1 {w:g} {h:g}" '
+        f'style="{size};height:auto" '
         'font-family="system-ui,sans-serif" text-anchor="middle">'
         f"<title>{escape(title)}</title><desc>{escape(description)}</desc>{''.join(parts)}</svg>"
     )
-    words = f'<figcaption style="font-size:.85em;font-weight:400;text-align:left;color:inherit">{caption}</figcaption>'
+    words = (
+        "<figcaption "
+        f'style="font-size:.85em;font-weight:400;text-align:left;color:inherit">{caption}</figcaption>'
+    )
     words = words if caption else ""
     # Figures of one row grow by the same factor, so their letters keep the same size.
     grow = f"flex:{basis:g} 1 {basis:g}px;min-width:0;max-width:{growth * basis:.0f}px"
@@ -55,10 +66,14 @@ def figure(parts, width, height, title, description, caption, narrow=_NARROW, gr
 def text(x, y, words, *, size=14, fill="currentColor", anchor=None, bold=False):
     """A line of text whose baseline is at y."""
     more = (f' text-anchor="{anchor}"' if anchor else "") + (' font-weight="700"' if bold else "")
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{fill}"{more}>{escape(str(words))}</text>'
+    return (
+        f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" '
+        f'fill="{fill}"{more}>{escape(str(words))}</text>'
+    )
 
 
-# The widths of DejaVu Sans, a wide face, in em: too much room for a label is better than too little.
+# The widths of DejaVu Sans, a wide face, in em: too much room for a label is better than too
+# little.
 _EM = {
     **dict.fromkeys(" .,:;'|![]()ijlftrI/", 0.4),
     **dict.fromkeys("mwMWGOQ%+=<>", 0.88),
@@ -74,12 +89,15 @@ def text_width(words, size=12):
 def rect(x, y, width, height, fill="none", more=""):
     """A rectangle outlined in the colour of the page's text."""
     return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" stroke="currentColor"{more}/>'
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{fill}" '
+        f'stroke="currentColor"{more}/>'
     )
 
 
 def _clipped(x, y, width, height, parts):
-    """Parts with the origin at (x, y), clipped at the edges: an inner svg does it, and so needs no id."""
+    """Parts with the origin at (x, y), clipped at the edges: an inner svg does it, and so needs no
+    id.
+    """
     return f'<svg x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}">{parts}</svg>'
 
 
@@ -89,18 +107,26 @@ def stripes(x, y, width, height, colours, stripe=7):
     for i, colour in enumerate(colours):
         starts = range(i * stripe, int(width + height + stripe), stripe * len(colours))
         path = "".join(f"M{start + 3} -1l-{height + 2:g} {height + 2:g}" for start in starts)
-        paths.append(f'<path d="{path}" stroke="{colour}" stroke-width="{stripe / 2**0.5 + 0.3:.1f}"/>')
+        paths.append(
+            f'<path d="{path}" stroke="{colour}" stroke-width="{stripe / 2**0.5 + 0.3:.1f}"/>'
+        )
     return _clipped(x, y, width, height, "".join(paths))
 
 
 def hatching(x, y, width, height, colour="#fff", thickness=2.5):
     """Diagonal lines over a tile: white ones say that its values are partial sums."""
-    path = "".join(f"M{start} 0l-{height:g} {height:g}" for start in range(4, int(width + height), 9))
-    return _clipped(x, y, width, height, f'<path d="{path}" stroke="{colour}" stroke-width="{thickness:g}"/>')
+    path = "".join(
+        f"M{start} 0l-{height:g} {height:g}" for start in range(4, int(width + height), 9)
+    )
+    return _clipped(
+        x, y, width, height, f'<path d="{path}" stroke="{colour}" stroke-width="{thickness:g}"/>'
+    )
 
 
 def haloed(x, y, words, size, on_page=False):
-    """Letters with a rim, legible on stripes: black on white, or in the page's colours where the page shows through."""
+    """Letters with a rim, legible on stripes: black on white, or in the page's colours where the
+    page shows through.
+    """
     rim = 'style="stroke:var(--ground,Canvas)"' if on_page else 'stroke="#fff"'
     return text(x, y, words, size=size, fill="currentColor" if on_page else "#000").replace(
         "<text ", f'<text paint-order="stroke" {rim} stroke-width="4" '
@@ -115,7 +141,11 @@ def device_tile(box, device, tip="", *, partial=False, size=13, says=""):
     x, y, width, height = box
     colour = PALETTE[device % len(PALETTE)]
     middle, down = x + width / 2, y + height / 2 + 0.35 * size
-    number = haloed(middle, down, device, size) if partial else text(middle, down, device, size=size, fill=ink(colour))
+    number = (
+        haloed(middle, down, device, size)
+        if partial
+        else text(middle, down, device, size=size, fill=ink(colour))
+    )
     hatch = hatching(x, y, width, height) if partial else ""
     outline = rect(x, y, width, height) if partial else ""
     tip = f"<title>{escape(tip)}</title>" if tip else ""
@@ -137,7 +167,9 @@ def arrow_right(x, y, length, label, *, bold=False):
 
 
 def arrow_down(x, y, length, label, *, bold=False):
-    """An arrow beside the rows: its label stands to the left, and x is where the arrow itself runs."""
+    """An arrow beside the rows: its label stands to the left, and x is where the arrow itself
+    runs.
+    """
     words = text(x - 7, y + length / 2 + 4, label, size=12, anchor="end", bold=bold)
     path = f"M{x:g} {y:g}v{length:g}m-4 -6l4 6l4 -6"
     return f'{words}<path d="{path}" fill="none" stroke="currentColor"/>'
@@ -177,7 +209,10 @@ def side_by_side(blocks, between):
     for number, block in enumerate(blocks):
         if number:
             sign = f" {between[number - 1]} "
-            lines = [line + (sign if i == height // 2 else " " * len(sign)) for i, line in enumerate(lines)]
+            lines = [
+                line + (sign if i == height // 2 else " " * len(sign))
+                for i, line in enumerate(lines)
+            ]
         above = (height - len(block)) // 2
         width = max(map(len, block))
         padded = [""] * above + block + [""] * (height - above - len(block))

@@ -1,4 +1,6 @@
-"""The links of a TPU slice, coloured by the mesh axis that uses them, for `shardlab.pictures.draw`."""
+"""The links of a TPU slice, coloured by the mesh axis that uses them, for
+`shardlab.pictures.draw`.
+"""
 
 from dataclasses import dataclass
 from itertools import product
@@ -26,30 +28,37 @@ _NAMES = "xyz"  # of the torus axes
 
 
 def draw_torus(pod: Pod, mesh: Mesh | AbstractMesh) -> Picture:
-    """Draw the chips of a TPU slice and their links, each in the colour of the mesh axis whose devices it joins.
+    """Draw the chips of a TPU slice and their links, each in the colour of the mesh axis whose
+    devices it joins.
 
-    `draw_torus(pod, pod.mesh((4, 4), ("data", "model")))` with `pod = Pod("v5e:4x4")` draws 16 chips in 4 rows of 4,
-    each with its place in the mesh. Each row has 4 - 1 = 3 links along one mesh axis, each column 3 along the other.
-    Where a torus axis closes to a ring, a wrap-around link is an arc from its last chip to its first one; that rule is
-    `shardlab.hardware.Chip.rings`. A wide line joins neighbours on the mesh axis, a thin one other devices of the axis,
-    and a grey one devices that differ along several mesh axes.
+    `draw_torus(pod, pod.mesh((4, 4), ("data", "model")))` with `pod = Pod("v5e:4x4")` draws 16
+    chips in 4 rows of 4, each with its place in the mesh. Each row has 4 - 1 = 3 links along one
+    mesh axis, each column 3 along the other. Where a torus axis closes to a ring, a wrap-around
+    link is an arc from its last chip to its first one; that rule is `shardlab.hardware.Chip.rings`.
+    A wide line joins neighbours on the mesh axis, a thin one other devices of the axis, and a grey
+    one devices that differ along several mesh axes.
 
     Args:
       pod: a `shardlab.Pod` of TPUs with one device for each chip.
       mesh: a mesh of that pod, as `pod.mesh` returns it.
 
     Returns:
-      A `Picture`. A slice with three axes is drawn as slabs; the links between slabs are said in words.
+      A `Picture`. A slice with three axes is drawn as slabs; the links between slabs are said in
+      words.
 
     Raises:
-      ValueError: the pod is of GPUs or of chips with several devices, has more than 256 chips, or the mesh does not
-        belong to it.
+      ValueError: the pod is of GPUs or of chips with several devices, has more than 256 chips, or
+        the mesh does not belong to it.
     """
     places = pod.places(mesh)
     if len(set(places)) < len(places) or pod.chip not in CHIPS:
-        raise ValueError(f"draw_torus() draws chips that are one device each, unlike those of {pod.name}")
+        raise ValueError(
+            f"draw_torus() draws chips that are one device each, unlike those of {pod.name}"
+        )
     if len(places) > 256:
-        raise ValueError(f"draw_torus() draws at most 256 chips, but {pod.name} has {len(places):,}")
+        raise ValueError(
+            f"draw_torus() draws at most 256 chips, but {pod.name} has {len(places):,}"
+        )
     sizes = {str(axis): int(size) for axis, size in mesh.shape.items()}
     at = dict(zip(places, product(*map(range, sizes.values())), strict=True))
     links = _links(at, pod.shape, CHIPS[pod.chip].rings(pod.shape), sizes)
@@ -64,11 +73,21 @@ def draw_torus(pod: Pod, mesh: Mesh | AbstractMesh) -> Picture:
     for number, slab in enumerate(slabs):
         left, down = number % abreast * WIDTH / abreast + 20, top + number // abreast * height + 26
         if slab is not None:
-            parts.append(text(left + (pod.shape[0] - 1) * pitch[0] / 2, down + height - 38, f"z={slab}", size=12))
+            parts.append(
+                text(
+                    left + (pod.shape[0] - 1) * pitch[0] / 2,
+                    down + height - 38,
+                    f"z={slab}",
+                    size=12,
+                )
+            )
         parts += _slab(slab, at, links, colour, left, down, pitch)
     bottom = top + -(-len(slabs) // abreast) * height - (0 if abreast == 2 else 16)
     words = f"{_words(links, used)} {_short(links)}."
-    title = f"Links of {pod.name}, {len(places)} chips, mesh {' x '.join(f'{a}={n}' for a, n in sizes.items())}"
+    title = (
+        f"Links of {pod.name}, {len(places)} chips, mesh "
+        f"{' x '.join(f'{a}={n}' for a, n in sizes.items())}"
+    )
     rows = _rows(at, pod.shape)
     caption = f"<code>{escape(pod.name)}</code>: {escape(_short(links))}"
     html = row(figure(parts, WIDTH, bottom, title, f"{words} {' '.join(rows)}", caption))
@@ -77,7 +96,9 @@ def draw_torus(pod: Pod, mesh: Mesh | AbstractMesh) -> Picture:
 
 @dataclass(frozen=True)
 class _Link:
-    """A link between the chips at two places of the torus, and the mesh axis along which alone they differ."""
+    """A link between the chips at two places of the torus, and the mesh axis along which alone they
+    differ.
+    """
 
     start: tuple
     end: tuple
@@ -88,7 +109,9 @@ class _Link:
 
 
 def _links(at, shape, rings, sizes):
-    """Every link once: from each chip to the next along each torus axis, and from the last to the first of a ring."""
+    """Every link once: from each chip to the next along each torus axis, and from the last to the
+    first of a ring.
+    """
     links = []
     for start in at:
         for along, (size, ring) in enumerate(zip(shape, rings, strict=True)):
@@ -96,7 +119,9 @@ def _links(at, shape, rings, sizes):
             if size == 1 or (wraps and not (ring and size > 2)):
                 continue
             end = tuple((c + (i == along)) % size if i == along else c for i, c in enumerate(start))
-            differ = [(axis, a, b) for axis, a, b in zip(sizes, at[start], at[end], strict=True) if a != b]
+            differ = [
+                (axis, a, b) for axis, a, b in zip(sizes, at[start], at[end], strict=True) if a != b
+            ]
             axis, neighbours = None, False
             if len(differ) == 1:
                 axis, a, b = differ[0]
@@ -130,13 +155,18 @@ def _slab(slab, at, links, colour, left, top, pitch):
         look = f'stroke="{stroke}" stroke-width="{wide if link.neighbours else wide / 2}"' + (
             "" if link.axis else ' opacity=".4"'
         )
-        parts.append(f'<path class="{"wrap" if link.wraps else "link"}" d="{path}" fill="none" {look}/>')
+        parts.append(
+            f'<path class="{"wrap" if link.wraps else "link"}" d="{path}" fill="none" {look}/>'
+        )
     for place, of_mesh in at.items():
         if slab is not None and place[2] != slab:
             continue
         (x, y), words = xy(place), ",".join(map(str, of_mesh))
         width = text_width(words) + 4
-        tip = f"<title>chip at ({', '.join(map(str, place))}): mesh position ({', '.join(map(str, of_mesh))})</title>"
+        tip = (
+            f"<title>chip at ({', '.join(map(str, place))}): mesh position "
+            f"({', '.join(map(str, of_mesh))})</title>"
+        )
         ground = ' style="fill:var(--ground,Canvas)" rx="4"'
         if width > pitch[0] - 6:
             chips.append(f"<g>{rect(x - 3.5, y - 3.5, 7, 7, more=ground)}{tip}</g>")
@@ -167,18 +197,29 @@ def _words(links, used):
         if not mine:
             continue
         along = sorted({link.along for link in mine})
-        on = f"torus {'axis' if len(along) == 1 else 'axes'} {' and '.join(_NAMES[n] for n in along)}"
-        whose = (
-            f"{counted(len(mine), 'link')} along {axis}" if axis else f"{counted(len(mine), 'link')} of no mesh axis"
+        on = (
+            f"torus {'axis' if len(along) == 1 else 'axes'} "
+            f"{' and '.join(_NAMES[n] for n in along)}"
         )
-        words.append(f"{whose}, on {on}, {sum(link.wraps for link in mine)} of them wrapping around")
+        whose = (
+            f"{counted(len(mine), 'link')} along {axis}"
+            if axis
+            else f"{counted(len(mine), 'link')} of no mesh axis"
+        )
+        words.append(
+            f"{whose}, on {on}, {sum(link.wraps for link in mine)} of them wrapping around"
+        )
     return "; ".join(words) + "."
 
 
 def _short(links):
     wraps, between = sum(link.wraps for link in links), sum(link.along == 2 for link in links)
-    words = f"{counted(len(links), 'link')}, {wraps or 'none'} wrap{'' if wraps > 1 else 's'} around"
-    return words + (f"; the {between} along z run between the slabs and are not drawn" if between else "")
+    words = (
+        f"{counted(len(links), 'link')}, {wraps or 'none'} wrap{'' if wraps > 1 else 's'} around"
+    )
+    return words + (
+        f"; the {between} along z run between the slabs and are not drawn" if between else ""
+    )
 
 
 def _rows(at, shape):

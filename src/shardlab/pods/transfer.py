@@ -1,4 +1,6 @@
-"""A program that names a mesh inside, for other devices: its shardings and its shard_maps get another mesh."""
+"""A program that names a mesh inside, for other devices: its shardings and its shard_maps get
+another mesh.
+"""
 
 import copy
 import functools
@@ -12,14 +14,15 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 __all__ = ["transferred"]
 
-_PROGRAMS = (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr)  # newer versions of JAX have one class for both
+# newer versions of JAX have one class for both
+_PROGRAMS = (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr)
 
 
 def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) -> Callable:
     """A function that computes what `f` does, on another mesh.
 
-    Every mesh that the program of `f(*args)` names, in a constraint or a shard_map, is replaced by `mesh`, which has
-    the same axes. The function is traced once, for these arguments.
+    Every mesh that the program of `f(*args)` names, in a constraint or a shard_map, is replaced by
+    `mesh`, which has the same axes. The function is traced once, for these arguments.
 
     >>> from shardlab.pods.transfer import transferred
     >>> other = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[4:])
@@ -32,7 +35,8 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
 
     Args:
       f: a function, jitted or not.
-      args, kwargs: its arguments, on the mesh that it names; arguments that are no arrays become part of the program.
+      args, kwargs: its arguments, on the mesh that it names; arguments that are no arrays become
+        part of the program.
       mesh: the mesh of other devices.
 
     Returns:
@@ -40,7 +44,7 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
 
     Raises:
       ValueError: the program names a mesh with other axes than `mesh`; the message names both.
-    """
+    """  # noqa: E501
     traced = (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs)
     swap = _Swap(mesh)
     run = jax.extend.core.jaxpr_as_fun(swap.closed(traced.jaxpr))
@@ -50,7 +54,11 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
     info = jax.tree.leaves(traced.args_info)
     fixed = []  # positions of static arguments, which the program knows
     if len(info) != len(jax.tree.leaves((args, kwargs))):
-        fixed = [n for n, arg in enumerate(args) if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arg))]
+        fixed = [
+            n
+            for n, arg in enumerate(args)
+            if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arg))
+        ]
 
     @functools.wraps(f)
     def moved(*args, **kwargs):
@@ -63,7 +71,10 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
         donated += [n] if any(leaf.donated for leaf in info[start : start + size]) else []
         start += size
     return jax.jit(
-        moved, out_shardings=jax.tree.unflatten(out_tree, shardings), donate_argnums=donated, static_argnums=fixed
+        moved,
+        out_shardings=jax.tree.unflatten(out_tree, shardings),
+        donate_argnums=donated,
+        static_argnums=fixed,
     )
 
 
@@ -75,7 +86,9 @@ class _Swap:
 
     def closed(self, program):
         """A program with its constants, which leave their devices."""
-        constants = [np.asarray(value) if isinstance(value, jax.Array) else value for value in program.consts]
+        constants = [
+            np.asarray(value) if isinstance(value, jax.Array) else value for value in program.consts
+        ]
         return program.replace(jaxpr=self._program(program.jaxpr), consts=constants)
 
     def __call__(self, value):
@@ -83,7 +96,9 @@ class _Swap:
         if isinstance(value, (Mesh, AbstractMesh)) and value.empty:
             return value
         if isinstance(value, Mesh):
-            return Mesh(self._named(value).devices, self._mesh.axis_names, axis_types=value.axis_types)
+            return Mesh(
+                self._named(value).devices, self._mesh.axis_names, axis_types=value.axis_types
+            )
         if isinstance(value, AbstractMesh):
             return self._named(value).abstract_mesh.update(axis_types=value.axis_types)
         if isinstance(value, NamedSharding):
@@ -103,8 +118,9 @@ class _Swap:
         """The new mesh, if it has the axes of another one."""
         if dict(theirs.shape) != dict(self._mesh.shape):
             raise ValueError(
-                f"the program names a mesh with the axes {dict(theirs.shape)}, and its arguments are on one with the "
-                f"axes {dict(self._mesh.shape)}; to compile it for other devices, all of them must be one mesh"
+                f"the program names a mesh with the axes {dict(theirs.shape)}, and its "
+                f"arguments are on one with the axes {dict(self._mesh.shape)}; to compile it "
+                "for other devices, all of them must be one mesh"
             )
         return self._mesh
 
@@ -120,11 +136,17 @@ class _Swap:
             )
             for equation in program.eqns
         ]
-        ends = {"invars": new(program.invars), "outvars": new(program.outvars), "constvars": new(program.constvars)}
+        ends = {
+            "invars": new(program.invars),
+            "outvars": new(program.outvars),
+            "constvars": new(program.constvars),
+        }
         return program.replace(**ends, eqns=equations, debug_info=program.debug_info)
 
     def _variable(self, atom, variables):
-        """A variable or a number with its type on the new mesh; the old one stays, as JAX keeps it for other calls."""
+        """A variable or a number with its type on the new mesh; the old one stays, as JAX keeps it
+        for other calls.
+        """
         sharding = getattr(atom.aval, "sharding", None)
         if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             return atom
@@ -139,8 +161,11 @@ class _Swap:
         mesh = getattr(context, "cur_abstract_mesh", None)
         if mesh is None or mesh.empty:
             return context
-        new = object.__new__(type(context))  # not a copy: newer versions hand out the same object for equal contexts
+        # not a copy: newer versions hand out the same object for equal contexts
+        new = object.__new__(type(context))
         for name in type(context).__slots__:
             if name != "__weakref__" and hasattr(context, name):
-                object.__setattr__(new, name, self(mesh) if name == "cur_abstract_mesh" else getattr(context, name))
+                object.__setattr__(
+                    new, name, self(mesh) if name == "cur_abstract_mesh" else getattr(context, name)
+                )
         return new

@@ -1,12 +1,13 @@
 """The collectives of a compiled program, as data: their kinds, devices, number and bytes.
 
-We read the text of the program that XLA compiled (HLO), because that is the program that runs: it shows the
-communication that the compiler added, merged or left out.
+We read the text of the program that XLA compiled (HLO), because that is the program that runs: it
+shows the communication that the compiler added, merged or left out.
 
-The bytes that a collective sends depend on the algorithm. We count those of a ring, the usual model: in an all-reduce
-of S bytes over n devices, each device sends 2 (n-1)/n S bytes; in an all-gather whose result has S bytes, in a
-reduce-scatter whose operand has S bytes, and in an all-to-all of S bytes on each device, (n-1)/n S; in a permute, its
-operand. Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
+The bytes that a collective sends depend on the algorithm. We count those of a ring, the usual
+model: in an all-reduce of S bytes over n devices, each device sends 2 (n-1)/n S bytes; in an
+all-gather whose result has S bytes, in a reduce-scatter whose operand has S bytes, and in an
+all-to-all of S bytes on each device, (n-1)/n S; in a permute, its operand. Source: Thakur,
+Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
 sections 4.1 to 4.5.
 """
 
@@ -38,9 +39,16 @@ from shardlab.programs.hlo import (
 from shardlab.programs.kernels import communicates
 
 __all__ = [
-    "Collective", "Collectives", "collectives", "compile_for", "find", "meshes_named_in", "meshes_of", "read_program",
+    "Collective",
+    "Collectives",
+    "collectives",
+    "compile_for",
+    "find",
+    "meshes_named_in",
+    "meshes_of",
+    "read_program",
     "stages",
-]  # fmt: skip
+]
 
 _COLUMNS = ("collective", "between", "each device", "times", "bytes sent each time")
 _MOST = 100_000  # collectives of a program
@@ -57,21 +65,24 @@ class Collective:
     ('all-reduce', ('y',), ('f32[16]',), 1, 96)
 
     Attributes:
-      kind: HLO's name: "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute".
+      kind: HLO's name: "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+        "collective-permute".
       operands: the types of each device's operands, such as `("f32[4,4]",)`; several, if merged.
       results: the types of each device's results.
-      groups: which devices communicate with each other, as positions in the flattened mesh; for a permute the pairs
-        (source, target).
-      axes: the mesh axes along which they communicate, such as `("x",)`; None if the mesh is unknown, or if the
-        groups are not exactly those along some of its axes.
-      at_least: how often it runs in one call of the program, at least: 0 in a branch of a conditional, and in a loop
-        whose length only the run decides.
-      at_most: how often it runs, at most: once in a branch of a conditional; None if only the run decides.
+      groups: which devices communicate with each other, as positions in the flattened mesh; for a
+        permute the pairs (source, target).
+      axes: the mesh axes along which they communicate, such as `("x",)`; None if the mesh is
+        unknown, or if the groups are not exactly those along some of its axes.
+      at_least: how often it runs in one call of the program, at least: 0 in a branch of a
+        conditional, and in a loop whose length only the run decides.
+      at_most: how often it runs, at most: once in a branch of a conditional; None if only the run
+        decides.
       asynchronous: whether the program may compute while the collective is in progress.
-      within: the fewest mesh axes such that every group stays within the devices along them: `("y",)` for groups of
-        two of the four devices along y, which have no `axes`. Otherwise the same as `axes`.
-      branches: for each conditional around it, from the outermost to the innermost: the number of the conditional, the
-        position of the branch, and how many branches there are.
+      within: the fewest mesh axes such that every group stays within the devices along them:
+        `("y",)` for groups of two of the four devices along y, which have no `axes`. Otherwise the
+        same as `axes`.
+      branches: for each conditional around it, from the outermost to the innermost: the number of
+        the conditional, the position of the branch, and how many branches there are.
     """
 
     kind: str
@@ -92,7 +103,8 @@ class Collective:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where they differ.
+        """Bytes that a device sends, on a ring, each time it runs; of the busiest device, where
+        they differ.
 
         None for a ragged all-to-all, whose sizes only the run decides.
         """
@@ -108,7 +120,8 @@ class Collectives(Mapping[str, int | None]):
     """The communication of a program: a mapping from each kind of collective to how often it runs.
 
     A program whose only communication is one all-reduce `== {"all-reduce": 1}`; a program without
-    communication `== {}`. A number is None if only the run decides it; then `at_least` and `at_most` bound it.
+    communication `== {}`. A number is None if only the run decides it; then `at_least` and
+    `at_most` bound it.
 
     >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
     >>> found = collectives(lambda a: a.sum(0), a)
@@ -140,14 +153,18 @@ class Collectives(Mapping[str, int | None]):
 
     @property
     def at_least(self) -> dict[str, int]:
-        """How often each kind runs, at least: `{"all-reduce": 0}` for one in a branch of a conditional."""
+        """How often each kind runs, at least: `{"all-reduce": 0}` for one in a branch of a
+        conditional.
+        """
         return {kind: least for kind, (least, _) in self._bounds.items()}
 
     @property
     def at_most(self) -> dict[str, int | None]:
-        """How often each kind runs, at most; None if there is no bound: in a loop whose length only the run decides.
+        """How often each kind runs, at most; None if there is no bound: in a loop whose length only
+        the run decides.
 
-        Of the branches of a conditional one runs, so the branch with the most of a kind counts, not their sum.
+        Of the branches of a conditional one runs, so the branch with the most of a kind counts, not
+        their sum.
         """
         return {kind: most for kind, (_, most) in self._bounds.items()}
 
@@ -200,7 +217,9 @@ class Collectives(Mapping[str, int | None]):
 
 
 def _total(moves, size, depth=0):
-    """The least and the most that collectives of some sizes sum up to; None where there is no bound."""
+    """The least and the most that collectives of some sizes sum up to; None where there is no
+    bound.
+    """
     least, most, conditionals = 0, 0, {}
     for move in moves:
         if len(move.branches) > depth:
@@ -208,13 +227,17 @@ def _total(moves, size, depth=0):
             conditionals.setdefault((number, count), {}).setdefault(branch, []).append(move)
             continue
         each = size(move)
-        # Once its branch is chosen, a collective runs as often as the loops say: exactly, or as often as they like.
+        # Once its branch is chosen, a collective runs as often as the loops say: exactly, or as
+        # often as they like.
         least += (each or 0) * ((move.at_most or 0) if move.branches else move.at_least)
         most = _plus(most, _product(each, move.at_most))
     for (_, count), branches in conditionals.items():
         bounds = [_total(inside, size, depth + 1) for inside in branches.values()]
         least += min(low for low, _ in bounds) if len(branches) == count else 0
-        most = _plus(most, None if any(high is None for _, high in bounds) else max(high for _, high in bounds))
+        most = _plus(
+            most,
+            None if any(high is None for _, high in bounds) else max(high for _, high in bounds),
+        )
     return least, most
 
 
@@ -234,15 +257,19 @@ def _between(least, most):
     """Two bounds in words: "3", "at most 1", "1 to 4", "at least 1", "unknown"."""
     if most is None:
         return f"at least {least:,}" if least else "unknown"
-    return f"{most:,}" if least == most else f"{least:,} to {most:,}" if least else f"at most {most:,}"
+    return (
+        f"{most:,}" if least == most else f"{least:,} to {most:,}" if least else f"at most {most:,}"
+    )
 
 
-def collectives(f: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None, **kwargs: Any) -> Collectives:
+def collectives(
+    f: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None, **kwargs: Any
+) -> Collectives:
     """The communication of `f(*args)`, compiled for the shardings of its arguments.
 
-    On a mesh with 4 devices along y, `collectives(lambda a: a.sum(0), a)` for a float32 array `a` of shape
-    (8, 16), sharded as `P("y", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96 bytes: each device
-    adds its own rows, and an all-reduce adds the 16 partial sums along y.
+    On a mesh with 4 devices along y, `collectives(lambda a: a.sum(0), a)` for a float32 array `a`
+    of shape (8, 16), sharded as `P("y", None)`, is `{"all-reduce": 1}` with 2 * 3/4 * 16 * 4 = 96
+    bytes: each device adds its own rows, and an all-reduce adds the 16 partial sums along y.
 
     >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
     >>> collectives(lambda a: a.sum(0), a)
@@ -253,14 +280,16 @@ def collectives(f: Any, *args: Any, mesh: Mesh | AbstractMesh | None = None, **k
     no communication
 
     Args:
-      f: a function; or a jitted one: of `jax.jit`, `flax.nnx.jit` or `equinox.filter_jit`. Or, then without `args`,
-        what their `lower(...)` or `lower(...).compile()` returns, or the text of a compiled program.
+      f: a function; or a jitted one: of `jax.jit`, `flax.nnx.jit` or `equinox.filter_jit`. Or, then
+        without `args`, what their `lower(...)` or `lower(...).compile()` returns, or the text of a
+        compiled program.
       *args, **kwargs: arrays, or `jax.ShapeDtypeStruct`s with shardings, which need no memory.
-      mesh: the mesh whose axes name the groups; by default the meshes of the shardings of arguments and results, and
-        those that the program names.
+      mesh: the mesh whose axes name the groups; by default the meshes of the shardings of arguments
+        and results, and those that the program names.
 
     Returns:
-      `Collectives`: equal to a dict from kind to count, with the details in `moves`, the bytes in `bytes`.
+      `Collectives`: equal to a dict from kind to count, with the details in `moves`, the bytes in
+      `bytes`.
 
     Raises:
       shardlab.UnreadableProgram: the program contains a line of unknown form; the message shows it.
@@ -300,11 +329,15 @@ def compile_for(f: Any, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
     """
     compiled = stages(f, args, kwargs)[1]
     if compiled is None:
-        raise TypeError("a text cannot be compiled; pass the function, or what its lower(...) returns")
+        raise TypeError(
+            "a text cannot be compiled; pass the function, or what its lower(...) returns"
+        )
     return compiled
 
 
-def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowered | None, jax.stages.Compiled | None]:
+def stages(
+    f: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[jax.stages.Lowered | None, jax.stages.Compiled | None]:
     """A function as JAX's `Lowered` and `Compiled`, each None where it came without.
 
     >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
@@ -320,7 +353,8 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
     Raises:
       TypeError: as `collectives` does.
       ValueError: an argument is on an `AbstractMesh` with more devices than there are.
-      NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged all-to-all.
+      NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged
+        all-to-all.
     """
     # Equinox and Flax wrap what JAX returns.
     stage_parts = (getattr(f, name, None) for name in ("compiled", "lowered"))
@@ -328,16 +362,17 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
     if isinstance(stage, (str, *_STAGES)):
         if args or kwargs:
             raise TypeError(
-                f"a {type(f).__name__} is a program for arguments that it knows, and takes no others; pass it alone, "
-                "or pass the function with its arguments"
+                f"a {type(f).__name__} is a program for arguments that it knows, and takes no "
+                "others; pass it alone, or pass the function with its arguments"
             )
         if isinstance(stage, str):
             return None, None
         return (None, stage) if isinstance(stage, jax.stages.Compiled) else (stage, stage.compile())
     if not callable(f) and not hasattr(f, "lower"):
         raise TypeError(
-            f"collectives() takes a function and its arguments, a lowered or compiled function, or the text of a "
-            f"compiled program, not {type(f).__name__}; wrap what you compute: collectives(lambda a: a.sum(), a)"
+            "collectives() takes a function and its arguments, a lowered or compiled "
+            f"function, or the text of a compiled program, not {type(f).__name__}; wrap what "
+            "you compute: collectives(lambda a: a.sum(), a)"
         )
     if not hasattr(f, "lower") and hasattr(getattr(f, "func", None), "lower"):
         # A jitted method is a partial: its object is the first argument.
@@ -350,31 +385,39 @@ def stages(f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[jax.stages.Lowe
     except jax.errors.JaxRuntimeError as error:
         if unknown := re.search(r"HLO opcode `([\w-]+)` is not supported by XLA:CPU", str(error)):
             raise NotImplementedError(
-                f"XLA's compiler for CPUs has no {unknown[1]}; ask that of another chip, as in explain(f, *args, "
+                f"XLA's compiler for CPUs has no {unknown[1]}; ask that of another chip, as "
+                "in explain(f, *args, "
                 'mesh=Pod("v5e:2x4"))'
             ) from error
         raise
 
 
 def _on_devices(args, kwargs):
-    """The arguments, where structs on an `AbstractMesh` are on a mesh of this process's devices instead."""
+    """The arguments, where structs on an `AbstractMesh` are on a mesh of this process's devices
+    instead.
+    """
     if not jax.sharding.get_abstract_mesh().empty:
         return args, kwargs
 
     def placed(leaf):
         sharding = getattr(leaf, "sharding", None)
-        if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        if not isinstance(leaf, jax.ShapeDtypeStruct) or not isinstance(
+            getattr(sharding, "mesh", None), AbstractMesh
+        ):
             return leaf
         mesh = sharding.mesh
         if mesh.size > jax.device_count():
             raise ValueError(
-                f"an argument is on an AbstractMesh of {mesh.size:,} devices, and {jax.device_count():,} are here: "
-                f"begin with emulate({mesh.size}), or compile for a Pod"
+                f"an argument is on an AbstractMesh of {mesh.size:,} devices, and "
+                f"{jax.device_count():,} are here: begin with emulate({mesh.size}), or "
+                "compile for a Pod"
             )
         types = {} if mesh.axis_types is None else {"axis_types": mesh.axis_types}
         devices = np.array(jax.devices()[: mesh.size]).reshape(mesh.axis_sizes)
         return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(Mesh(devices, mesh.axis_names, **types), sharding.spec)
+            leaf.shape,
+            leaf.dtype,
+            sharding=NamedSharding(Mesh(devices, mesh.axis_names, **types), sharding.spec),
         )
 
     return jax.tree.map(placed, (args, kwargs))
@@ -405,7 +448,8 @@ def meshes_of(compiled: jax.stages.Compiled, *placed: Any) -> list[Mesh | Abstra
 
 
 def meshes_named_in(text: str, devices: int) -> list[AbstractMesh]:
-    """The meshes that a program names, with all of its devices in order: in StableHLO, or in HLO of newer versions.
+    """The meshes that a program names, with all of its devices in order: in StableHLO, or in HLO of
+    newer versions.
 
     >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
     >>> text = jax.jit(lambda a: a.sum(0)).lower(a).as_text()
@@ -421,7 +465,8 @@ def meshes_named_in(text: str, devices: int) -> list[AbstractMesh]:
       A list of `AbstractMesh`es.
     """
     known = re.findall(r"^\s*sdy\.mesh @\S+ = <\[([^\]]*)\]>", text, re.MULTILINE)
-    known += re.findall(r'^[^"\n]*\breplica_groups=mesh\[([^\]\[]*)\] ', text, re.MULTILINE)  # in no quoted text
+    # in no quoted text
+    known += re.findall(r'^[^"\n]*\breplica_groups=mesh\[([^\]\[]*)\] ', text, re.MULTILINE)
     meshes = []
     for axes in dict.fromkeys(axis.replace('"', "'") for axis in known):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", axes)}
@@ -441,8 +486,8 @@ def read_program(text: str, mesh: Mesh | AbstractMesh | None = None) -> Collecti
 
     Args:
       text: what `compiled.as_text()` returns.
-      mesh: a `Mesh` or `AbstractMesh` whose axes name the groups; by default those that the text names. If it names
-        none, the groups stay lists of positions.
+      mesh: a `Mesh` or `AbstractMesh` whose axes name the groups; by default those that the text
+        names. If it names none, the groups stay lists of positions.
 
     Returns:
       `Collectives`.
@@ -466,7 +511,8 @@ def find(
     mesh: Mesh | AbstractMesh | Sequence[Mesh | AbstractMesh] | None = None,
     kernels: list[Instruction] | None = None,
 ) -> Iterator[tuple[Collective, Instruction]]:
-    """Every collective of a program, with the instruction that starts it: a fusion, where it is part of one.
+    """Every collective of a program, with the instruction that starts it: a fusion, where it is
+    part of one.
 
     >>> a = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, P("y", None)))
     >>> from shardlab.programs.collectives import find
@@ -476,17 +522,20 @@ def find(
 
     Args:
       program: a `shardlab.Program`.
-      mesh: the mesh whose axes name the groups; or several, of which the first that fits is taken; or None.
+      mesh: the mesh whose axes name the groups; or several, of which the first that fits is taken;
+        or None.
       kernels: a list for the calls of kernels that communicate; without it they are an error.
 
     Yields:
-      Each `Collective` and a `shardlab.programs.hlo.Instruction`, in the order of the program's text; but none whose
-      groups are of one device each, because they send nothing.
+      Each `Collective` and a `shardlab.programs.hlo.Instruction`, in the order of the program's
+      text; but none whose groups are of one device each, because they send nothing.
 
     Raises:
       shardlab.UnreadableProgram: a collective cannot be read.
     """
-    axes_of = _axes_of_groups([] if mesh is None else mesh if isinstance(mesh, (list, tuple)) else [mesh])
+    axes_of = _axes_of_groups(
+        [] if mesh is None else mesh if isinstance(mesh, (list, tuple)) else [mesh]
+    )
     numbers, silent = count(), set()  # the computations that send nothing, and whether in a fusion
 
     def walk(here, least, most, branches, asynchronous, fusion, outer):
@@ -530,11 +579,13 @@ def find(
         started = _started_in_fusions(program)
         for n, found in enumerate(walk(program.entry, 1, 1, (), False, None, None)):
             if n == _MOST:
-                raise UnreadableProgram(f"more than {_MOST:,} collectives, counted again for each call around them")
+                raise UnreadableProgram(
+                    f"more than {_MOST:,} collectives, counted again for each call around them"
+                )
             yield found
 
 
-# --- A collective ----------------------------------------------------------------------------------------
+# --- A collective ---------------------------------------------------------------------------------
 
 
 def _collective(instruction, devices, axes_of, asynchronous):
@@ -542,18 +593,25 @@ def _collective(instruction, devices, axes_of, asynchronous):
     operands = tuple(t for operand in instruction.operands for t in array_types(operand))
     results = array_types(instruction.result)
     if not operands or not results:
-        raise UnreadableProgram(f"cannot read the types of this collective: {instruction.line.strip()[:300]}")
+        raise UnreadableProgram(
+            f"cannot read the types of this collective: {instruction.line.strip()[:300]}"
+        )
     if asynchronous and len(results) > len(operands):
-        # The result of a started operation holds its operands, its future results, and sometimes handles.
+        # The result of a started operation holds its operands, its future results, and sometimes
+        # handles.
         results = results[len(operands) : 2 * len(operands)]
     groups = _groups(kind, instruction, devices)
     axes, within = axes_of(groups)
     axes = within if kind == "collective-permute" else axes
-    return Collective(kind, operands, results, groups, axes, asynchronous=asynchronous, within=within)
+    return Collective(
+        kind, operands, results, groups, axes, asynchronous=asynchronous, within=within
+    )
 
 
 def _started_in_fusions(program):
-    """The collectives that fusions start and do not wait for, by (computation, name), and by (kind, channel)."""
+    """The collectives that fusions start and do not wait for, by (computation, name), and by (kind,
+    channel).
+    """
     started = set()
     for here in program:
         for start in here.matching('custom_call_target="AsyncCollectiveStart"'):
@@ -563,11 +621,13 @@ def _started_in_fusions(program):
 
 
 def _in_a_fusion(move, instruction, fusion, started):
-    """A collective that is part of a fusion, as it should be counted; None if it was counted already.
+    """A collective that is part of a fusion, as it should be counted; None if it was counted
+    already.
 
-    In programs for TPUs, fusions contain collectives in two ways. One fusion starts a collective, others continue it
-    while they compute, a last one ends it, and all of them repeat its line: only the start counts. And a reduce-scatter
-    is written as an all-reduce, fused with the slice that each device keeps.
+    In programs for TPUs, fusions contain collectives in two ways. One fusion starts a collective,
+    others continue it while they compute, a last one ends it, and all of them repeat its line: only
+    the start counts. And a reduce-scatter is written as an all-reduce, fused with the slice that
+    each device keeps.
     """
     if "chain_id=" in instruction.unquoted:
         if (instruction.home.name, instruction.name) in started:
@@ -589,11 +649,13 @@ def _refuse_other_communication(instruction):
     kind, text = instruction.kind, instruction.attributes
     to_host = kind in ("send", "recv") and instruction.attribute("is_host_transfer") == "true"
     to_host = to_host and "megascale" not in text  # a callback
-    unknown = re.match(r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind) and not kind.endswith("-done")
+    unknown = re.match(
+        r"all-|collective-|ragged-|reduce-scatter|(send|recv)$", kind
+    ) and not kind.endswith("-done")
     if (unknown and not to_host) or communicates(instruction):
         raise UnreadableProgram(
-            "this program communicates in a way that we cannot read, such as between TPU slices or inside a kernel: "
-            f"{instruction.line.strip()[:300]}"
+            "this program communicates in a way that we cannot read, such as between TPU "
+            f"slices or inside a kernel: {instruction.line.strip()[:300]}"
         )
 
 
@@ -602,9 +664,12 @@ def _groups(kind, instruction, devices):
         pairs = instruction.attribute("source_target_pairs")
         if not re.fullmatch(r"\{(\{\d+,\d+\},?)*\}", pairs):
             raise UnreadableProgram(f"no source_target_pairs in: {instruction.line.strip()[:300]}")
-        return tuple(tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs))
+        return tuple(
+            tuple(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs)
+        )
     text = instruction.attribute("replica_groups")
-    # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along which to communicate.
+    # Three spellings: lists {{0,4},{1,5}}; an iota [4,2]<=[2,4]T(1,0); a mesh with the axes along
+    # which to communicate.
     if re.fullmatch(r"\{(\{[\d,]*\},?)*\}", text):
         groups = tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d,]+)\}", text))
         return groups or (tuple(range(devices)),)
@@ -612,35 +677,46 @@ def _groups(kind, instruction, devices):
         size, flat = int(iota[2]), _iota(iota[3], iota[4])
         return tuple(tuple(flat[start : start + size]) for start in range(0, len(flat), size))
     order = r"(?:, device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?"
-    named = re.search(rf"replica_groups=mesh\[([^\]\[]*)\]{order} \{{([^}}]*)\}}(?=,|$)", instruction.unquoted)
+    named = re.search(
+        rf"replica_groups=mesh\[([^\]\[]*)\]{order} \{{([^}}]*)\}}(?=,|$)", instruction.unquoted
+    )
     axis = r"'[^']*'=\d+"
     part = r"'[^']*'(?::\(\d+\)\d+)?"
     known = named and all(
-        re.fullmatch(rf"({form}(,{form})*)?", text) for form, text in ((axis, named[1]), (part, named[5]))
+        re.fullmatch(rf"({form}(,{form})*)?", text)
+        for form, text in ((axis, named[1]), (part, named[5]))
     )
     if known:
         groups = _groups_of_mesh(named[1], named[5])  # no axes: every device is alone
         listed = _numbers(named[4]) if named[4] else range(devices)
         seats = _iota(named[2], named[3]) if named[2] else listed
         return tuple(tuple(seats[place] for place in group) for group in groups)
-    raise UnreadableProgram(f"cannot read the groups of this collective: {instruction.line.strip()[:300]}")
+    raise UnreadableProgram(
+        f"cannot read the groups of this collective: {instruction.line.strip()[:300]}"
+    )
 
 
 def _iota(dims, order):
     """0, 1, 2, ... as an array of some shape, transposed, and flattened again."""
     dims = _numbers(dims)
     if math.prod(dims) > MOST:
-        raise UnreadableProgram(f"groups of {math.prod(dims):,} devices; at most {MOST:,} can be read")
+        raise UnreadableProgram(
+            f"groups of {math.prod(dims):,} devices; at most {MOST:,} can be read"
+        )
     order = _numbers(order) if order else range(len(dims))
     strides = [math.prod(dims[axis + 1 :]) for axis in range(len(dims))]
     places = product(*(range(dims[axis]) for axis in order))
-    return [sum(i * strides[axis] for i, axis in zip(place, order, strict=True)) for place in places]
+    return [
+        sum(i * strides[axis] for i, axis in zip(place, order, strict=True)) for place in places
+    ]
 
 
 def _groups_of_mesh(mesh, talking):
-    """The groups along axes, or parts of axes, of a mesh that the compiler names: "'x'=2,'y'=4" and "'y':(2)2".
+    """The groups along axes, or parts of axes, of a mesh that the compiler names: "'x'=2,'y'=4" and
+    "'y':(2)2".
 
-    The part (2)2 of an axis of size 4 is its second factor of two: 4 = 2 * 2, the first factor being the major one.
+    The part (2)2 of an axis of size 4 is its second factor of two: 4 = 2 * 2, the first factor
+    being the major one.
     """
     parts = [
         (name, int(before or 1), int(size) if size else None)
@@ -649,13 +725,17 @@ def _groups_of_mesh(mesh, talking):
     _iota(",".join(re.findall(r"=(\d+)", mesh)) or "1", None)  # which refuses too many
     sizes, chosen = {}, {}
     for axis, size in re.findall(r"'([^']*)'=(\d+)", mesh):
-        wanted_axes = [(before, before * (part or int(size))) for name, before, part in parts if name == axis]
+        wanted_axes = [
+            (before, before * (part or int(size))) for name, before, part in parts if name == axis
+        ]
         bounds = sorted({1, int(size)}.union(*wanted_axes))
         for low, high in pairwise(bounds):
             sizes[axis, low] = high // low
             for start, end in wanted_axes:
                 if start <= low and high <= end:
-                    chosen[axis, low] = parts.index(next(p for p in parts if p[0] == axis and p[1] == start))
+                    chosen[axis, low] = parts.index(
+                        next(p for p in parts if p[0] == axis and p[1] == start)
+                    )
     return _groups_along(sizes, sorted(chosen, key=lambda key: (chosen[key], key[1])))
 
 
@@ -664,7 +744,9 @@ def _numbers(text):
 
 
 def _groups_along(sizes, axes):
-    """The groups of devices, by position in the flattened mesh, that differ along some axes only."""
+    """The groups of devices, by position in the flattened mesh, that differ along some axes
+    only.
+    """
     strides, stride = {}, 1
     for axis in reversed(sizes):
         strides[axis] = stride
@@ -673,7 +755,9 @@ def _groups_along(sizes, axes):
 
     def offsets(names):
         places = product(*(range(sizes[axis]) for axis in names))
-        return [sum(i * strides[axis] for i, axis in zip(place, names, strict=True)) for place in places]
+        return [
+            sum(i * strides[axis] for i, axis in zip(place, names, strict=True)) for place in places
+        ]
 
     return tuple(tuple(base + offset for offset in offsets(axes)) for base in offsets(other_axes))
 
@@ -683,9 +767,11 @@ def _as_sets(groups):
 
 
 def _axes_of_groups(meshes):
-    """A function from groups to the axes along which they go, and to the fewest axes within which they stay.
+    """A function from groups to the axes along which they go, and to the fewest axes within which
+    they stay.
 
-    Either is None if there is none. The axes are those of the first mesh that fits, without axes of size 1.
+    Either is None if there is none. The axes are those of the first mesh that fits, without axes of
+    size 1.
     """
     exact, homes = {}, []
     for shape in dict.fromkeys(tuple(mesh.shape.items()) for mesh in meshes):
@@ -696,7 +782,9 @@ def _axes_of_groups(meshes):
             for axes in combinations(sizes, many):
                 whole = _groups_along(sizes, axes)
                 exact.setdefault(_as_sets(whole), axes)
-                homes.append((axes, {device: i for i, group in enumerate(whole) for device in group}))
+                homes.append(
+                    (axes, {device: i for i, group in enumerate(whole) for device in group})
+                )
 
     def stays(group, home):
         seats = {home.get(device) for device in group}

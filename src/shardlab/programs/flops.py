@@ -1,6 +1,7 @@
 """Count the FLOPs of matrix products in a compiled program, a loop's body as often as it runs.
 
-`cost_analysis` of a compiled program counts all operations, but a loop's body once, and for GPUs it counts nothing.
+`cost_analysis` of a compiled program counts all operations, but a loop's body once, and for GPUs it
+counts nothing.
 """
 
 import math
@@ -19,10 +20,12 @@ _PRODUCTS = rf" (dot|convolution|custom-call)\(|{CALLS}"
 
 
 class MatmulFlops:
-    """FLOPs of matrix products in the computations of one `shardlab.Program`, each computation counted once.
+    """FLOPs of matrix products in the computations of one `shardlab.Program`, each computation
+    counted once.
 
-    A product of (m, k) by (k, n) is 2 m k n FLOPs. Every count is None where it is unknown: in a loop whose length
-    only the run decides, or for a library's or kernel's product, whose sizes are not in the program's text.
+    A product of (m, k) by (k, n) is 2 m k n FLOPs. Every count is None where it is unknown: in a
+    loop whose length only the run decides, or for a library's or kernel's product, whose sizes are
+    not in the program's text.
 
     >>> compiled = jax.jit(jnp.dot).lower(jnp.ones((4, 8)), jnp.ones((8, 2))).compile()
     >>> MatmulFlops().of(Program(compiled.as_text()).entry)
@@ -41,14 +44,19 @@ class MatmulFlops:
 
     @promised()
     def by(
-        self, key: Callable[[Instruction], Any], computation: Computation, devices: Mapping[str, int] | None = None
+        self,
+        key: Callable[[Instruction], Any],
+        computation: Computation,
+        devices: Mapping[str, int] | None = None,
     ) -> Counter | None:
-        """FLOPs of one run of a computation as a `Counter`, by what `key` says of each product; None if unknown.
+        """FLOPs of one run of a computation as a `Counter`, by what `key` says of each product;
+        None if unknown.
 
         Args:
           key: a function of a `shardlab.programs.hlo.Instruction`.
           computation: a `shardlab.programs.hlo.Computation`.
-          devices: for computations, by name, that stand for one device's part: how many devices run them.
+          devices: for computations, by name, that stand for one device's part: how many devices run
+            them.
         """
         return self._by(key, computation, devices or {}, {})
 
@@ -60,7 +68,11 @@ class MatmulFlops:
             flops = self.one(product)
             if flops is None:
                 return None
-            calls = product.calls() if flops and product.kind not in ("dot", "convolution", "custom-call") else None
+            calls = (
+                product.calls()
+                if flops and product.kind not in ("dot", "convolution", "custom-call")
+                else None
+            )
             if calls is None:
                 total[key(product)] += flops
             for callee, times, _ in calls or ():
@@ -73,7 +85,9 @@ class MatmulFlops:
 
     @promised()
     def beside(self, start: Instruction) -> int | None:
-        """FLOPs between an instruction that starts an asynchronous operation and the one that waits for its end."""
+        """FLOPs between an instruction that starts an asynchronous operation and the one that waits
+        for its end.
+        """
         here, between, waiting = start.home, [], start.name
         started = set(start.channels("Start"))
         for name in list(here.lines)[list(here.lines).index(start.name) + 1 :]:
@@ -83,7 +97,9 @@ class MatmulFlops:
                 if instruction.names[:1] == (waiting,) and instruction.kind.endswith("-done"):
                     break
                 waiting = (
-                    name if instruction.names[:1] == (waiting,) and instruction.kind.endswith("-update") else waiting
+                    name
+                    if instruction.names[:1] == (waiting,) and instruction.kind.endswith("-update")
+                    else waiting
                 )
             if " fusion(" in line and started.intersection(here[name].channels("Done")):
                 break
@@ -95,12 +111,21 @@ class MatmulFlops:
         """FLOPs of one `shardlab.programs.hlo.Instruction`, with all that it calls."""
         if instruction.kind in ("dot", "convolution"):
             with promised():
-                return (_dot_flops if instruction.kind == "dot" else _convolution_flops)(instruction)
+                return (_dot_flops if instruction.kind == "dot" else _convolution_flops)(
+                    instruction
+                )
         if instruction.kind == "custom-call":
             target = instruction.attribute("custom_call_target")
-            return None if re.search(r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target, re.I) else 0
+            return (
+                None
+                if re.search(
+                    r"gemm|matmul|conv|cudnn|attention|tpu_custom_call|triton", target, re.I
+                )
+                else 0
+            )
         return _total(
-            _repeated(self.of(callee), most if least == most else None) for callee, least, most in instruction.calls()
+            _repeated(self.of(callee), most if least == most else None)
+            for callee, least, most in instruction.calls()
         )
 
 
@@ -116,7 +141,11 @@ def whole_flops(key: Callable[[Instruction], Any], program: Program, text: str) 
     bodies = [here.name for here in program if "manual_computation_body" in here.name]
     if len(manual) > 1 or bool(manual) != bool(bodies) or "SPMDFullToShardShape" in text:
         return None  # shard_maps over several sets of axes, or written in a way that we do not read
-    sizes = dict(re.findall(r'\\?"([^"\\]+)\\?"=(\d+)', (re.search(r"sdy\.mesh<\[[^\]]*\]", text) or [""])[0]))
+    sizes = dict(
+        re.findall(
+            r'\\?"([^"\\]+)\\?"=(\d+)', (re.search(r"sdy\.mesh<\[[^\]]*\]", text) or [""])[0]
+        )
+    )
     axes = re.findall(r'\\?"([^"\\]+)\\?"', "".join(manual))
     if not sizes.keys() >= set(axes):
         return None
@@ -136,14 +165,19 @@ def _repeated(flops, times):
 def _dot_flops(dot):
     """2 · elements of the result · elements of the contracting dimensions."""
     left = dimensions(dot.operands[0])
-    return 2 * math.prod(dimensions(dot.result)) * math.prod(left[d] for d in dot.numbers("lhs_contracting_dims"))
+    return (
+        2
+        * math.prod(dimensions(dot.result))
+        * math.prod(left[d] for d in dot.numbers("lhs_contracting_dims"))
+    )
 
 
 def _convolution_flops(convolution):
-    """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs for TPUs.
+    """As `_dot_flops`, of a matrix product that is written as a convolution, as are all in programs
+    for TPUs.
 
-    Along each of its spatial dimensions only those positions count where the window covers data, and neither padding
-    nor the gaps of dilation: that is how XLA writes a batch of products.
+    Along each of its spatial dimensions only those positions count where the window covers data,
+    and neither padding nor the gaps of dilation: that is how XLA writes a batch of products.
     """
     left, right = (dimensions(operand) for operand in convolution.operands[:2])
     result = dimensions(convolution.result)
@@ -152,13 +186,36 @@ def _convolution_flops(convolution):
     window = dict(re.findall(r"(\w+)=([\w\-]+)", convolution.attribute("window")))
 
     def numbers(word, default):
-        return [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)
+        return (
+            [int(n) for n in window[word].split("x")] if word in window else [default] * len(space)
+        )
 
-    strides, dilations, spread = numbers("stride", 1), numbers("lhs_dilate", 1), numbers("rhs_dilate", 1)
-    pads = [int(pad.partition("_")[0]) for pad in window["pad"].split("x")] if "pad" in window else [0] * len(space)
-    flops = 2 * right[labels[2].index("i")] * result[labels[3].index("f")] * result[labels[3].index("b")]
+    strides, dilations, spread = (
+        numbers("stride", 1),
+        numbers("lhs_dilate", 1),
+        numbers("rhs_dilate", 1),
+    )
+    pads = (
+        [int(pad.partition("_")[0]) for pad in window["pad"].split("x")]
+        if "pad" in window
+        else [0] * len(space)
+    )
+    flops = (
+        2
+        * right[labels[2].index("i")]
+        * result[labels[3].index("f")]
+        * result[labels[3].index("b")]
+    )
     for d, label in enumerate(space):
         here, there = left[labels[1].index(label)], result[labels[3].index(label)]
-        places = np.arange(there)[:, None] * strides[d] + np.arange(right[labels[2].index(label)]) * spread[d] - pads[d]
-        flops *= int(((places >= 0) & (places <= (here - 1) * dilations[d]) & (places % dilations[d] == 0)).sum())
+        places = (
+            np.arange(there)[:, None] * strides[d]
+            + np.arange(right[labels[2].index(label)]) * spread[d]
+            - pads[d]
+        )
+        flops *= int(
+            (
+                (places >= 0) & (places <= (here - 1) * dilations[d]) & (places % dilations[d] == 0)
+            ).sum()
+        )
     return flops

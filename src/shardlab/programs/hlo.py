@@ -1,8 +1,10 @@
-"""Read the text of a compiled program (HLO): its instructions, their types, what they call, and how often.
+"""Read the text of a compiled program (HLO): its instructions, their types, what they call, and how
+often.
 
-XLA prints a program as computations, each a list of instructions; one of them is the entry, and the others are called
-by instructions: the bodies of loops, the branches of conditions, fused operations. What a text means for communication
-is the job of `shardlab.programs.collectives`, and what it means for FLOPs that of `shardlab.programs.flops`.
+XLA prints a program as computations, each a list of instructions; one of them is the entry, and the
+others are called by instructions: the bodies of loops, the branches of conditions, fused
+operations. What a text means for communication is the job of `shardlab.programs.collectives`, and
+what it means for FLOPs that of `shardlab.programs.flops`.
 """
 
 import math
@@ -28,7 +30,8 @@ __all__ = [
     "type_bytes",
 ]
 
-CALLS = r"(calls|to_apply|body|computations?)="  # in the lines of instructions that run another computation
+# in the lines of instructions that run another computation
+CALLS = r"(calls|to_apply|body|computations?)="
 COLLECTIVES = tuple(KINDS)
 MOST = 2**20  # devices of a program, and steps of a walk through one
 _COMMENT = re.compile(r"/\*[^*]*\*/")
@@ -49,23 +52,32 @@ def promised() -> Iterator[None]:
     ...     int("a size")
     Traceback (most recent call last):
     shardlab.programs.hlo.UnreadableProgram: this text is incomplete or changed, or has an unknown form (ValueError: ...
-    """
+    """  # noqa: E501
     try:
         yield
     except UnreadableProgram:
         raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UnreadableProgram(
-            f"this text is incomplete or changed, or has an unknown form ({type(error).__name__}: {str(error)[:200]}); "
-            "pass all that compiled.as_text() returns"
+            "this text is incomplete or changed, or has an unknown form "
+            f"({type(error).__name__}: {str(error)[:200]}); pass all that compiled.as_text() "
+            "returns"
         ) from error
 
 
 def array_types(text: str) -> tuple[str, ...]:
-    """Every array type in a text, without layouts and in order: `array_types("(bf16[8,4]{1,0}, f32[4])")` has two.
+    """Every array type in a text, without layouts and in order: `array_types("(bf16[8,4]{1,0},
+    f32[4])")` has two.
 
-    Looking for a type among them is safe where looking into the text is not: "f32[8,4]" is not in this tuple, although
-    the text "bf16[8,4]" ends with it.
+    Looking for a type among them is safe where looking into the text is not: "f32[8,4]" is not in
+    this tuple, although the text "bf16[8,4]" ends with it.
 
     >>> array_types("(bf16[8,4]{1,0}, f32[4])")
     ('bf16[8,4]', 'f32[4]')
@@ -85,7 +97,7 @@ def metadata(line: str) -> dict[str, str]:
     >>> from shardlab.programs.hlo import metadata
     >>> metadata('%y = f32[4] add(%a, %b), metadata={op_name="jit(f)/add" source_file="f.py" source_line=3}')
     {'op_name': 'jit(f)/add', 'source_file': 'f.py', 'source_line': '3'}
-    """
+    """  # noqa: E501
     found = re.search(r"\bmetadata=\{", line)
     inside = line[found.end() :].rpartition("}")[0] if found else ""
     pairs = re.findall(r'\b(\w+)=(?:"((?:[^"\\]|\\.)*)"|([^"\s},]+))', inside)
@@ -148,7 +160,9 @@ class Instruction:
 
     @property
     def unquoted(self) -> str:
-        """Its attributes without the quoted text in them: names that a person chose can look like attributes."""
+        """Its attributes without the quoted text in them: names that a person chose can look like
+        attributes.
+        """
         return re.sub(_TEXT, '""', self.attributes)
 
     @cached_property
@@ -157,7 +171,9 @@ class Instruction:
         return {name: value.strip('"') for name, equals, value in parts if equals}
 
     def attribute(self, name: str) -> str:
-        """The value of an attribute, such as "{1}" of "lhs_contracting_dims"; "" if it has none of this name."""
+        """The value of an attribute, such as "{1}" of "lhs_contracting_dims"; "" if it has none of
+        this name.
+        """
         return self._values.get(name, "")
 
     def numbers(self, name: str) -> list[int]:
@@ -166,11 +182,14 @@ class Instruction:
 
     @property
     def channel(self) -> str | None:
-        """The number of a collective's channel, the same wherever a program for TPUs repeats it; None without one."""
+        """The number of a collective's channel, the same wherever a program for TPUs repeats it;
+        None without one.
+        """
         return self.attribute("channel_id") or None
 
     def channels(self, end: str) -> list[str]:
-        """The channels of the collectives that a fusion starts or waits for, as programs for TPUs write it.
+        """The channels of the collectives that a fusion starts or waits for, as programs for TPUs
+        write it.
 
         Args:
           end: "Start" or "Done".
@@ -179,11 +198,17 @@ class Instruction:
         for call in self.called().matching(target) if self.kind == "fusion" else ():
             if call.kind == "custom-call" and call.attribute("custom_call_target") == target:
                 operands = (call.home[name] for name in call.names)
-                numbers += [operand.channel for operand in operands if operand.kind in COLLECTIVES and operand.channel]
+                numbers += [
+                    operand.channel
+                    for operand in operands
+                    if operand.kind in COLLECTIVES and operand.channel
+                ]
         return numbers
 
     def called(self, role: str = "calls") -> "Computation":
-        """The computation that it calls in a role, such as "calls" for a fusion or "body" for a loop."""
+        """The computation that it calls in a role, such as "calls" for a fusion or "body" for a
+        loop.
+        """
         names = _names(self.attribute(role))
         if not names:
             raise UnreadableProgram(f"no {role}= in this instruction: {self.line.strip()[:300]}")
@@ -192,8 +217,8 @@ class Instruction:
     def calls(self) -> "list[tuple[Computation, int, int | None]]":
         """The computations that it runs, each with how often: at least, and at most.
 
-        Both are the same number where the program says it. A branch of a conditional runs 0 to 1 times, the body of a
-        loop of unknown length 0 to None times: there is no bound.
+        Both are the same number where the program says it. A branch of a conditional runs 0 to 1
+        times, the body of a loop of unknown length 0 to None times: there is no bound.
         """
         if self.kind.endswith(("-update", "-done")):
             return []  # of an operation that was started before
@@ -205,7 +230,11 @@ class Instruction:
         roles, least = ("calls", "to_apply", "called_computations"), 1
         if self.kind == "conditional":
             roles, least = ("branch_computations", "true_computation", "false_computation"), 0
-        return [(self.home.program[name], least, 1) for role in roles for name in _names(self.attribute(role))]
+        return [
+            (self.home.program[name], least, 1)
+            for role in roles
+            for name in _names(self.attribute(role))
+        ]
 
 
 class Computation:
@@ -219,7 +248,14 @@ class Computation:
 
     def __init__(self, name: str, program: "Program") -> None:
         """Start empty; `Program` adds the lines."""
-        self.name, self.program, self.lines, self._parsed, self._types, self._root = name, program, {}, {}, {}, None
+        self.name, self.program, self.lines, self._parsed, self._types, self._root = (
+            name,
+            program,
+            {},
+            {},
+            {},
+            None,
+        )
 
     @property
     def root(self) -> str:
@@ -242,10 +278,20 @@ class Computation:
             line = f"%{name} = {typed} get-tuple-element(%{tuple_}){attributes}"
             operands = (self._typed(tuple_)[0],)
             return Instruction(
-                name, "get-tuple-element", line, typed, f"%{tuple_}", operands, (tuple_,), attributes, self
+                name,
+                "get-tuple-element",
+                line,
+                typed,
+                f"%{tuple_}",
+                operands,
+                (tuple_,),
+                attributes,
+                self,
             )
         if name not in self.lines:
-            raise UnreadableProgram(f"no instruction {name} in this computation: {list(self.lines.values())[:3]}")
+            raise UnreadableProgram(
+                f"no instruction {name} in this computation: {list(self.lines.values())[:3]}"
+            )
         line = self.lines[name]
         result, remainder = self._typed(name)
         operation = re.match(r"\s*([a-z][\w\-]*)\(", remainder)
@@ -261,7 +307,17 @@ class Computation:
             operands.append(written or (self._typed(names[-1])[0] if known else ""))
         if operation[1] == "parameter" and not re.fullmatch("[0-9]{1,9}", inside):
             raise UnreadableProgram(f"no number of a parameter: {line.strip()[:300]}")
-        return Instruction(name, operation[1], line, result, inside, tuple(operands), tuple(names), attributes, self)
+        return Instruction(
+            name,
+            operation[1],
+            line,
+            result,
+            inside,
+            tuple(operands),
+            tuple(names),
+            attributes,
+            self,
+        )
 
     def _typed(self, name):
         """Its type, and the rest of its line."""
@@ -274,7 +330,9 @@ class Computation:
         return self._types[name]
 
     def matching(self, pattern: str) -> Iterator[Instruction]:
-        """The instructions in whose lines a regular expression is found, in order: new objects with each call."""
+        """The instructions in whose lines a regular expression is found, in order: new objects with
+        each call.
+        """
         return (self._parse(name) for name, line in self.lines.items() if re.search(pattern, line))
 
 
@@ -288,7 +346,8 @@ class Program:
 
     Attributes:
       entry: the `Computation` that a call of the program runs.
-      devices: for how many devices the program is: its partitions, times the replicas of older programs of `jax.pmap`.
+      devices: for how many devices the program is: its partitions, times the replicas of older
+        programs of `jax.pmap`.
 
     Raises:
       UnreadableProgram: the text has no entry, or ends within a computation.
@@ -300,28 +359,38 @@ class Program:
         counts = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", head[0] if head else "")
         self.devices = math.prod(int(count[:12]) for count in counts)
         if not 0 < self.devices <= MOST:
-            raise UnreadableProgram(f"a program for {self.devices:,} devices; pass one for 1 to {MOST:,}")
+            raise UnreadableProgram(
+                f"a program for {self.devices:,} devices; pass one for 1 to {MOST:,}"
+            )
         self.entry, self._computations = None, {}
         is_open = self._read(text.splitlines())
         if is_open:
             raise UnreadableProgram(
-                f"this text ends within the computation {is_open}, so some of it is missing; pass all that "
-                "compiled.as_text() returns"
+                f"this text ends within the computation {is_open}, so some of it is missing; "
+                "pass all that compiled.as_text() returns"
             )
         if self.entry is None:
-            early = " (this is StableHLO: XLA has not compiled it yet)" if re.match(r"\s*(#|module)", text) else ""
+            early = (
+                " (this is StableHLO: XLA has not compiled it yet)"
+                if re.match(r"\s*(#|module)", text)
+                else ""
+            )
             raise UnreadableProgram(
-                f"no ENTRY in this text: {text.strip()[:200]!r}{early}; pass what compiled.as_text() returns"
+                f"no ENTRY in this text: {text.strip()[:200]!r}{early}; pass what "
+                "compiled.as_text() returns"
             )
 
     def _read(self, lines):
-        """Sort the lines into computations; returns the name of the one that is not closed, or None."""
+        """Sort the lines into computations; returns the name of the one that is not closed, or
+        None.
+        """
         here, last, is_open, more = None, None, None, []
         for line in (*lines, ""):
             name, is_entry = _head(line)
             match = None if name or here is None else re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
             if more and (name or match or line == ""):
-                here.lines[last] += "".join(more)  # the attributes of some kernels take several lines
+                # the attributes of some kernels take several lines
+                here.lines[last] += "".join(more)
                 more = []
             if name:
                 here, is_open = Computation(name, self), name
@@ -346,13 +415,17 @@ class Program:
         return iter(self._computations.values())
 
 
-# --- A line of text ----------------------------------------------------------------------------------------------
+# --- A line of text -------------------------------------------------------------------------------
 
 
 def _head(line):
-    """The name of the computation that a line begins, and whether it is the entry; (None, False) if it begins none."""
+    """The name of the computation that a line begins, and whether it is the entry; (None, False) if
+    it begins none.
+    """
     match = re.match(r"(ENTRY )?%?([\w.\-]+) (?=[({])", line) if line.endswith("{") else None
-    if not match or not (line[match.end() :] == "{" or re.match(r"\(.*\) -> ", line[match.end() :])):
+    if not match or not (
+        line[match.end() :] == "{" or re.match(r"\(.*\) -> ", line[match.end() :])
+    ):
         return None, False
     return match[2], bool(match[1])
 
@@ -381,7 +454,8 @@ def _names(value):
 
 
 _BRACKETS = re.compile(r"[(){}\[\],]")
-_QUOTED = re.compile(rf"[(){{}}\[\],]|{_TEXT}")  # names that a person chose can have brackets and commas
+# names that a person chose can have brackets and commas
+_QUOTED = re.compile(rf"[(){{}}\[\],]|{_TEXT}")
 
 
 def _split(text, tokens=_BRACKETS):
@@ -395,15 +469,18 @@ def _split(text, tokens=_BRACKETS):
     return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
-# --- Loops -------------------------------------------------------------------------------------------------------
+# --- Loops ----------------------------------------------------------------------------------------
 
 
 def _trips(loop):
-    """How often a loop's body runs, if the compiler says so, or if the loop only counts; else None."""
+    """How often a loop's body runs, if the compiler says so, or if the loop only counts; else
+    None.
+    """
     if match := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attribute("backend_config")):
         return int(match[1])
-    # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its body adds a constant,
-    # as long as it compares with another constant (or with a number that is carried along unchanged).
+    # TPU programs do not say it. A loop of JAX's scan or fori_loop carries a number to which its
+    # body adds a constant, as long as it compares with another constant (or with a number that is
+    # carried along unchanged).
     body, condition, known = loop.called("body"), loop.called("condition"), {}
     test, before, after = condition[condition.root], loop.home[loop.names[0]], body[body.root]
     if test.kind != "compare" or before.kind != "tuple" or after.kind != "tuple":
@@ -435,10 +512,12 @@ def _trips(loop):
 
 
 def _number(name, where, known, value=None):
-    """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or (None, n): just n.
+    """A whole number in a computation as (k, n): element k of what a loop carries, plus n; or
+    (None, n): just n.
 
-    None if it is neither, or computed in a way that we do not follow. `value` has the inputs, as such pairs, of a
-    computation that is no part of a loop; `known` has what was found, since a chain of sums can need it often.
+    None if it is neither, or computed in a way that we do not follow. `value` has the inputs, as
+    such pairs, of a computation that is no part of a loop; `known` has what was found, since a
+    chain of sums can need it often.
     """
     key = (where.name, name, value)
     if key not in known:
@@ -451,7 +530,11 @@ def _computed(instruction, where, known, value):
         return _number(instruction.names[i], where, known, value)
 
     if instruction.kind == "constant":
-        return (None, int(instruction.inside)) if re.fullmatch(r"-?\d{1,20}", instruction.inside) else None
+        return (
+            (None, int(instruction.inside))
+            if re.fullmatch(r"-?\d{1,20}", instruction.inside)
+            else None
+        )
     if instruction.kind == "parameter":
         return value[int(instruction.inside)] if value else None
     if instruction.kind in ("bitcast", "copy", "copy-start", "copy-done"):
@@ -463,7 +546,9 @@ def _computed(instruction, where, known, value):
         return (place, 0) if source.kind == "parameter" and value is None else None
     if instruction.kind == "fusion":
         callee = instruction.called()
-        return _number(callee.root, callee, known, tuple(map(operand, range(len(instruction.names)))))
+        return _number(
+            callee.root, callee, known, tuple(map(operand, range(len(instruction.names))))
+        )
     if instruction.kind in ("add", "subtract"):
         left, right = operand(0), operand(1)
         if left and right and instruction.kind == "add" and left[0] is None:

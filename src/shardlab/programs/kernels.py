@@ -1,4 +1,6 @@
-"""Kernels that communicate by themselves: a compiled program shows that they run, but not what they send."""
+"""Kernels that communicate by themselves: a compiled program shows that they run, but not what they
+send.
+"""
 
 import re
 from collections.abc import Iterator
@@ -12,15 +14,21 @@ __all__ = ["calls", "communicates", "declared_bytes", "inner_jaxprs", "name", "t
 
 
 def communicates(instruction: Instruction) -> bool:
-    """Whether an instruction of a compiled program calls a kernel that communicates, for TPUs or GPUs."""
+    """Whether an instruction of a compiled program calls a kernel that communicates, for TPUs or
+    GPUs.
+    """
     marks = r'"has_communication":\s*true|uses_xla_collective_metadata = true'
-    return instruction.kind == "custom-call" and re.search(marks, instruction.attributes) is not None
+    return (
+        instruction.kind == "custom-call" and re.search(marks, instruction.attributes) is not None
+    )
 
 
 def name(instruction: Instruction) -> str:
     """The name of the kernel that an instruction calls, as `pl.pallas_call(name=...)` gives it."""
     parts = metadata(instruction.line).get("op_name", "").split("/")
-    return next((part for part in reversed(parts) if part and part != "pallas_call"), instruction.name)
+    return next(
+        (part for part in reversed(parts) if part and part != "pallas_call"), instruction.name
+    )
 
 
 def declared_bytes(instruction: Instruction) -> int | None:
@@ -30,7 +38,8 @@ def declared_bytes(instruction: Instruction) -> int | None:
 
 
 def written(jaxpr: Any) -> Iterator[tuple[str, int | None]]:
-    """The kernels in a jaxpr that communicate, also those that are interpreted: each name, and its declared bytes.
+    """The kernels in a jaxpr that communicate, also those that are interpreted: each name, and its
+    declared bytes.
 
     >>> from shardlab.programs.kernels import written
     >>> list(written(jax.make_jaxpr(jnp.sin)(1.0).jaxpr))
@@ -46,7 +55,9 @@ def written(jaxpr: Any) -> Iterator[tuple[str, int | None]]:
 
 
 def calls(jaxpr: Any) -> Iterator[Any]:
-    """The equations of a jaxpr that call a Pallas kernel, in order, also those in loops, branches and functions."""
+    """The equations of a jaxpr that call a Pallas kernel, in order, also those in loops, branches
+    and functions.
+    """
     for equation in jaxpr.eqns:
         if equation.primitive.name == "pallas_call":
             yield equation
@@ -56,7 +67,9 @@ def calls(jaxpr: Any) -> Iterator[Any]:
 
 
 def title(equation: Any) -> str:
-    """The name of the kernel that an equation calls: what `pl.pallas_call(name=...)` gives it, or its function's."""
+    """The name of the kernel that an equation calls: what `pl.pallas_call(name=...)` gives it, or
+    its function's.
+    """
     given = equation.params.get("name") or equation.params.get("name_and_src_info")
     known = given or getattr(equation.params["jaxpr"].debug_info, "func_name", None) or "kernel"
     return str(known).split()[0]

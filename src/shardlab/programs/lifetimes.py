@@ -1,9 +1,10 @@
-"""Follow the parameters of each layer through a compiled program: gathered, used, held, dropped, and scattered again.
+"""Follow the parameters of each layer through a compiled program: gathered, used, held, dropped,
+and scattered again.
 
-The instructions of a compiled program stand in the order in which it runs them. We walk through them, through the body
-of a loop as often as it runs, and note for every array only where it came from: out of which layer of a stack of layers
-it was taken, which all-gather made it, or which product. Loops that `lax.scan` makes count their own trips, so we know
-which layer a trip takes.
+The instructions of a compiled program stand in the order in which it runs them. We walk through
+them, through the body of a loop as often as it runs, and note for every array only where it came
+from: out of which layer of a stack of layers it was taken, which all-gather made it, or which
+product. Loops that `lax.scan` makes count their own trips, so we know which layer a trip takes.
 """
 
 import re
@@ -17,10 +18,24 @@ from shardlab.programs.hlo import COLLECTIVES, MOST, Program, UnreadableProgram,
 
 __all__ = ["Lifetimes", "lifetimes"]
 
-_PASS_ON = ("bitcast", "convert", "copy", "opt-barrier", "reshape", "transpose", "all-gather-done", "copy-done",
+_PASS_ON = ("bitcast", "convert", "copy", "opt-barrier", "reshape", "transpose", "all-gather-done",
+    "copy-done",
             "reduce-scatter-done", "all-reduce-done", "copy-start")  # fmt: skip
-_COMPUTE = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "minimum": min, "maximum": max}
-_COMPARE = {"LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__, "EQ": int.__eq__, "NE": int.__ne__}
+_COMPUTE = {
+    "add": int.__add__,
+    "subtract": int.__sub__,
+    "multiply": int.__mul__,
+    "minimum": min,
+    "maximum": max,
+}
+_COMPARE = {
+    "LT": int.__lt__,
+    "LE": int.__le__,
+    "GT": int.__gt__,
+    "GE": int.__ge__,
+    "EQ": int.__eq__,
+    "NE": int.__ne__,
+}
 
 
 @dataclass(frozen=True)
@@ -28,9 +43,10 @@ class Lifetimes:
     """What a program does with the parameters of each layer, in the order of its instructions.
 
     Attributes:
-      lanes: for each layer its segments (label, start, end), as `shardlab.timeline` draws them. Time is counted in
-        steps: each collective and each matrix product takes one. The labels are "all-gather", "product",
-        "reduce-scatter", and "waits in memory" between two uses of what was gathered.
+      lanes: for each layer its segments (label, start, end), as `shardlab.timeline` draws them.
+        Time is counted in steps: each collective and each matrix product takes one. The labels are
+        "all-gather", "product", "reduce-scatter", and "waits in memory" between two uses of what
+        was gathered.
       steps: how many collectives and matrix products a device runs in one call of the program.
       most_held: how many layers are held gathered at once, at most.
     """
@@ -43,12 +59,13 @@ class Lifetimes:
 def lifetimes(f: Callable, *args: Any) -> Lifetimes:
     """When a program gathers, uses, drops and scatters the parameters of each layer.
 
-    For a program that gathers two layers one after the other, uses each in one product, and needs neither again,
-    `lanes` is `{"layer 0": [("all-gather", 0, 1), ("product", 1, 2)], "layer 1": [("all-gather", 2, 3), ("product",
-    3, 4)]}`, and `most_held` is 1.
+    For a program that gathers two layers one after the other, uses each in one product, and needs
+    neither again, `lanes` is `{"layer 0": [("all-gather", 0, 1), ("product", 1, 2)], "layer 1":
+    [("all-gather", 2, 3), ("product", 3, 4)]}`, and `most_held` is 1.
 
     Args:
-      f: a function, jitted or not, one of whose arguments is a stack of layers along its first dimension.
+      f: a function, jitted or not, one of whose arguments is a stack of layers along its first
+        dimension.
       *args: its arguments: arrays, or `jax.ShapeDtypeStruct`s with shardings.
 
     Returns:
@@ -56,23 +73,32 @@ def lifetimes(f: Callable, *args: Any) -> Lifetimes:
 
     Raises:
       ValueError: the program gathers no layer of a stack.
-      shardlab.UnreadableProgram: only the run decides how often a loop runs, or which layer it takes.
+      shardlab.UnreadableProgram: only the run decides how often a loop runs, or which layer it
+        takes.
     """
     program = Program(compile_for(f, *args).as_text())
     with promised():
         walk = _Walk(program)
     layers = walk.layers()
     if not layers:
-        raise ValueError("this program gathers no layer: one of its arguments must be a stack of layers, taken by scan")
+        raise ValueError(
+            "this program gathers no layer: one of its arguments must be a stack of layers, "
+            "taken by scan"
+        )
     lanes = {f"layer {layer}": walk.lane(layer) for layer in layers}
     live = [walk.held(layer) for layer in layers]
-    most = max(sum(any(a <= step < b for a, b in spans) for spans in live) for step in range(len(walk.events)))
+    most = max(
+        sum(any(a <= step < b for a, b in spans) for spans in live)
+        for step in range(len(walk.events))
+    )
     return Lifetimes(lanes, len(walk.events), most)
 
 
 @dataclass
 class _Event:
-    """A collective or a product: its label, the layer that it is about, if known, and the last step that needs it."""
+    """A collective or a product: its label, the layer that it is about, if known, and the last step
+    that needs it.
+    """
 
     label: str
     layer: int | None
@@ -82,20 +108,30 @@ class _Event:
 class _Walk:
     """A run of a program on origins instead of numbers.
 
-    An array is a dict from an index of its first dimension, or None for all of it, to the origins of what is there: a
-    pair ("parameter", None) or ("layer", index) or ("event", step). A number is an int where it is known.
+    An array is a dict from an index of its first dimension, or None for all of it, to the origins
+    of what is there: a pair ("parameter", None) or ("layer", index) or ("event", step). A number is
+    an int where it is known.
     """
 
     def __init__(self, program):
-        self.events, self._adds, self._left = [], {}, MOST // 4  # of each step: the products among its operands
-        arguments = [self._array(("parameter", None)) for line in program.entry.lines.values() if " parameter(" in line]
+        # of each step: the products among its operands
+        self.events, self._adds, self._left = [], {}, MOST // 4
+        arguments = [
+            self._array(("parameter", None))
+            for line in program.entry.lines.values()
+            if " parameter(" in line
+        ]
         self._scatter(self._run(program.entry, arguments))
 
     def layers(self):
-        return sorted({e.layer for e in self.events if e.label == "all-gather" and e.layer is not None})
+        return sorted(
+            {e.layer for e in self.events if e.label == "all-gather" and e.layer is not None}
+        )
 
     def held(self, layer):
-        """The spans of steps from each all-gather of a layer to the last use of what it gathered."""
+        """The spans of steps from each all-gather of a layer to the last use of what it
+        gathered.
+        """
         return [
             (step, max(e.last, step) + 1)
             for step, e in enumerate(self.events)
@@ -103,8 +139,13 @@ class _Walk:
         ]
 
     def lane(self, layer):
-        """The segments of a layer: what happens, and in between, while what was gathered is held, waiting."""
-        busy, waits = [(e.label, step, step + 1) for step, e in enumerate(self.events) if e.layer == layer], set()
+        """The segments of a layer: what happens, and in between, while what was gathered is held,
+        waiting.
+        """
+        busy, waits = (
+            [(e.label, step, step + 1) for step, e in enumerate(self.events) if e.layer == layer],
+            set(),
+        )
         for start, end in self.held(layer):
             inside = [segment for segment in busy if start <= segment[1] < end]
             waits |= {("waits in memory", a[2], b[1]) for a, b in pairwise(inside) if a[2] < b[1]}
@@ -127,15 +168,23 @@ class _Walk:
         if not isinstance(array, dict) or index is None:
             return self._array(*self._origins(array))
         elements = array.get(None, frozenset()) | array.get(index, frozenset())
-        return self._array(*(("layer", index) if origin == ("parameter", None) else origin for origin in elements))
+        return self._array(
+            *(("layer", index) if origin == ("parameter", None) else origin for origin in elements)
+        )
 
     def _scatter(self, result):
-        """Tell reduce-scatters, and the products that they add up, whose layer it is: where the result puts them."""
+        """Tell reduce-scatters, and the products that they add up, whose layer it is: where the
+        result puts them.
+        """
         leaves = result if isinstance(result, tuple) else (result,)
         for leaf in leaves:
             for index, origins in leaf.items() if isinstance(leaf, dict) else ():
                 for kind, step in origins:
-                    if kind == "event" and index is not None and self.events[step].label == "reduce-scatter":
+                    if (
+                        kind == "event"
+                        and index is not None
+                        and self.events[step].label == "reduce-scatter"
+                    ):
                         self.events[step].layer = index
         for step, event in enumerate(self.events):
             for product in self._adds.get(step, ()) if event.label == "reduce-scatter" else ():
@@ -145,7 +194,9 @@ class _Walk:
     # --- Instructions ---
 
     def _happens(self, label, operands):
-        """A collective or product: the next step. It uses what was gathered, and belongs to the layer that it uses."""
+        """A collective or product: the next step. It uses what was gathered, and belongs to the
+        layer that it uses.
+        """
         step = len(self.events)
         origins = self._origins(operands)
         events = [number for kind, number in origins if kind == "event"]
@@ -164,10 +215,14 @@ class _Walk:
     def _run(self, here, arguments):
         values, self._left = {}, self._left - len(here.lines) - 1
         if self._left < 0:
-            raise UnreadableProgram(f"more than {MOST // 4:,} instructions, with every trip of the loops, are too many")
+            raise UnreadableProgram(
+                f"more than {MOST // 4:,} instructions, with every trip of the loops, are too many"
+            )
         for name in here.lines:
             instruction = here[name]
-            values[name] = self._value(instruction, [values.get(operand) for operand in instruction.names], arguments)
+            values[name] = self._value(
+                instruction, [values.get(operand) for operand in instruction.names], arguments
+            )
         return values[here.root]
 
     def _value(self, instruction, operands, arguments):
@@ -186,13 +241,16 @@ class _Walk:
         if kind in COLLECTIVES:
             return self._happens(kind, tuple(operands))
         if kind in ("dot", "convolution") or (
-            kind == "custom-call" and re.search("matmul|gemm", instruction.attribute("custom_call_target"))
+            kind == "custom-call"
+            and re.search("matmul|gemm", instruction.attribute("custom_call_target"))
         ):
             return self._happens("product", tuple(operands))
         if kind == "while":
             return self._loop(instruction, operands[0])
         if kind in ("fusion", "call"):
-            return self._run(instruction.called("calls" if kind == "fusion" else "to_apply"), operands)
+            return self._run(
+                instruction.called("calls" if kind == "fusion" else "to_apply"), operands
+            )
         if kind == "dynamic-slice":
             return self._taken(operands[0], operands[1] if isinstance(operands[1], int) else None)
         if kind == "slice":
@@ -218,7 +276,9 @@ class _Walk:
         return stack
 
     def _computed(self, instruction, operands):
-        """A number, if all that it is computed from is known; else an array, computed from others one by one."""
+        """A number, if all that it is computed from is known; else an array, computed from others
+        one by one.
+        """
         if all(isinstance(operand, int) for operand in operands) and operands:
             if instruction.kind in _COMPUTE and len(operands) == 2:
                 return _COMPUTE[instruction.kind](*operands)
@@ -237,7 +297,9 @@ class _Walk:
     def _loop(self, instruction, carried):
         (body, _, times), _ = instruction.calls()
         if times is None:
-            raise UnreadableProgram(f"only the run decides how often this loop runs: {instruction.line.strip()[:300]}")
+            raise UnreadableProgram(
+                f"only the run decides how often this loop runs: {instruction.line.strip()[:300]}"
+            )
         for _ in range(times):
             carried = self._run(body, [carried])
         return carried

@@ -1,9 +1,11 @@
-"""Where an instruction of a compiled program comes from: its source line, its pass, and the argument that it moves.
+"""Where an instruction of a compiled program comes from: its source line, its pass, and the
+argument that it moves.
 
-JAX writes into each instruction the operation and the source line that made it, and XLA keeps that in the program's
-text. What XLA's partitioner inserts carries the line of the operation that needed it, the line of what made its operand
-or, since 2026, the name of the argument that it moves. In the last two cases the line is that of the first operation
-that needs the array whole, or of the constraint that asks for it, which only the program before partitioning shows.
+JAX writes into each instruction the operation and the source line that made it, and XLA keeps that
+in the program's text. What XLA's partitioner inserts carries the line of the operation that needed
+it, the line of what made its operand or, since 2026, the name of the argument that it moves. In the
+last two cases the line is that of the first operation that needs the array whole, or of the
+constraint that asks for it, which only the program before partitioning shows.
 """
 
 import itertools
@@ -17,18 +19,37 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
-from shardlab.programs.hlo import COLLECTIVES, Instruction, Program, array_types, dimensions, metadata, promised
+from shardlab.programs.hlo import (
+    COLLECTIVES,
+    Instruction,
+    Program,
+    array_types,
+    dimensions,
+    metadata,
+    promised,
+)
 from shardlab.programs.uses import Uses, is_in_loop
 
 __all__ = ["Origin", "Origins", "where"]
 
 # XLA puts these between an argument and its gather. Without them one that is cast to bfloat16 on
 # the way would count as computed, and have no name.
-_PASS_ON = ("bitcast", "convert", "copy", "copy-start", "copy-done", "dynamic-slice", "opt-barrier", "reshape", "slice",
-            "transpose")  # fmt: skip
+_PASS_ON = (
+    "bitcast",
+    "convert",
+    "copy",
+    "copy-start",
+    "copy-done",
+    "dynamic-slice",
+    "opt-barrier",
+    "reshape",
+    "slice",
+    "transpose",
+)
 # JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
 # squeeze. To name one of them as the use would blame what stands in no program of the user.
-_ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type", "broadcast_in_dim",
+_ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type",
+    "broadcast_in_dim",
                "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
 # A line of Flax or Optax is none that the reader can change; the one that calls it is.
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
@@ -44,20 +65,23 @@ class Origin:
 
     Attributes:
       operation: JAX's name of the operation, such as "dot_general"; "" if the program does not say.
-      phase: "forward", "backward" or "update" (after the backward pass); "" if the program does not say.
+      phase: "forward", "backward" or "update" (after the backward pass); "" if the program does not
+        say.
       file: the source file; "" if the program does not say.
       line: the line in it; 0 if the program does not say.
-      argument: the argument of the program that the instruction moves, such as "params['w']"; "" if it is computed.
-      results: the results of the program that depend on it, such as `("result[0]['w']",)`, where these are at most
-        three for each of its operands, and not all; () else, and for an argument.
+      argument: the argument of the program that the instruction moves, such as "params['w']"; "" if
+        it is computed.
+      results: the results of the program that depend on it, such as `("result[0]['w']",)`, where
+        these are at most three for each of its operands, and not all; () else, and for an argument.
       stack: JAX's whole name of the operation, such as "jit(step)/transpose(jvp())/dot_general".
-      use: JAX's operation that uses the result first, such as "scatter"; "" if the program does not say, and "result"
-        if nothing uses it.
-      is_loop: whether that operation takes the array apart in a loop, as a scan and `jax.lax.map` do.
+      use: JAX's operation that uses the result first, such as "scatter"; "" if the program does not
+        say, and "result" if nothing uses it.
+      is_loop: whether that operation takes the array apart in a loop, as a scan and `jax.lax.map`
+        do.
       is_grouped: whether that operation is a convolution in groups.
       made: the (file, line) of what made the array, if it is another line; else ("", 0).
-      callers: the calls that lead to this line, each as the (file, line) of its frames, the innermost first; several
-        where the program does not say which of them it is.
+      callers: the calls that lead to this line, each as the (file, line) of its frames, the
+        innermost first; several where the program does not say which of them it is.
     """
 
     operation: str = ""
@@ -104,11 +128,16 @@ class Origins:
 
     Attributes:
       is_differentiated: whether the program has a backward pass.
-      is_gradient: whether the program computes nothing after its backward pass: its results are gradients.
+      is_gradient: whether the program computes nothing after its backward pass: its results are
+        gradients.
     """
 
     def __init__(
-        self, program: Program, text: str, results: Sequence[str] | None = None, before: "Origins | None" = None
+        self,
+        program: Program,
+        text: str,
+        results: Sequence[str] | None = None,
+        before: "Origins | None" = None,
     ) -> None:
         """Read the tables of files and stack frames, where the text has them."""
         self._program, self._results, self._parts, self._before = program, results, {}, before
@@ -122,18 +151,28 @@ class Origins:
         functions = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, "FunctionNames"), re.M))
         locations = r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)"
         places = re.findall(locations, _table(text, "FileLocations"), re.M)
-        self._places = {number: (files.get(file, ""), int(line)) for number, file, _, line in places}
+        self._places = {
+            number: (files.get(file, ""), int(line)) for number, file, _, line in places
+        }
         self._functions = {number: functions.get(function, "") for number, _, function, _ in places}
         frames = re.findall(
-            r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", _table(text, "StackFrames"), re.M
+            r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?",
+            _table(text, "StackFrames"),
+            re.M,
         )
         # XLA writes a parent's number plus one, so a frame that names itself has none.
-        self._frames = {int(number): (place, int(parent or 1) - 1) for number, place, parent in frames}
+        self._frames = {
+            int(number): (place, int(parent or 1) - 1) for number, place, parent in frames
+        }
         self._root = program.entry[program.entry.root]
         self.is_differentiated = re.search(r'op_name="[^"]*transpose\(', text) is not None
         # The names of differentiated operations contain jvp( or transpose(. An update has plain
         # ones: what remains beside plumbing and layouts is work after the gradients.
-        outside = set(re.findall(r'op_name="\w+\([^"]*\)/(\w+)"', re.sub(r'op_name="[^"]*jvp\([^"]*"', "", text)))
+        outside = set(
+            re.findall(
+                r'op_name="\w+\([^"]*\)/(\w+)"', re.sub(r'op_name="[^"]*jvp\([^"]*"', "", text)
+            )
+        )
         self.is_gradient = self.is_differentiated and outside <= {*_ON_THE_WAY, "copy", "transpose"}
         self._callers = {}
         for here in program:
@@ -143,7 +182,9 @@ class Origins:
 
     @promised()
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
-        """The `Origin` of an instruction; for a collective with the mesh `axes` along which it communicates."""
+        """The `Origin` of an instruction; for a collective with the mesh `axes` along which it
+        communicates.
+        """
         argument = self._argument(instruction)
         # Other work is scheduled between start and end, so only the end's uses are those of the
         # result.
@@ -193,7 +234,9 @@ class Origins:
         return foreign or site
 
     def _site(self, instruction, own, makers, use, argument, axes):
-        """The name and place of what needs a collective, and the calls that lead to a constraint."""
+        """The name and place of what needs a collective, and the calls that lead to a
+        constraint.
+        """
         if not self._is_elsewhere(instruction, own, makers, axes):
             return own
         constraint = self._constraint_site(instruction, [own, *makers[:10]], argument, axes)
@@ -220,19 +263,31 @@ class Origins:
 
     @promised()
     def in_loop(self, instruction: Instruction) -> str:
-        """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's body."""
+        """As `shardlab.programs.uses.Uses.in_loop`; "" also for an instruction that is in no loop's
+        body.
+        """
         # Bodies of fusions and branches have callers too, but what they compute is added up in no
         # loop.
         here, name = self._callers.get(instruction.home.name, (None, ""))
-        return self._uses.in_loop(instruction) if here is not None and here[name].kind == "while" else ""
+        return (
+            self._uses.in_loop(instruction)
+            if here is not None and here[name].kind == "while"
+            else ""
+        )
 
     @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
-        """In how many iterations of loops a gathered array is used, one part in each, and nowhere else; else 0."""
+        """In how many iterations of loops a gathered array is used, one part in each, and nowhere
+        else; else 0.
+        """
         end = instruction.name.replace("-start", "-done")
-        along = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        along = (
+            instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        )
         return (
-            self._uses.sliced_in_loop(instruction.home, end, along[0]) if along and end in instruction.home.lines else 0
+            self._uses.sliced_in_loop(instruction.home, end, along[0])
+            if along and end in instruction.home.lines
+            else 0
         )
 
     @promised()
@@ -251,7 +306,9 @@ class Origins:
 
     @promised()
     def forward_arguments(self) -> frozenset[str]:
-        """The names of the program's arguments that its forward pass uses; of all, if it has no backward pass."""
+        """The names of the program's arguments that its forward pass uses; of all, if it has no
+        backward pass.
+        """
         if not self.is_differentiated:
             return frozenset(self._arguments)
         # Moments of an optimiser are arguments too, but only the update, which has a plain name,
@@ -265,7 +322,9 @@ class Origins:
 
     @promised()
     def sources(self, instruction: Instruction) -> set[str]:
-        """The arguments of the program from which an instruction's operands are computed, outside of loops."""
+        """The arguments of the program from which an instruction's operands are computed, outside
+        of loops.
+        """
         entry, names, seen, found = self._program.entry, list(instruction.names), set(), set()
         while names and instruction.home is entry and len(seen) < _MOST:
             name = names.pop()
@@ -280,7 +339,9 @@ class Origins:
 
     def _use(self, instruction, makers):
         """The first operation that needs a result whole, as a `_Use`."""
-        gathered = instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        gathered = (
+            instruction.numbers("dimensions") if instruction.kind.startswith("all-gather") else []
+        )
         first, is_needed = _Use(), False
         for user, needs in self._uses.first(instruction.home, instruction.name, *gathered[:1]):
             used, where = self._metadata(user.line)
@@ -304,7 +365,8 @@ class Origins:
         return first if first.stack or not is_needed else _Use("unknown")
 
     def _made(self, instruction, name=None):
-        """The names and places of what made a collective's operand, the last operation first; at least one pair.
+        """The names and places of what made a collective's operand, the last operation first; at
+        least one pair.
 
         Of several operands it is the largest, unless another one is named.
         """
@@ -321,7 +383,11 @@ class Origins:
                 maker = here[maker.names[0]]
             if maker.kind not in _PASS_ON:
                 inside = maker.called().lines.values() if maker.kind == "fusion" else ()
-                makers = [self._metadata(maker.line), *passed, *reversed([self._metadata(line) for line in inside])]
+                makers = [
+                    self._metadata(maker.line),
+                    *passed,
+                    *reversed([self._metadata(line) for line in inside]),
+                ]
                 known = [one for one in makers if "(" in one[0] and one[1][1]]
                 # A fusion in which nothing has a name was made for a conversion or a copy.
                 if known or maker.kind != "fusion":
@@ -331,7 +397,9 @@ class Origins:
         return [("", ("", 0))]
 
     def _foreign(self, instruction):
-        """The name and the place of the callback whose result a collective sends from one device to the others."""
+        """The name and the place of the callback whose result a collective sends from one device to
+        the others.
+        """
         here, names = instruction.home, list(instruction.names)
         for _ in range(20):
             if not names:
@@ -342,13 +410,19 @@ class Origins:
             if maker.kind == "recv-done":
                 return self._metadata(maker.line)
             if maker.kind == "conditional":
-                calls = (call for callee, *_ in maker.calls() for call in callee.matching(r" custom-call\("))
+                calls = (
+                    call
+                    for callee, *_ in maker.calls()
+                    for call in callee.matching(r" custom-call\(")
+                )
                 return next((self._metadata(call.line) for call in calls), None)
             names += maker.names if maker.kind in (*_PASS_ON, "fusion", "get-tuple-element") else ()
         return None
 
     def _constraint_site(self, instruction, makers, argument, axes):
-        """The name and place of the constraint that asks for a collective, and its callers, if any; or None."""
+        """The name and place of the constraint that asks for a collective, and its callers, if any;
+        or None.
+        """
         if self._before is None or not axes:
             return None
         before = self._before
@@ -370,7 +444,9 @@ class Origins:
         return None
 
     def _is_kept(self, stack, place, axes):
-        """Whether a collective has the line of a constraint that keeps its axes: then something after it needs them."""
+        """Whether a collective has the line of a constraint that keeps its axes: then something
+        after it needs them.
+        """
         if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
             return False
         constraints = self._before._operations.get(("sharding_constraint", place), ())
@@ -378,9 +454,13 @@ class Origins:
         return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
     def _split(self, here, name, axes):
-        """The name and the place of the reshape of an argument after which its shards are not contiguous, or None."""
+        """The name and the place of the reshape of an argument after which its shards are not
+        contiguous, or None.
+        """
         argument = here[name]
-        entries = re.findall(r"\{(.*?)\}", argument.attribute("frontend_attributes").partition("[")[2])
+        entries = re.findall(
+            r"\{(.*?)\}", argument.attribute("frontend_attributes").partition("[")[2]
+        )
         sizes = dict(re.findall(r'"([^"\\]+)\\?"=(\d+)', self._mesh))
         for dimension, inside in enumerate(entries):
             names = re.findall(r'\\"([^"\\]+)\\"', inside)
@@ -391,8 +471,14 @@ class Origins:
             shards = math.prod(int(sizes.get(axis, 1)) for axis in names)
             for user in self._uses.users(here).get(name, ()):
                 reshape = here[user]
-                before, after = (dimensions(array_types(kind)[0]) for kind in (argument.result, reshape.result))
-                kept = before[:dimension] == after[:dimension] and after[dimension:] and after[dimension] % shards == 0
+                before, after = (
+                    dimensions(array_types(kind)[0]) for kind in (argument.result, reshape.result)
+                )
+                kept = (
+                    before[:dimension] == after[:dimension]
+                    and after[dimension:]
+                    and after[dimension] % shards == 0
+                )
                 used, where = self._metadata(reshape.line)
                 if reshape.kind == "reshape" and not kept and where[1]:
                     return _whole(used), where
@@ -425,7 +511,9 @@ class Origins:
 
     @promised()
     def place(self, line: str) -> tuple[str, int]:
-        """The source file and line number of an instruction's text: ("", 0) if the program does not say."""
+        """The source file and line number of an instruction's text: ("", 0) if the program does not
+        say.
+        """
         return self._metadata(line)[1]
 
     def _own_line(self, instruction):
@@ -486,9 +574,11 @@ class Origins:
         return tuple(self._calls.get((stack, place), ()))
 
     def _called_now(self, stack, chain):
-        """The place of a call whose function has its lines from another program, in which JAX traced it first.
+        """The place of a call whose function has its lines from another program, in which JAX
+        traced it first.
 
-        The frames of a call follow those of the function. In the first program they begin with the same place again.
+        The frames of a call follow those of the function. In the first program they begin with the
+        same place again.
         """
         places = [place for place, _ in chain]
         parts = stack.split("/") if self._before is not None else []
@@ -519,7 +609,9 @@ class Origins:
         return calls
 
     def _argument(self, instruction):
-        """The name of the program's argument that an instruction has as its first operand, or ""."""
+        """The name of the program's argument that an instruction has as its first operand, or
+        "".
+        """
         here, name = instruction.home, instruction.names[0] if instruction.names else None
         for _ in range(100):
             parameter = here[name] if name in here.lines else None
@@ -552,18 +644,24 @@ class Origins:
         return ""
 
     def _carried(self, body, place):
-        """What a loop carries unchanged at a place: the computation of the loop, and the tuple that it starts with."""
+        """What a loop carries unchanged at a place: the computation of the loop, and the tuple that
+        it starts with.
+        """
         caller = self._callers.get(body.name)
         loop = caller[0][caller[1]] if caller else None
         if loop is None or loop.kind != "while" or (after := body[body.root]).kind != "tuple":
             return None
         same = body[after.names[place]]
-        if same.kind != "get-tuple-element" or f"index={place}" not in same.attributes.replace(" ", "").split(","):
+        if same.kind != "get-tuple-element" or f"index={place}" not in same.attributes.replace(
+            " ", ""
+        ).split(","):
             return None
         return loop.home, loop.home[loop.names[0]]
 
     def _followed(self, instruction, ends=None):
-        """The lines that depend on an instruction, nearest first; `ends` collects the numbers of results."""
+        """The lines that depend on an instruction, nearest first; `ends` collects the numbers of
+        results.
+        """
         seen, waiting = set(), [(instruction.home, instruction.name)]
         while waiting and len(seen) < _MOST:
             here, name = waiting.pop(0)
@@ -578,7 +676,8 @@ class Origins:
                         waiting += [
                             (outer, taken)
                             for taken in self._uses.users(outer).get(loop, ())
-                            if (index := re.search(r"\bindex=(\d+)", outer.lines[taken])) and int(index[1]) in places
+                            if (index := re.search(r"\bindex=(\d+)", outer.lines[taken]))
+                            and int(index[1]) in places
                         ]
                     continue
                 if (here.name, user) not in seen:
@@ -617,7 +716,10 @@ class Origins:
         # Everything leads to a single result, such as a loss, so its name would say nothing.
         if count == 1 and not gradient and not self._is_root(instruction):
             return ()
-        ends, most = {0} if count == 1 and instruction.name == root.name else set(), 3 * len(instruction.names)
+        ends, most = (
+            {0} if count == 1 and instruction.name == root.name else set(),
+            3 * len(instruction.names),
+        )
         for line in self._followed(instruction, ends=ends):
             # What goes on into a product is a sum of activations' gradients for the layer below.
             gradient = gradient and "/dot_general" not in line
@@ -634,7 +736,9 @@ class Origins:
 
     @staticmethod
     def _is_part_of(instruction, result):
-        """Whether what a collective adds up can be a gradient of a result, by the number of elements."""
+        """Whether what a collective adds up can be a gradient of a result, by the number of
+        elements.
+        """
         count = math.prod(dimensions(array_types(result)[0])) if array_types(result) else 0
         sums = [math.prod(dimensions(kind)) for kind in array_types(" ".join(instruction.operands))]
         return bool(count) and any(size >= count and size % count == 0 for size in sums)
@@ -648,13 +752,17 @@ class Origins:
             if root_instruction.name == instruction.name:
                 return True
             names += (
-                root_instruction.names if root_instruction.kind in (*_PASS_ON, "tuple", "get-tuple-element") else ()
+                root_instruction.names
+                if root_instruction.kind in (*_PASS_ON, "tuple", "get-tuple-element")
+                else ()
             )
         return False
 
     @promised()
     def is_sliced_again(self, instruction: Instruction) -> bool:
-        """Whether all that devices use of a gathered array is a shard of it, in the entry of the program."""
+        """Whether all that devices use of a gathered array is a shard of it, in the entry of the
+        program.
+        """
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
         # Where the partitioner knows no way between two layouts, it gathers the array, and lets
@@ -673,13 +781,23 @@ class Origins:
                     sliced = True
                 elif user_instruction.kind == "fusion" and outer is None:
                     callee = user_instruction.called()
-                    inside = {f"parameter({n})" for n, operand in enumerate(user_instruction.names) if operand == name}
+                    inside = {
+                        f"parameter({n})"
+                        for n, operand in enumerate(user_instruction.names)
+                        if operand == name
+                    }
                     waiting += [
                         (callee, inner, (here, user))
                         for inner, line in callee.lines.items()
                         if any(f" {parameter}" in line for parameter in inside)
                     ]
-                elif user_instruction.kind in ("all-gather", "bitcast", "copy", "reshape", "transpose"):
+                elif user_instruction.kind in (
+                    "all-gather",
+                    "bitcast",
+                    "copy",
+                    "reshape",
+                    "transpose",
+                ):
                     waiting.append((here, user, outer))
                 else:
                     return False
@@ -693,7 +811,8 @@ def _own(chain):
 
 
 def where(file: str, line: int) -> str:
-    """A place in the source in words: "step.py:9", and "In[3]:9" in a notebook, whose cells are temporary files.
+    """A place in the source in words: "step.py:9", and "In[3]:9" in a notebook, whose cells are
+    temporary files.
 
     Args:
       file: the file; "" if unknown.
@@ -702,8 +821,11 @@ def where(file: str, line: int) -> str:
     if not line:
         return "not known"
     # IPython alone knows which cell a temporary file is, and may be another version, or not there.
-    compiler = getattr(getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "compile", None)
-    cell = getattr(compiler, "format_code_name", lambda _: None)(file)  # a pair such as ("Cell", "In[3]")
+    compiler = getattr(
+        getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)(), "compile", None
+    )
+    # a pair such as ("Cell", "In[3]")
+    cell = getattr(compiler, "format_code_name", lambda _: None)(file)
     unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
     return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
 
@@ -733,12 +855,16 @@ def _elements(here, name):
 
 
 def _axes_named(attributes):
-    """The mesh axes that the sharding of an instruction names, before the program is partitioned."""
+    """The mesh axes that the sharding of an instruction names, before the program is
+    partitioned.
+    """
     return set(re.findall(r'\\"([^"\\]+)\\"', attributes.partition("sdy.sharding")[2]))
 
 
 def _whole(operation):
-    """The name of an operation in a function that is called by its own name alone, as one in the program has it."""
+    """The name of an operation in a function that is called by its own name alone, as one in the
+    program has it.
+    """
     # Before partitioning functions are computations of their own, named "jit(f)" only at their
     # calls; `of` takes a name without parenthesis for an argument's.
     return operation if "(" in operation else f"jit()/{operation}"

@@ -16,12 +16,14 @@ __all__ = ["races"]
 
 
 def races(function: Callable, *args: Any) -> list[str]:
-    """The races between the memory accesses of a program's Pallas kernels for TPUs, run once on CPU devices.
+    """The races between the memory accesses of a program's Pallas kernels for TPUs, run once on CPU
+    devices.
 
-    A race is two accesses to the same place in a device's memory, at least one of them a write, that no semaphore puts
-    in an order: a copy from another device may then arrive before the old value has been read, or after. The kernels
-    are interpreted, and each copy is made at once, so values do not depend on who waits. What is found are the races
-    of this one run, and not all of them: see the source. An empty list is no proof.
+    A race is two accesses to the same place in a device's memory, at least one of them a write,
+    that no semaphore puts in an order: a copy from another device may then arrive before the old
+    value has been read, or after. The kernels are interpreted, and each copy is made at once, so
+    values do not depend on who waits. What is found are the races of this one run, and not all of
+    them: see the source. An empty list is no proof.
 
     What the function prints meanwhile is not shown.
 
@@ -34,25 +36,28 @@ def races(function: Callable, *args: Any) -> list[str]:
     []
 
     Args:
-      function: a function that calls `pl.pallas_call`, jitted or not. `interpret=` makes no difference: within this
-        call all kernels are interpreted for races.
+      function: a function that calls `pl.pallas_call`, jitted or not. `interpret=` makes no
+        difference: within this call all kernels are interpreted for races.
       *args: its arguments. It is run, so it must not donate arguments that are needed later.
 
     Returns:
-      One text for each race, as JAX reports it: both accesses with their buffer, its range, the thread and the source
-      line. The first number of a thread is its device, or a DMA's number, which is 100 or more.
+      One text for each race, as JAX reports it: both accesses with their buffer, its range, the
+      thread and the source line. The first number of a thread is its device, or a DMA's number,
+      which is 100 or more.
 
     Raises:
-      ValueError: the function calls no kernel, or one that was made before this call, with another `interpret`.
+      ValueError: the function calls no kernel, or one that was made before this call, with another
+        `interpret`.
       Exception: whatever the function raises. A wait that no one signals does not return.
 
-    Source: `pltpu.InterpretParams(detect_races=True)` of JAX 0.7.2 and 0.12.0 in jax/_src/pallas/mosaic/interpret,
-    whose clocks of DMAs are approximate.
+    Source: `pltpu.InterpretParams(detect_races=True)` of JAX 0.7.2 and 0.12.0 in
+    jax/_src/pallas/mosaic/interpret, whose clocks of DMAs are approximate.
     """
     from jax.experimental.pallas import tpu as pltpu
 
     fields = {field.name for field in dataclasses.fields(pltpu.InterpretParams)}
-    # Newer versions raise by default, and the error would come again in the next call; older ones print.
+    # Newer versions raise by default, and the error would come again in the next call; older ones
+    # print.
     go_on = {"on_race": "warn"} if "on_race" in fields else {}
     params = pltpu.InterpretParams(detect_races=True, dma_execution_mode="eager", **go_on)
     with _messages() as messages, pltpu.force_tpu_interpret_mode(params):
@@ -64,7 +69,13 @@ def races(function: Callable, *args: Any) -> list[str]:
         finally:
             pltpu.reset_tpu_interpret_mode_state()
     text = "".join(messages)
-    return sorted({part.strip() for part in re.split(r"(?=RACE DETECTED)", text) if part.startswith("RACE DETECTED")})
+    return sorted(
+        {
+            part.strip()
+            for part in re.split(r"(?=RACE DETECTED)", text)
+            if part.startswith("RACE DETECTED")
+        }
+    )
 
 
 def _check(jaxpr):
@@ -74,14 +85,17 @@ def _check(jaxpr):
     for call in called:
         if not getattr(call.params["interpret"], "detect_races", False):
             raise ValueError(
-                f"the kernel {title(call)} was made with interpret={call.params['interpret']} before this call, "
-                "so its races are not watched: call pl.pallas_call inside the function"
+                f"the kernel {title(call)} was made with interpret={call.params['interpret']} "
+                "before this call, so its races are not watched: call pl.pallas_call inside "
+                "the function"
             )
 
 
 @contextlib.contextmanager
 def _messages():
-    """What is printed or logged meanwhile, as a list of texts; other log records go where they always go."""
+    """What is printed or logged meanwhile, as a list of texts; other log records go where they
+    always go.
+    """
     messages, printed = [], io.StringIO()
 
     class Collector(logging.Handler):

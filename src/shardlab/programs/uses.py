@@ -1,7 +1,9 @@
-"""What uses a value of a program first: followed through tuples, fusions, calls, loops and branches.
+"""What uses a value of a program first: followed through tuples, fusions, calls, loops and
+branches.
 
-A collective that XLA's partitioner inserts often carries the source line of what *made* its operand. The line to change
-is that of the first operation that needs the value as the collective leaves it.
+A collective that XLA's partitioner inserts often carries the source line of what *made* its
+operand. The line to change is that of the first operation that needs the value as the collective
+leaves it.
 """
 
 import re
@@ -26,15 +28,19 @@ _MOST = 3_000
 # collectives, which XLA's partitioner puts where layouts change, and not where the program asks for
 # them.
 _SAME = {
-    "bitcast", "bitcast-convert", "broadcast", "convert", "copy", "copy-done", "copy-start", "dynamic-update-slice",
+    "bitcast", "bitcast-convert", "broadcast", "convert", "copy", "copy-done", "copy-start",
+    "dynamic-update-slice",
     "opt-barrier", "reduce-precision", "reshape", "transpose",
     *(f"{kind}{end}" for kind in COLLECTIVES for end in ("", "-start", "-done")),
 }  # fmt: skip
 # Each element of a result needs one of each operand, so a shard is enough, whatever the layout.
 _ELEMENTWISE = {
-    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "erf", "exponential",
-    "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply",
-    "negate", "not", "or", "power", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt", "select", "sign",
+    "abs", "add", "and", "atan2", "cbrt", "ceil", "clamp", "compare", "cosine", "divide", "erf",
+    "exponential",
+    "exponential-minus-one", "floor", "is-finite", "log", "log-plus-one", "logistic", "maximum",
+    "minimum", "multiply",
+    "negate", "not", "or", "power", "remainder", "round-nearest-afz", "round-nearest-even", "rsqrt",
+    "select", "sign",
     "sine", "sqrt", "subtract", "tan", "tanh", "xor",
 }  # fmt: skip
 # Every device makes its own part of these, so they force no layout on what they are combined with.
@@ -48,14 +54,16 @@ class Uses:
     >>> program = Program(jax.jit(lambda a: jnp.sin(a) @ a).lower(jnp.ones((8, 8))).as_text(dialect="hlo"))
     >>> [(user.kind, needs) for user, needs in Uses().first(program.entry, "a.1")][-1]
     ('dot', True)
-    """
+    """  # noqa: E501
 
     def __init__(self) -> None:
         """Begin with no computation looked at."""
         self._users = {}
 
     def users(self, here: Computation) -> dict[str, list[str]]:
-        """For each name in a computation the names of the instructions that have it as an operand."""
+        """For each name in a computation the names of the instructions that have it as an
+        operand.
+        """
         if here.name not in self._users:
             users = self._users[here.name] = {}
             for name, line in here.lines.items():
@@ -63,7 +71,9 @@ class Uses:
                 text = line.partition(" = ")[2].partition(", metadata=")[0]
                 # Compiled programs mark names with %. Lowered ones do not: there only what stands
                 # around a word tells it from an attribute, an operation and a literal.
-                marked = r"%([\w.\-]+)" if "%" in line else r"(?<![\w.\-=@\"])([\w.\-]+)(?![\w.\-(=\[])"
+                marked = (
+                    r"%([\w.\-]+)" if "%" in line else r"(?<![\w.\-=@\"])([\w.\-]+)(?![\w.\-(=\[])"
+                )
                 for used in re.findall(marked, text):
                     if used in here.lines and name not in users.setdefault(used, []):
                         users[used].append(name)
@@ -72,13 +82,16 @@ class Uses:
     def first(
         self, here: Computation, name: str, dimension: int | None = None, elementwise: bool = False
     ) -> Iterator[tuple[Instruction, bool]]:
-        """The first operations that use a value, nearest first, each with whether it needs it as a whole.
+        """The first operations that use a value, nearest first, each with whether it needs it as a
+        whole.
 
-        An elementwise operation of one array needs no other element; what uses its result is looked at in its place.
+        An elementwise operation of one array needs no other element; what uses its result is looked
+        at in its place.
 
         Args:
           here, name: the computation, and the name of the value in it.
-          dimension: the dimension of the value that was gathered, so that a slice of another one does not count.
+          dimension: the dimension of the value that was gathered, so that a slice of another one
+            does not count.
           elementwise: whether no elementwise operation counts, whatever its other operands are.
         """
         whole = array_types(here[name].result)[:1]
@@ -99,14 +112,15 @@ class Uses:
 
         Args:
           here, name: the computation, and the name of the value in it.
-          callers: the instructions that call the computation, as pairs of computation and name, the outermost first;
-            without them no use after a loop counts.
+          callers: the instructions that call the computation, as pairs of computation and name, the
+            outermost first; without them no use after a loop counts.
         """
         reached = self._reached(here, name, lambda user, place: user.kind not in _SAME, callers)
         return (user for user, is_end in reached if is_end)
 
     def sliced_in_loop(self, here: Computation, name: str, dimension: int) -> int:
-        """How many parts of a value the iterations of loops take, one each, where nothing else uses it; else 0.
+        """How many parts of a value the iterations of loops take, one each, where nothing else uses
+        it; else 0.
 
         Args:
           here, name: the computation, and the name of the value in it.
@@ -119,13 +133,20 @@ class Uses:
             along = [n for n, (size, whole_size) in enumerate(sizes) if size != whole_size]
             # A part along the gathered dimension is on one device alone, so no gather in the loop
             # could replace the whole one.
-            if len(part) != len(whole) or len(along) != 1 or along[0] == dimension or part[along[0]] != 1:
+            if (
+                len(part) != len(whole)
+                or len(along) != 1
+                or along[0] == dimension
+                or part[along[0]] != 1
+            ):
                 return 0
             parts.add(whole[along[0]])
         return max(parts, default=0)
 
     def _reached(self, here, name, stops, callers=()):
-        """What uses a value, nearest first, each with what `stops` says; if that is False, its result is followed."""
+        """What uses a value, nearest first, each with what `stops` says; if that is False, its
+        result is followed.
+        """
         waiting, seen = deque([(here, name, (), callers)]), set()
         while waiting and len(seen) < _MOST:
             here, name, path, callers = waiting.popleft()
@@ -166,11 +187,15 @@ class Uses:
           instruction: one whose home is the body of a loop.
 
         Returns:
-          "added" if iterations only add it to what the loop carries, "stacked" if they only keep it for after the loop,
-          scaled or not; "" if an iteration computes anything else with it.
+          "added" if iterations only add it to what the loop carries, "stacked" if they only keep it
+          for after the loop, scaled or not; "" if an iteration computes anything else with it.
         """
         body, usage = instruction.home, ""
-        waiting, seen, factors = deque([(body, instruction.name, ())]), {(body.name, instruction.name)}, set()
+        waiting, seen, factors = (
+            deque([(body, instruction.name, ())]),
+            {(body.name, instruction.name)},
+            set(),
+        )
         while waiting:
             here, name, callers = waiting.popleft()
             if name == here.root and callers:
@@ -179,7 +204,9 @@ class Uses:
                 user = here[user_name]
                 # The root's tuple is the next iteration's state: what reaches it is kept, not
                 # computed with.
-                if (here.name, user_name) in seen or (here is body and user_name == here.root and user.kind == "tuple"):
+                if (here.name, user_name) in seen or (
+                    here is body and user_name == here.root and user.kind == "tuple"
+                ):
                     continue
                 seen.add((here.name, user_name))
                 for place in (n for n, operand in enumerate(user.names) if operand == name):
@@ -224,7 +251,9 @@ def _is_carried(here, name, callers):
 
 
 def _entered(user, place):
-    """Where an operand is in the computations that an instruction runs: pairs of computation and name."""
+    """Where an operand is in the computations that an instruction runs: pairs of computation and
+    name.
+    """
     # A while loop has one operand, its whole state. A conditional's first operand chooses the
     # branch, and each of the others goes into one of them.
     if user.kind in ("fusion", "call"):
@@ -245,10 +274,14 @@ def _entered(user, place):
 
 
 def _needs(user, place, dimension, elementwise):
-    """Whether an instruction needs its operand whole along a dimension; along any, if the dimension is not known."""
+    """Whether an instruction needs its operand whole along a dimension; along any, if the dimension
+    is not known.
+    """
     # XLA inserts reshapes for layouts, which need nothing. One that JAX wrote, which XLA may turn
     # into a bitcast, keeps shards contiguous only if the sizes up to the gathered dimension stay.
-    if user.kind in ("reshape", "bitcast") and metadata(user.line).get("op_name", "").endswith("/reshape"):
+    if user.kind in ("reshape", "bitcast") and metadata(user.line).get("op_name", "").endswith(
+        "/reshape"
+    ):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
         return dimension is not None and before[: dimension + 1] != after[: dimension + 1]
     if user.kind in _SAME:
@@ -256,17 +289,20 @@ def _needs(user, place, dimension, elementwise):
     if user.kind in _ELEMENTWISE:
         # Operands must be stored alike, and to move the smaller one is cheaper: a large one is
         # gathered only for another that is as large.
-        others = (n for n in range(len(user.names)) if n != place and user.names[n] != user.names[place])
+        others = (
+            n for n in range(len(user.names)) if n != place and user.names[n] != user.names[place]
+        )
         size = _bytes(user.operands[place])
         return not elementwise and any(
-            _bytes(user.operands[n]) >= size and user.home[user.names[n]].kind not in _CONSTANT for n in others
+            _bytes(user.operands[n]) >= size and user.home[user.names[n]].kind not in _CONSTANT
+            for n in others
         )
     if user.kind in ("dynamic-slice", "slice"):
         before, after = (_sizes(kind) for kind in (user.operands[place], user.result))
         # A scan takes its rows by slices, one in each iteration, which is no use of all of them.
-        return (dimension is None and not is_in_loop(user)) or (dimension is not None and (
-            before[dimension] != after[dimension]
-        ))  # fmt: skip
+        return (dimension is None and not is_in_loop(user)) or (
+            dimension is not None and (before[dimension] != after[dimension])
+        )
     return True
 
 

@@ -1,7 +1,7 @@
 """Which values of a `jax.shard_map` differ between devices, followed through its jaxpr.
 
-JAX checks this itself, but not with `check_vma=False`. Then a result that is declared replicated may hold another value
-on each device, and nothing says so.
+JAX checks this itself, but not with `check_vma=False`. Then a result that is declared replicated
+may hold another value on each device, and nothing says so.
 """
 
 import re
@@ -17,7 +17,11 @@ from shardlab.programs.kernels import inner_jaxprs
 
 __all__ = ["Mismatch", "are_checked", "mismatches"]
 
-_EQUAL = [operation for kind in ("all-gather", "all-reduce", "collective-broadcast") for operation in KINDS[kind].calls]
+_EQUAL = [
+    operation
+    for kind in ("all-gather", "all-reduce", "collective-broadcast")
+    for operation in KINDS[kind].calls
+]
 _SPREAD = [*(OPERATIONS.keys() - {*_EQUAL}), "axis_index"]
 _COMBINE = {"add", "mul", "select_n", "sub"}
 _NONE = frozenset()
@@ -28,8 +32,8 @@ class Mismatch:
     """A value of a shard_map that does not differ between devices as its author must mean.
 
     Attributes:
-      kind: "result" if it is declared replicated and differs, "noise" if random numbers are the same on devices whose
-        data differ.
+      kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
+        same on devices whose data differ.
       axes: the mesh axes along which that is so.
       number: which result of the shard_map, from 0; 0 for noise.
       function: the name of the function that is mapped.
@@ -54,7 +58,7 @@ def mismatches(jaxpr: Any) -> Iterator[Mismatch]:
 
     Args:
       jaxpr: as `jax.make_jaxpr(f)(...).jaxpr` is.
-    """
+    """  # noqa: E501
     for equation in jaxpr.eqns:
         if equation.primitive.name == "shard_map":
             yield from _of_a_map(equation)
@@ -93,11 +97,15 @@ def _of_a_map(equation):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
     for axes, place in noisy[:1]:
-        yield Mismatch("noise", tuple(sorted(axes)), 0, function, *(place if place[1] else (file, line)))
+        yield Mismatch(
+            "noise", tuple(sorted(axes)), 0, function, *(place if place[1] else (file, line))
+        )
 
 
 class _Body:
-    """The values in the body of a shard_map: each a pair, the axes along which it differs, and whether it is noise."""
+    """The values in the body of a shard_map: each a pair, the axes along which it differs, and
+    whether it is noise.
+    """
 
     def __init__(self, sizes, noisy):
         self.sizes, self.noisy = sizes, noisy
@@ -105,7 +113,9 @@ class _Body:
     def run(self, jaxpr, inputs):
         """The results of a jaxpr for the values of its inputs."""
         known = dict(zip(jaxpr.invars, inputs, strict=True))
-        read = lambda atom: (_NONE, False) if hasattr(atom, "val") else known.get(atom, (_NONE, False))  # noqa: E731
+        read = lambda atom: (  # noqa: E731
+            (_NONE, False) if hasattr(atom, "val") else known.get(atom, (_NONE, False))
+        )
         for equation in jaxpr.eqns:
             values = [read(atom) for atom in equation.invars]
             known |= dict(zip(equation.outvars, self._results(equation, values), strict=True))
@@ -134,7 +144,11 @@ class _Body:
                 (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
                 for results in zip(*branches, strict=True)
             ]
-        inner = [one for one in inner_jaxprs(equation) if len(one.invars) == len(values) and len(one.outvars) == count]
+        inner = [
+            one
+            for one in inner_jaxprs(equation)
+            if len(one.invars) == len(values) and len(one.outvars) == count
+        ]
         if inner and name != "shard_map":
             return self.run(inner[0], values)
         return [(together, self._is_noise(equation, values))] * count
@@ -142,7 +156,9 @@ class _Body:
     def _scan(self, equation, values):
         body = _opened(equation.params["jaxpr"])
         rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
-        carried = sum(rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True))
+        carried = sum(
+            rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True)
+        )
         inputs = zip(equation.invars, body.invars, strict=True)
         stacked = sum(rank(stack) > rank(one) for stack, one in inputs)
         consts = len(values) - carried - stacked
@@ -157,12 +173,19 @@ class _Body:
         carry = values[tests + consts :]
         for _ in range(len(self.sizes) + 1):
             (ends,) = self.run(_opened(params["cond_jaxpr"]), [*values[:tests], *carry])
-            results = self.run(_opened(params["body_jaxpr"]), [*values[tests : tests + consts], *carry])
-            carry = [_either(_either(old, new), (ends[0], old[1])) for old, new in zip(carry, results, strict=True)]
+            results = self.run(
+                _opened(params["body_jaxpr"]), [*values[tests : tests + consts], *carry]
+            )
+            carry = [
+                _either(_either(old, new), (ends[0], old[1]))
+                for old, new in zip(carry, results, strict=True)
+            ]
         return carry
 
     def _is_noise(self, equation, values):
-        """Whether a result is random bits, or computed from these alone; notes where noise meets data that differ."""
+        """Whether a result is random bits, or computed from these alone; notes where noise meets
+        data that differ.
+        """
         name = equation.primitive.name
         own = frozenset().union(*(axes for axes, noise in values if noise))
         data = frozenset().union(*(axes for axes, noise in values if not noise))

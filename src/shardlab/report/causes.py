@@ -23,7 +23,8 @@ _ALONG = r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b"
 _RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
 _CALLBACKS = {"debug_callback", "io_callback", "pure_callback"}
 _SHIFTS = {
-    "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution", "pad": "padding",
+    "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
+    "pad": "padding",
     "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
 }  # fmt: skip
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -70,12 +71,18 @@ def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bo
         return _of_a_sum(origin)
     if move.kind == "all-to-all":
         if origin.operation == "concatenate":
-            return "a concatenation along a sharded dimension: its rows belong to other devices than before"
+            return (
+                "a concatenation along a sharded dimension: its rows belong to other devices than "
+                "before"
+            )
         return "the shards go from one dimension of the array to another"
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:
-                return f"{_SHIFTS[operation]} along a dimension that is sharded: rows go to other devices"
+                return (
+                    f"{_SHIFTS[operation]} along a dimension that is sharded: rows go to other "
+                    "devices"
+                )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
 
@@ -87,10 +94,14 @@ def _by_hand(move, origin, is_checked):
         return "the backward pass of a collective in a shard_map"
     if not is_checked:
         return (
-            "added by the backward pass of a shard_map with check_vma=False, even where devices have equal gradients "
-            "already; with check_vma=True JAX adds only what is needed"
+            "added by the backward pass of a shard_map with check_vma=False, even where "
+            "devices have equal gradients already; with check_vma=True JAX adds only what is "
+            "needed"
         )
-    return "added by the backward pass of a shard_map: each device has a part of the gradient of what they share"
+    return (
+        "added by the backward pass of a shard_map: each device has a part of the gradient of "
+        "what they share"
+    )
 
 
 def _of_what_is_special(origin):
@@ -98,11 +109,19 @@ def _of_what_is_special(origin):
     if origin.operation in _RESHARDS:
         return "asked for: a sharding constraint or a reshard"
     if operations & _CALLBACKS:
-        return "a callback runs on one device: it gets the whole array, and its result goes to all devices"
+        return (
+            "a callback runs on one device: it gets the whole array, and its result goes to all "
+            "devices"
+        )
     if "ffi_call" in operations:
         return f"XLA does not split a call into foreign code: {SAME}"
-    if not jax.config.jax_threefry_partitionable and re.search(_RANDOM, origin.stack.partition("/")[2]):
-        return "random numbers, which JAX does not draw in shards while jax_threefry_partitionable is False"
+    if not jax.config.jax_threefry_partitionable and re.search(
+        _RANDOM, origin.stack.partition("/")[2]
+    ):
+        return (
+            "random numbers, which JAX does not draw in shards while jax_threefry_partitionable "
+            "is False"
+        )
     return ""
 
 
@@ -112,7 +131,10 @@ def _of_a_sum(origin):
     if origin.operation == "dot_general":
         return "the contracting dimension is sharded: partial sums are added"
     if "gather" in (origin.operation, origin.use):
-        return "a computed index into a sharded dimension: each device looks up what it has, and they add"
+        return (
+            "a computed index into a sharded dimension: each device looks up what it has, and "
+            "they add"
+        )
     return "a sum, mean or maximum over a sharded dimension"
 
 
@@ -126,20 +148,24 @@ def _along(origin):
         return f"a Fourier transform needs the whole dimension: {SAME}"
     if any(operation.startswith("scatter") for operation in operations):
         return (
-            "an update at computed indices (.at[].set): any device may have to write; vmap over the sharded dimension"
+            "an update at computed indices (.at[].set): any device may have to write; vmap over "
+            "the sharded dimension"
         )
     if "gather" in operations:
         return "a computed index into a sharded dimension: any device may need any of it"
-    if "reshape" in operations or "vdot(" in getline(origin.file, origin.line):  # newer programs do not name the former
+    # newer programs do not name the former
+    if "reshape" in operations or "vdot(" in getline(origin.file, origin.line):
         return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
         return f"{along[1]} goes along the whole dimension, which is sharded"
     if origin.operation in ("argmax", "argmin", "reduce"):
-        return "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+        return (
+            "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+        )
     if origin.is_loop:
         return (
-            "a loop (scan, map) goes along the dimension that is sharded, so every device needs all of it: shard "
-            "another dimension, or use vmap"
+            "a loop (scan, map) goes along the dimension that is sharded, so every device "
+            "needs all of it: shard another dimension, or use vmap"
         )
     if "slice" in origin.operation:
         return "a slice along a dimension that is sharded: any device may have its rows"
@@ -148,20 +174,29 @@ def _along(origin):
 
 def _of_a_gather(origin):
     if origin.use == "result":
-        return "a result that is stored whole: by out_shardings, or because the devices do not divide it"
+        return (
+            "a result that is stored whole: by out_shardings, or because the devices do not "
+            "divide it"
+        )
     if origin.argument and origin.phase == "update":
-        return "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+        return (
+            "the update needs whole what is stored in shards: optimiser and parameters have other "
+            "specs"
+        )
     if origin.operation == "conv_general_dilated" and origin.is_grouped:
         return f"a convolution in groups, for which XLA gathers this operand: {SAME}"
     if origin.operation in _PRODUCTS or (origin.argument and origin.use in _PRODUCTS):
         if origin.argument:
             return (
-                "an argument that is sharded along a dimension that this product needs whole (FSDP gathers parameters "
-                "so on purpose)"
+                "an argument that is sharded along a dimension that this product needs whole "
+                "(FSDP gathers parameters so on purpose)"
             )
         return "a product needs this operand whole along a dimension that is sharded"
     if origin.argument:
-        return f"an argument that is sharded along a dimension that this line needs whole; {_not_known(origin)}"
+        return (
+            "an argument that is sharded along a dimension that this line needs whole; "
+            f"{_not_known(origin)}"
+        )
     if origin.operation in _OF_TWO:
         return "two arrays with specs that clash: one of them is gathered"
     return _not_known(origin)

@@ -121,9 +121,15 @@ def explain(
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
     jaxpr = _traced(f, args, kwargs)
     program = Compiled(
-        text, meshes, backend, {array.name: array.whole for array in results}, lowered, messages,
-        is_checked=jaxpr is None or are_checked(jaxpr), is_pmap=wrapper == "pmap",
-    )  # fmt: skip
+        text,
+        meshes,
+        backend,
+        {array.name: array.whole for array in results},
+        lowered,
+        messages,
+        is_checked=jaxpr is None or are_checked(jaxpr),
+        is_pmap=wrapper == "pmap",
+    )
     report, located, judgement = _report(program, chip, _name(f))
     is_gradient = located.origins.is_gradient
     sizes = storage.memory(compiled, backend, text)

@@ -1,7 +1,7 @@
 """Judge a compiled program: what to change, and what is wrong although it runs.
 
-Each function that begins with `of_` yields a `Finding` for each fault that it finds; `shardlab.report.explain` calls
-them all.
+Each function that begins with `of_` yields a `Finding` for each fault that it finds;
+`shardlab.report.explain` calls them all.
 """
 
 import math
@@ -21,8 +21,10 @@ from shardlab.report.causes import SAME
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
-    "Finding", "by_harm", "constant_sizes", "kept_for_backward", "of_arrays", "of_batch", "of_constants", "of_donation",
-    "of_loops", "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products", "of_replacement",
+    "Finding", "by_harm", "constant_sizes", "kept_for_backward", "of_arrays", "of_batch",
+    "of_constants", "of_donation",
+    "of_loops", "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products",
+    "of_replacement",
     "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying", "of_widening",
 ]  # fmt: skip
 
@@ -41,7 +43,10 @@ _PASS = (
     "reshape",
     "transpose",
 )
-_SCALES = r" (bitcast|broadcast|constant|convert|copy|divide|multiply|negate|parameter|reshape|transpose)\("
+_SCALES = (
+    r" "
+    r"(bitcast|broadcast|constant|convert|copy|divide|multiply|negate|parameter|reshape|transpose)\("
+)
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,20 @@ class Finding:
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added twice", "same noise", "full rematerialisation",
-    "data without an axis", "repeated work", "summed in a loop", "many small collectives", "result on one device",
-    "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result", "closed-over constant",
+    "replicated but different", "gradients not summed", "added twice", "same noise",
+    "full rematerialisation",
+    "data without an axis", "repeated work", "summed in a loop", "many small collectives",
+    "result on one device",
+    "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result",
+    "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
 
 def by_harm(found: Iterable[Finding]) -> list[Finding]:
-    """Findings in the order in which to look at them: wrong results, repeated work, communication, memory."""
+    """Findings in the order in which to look at them: wrong results, repeated work, communication,
+    memory.
+    """
     return sorted(found, key=lambda finding: _HARM.index(finding.title))
 
 
@@ -81,17 +91,23 @@ def of_arrays(
             if array.bytes >= 1024:
                 yield Finding(
                     "result on one device",
-                    f"{array.name}, {bytes_text(array.bytes)}, is on one device, although arguments are on a mesh of "
-                    f"{math.prod(mesh.values()):,}: the program uses none of their values, so it is compiled for one; "
-                    "say where its results belong with out_shardings",
+                    (
+                        f"{array.name}, {bytes_text(array.bytes)}, is on one device, although "
+                        f"arguments are on a mesh of {math.prod(mesh.values()):,}: the program "
+                        "uses none of their values, so it is compiled for one; say where its "
+                        "results belong with out_shardings"
+                    ),
                 )
         return
     total = sum(array.bytes for array in arguments)
     yield from _replicated("replicated", arguments, total, "the arguments", mesh)
     known = Counter(map(_layout, arguments))
-    unknown_results = [result for result in results if _layout(result) not in known]  # of the others the argument tells
+    # of the others the argument tells
+    unknown_results = [result for result in results if _layout(result) not in known]
     total += sum(array.bytes for array in results)
-    yield from _replicated("replicated result", unknown_results, total, "arguments and results", mesh)
+    yield from _replicated(
+        "replicated result", unknown_results, total, "arguments and results", mesh
+    )
 
 
 def _layout(array):
@@ -100,9 +116,13 @@ def _layout(array):
 
 
 def _roots(arrays):
-    """The argument that each array is part of, by its name, such as "state[0]" for "state[0]['layers'][0]['up']"."""
+    """The argument that each array is part of, by its name, such as "state[0]" for
+    "state[0]['layers'][0]['up']".
+    """
     stacks = stacked(array.name for array in arrays)
-    return {array.name: pattern(re.match(r"\w*(\[\d+\])?", array.name)[0], stacks) for array in arrays}
+    return {
+        array.name: pattern(re.match(r"\w*(\[\d+\])?", array.name)[0], stacks) for array in arrays
+    }
 
 
 def _replicated(title, arrays, total, whose, mesh):
@@ -115,33 +135,51 @@ def _replicated(title, arrays, total, whose, mesh):
         if free := _divided(array, mesh):
             groups.setdefault((roots[array.name], tuple(free)), []).append((array, free))
     rows = [
-        (sum(array.bytes for array, _ in group), max(free, key=lambda axis: mesh[axis]), root, free, group)
+        (
+            sum(array.bytes for array, _ in group),
+            max(free, key=lambda axis: mesh[axis]),
+            root,
+            free,
+            group,
+        )
         for (root, free), group in groups.items()
     ]
     saved = lambda row: row[0] * (1 - 1 / mesh[row[1]])  # noqa: E731
-    rows = sorted((row for row in rows if row[0] >= _LEAST * total and saved(row) >= 1024), key=saved, reverse=True)
+    rows = sorted(
+        (row for row in rows if row[0] >= _LEAST * total and saved(row) >= 1024),
+        key=saved,
+        reverse=True,
+    )
     for total_bytes, axis, root, free, group in rows:
         ways = mesh[axis]
         names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
         yield Finding(
             title,
-            f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of {whose}, stored whole "
-            f"along {' and '.join(free)}; in shards along {axis}, which divides dimension {dimensions}, it would be "
-            f"{bytes_text(total_bytes // ways)}",
+            (
+                f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of "
+                f"{whose}, stored whole along {' and '.join(free)}; in shards along {axis}, which "
+                f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
+            ),
         )
 
 
 def _divided(array, mesh):
-    """The mesh axes along which an array is replicated and could be sharded, each with a dimension that it divides."""
+    """The mesh axes along which an array is replicated and could be sharded, each with a dimension
+    that it divides.
+    """
     whole, local = (
-        list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2]))) for kind in (array.type, array.shard)
+        list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
+        for kind in (array.type, array.shard)
     )
     rows = {}
     for axis in array.replicated:
-        dimensions = [d for d, size in enumerate(local) if size and size % mesh.get(axis, size + 1) == 0]
+        dimensions = [
+            d for d, size in enumerate(local) if size and size % mesh.get(axis, size + 1) == 0
+        ]
         if dimensions:
-            rows[axis] = min(dimensions, key=lambda d: local[d] != whole[d])  # rather one that is not yet in shards
+            # rather one that is not yet in shards
+            rows[axis] = min(dimensions, key=lambda d: local[d] != whole[d])
     return rows
 
 
@@ -168,13 +206,17 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
         if len(pairs) > 1:
             roots = _roots([array for _, array in pairs])
             what = (
-                f"{len(pairs)} results, first {result.name}, have the types of {_listed(sorted(set(roots.values())))}"
+                f"{len(pairs)} results, first {result.name}, have the types of "
+                f"{_listed(sorted(set(roots.values())))}"
             )
         yield Finding(
             "other sharding",
-            f"{what}, but the sharding {result.spec} instead of {array.spec}: if it replaces the argument in the next "
-            "call, jit compiles again, and the argument's memory cannot be reused; give both the same, with "
-            "out_shardings or where the argument is made",
+            (
+                f"{what}, but the sharding {result.spec} instead of {array.spec}: if it replaces "
+                "the argument in the next call, jit compiles again, and the argument's memory "
+                "cannot be reused; give both the same, with out_shardings or where the argument "
+                "is made"
+            ),
         )
 
 
@@ -183,9 +225,13 @@ def _listed(names):
 
 
 def of_batch(
-    arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], mesh: Mapping[str, int], repeats: float,
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    moves: Sequence[Any],
+    mesh: Mapping[str, int],
+    repeats: float,
     trained: Collection[str],
-) -> Iterator[Finding]:  # fmt: skip
+) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
     Devices along this axis then compute the same, or exchange what they compute.
@@ -195,8 +241,8 @@ def of_batch(
       moves: the `shardlab.report.explain.Move`s.
       mesh: sizes by axis.
       repeats: how many times the FLOPs of the program's products all devices compute together.
-      trained: the names of the arguments with respect to which it is differentiated, or else of those that the forward
-        pass uses.
+      trained: the names of the arguments with respect to which it is differentiated, or else of
+        those that the forward pass uses.
     """
     known, named_axes = Counter(map(_layout, results)), set()
     for array in sorted(arguments, key=lambda array: -array.bytes):
@@ -207,21 +253,30 @@ def of_batch(
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
             stored = [one for one in stored if one.name in trained and one.bytes < one.whole]
-            gathered = 3 * (ways - 1) * sum(one.bytes for one in stored)  # in both passes, and their gradients
-            sent = sum(move.total or 0 for move in moves if move.axes and axis in move.axes and not move.array)
+            # in both passes, and their gradients
+            gathered = 3 * (ways - 1) * sum(one.bytes for one in stored)
+            sent = sum(
+                move.total or 0
+                for move in moves
+                if move.axes and axis in move.axes and not move.array
+            )
             is_repeated = repeats > 0.9 * ways and not sent
             if not stored or not (is_repeated or sent > 4 * gathered):
                 continue
             named_axes.add(axis)
             yield Finding(
                 "data without an axis",
-                f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each device would be "
-                f"{bytes_text(array.bytes // ways)}; "
+                (
+                    f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each "
+                    f"device would be {bytes_text(array.bytes // ways)}; "
+                )
                 + (
                     f"devices along {axis} compute the same"
                     if is_repeated
-                    else f"what is computed from it sends {bytes_text(sent)} along {axis}; gathering the arguments in "
-                    f"shards along it, for both passes, and adding their gradients would send {bytes_text(gathered)}"
+                    else f"what is computed from it sends {bytes_text(sent)} along {axis}; "
+                    "gathering the arguments in "
+                    "shards along it, for both passes, and adding their gradients would send "
+                    f"{bytes_text(gathered)}"
                 ),
             )
 
@@ -241,20 +296,26 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
     """
     known = Counter(map(_layout, results))
     loose = [
-        array for array in arguments if array.placed is False and array.whole >= 1024 and known[_layout(array)] > 0
+        array
+        for array in arguments
+        if array.placed is False and array.whole >= 1024 and known[_layout(array)] > 0
     ]
     if loose and _is_step(arguments, results) and any(array.placed for array in arguments):
         first = loose[0]
         names = first.name if len(loose) == 1 else f"{len(loose)} arguments, first {first.name},"
         yield Finding(
             "not placed",
-            f"{names} {'is' if len(loose) == 1 else 'are'} on no mesh, and what replaces it has the sharding "
-            f"{first.spec}: the first call moves it to all devices, and the second compiles again; make it with "
-            "jax.device_put or out_shardings",
+            (
+                f"{names} {'is' if len(loose) == 1 else 'are'} on no mesh, and what replaces it "
+                f"has the sharding {first.spec}: the first call moves it to all devices, and the "
+                "second compiles again; make it with jax.device_put or out_shardings"
+            ),
         )
 
 
-def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = "") -> Iterator[Finding]:
+def of_donation(
+    arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = ""
+) -> Iterator[Finding]:
     """Donations that cannot be used, and results that could take an argument's memory.
 
     Args:
@@ -266,8 +327,10 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
     if donated - shared > _LEAST * donated:
         yield Finding(
             "donation not used",
-            f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} of it: a result takes the "
-            "memory of an argument with the same type and sharding",
+            (
+                f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} "
+                "of it: a result takes the memory of an argument with the same type and sharding"
+            ),
         )
     results_by_layout, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
     results_by_layout -= Counter(_layout(array) for array in arguments if array.donated)
@@ -275,14 +338,23 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
     for array in arguments:
         if array.donated:
             continue
-        if results_by_layout[_layout(array)] > 0 and (len(results) > 1 or alike[_layout(array)] == 1):
+        if results_by_layout[_layout(array)] > 0 and (
+            len(results) > 1 or alike[_layout(array)] == 1
+        ):
             results_by_layout[_layout(array)] -= 1
             could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
-        roots = [root or "them" for root, size in could.most_common() if size >= max(_LEAST * total, 1024)]
+        roots = [
+            root or "them"
+            for root, size in could.most_common()
+            if size >= max(_LEAST * total, 1024)
+        ]
         root = (roots or ["them"])[0]
         equinox = wrapper == "equinox"
-        numbers = [int(one[1]) for one in (re.fullmatch(r"args\[(\d+)\]", root) for root in roots) if one]  # of *args
+        # of *args
+        numbers = [
+            int(one[1]) for one in (re.fullmatch(r"args\[(\d+)\]", root) for root in roots) if one
+        ]
         several = sorted(numbers) if len(numbers) == len(roots) else roots
         chosen = several[0] if len(several) == 1 else tuple(several)
         option = "donate_argnums" if several != roots else "donate_argnames"
@@ -291,18 +363,27 @@ def of_donation(arguments: Sequence[Any], results: Sequence[Any], shared: int, w
         remedy = 'eqx.filter_jit(..., donate="all")' if equinox else f"jax.jit(..., {which})"
         remedies = {"pmap": "donate_argnums of jax.pmap", "nnx": f"nnx.jit(..., {which})"}
         remedy = remedies.get(wrapper, remedy)
-        where = "arguments" if equinox else root if len(could) == 1 else f"arguments, most of them in {root}"
+        where = (
+            "arguments"
+            if equinox
+            else root
+            if len(could) == 1
+            else f"arguments, most of them in {root}"
+        )
         yield Finding(
             "not donated",
-            f"results have the types and shardings of {bytes_text(could.total())} of {where}; if they replace it, "
-            f"{remedy} lets them take its memory",
+            (
+                f"results have the types and shardings of {bytes_text(could.total())} of {where}; "
+                f"if they replace it, {remedy} lets them take its memory"
+            ),
         )
 
 
 def of_partitioner(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins, said: Sequence[str]
 ) -> Iterator[Finding]:
-    """Arrays that XLA's partitioner replicates to change their layout, by its own words or by the program.
+    """Arrays that XLA's partitioner replicates to change their layout, by its own words or by the
+    program.
 
     Args:
       moves: a list of (`shardlab.Collective`, the instruction that starts it, its `Origin`).
@@ -314,50 +395,84 @@ def of_partitioner(
     if seen:
         places = {line: _place_said(line, moves, origins) for line in seen}
         first = max(seen, key=lambda line: bool(places[line]))  # rather one with a place
-        parts = re.search(r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first)
-        what = f"{parts[4]}, from {parts[1]} to {parts[2]}" if parts else first.rpartition("] ")[2][:200]
+        parts = re.search(
+            r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first
+        )
+        what = (
+            f"{parts[4]}, from {parts[1]} to {parts[2]}"
+            if parts
+            else first.rpartition("] ")[2][:200]
+        )
         yield Finding(
             "full rematerialisation",
-            f"{places[first]}XLA's partitioner replicates {counted(len(seen), 'array')} to change the layout, for "
-            f"example {what}; {advice}",
+            (
+                f"{places[first]}XLA's partitioner replicates {counted(len(seen), 'array')} to "
+                f"change the layout, for example {what}; {advice}"
+            ),
         )
         return
-    gathers = [(array_types(start.result)[-1], origin) for _, start, origin in moves if origins.is_sliced_again(start)]
+    gathers = [
+        (array_types(start.result)[-1], origin)
+        for _, start, origin in moves
+        if origins.is_sliced_again(start)
+    ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
         yield Finding(
             "full rematerialisation",
-            f"{_place(origin)}{largest} is gathered, and each device keeps only a shard of it: XLA's partitioner knows "
-            f"no other way from one layout to the other; {advice}",
+            (
+                f"{_place(origin)}{largest} is gathered, and each device keeps only a shard of "
+                f"it: XLA's partitioner knows no other way from one layout to the other; {advice}"
+            ),
         )
 
 
 def _place(origin, calls=False):
-    """Where it is, as the beginning of a sentence, and where that line is called, if it is known and asked for."""
-    called = f", called in {where(*origin.callers[0][0])}" if calls and len(origin.callers) == 1 else ""
+    """Where it is, as the beginning of a sentence, and where that line is called, if it is known
+    and asked for.
+    """
+    called = (
+        f", called in {where(*origin.callers[0][0])}" if calls and len(origin.callers) == 1 else ""
+    )
     return f"in {where(origin.file, origin.line)}{called}: " if origin.line else ""
 
 
 def _place_said(line, moves, origins):
-    """The place of an instruction that the compiler shows: it names the operation, or the argument."""
+    """The place of an instruction that the compiler shows: it names the operation, or the
+    argument.
+    """
     file, number = origins.place(line)
     if number:
         return f"in {where(file, number)}: "
     name = metadata(line).get("op_name")
-    return next((_place(origin) for *_, origin in moves if origin.line and name in (origin.stack, origin.argument)), "")
+    return next(
+        (
+            _place(origin)
+            for *_, origin in moves
+            if origin.line and name in (origin.stack, origin.argument)
+        ),
+        "",
+    )
 
 
 def of_repeated_operations(causes: Iterable[tuple[Origin, str]]) -> Iterator[Finding]:
-    """Operations that every device computes whole; `causes` are pairs of an `Origin` and what `cause` says."""
+    """Operations that every device computes whole; `causes` are pairs of an `Origin` and what
+    `cause` says.
+    """
     seen = {}
     for origin, why in causes:
         if why.endswith(SAME):
             seen.setdefault(where(origin.file, origin.line), why)
     for place, why in list(seen.items())[:3]:
-        yield Finding("repeated work", f"{place}: {why}; call it for a batch of arrays, or program it in a shard_map")
+        yield Finding(
+            "repeated work",
+            f"{place}: {why}; call it for a batch of arrays, or program it in a shard_map",
+        )
 
 
-def of_repeated_products(whole: Counter | None, each: Counter | None, devices: int) -> Iterator[Finding]:
+def of_repeated_products(
+    whole: Counter | None, each: Counter | None, devices: int
+) -> Iterator[Finding]:
     """Lines whose matrix products several devices repeat.
 
     Args:
@@ -369,7 +484,9 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
         return
     whole, each = _matched(whole, each)
     again = {
-        place: (devices * each[place], flops) for place, flops in whole.items() if devices * each[place] >= 1.5 * flops
+        place: (devices * each[place], flops)
+        for place, flops in whole.items()
+        if devices * each[place] >= 1.5 * flops
     }
     more = sum(flops_done - flops for flops_done, flops in again.values())
     if more > _LEAST * devices * sum(each.values()):
@@ -378,14 +495,18 @@ def of_repeated_products(whole: Counter | None, each: Counter | None, devices: i
         lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
         yield Finding(
             "repeated work",
-            f"the matrix products of {lines} are computed by several devices: together they do "
-            f"{flops_done / flops:.3g} times the FLOPs that one would; an array in them is replicated along an axis "
-            "along which no dimension of the product is sharded",
+            (
+                f"the matrix products of {lines} are computed by several devices: together they "
+                f"do {flops_done / flops:.3g} times the FLOPs that one would; an array in them is "
+                "replicated along an axis along which no dimension of the product is sharded"
+            ),
         )
 
 
 def _matched(whole, each):
-    """FLOPs by place, where what only one of the two programs names is one place, that of most FLOPs."""
+    """FLOPs by place, where what only one of the two programs names is one place, that of most
+    FLOPs.
+    """
     only = {place: flops for place, flops in whole.items() if place not in each}
     unplaced = sum(flops for place, flops in each.items() if place not in whole)
     if not only or not unplaced:
@@ -398,27 +519,41 @@ def _matched(whole, each):
 
 
 def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Finding]:
-    """Sums over devices of what is equal on these devices because it has been added already; `moves` as above."""
+    """Sums over devices of what is equal on these devices because it has been added already;
+    `moves` as above.
+    """
     for move, start, origin in moves:
         before = _sum_before(start)
         first = next((other for other in moves if before and other[1].line == before.line), None)
         if not first or not (_adds(start) and _adds(before)):
             continue
         had = {device: n for n, group in enumerate(first[0].groups) for device in group}
-        times = min(n for group in move.groups for n in Counter(had.get(device) for device in group).values())
+        times = min(
+            n
+            for group in move.groups
+            for n in Counter(had.get(device) for device in group).values()
+        )
         if times > 1:
-            along = f"along {', '.join(move.axes)}" if move.axes else f"in groups of {max(map(len, move.groups))}"
+            along = (
+                f"along {', '.join(move.axes)}"
+                if move.axes
+                else f"in groups of {max(map(len, move.groups))}"
+            )
             yield Finding(
                 "added twice",
-                f"{_place(origin)}an all-reduce {along} adds what an all-reduce{_place(first[2]).rstrip(': ') and ' '}"
-                f"{_place(first[2]).rstrip(': ')} has added already: {times} equal values, so the result is {times} "
-                "times too large, unless it is a mean; leave out one of the two (JAX adds the gradient of what "
-                "devices share by itself)",
+                (
+                    f"{_place(origin)}an all-reduce {along} adds what an "
+                    f"all-reduce{_place(first[2]).rstrip(': ') and ' '}{_place(first[2]).rstrip(': ')} has added already: {times} equal values, so the result is {times} times too large, unless it is a mean; leave out one of the two (JAX adds the gradient of what devices share by itself)"  # noqa: E501
+                ),
             )
 
 
-def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> Iterator[Finding]:
-    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves` as above."""
+def of_loops(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> Iterator[Finding]:
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves`
+    as above.
+    """
     sums = {}
     for move, start, origin in moves:
         if not _adds(start) or (move.times or 0) < 2 or not move.bytes:
@@ -437,21 +572,29 @@ def of_loops(moves: list[tuple[Collective, Instruction, Origin]], origins: Origi
         if usage == "added":
             yield Finding(
                 "summed in a loop",
-                f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, send {bytes_text(size)}, "
-                "although the loop only adds their results up: let each device add up its own part, and sum over "
-                "devices once after the loop",
+                (
+                    f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, "
+                    f"send {bytes_text(size)}, although the loop only adds their results up: let "
+                    "each device add up its own part, and sum over devices once after the loop"
+                ),
             )
         else:
             yield Finding(
                 "summed in a loop",
-                f"{place}{counted(times, 'all-reduce')} of {bytes_text(size // times)} each, at least one in every "
-                "iteration, for results that are only used after the loop: keep each device's part, and sum all of "
-                "them at once after the loop",
+                (
+                    f"{place}{counted(times, 'all-reduce')} of {bytes_text(size // times)} each, "
+                    "at least one in every iteration, for results that are only used after the "
+                    "loop: keep each device's part, and sum all of them at once after the loop"
+                ),
             )
 
 
-def of_stacks(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> Iterator[Finding]:
-    """Stacks gathered whole before the loop that uses one part of them in each iteration; `moves` as above."""
+def of_stacks(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> Iterator[Finding]:
+    """Stacks gathered whole before the loop that uses one part of them in each iteration; `moves`
+    as above.
+    """
     for move, start, origin in moves:
         if not move.kind.startswith("all-gather") or (parts := origins.sliced_in_loop(start)) < 2:
             continue
@@ -459,24 +602,31 @@ def of_stacks(moves: list[tuple[Collective, Instruction, Origin]], origins: Orig
         size = int(type_bytes(gathered))
         yield Finding(
             "gathered before a loop",
-            f"{_place(origin, calls=True)}{origin.argument or gathered} is gathered whole, "
-            f"{bytes_text(size)} on each device, "
-            f"before a loop that uses one of its {parts} parts in each iteration: gather the part in the body of the "
-            f"loop, which needs {bytes_text(size // parts)} at once",
+            (
+                f"{_place(origin, calls=True)}{origin.argument or gathered} is gathered whole, "
+                f"{bytes_text(size)} on each device, before a loop that uses one of its {parts} "
+                "parts in each iteration: gather the part in the body of the loop, which needs "
+                f"{bytes_text(size // parts)} at once"
+            ),
         )
 
 
 def kept_for_backward(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> int:
-    """Bytes on each device of arguments that are gathered in the forward pass and kept for the backward pass."""
+    """Bytes on each device of arguments that are gathered in the forward pass and kept for the
+    backward pass.
+    """
     return sum(
         int(type_bytes(array_types(start.result)[-1])) * (move.times or 1)
         for move, start, origin in moves
-        if move.kind.startswith("all-gather") and origin.argument and origins.is_kept_for_backward(start)
+        if move.kind.startswith("all-gather")
+        and origin.argument
+        and origins.is_kept_for_backward(start)
     )
 
 
 def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Finding]:
-    """Results of a shard_map that are declared replicated but differ, and noise that is the same for other data.
+    """Results of a shard_map that are declared replicated but differ, and noise that is the same
+    for other data.
 
     Args:
       found: `shardlab.programs.varying.Mismatch`es.
@@ -484,31 +634,45 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
     """
     groups = {}
     for one in found:
-        groups.setdefault((one.kind, one.axes, one.function, one.file, one.line), []).append(one.number)
+        groups.setdefault((one.kind, one.axes, one.function, one.file, one.line), []).append(
+            one.number
+        )
     for (kind, axes, mapped, file, line), numbers in groups.items():
         along, place = " and ".join(axes), where(file, line)
         if kind == "result":
             several = len(numbers) > 1
-            which = f"{len(numbers)} results, first result {numbers[0]}," if several else f"result {numbers[0]}"
+            which = (
+                f"{len(numbers)} results, first result {numbers[0]},"
+                if several
+                else f"result {numbers[0]}"
+            )
             verb = "are" if several else "is"
             owner = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
             yield Finding(
                 "replicated but different",
-                f"{'' if function else f'{place}: '}{which} of {owner} {verb} declared replicated "
-                f"along {along}, but each device computes its own value: a psum or pmean is missing, or an axis in "
-                f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}",
+                (
+                    f"{'' if function else f'{place}: '}{which} of {owner} {verb} declared "
+                    f"replicated along {along}, but each device computes its own value: a psum or "
+                    "pmean is missing, or an axis in "
+                    f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}"
+                ),
             )
         else:
             yield Finding(
                 "same noise",
-                f"{place}: devices along {along} have different data in the shard_map of `{mapped}`, but the "
-                "same random numbers, because their key is the same: fold in jax.lax.axis_index, if each should draw "
-                "its own",
+                (
+                    f"{place}: devices along {along} have different data in the shard_map of "
+                    f"`{mapped}`, but the same random numbers, because their key is the same: "
+                    "fold in jax.lax.axis_index, if each should draw its own"
+                ),
             )
 
 
-def of_unsummed(moves: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
-    """A differentiated step of `jax.pmap` that adds up nothing as large as the largest argument that it replaces.
+def of_unsummed(
+    moves: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any]
+) -> Iterator[Finding]:
+    """A differentiated step of `jax.pmap` that adds up nothing as large as the largest argument
+    that it replaces.
 
     Args:
       moves: the `shardlab.report.explain.Move`s.
@@ -523,8 +687,11 @@ def of_unsummed(moves: Sequence[Any], arguments: Sequence[Any], results: Sequenc
         what = "sends nothing" if not moves else f"adds up nothing as large as {largest.name}"
         yield Finding(
             "gradients not summed",
-            f"this pmap has a backward pass and {what}, so each device has the gradient of its own data alone. "
-            "Parameters that it updates differ from device to device after the first step: a psum or pmean is missing",
+            (
+                f"this pmap has a backward pass and {what}, so each device has the gradient of "
+                "its own data alone. Parameters that it updates differ from device to device "
+                "after the first step: a psum or pmean is missing"
+            ),
         )
 
 
@@ -553,9 +720,12 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
         first = max(small, key=lambda move: move.seconds)
         yield Finding(
             "many small collectives",
-            f"{times:,} collectives that send at most {bytes_text(most)} each take {seconds / total:.0%} of the "
-            f"predicted time, almost all of it latency; those of {where(first.file, first.line)} take longest: send "
-            "several at once, or less often",
+            (
+                f"{times:,} collectives that send at most {bytes_text(most)} each take "
+                f"{seconds / total:.0%} of the predicted time, almost all of it latency; those of "
+                f"{where(first.file, first.line)} take longest: send several at once, or less "
+                "often"
+            ),
         )
 
 
@@ -566,7 +736,9 @@ def _adds(instruction):
 
 
 def _sum_before(instruction):
-    """The all-reduce whose result is the operand of another, up to a factor; None if there is none."""
+    """The all-reduce whose result is the operand of another, up to a factor; None if there is
+    none.
+    """
     here, name = instruction.home, instruction.names[0] if instruction.names else None
     for _ in range(30):
         if name not in here.lines:
@@ -574,9 +746,14 @@ def _sum_before(instruction):
         producer = here[name]
         if producer.kind.startswith("all-reduce") and not producer.kind.endswith("-done"):
             return producer
-        varying = [operand for operand in producer.names if operand in here.lines and not _is_constant(here[operand])]
+        varying = [
+            operand
+            for operand in producer.names
+            if operand in here.lines and not _is_constant(here[operand])
+        ]
         scaled = producer.kind in ("divide", "multiply") or (
-            producer.kind == "fusion" and all(re.search(_SCALES, line) for line in producer.called().lines.values())
+            producer.kind == "fusion"
+            and all(re.search(_SCALES, line) for line in producer.called().lines.values())
         )
         if len(varying) != 1 or not (scaled or producer.kind in _PASS):
             return None
@@ -585,7 +762,10 @@ def _sum_before(instruction):
 
 
 def _is_constant(instruction):
-    while instruction.kind in ("broadcast", "bitcast", "copy", "convert", "reshape") and instruction.names:
+    while (
+        instruction.kind in ("broadcast", "bitcast", "copy", "convert", "reshape")
+        and instruction.names
+    ):
         instruction = instruction.home[instruction.names[0]]
     return instruction.kind == "constant"
 
@@ -601,19 +781,30 @@ def of_constants(text: str) -> Iterator[Finding]:
     if large := constant_sizes(text):
         yield Finding(
             "closed-over constant",
-            f"{counted(len(large), 'constant')} of {bytes_text(int(sum(large)))}, whole on every device and part of "
-            "the program; pass the array as an argument, with a sharding",
+            (
+                f"{counted(len(large), 'constant')} of {bytes_text(int(sum(large)))}, whole on "
+                "every device and part of the program; pass the array as an argument, with a "
+                "sharding"
+            ),
         )
 
 
 def of_widening(text: str, backend: str) -> Iterator[Finding]:
     """The compiler for CPUs computes in f32 what the program has in bf16."""
-    wide = [kind for line in text.splitlines() if re.search(r" (all-|reduce-scatter|collective-)[\w-]*\(", line)
-            for kind in array_types(line.partition(" = ")[2].partition("(")[0]) if kind.startswith("f32")]  # fmt: skip
+    wide = [
+        kind
+        for line in text.splitlines()
+        if re.search(r" (all-|reduce-scatter|collective-)[\w-]*\(", line)
+        for kind in array_types(line.partition(" = ")[2].partition("(")[0])
+        if kind.startswith("f32")
+    ]
     if backend == "cpu" and wide and re.search(r"\bbf16\[", text):
         yield Finding(
             "bf16 widened",
-            "the program has arrays in bf16, with which the compiler for CPUs computes in f32; of the results of its "
-            f"collectives {counted(len(wide), 'array')} {'is' if len(wide) == 1 else 'are'} in f32, and a chip sends "
-            "up to half as much: pass mesh=Pod(...) to ask its compiler",
+            (
+                "the program has arrays in bf16, with which the compiler for CPUs computes in "
+                f"f32; of the results of its collectives {counted(len(wide), 'array')} "
+                f"{'is' if len(wide) == 1 else 'are'} in f32, and a chip sends up to half as "
+                "much: pass mesh=Pod(...) to ask its compiler"
+            ),
         )

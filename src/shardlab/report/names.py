@@ -1,4 +1,6 @@
-"""Names of arguments and results, as the user of a program knows them, and the types of arrays as text."""
+"""Names of arguments and results, as the user of a program knows them, and the types of arrays as
+text.
+"""
 
 import inspect
 import re
@@ -11,7 +13,16 @@ import jax
 from shardlab.arrays.layout import short_dtype
 from shardlab.programs.hlo import metadata
 
-__all__ = ["own_names", "parameter_names", "path_text", "pattern", "renamed", "stacked", "type_text", "wrapper_of"]
+__all__ = [
+    "own_names",
+    "parameter_names",
+    "path_text",
+    "pattern",
+    "renamed",
+    "stacked",
+    "type_text",
+    "wrapper_of",
+]
 
 # What compiles a function under names of its own, and a name that only it gives.
 _WRAPPERS = (
@@ -49,7 +60,7 @@ def pattern(name: str, stacks: Iterable[str] = ()) -> str:
     Args:
       name: of an argument or a result.
       stacks: the names whose first number is that of a layer too, as `stacked` returns them.
-    """
+    """  # noqa: E501
     head, path = re.match(r"(\w*)(.*)", name, re.DOTALL).groups()
     first = "" if head in stacks else (re.match(r"\[\d+\]", path) or [""])[0]
     path = re.sub(r"\[\d+\]", "[*]", path.removeprefix(first))
@@ -57,8 +68,12 @@ def pattern(name: str, stacks: Iterable[str] = ()) -> str:
 
 
 def stacked(names: Iterable[str]) -> set[str]:
-    """The names with so many numbered parts that these are layers, and not, for example, parameters and moments."""
-    numbers = {re.match(r"(\w+)(\[\d+\])?", name).groups() for name in names if re.match(r"\w", name)}
+    """The names with so many numbered parts that these are layers, and not, for example, parameters
+    and moments.
+    """
+    numbers = {
+        re.match(r"(\w+)(\[\d+\])?", name).groups() for name in names if re.match(r"\w", name)
+    }
     counts = Counter(head for head, number in numbers if number and head != "args")
     return {head for head, count in counts.items() if count > 3}
 
@@ -71,29 +86,38 @@ def wrapper_of(names: Sequence[str]) -> str:
     return ""
 
 
-def own_names(compiled: Any, f: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
-    """The names of a program's arguments by the function's parameters: ([], {}) where they cannot be told.
+def own_names(
+    compiled: Any, f: Any, args: tuple, kwargs: dict[str, Any]
+) -> tuple[list[str], dict[str, str]]:
+    """The names of a program's arguments by the function's parameters: ([], {}) where they cannot
+    be told.
 
     Args:
       compiled: the `jax.stages.Compiled` program.
       f, args, kwargs: the function that it was compiled from, with its arguments.
 
     Returns:
-      The names of the arguments that the program takes, in order; and those of all of them by their paths in
-      `compiled.args_info`.
+      The names of the arguments that the program takes, in order; and those of all of them by their
+      paths in `compiled.args_info`.
     """
     try:
         bound = inspect.signature(inspect.unwrap(f)).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):
         return [], {}
     info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
-    kinds = [type_text(aval.shape, aval.dtype) for aval in (getattr(one, "_aval", None) or one for _, one in info)]
+    kinds = [
+        type_text(aval.shape, aval.dtype)
+        for aval in (getattr(one, "_aval", None) or one for _, one in info)
+    ]
     every = [
         (f"{name}{path_text(path)}".removesuffix(".value"), leaf)
         for name, value in bound.items()
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
     ]
-    for kept in (_is_array, lambda leaf: _is_array(leaf) or isinstance(leaf, bool | int | float | complex)):
+    for kept in (
+        _is_array,
+        lambda leaf: _is_array(leaf) or isinstance(leaf, bool | int | float | complex),
+    ):
         leaves = [(name, _type_of(leaf)) for name, leaf in every if kept(leaf)]
         if kinds == [kind for _, kind in leaves]:
             break
@@ -111,7 +135,11 @@ def _is_array(leaf):
 
 
 def _type_of(leaf):
-    return type_text(leaf.shape, leaf.dtype) if _is_array(leaf) else type_text((), jax.numpy.result_type(leaf))
+    return (
+        type_text(leaf.shape, leaf.dtype)
+        if _is_array(leaf)
+        else type_text((), jax.numpy.result_type(leaf))
+    )
 
 
 def renamed(text: str, own: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -119,7 +147,8 @@ def renamed(text: str, own: Sequence[str]) -> tuple[str, dict[str, str]]:
 
     Args:
       text: of the compiled program.
-      own: the names that its arguments get, in order; if they are not as many as the arguments, nothing changes.
+      own: the names that its arguments get, in order; if they are not as many as the arguments,
+        nothing changes.
     """
     old_names = parameter_names(text)
     if len(old_names) != len(own):
@@ -138,5 +167,9 @@ def parameter_names(text: str) -> list[str]:
     """JAX's names of the parameters of a program's entry, in order."""
     entry = text.partition("\nENTRY ")[2]
     lines = (line for line in entry.splitlines() if "op_name=" in line)
-    names = {int(n[1]): metadata(line)["op_name"] for line in lines if (n := re.search(r"\bparameter\((\d+)\)", line))}
+    names = {
+        int(n[1]): metadata(line)["op_name"]
+        for line in lines
+        if (n := re.search(r"\bparameter\((\d+)\)", line))
+    }
     return [names[number] for number in sorted(names)]

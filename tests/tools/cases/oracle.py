@@ -1,7 +1,8 @@
-"""XLA's own parser of compiled programs, against which ours is compared: names, kinds, types, operands and calls.
+"""XLA's own parser of compiled programs, against which ours is compared: names, kinds, types,
+operands and calls.
 
-The parser is a private part of jaxlib, so only tests use it. `python oracle.py SCRIPT ARGUMENTS...` runs a script and
-compares every program whose text the script asks for.
+The parser is a private part of jaxlib, so only tests use it. `python oracle.py SCRIPT ARGUMENTS...`
+runs a script and compares every program whose text the script asks for.
 """
 
 import re
@@ -31,12 +32,21 @@ class Instruction:
 
 
 def theirs(text):
-    """{computation: {instruction: `Instruction`}} as XLA reads a program, and the name of the entry."""
-    # It aborts the process at the schedule of a program for TPUs; the order of the lines says the same.
+    """{computation: {instruction: `Instruction`}} as XLA reads a program, and the name of the
+    entry.
+    """
+    # It aborts the process at the schedule of a program for TPUs; the order of the lines says the
+    # same.
     module = xla.hlo_module_from_text(text.replace(", is_scheduled=true", ""))
-    # Printed again with little but names, types, kinds, operands and calls, a program can be read line by line.
+    # Printed again with little but names, types, kinds, operands and calls, a program can be read
+    # line by line.
     plain = xla.HloPrintOptions.short_parsable()
-    for unneeded in ("print_metadata", "print_backend_config", "print_program_shape", "include_layout_in_shapes"):
+    for unneeded in (
+        "print_metadata",
+        "print_backend_config",
+        "print_program_shape",
+        "include_layout_in_shapes",
+    ):
         setattr(plain, unneeded, False)
     plain.print_result_shape, plain.print_operand_shape = True, False
     found, entry = {}, None
@@ -44,19 +54,31 @@ def theirs(text):
         if head := re.fullmatch(r"(ENTRY )?(\S+) \{", line):
             entry, computation = head[2] if head[1] else entry, head[2]
             found[computation] = {}
-        elif made := re.fullmatch(r"  (ROOT )?(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)((?:, .*)?)", line):
+        elif made := re.fullmatch(
+            r"  (ROOT )?(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)((?:, .*)?)", line
+        ):
             root, name, types, kind, inside, attributes = made.groups(default="")
-            operands = () if kind in ("parameter", "constant") else tuple(filter(None, inside.split(", ")))
-            calls = re.findall(r", (?:body|condition|to_apply|calls|\w+_computation)=(\S+?)(?=,|$)", attributes)
-            several = re.search(r", (?:branch_computations|called_computations)=\{(.*?)\}", attributes)
+            operands = (
+                () if kind in ("parameter", "constant") else tuple(filter(None, inside.split(", ")))
+            )
+            calls = re.findall(
+                r", (?:body|condition|to_apply|calls|\w+_computation)=(\S+?)(?=,|$)", attributes
+            )
+            several = re.search(
+                r", (?:branch_computations|called_computations)=\{(.*?)\}", attributes
+            )
             calls += several[1].split(", ") if several else []
             types = tuple(re.findall(r"\w+\[.*?\]", types))
-            found[computation][name] = Instruction(kind, types, operands, frozenset(calls), bool(root))
+            found[computation][name] = Instruction(
+                kind, types, operands, frozenset(calls), bool(root)
+            )
     return found, entry
 
 
 def ours(text):
-    """The same, as shardlab reads it. XLA gives a name to each element of a tuple that dumped text writes as %x#1."""
+    """The same, as shardlab reads it. XLA gives a name to each element of a tuple that dumped text
+    writes as %x#1.
+    """
     program = hlo.Program(text)
     found = {}
     for computation in program:

@@ -1,18 +1,19 @@
 """The numbers in a chapter's prose, and what each stands on.
 
-A number with two digits or a decimal (but 10), or one in words and a unit ("thirty seconds"), is one that code, outputs
-or assertions of its own section have, up to rounding and a unit's scale. The opening, the summary, the exercises and
-"Where to read on" may use the whole chapter. What neither has, a comment says in the Markdown,
-above the paragraph, the list or the table, where no reader sees it:
+A number with two digits or a decimal (but 10), or one in words and a unit ("thirty seconds"), is
+one that code, outputs or assertions of its own section have, up to rounding and a unit's scale. The
+opening, the summary, the exercises and "Where to read on" may use the whole chapter. What neither
+has, a comment says in the Markdown, above the paragraph, the list or the table, where no reader
+sees it:
 
     % 4.7 = 188 / 40                        an expression, of numbers and of what shardlab exports
     % 1,024 here                            another section of this chapter
     % 5.9 in memory                         another chapter
     % 312 source: data sheet of the A100    somebody else, or a measurement
 
-Of a cell's outputs the numbers are kept in `tests/book/outputs`, so that prose can be held against them without a run.
-They are of the code that `code` is a digest of. A new run is recorded by the tests, as soon as there is one: after
-`make chapter FILE=book/x.md` by `make check`.
+Of a cell's outputs the numbers are kept in `tests/book/outputs`, so that prose can be held against
+them without a run. They are of the code that `code` is a digest of. A new run is recorded by the
+tests, as soon as there is one: after `make chapter FILE=book/x.md` by `make check`.
 """
 
 import json
@@ -31,30 +32,44 @@ from bookbinder.run import runs
 
 ROOT = Path(__file__).resolve().parents[3]  # as in `places`, which is in another room
 FOLDER = ROOT / "tests" / "book" / "outputs"
-WHOLE = ("", "Summary", "Exercises", "Where to read on")  # sections that may use all that the chapter has; "": opening
-NUMBER = re.compile(r"(?<![\w.,/#-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d|\.\d)", re.IGNORECASE)
-IN_CODE = re.compile(r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)", re.IGNORECASE)
+# sections that may use all that the chapter has; "": opening
+WHOLE = ("", "Summary", "Exercises", "Where to read on")
+NUMBER = re.compile(
+    r"(?<![\w.,/#-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?(?!\d|\.\d)", re.IGNORECASE
+)
+IN_CODE = re.compile(
+    r"(?<![A-Za-z_\d.])\d+(?:[,_]\d{3})*(?:\.\d*)?(?:e[+-]?\d+)?(?!\.\d)", re.IGNORECASE
+)
 MARK = re.compile(
-    r"% (?P<number>[\d,.e+-]+) (?:= (?P<expression>.+)|(?P<here>here)|in (?P<chapter>\w+)|source: (?P<source>.+))"
+    r"% (?P<number>[\d,.e+-]+) (?:= (?P<expression>.+)|(?P<here>here)|in "
+    r"(?P<chapter>\w+)|source: (?P<source>.+))"
 )
 UNIT = re.compile(r"[%B]|per cent|bit|bytes|\b[mµ]?s\b|second|FLOP|illion|thousand|share")
 MEASURED = re.compile(
-    r" ?(?:per cent|percent|%|[kMGT]i?B\b|m?s\b|µs|(?:milli|micro)?seconds|minutes|hours|days|times|bytes|tokens)"
+    r" ?(?:per "
+    r"cent|percent|%|[kMGT]i?B\b|m?s\b|µs|(?:milli|micro)?seconds|minutes|hours|days|times|bytes|tokens)"
 )
 ONES = [
-    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen",
     "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]  # fmt: skip
 TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-SPELLED = {word: n for n, word in enumerate(ONES, 1)} | {word: 10 * n for n, word in enumerate(TENS, 2)}
+SPELLED = {word: n for n, word in enumerate(ONES, 1)} | {
+    word: 10 * n for n, word in enumerate(TENS, 2)
+}
 IN_WORDS = re.compile(
     rf"\b(?P<first>{'|'.join(SPELLED)})(?:-(?P<second>{'|'.join(ONES[:9])}))?(?P<half> and a half)?"
-    r"(?= (?:times|\w*seconds|minutes|hours|days|bytes|per cent|[kMGT]i?B|FLOPs)\b)", re.IGNORECASE
-)  # fmt: skip
+    r"(?= (?:times|\w*seconds|minutes|hours|days|bytes|per cent|[kMGT]i?B|FLOPs)\b)",
+    re.IGNORECASE,
+)
 YEAR = re.compile(r"(19|20)\d\d")
 SCALES = sorted({1000.0**n for n in range(-4, 5)} | {1024.0**n for n in range(-4, 4)} | {100, 0.01})
 # What an expression in a mark may use.
-NAMES = {name: getattr(shardlab, name) for name in ("costs", "hardware", "inference", "models", "published")}
+NAMES = {
+    name: getattr(shardlab, name)
+    for name in ("costs", "hardware", "inference", "models", "published")
+}
 NAMES |= {"__builtins__": {}, "math": math, "max": max, "min": min, "round": round, "sum": sum}
 
 
@@ -84,7 +99,9 @@ class Claim:
 
     @property
     def half(self):
-        """Half of its last digit; in a whole number, of the last that is not zero, and at most a twentieth of it."""
+        """Half of its last digit; in a whole number, of the last that is not zero, and at most a
+        twentieth of it.
+        """
         mantissa, _, exponent = self.text.replace(",", "").lower().partition("e")
         whole, point, decimals = mantissa.partition(".")
         last = -len(decimals) if point else len(whole) - len(whole.rstrip("0"))
@@ -97,12 +114,16 @@ class Claim:
 
     def stands_on(self, numbers):
         """Whether one of some numbers, rounded and in some unit, is what it says."""
-        return bool(np.any(self.is_close(np.multiply.outer([*numbers], SCALES if self.scaled else [1.0]))))
+        return bool(
+            np.any(self.is_close(np.multiply.outer([*numbers], SCALES if self.scaled else [1.0])))
+        )
 
 
 @dataclass
 class Section:
-    """What stands below a heading of the second level; `numbers` are those of its code and outputs."""
+    """What stands below a heading of the second level; `numbers` are those of its code and
+    outputs.
+    """
 
     title: str
     line: int
@@ -141,11 +162,16 @@ def numbers_of(notebook):
 def record(chapter, outputs):
     """Keep the numbers of a chapter's outputs, a line for each cell."""
     lines = ",\n".join(json.dumps(sorted(numbers)) for numbers in outputs)
-    disk.write(FOLDER / f"{chapter.name}.json", f'{{"code": "{code_of(chapter)}", "outputs": [\n{lines}\n]}}\n')
+    disk.write(
+        FOLDER / f"{chapter.name}.json",
+        f'{{"code": "{code_of(chapter)}", "outputs": [\n{lines}\n]}}\n',
+    )
 
 
 def recorded(book, chapter):
-    """The numbers of the outputs of a chapter's present code, for each cell: as recorded, or of a run; else None."""
+    """The numbers of the outputs of a chapter's present code, for each cell: as recorded, or of a
+    run; else None.
+    """
     if not chapter.runs:
         return []
     file = FOLDER / f"{chapter.name}.json"
@@ -166,13 +192,16 @@ def all_numbers(book):
     @cache
     def numbers_of_chapter(name):
         chapter = book.chapter(name)
-        return set().union(*(part.numbers for part in sections(chapter, recorded(book, chapter) or [])))
+        return set().union(
+            *(part.numbers for part in sections(chapter, recorded(book, chapter) or []))
+        )
 
     return numbers_of_chapter
 
 
 def prose(chapter, code="code-cell|code-block|literalinclude|raw"):
-    """The lines of a chapter outside its front matter and its code, with their numbers; and alternative texts.
+    """The lines of a chapter outside its front matter and its code, with their numbers; and
+    alternative texts.
 
     `code` are the directives that are left out; fences with the name of a language are too.
     """
@@ -195,9 +224,13 @@ def prose(chapter, code="code-cell|code-block|literalinclude|raw"):
 
 
 def sections(chapter, outputs):
-    """The sections of a chapter, the first without a title; `outputs` has the numbers of its code cells' outputs."""
+    """The sections of a chapter, the first without a title; `outputs` has the numbers of its code
+    cells' outputs.
+    """
     parts = [Section("", 0, set())]
-    parts += [Section(line[3:].strip(), n, set()) for n, line in prose(chapter) if line.startswith("## ")]
+    parts += [
+        Section(line[3:].strip(), n, set()) for n, line in prose(chapter) if line.startswith("## ")
+    ]
     positions = [n for n, cell in enumerate(chapter.notebook.cells) if cell.cell_type == "code"]
     printed = dict(zip(positions, outputs, strict=bool(outputs)))
     for cell in chapter.cells:
@@ -212,17 +245,26 @@ def section_at(parts, line):
 
 
 def visible(line):
-    """What readers see of a line: no targets of links, roles and labels; nor code, versions and numbers of issues."""
+    """What readers see of a line: no targets of links, roles and labels; nor code, versions and
+    numbers of issues.
+    """
     if re.match(r":(label|name):|\([\w-]+\)=", line):
         return ""
     line = re.sub(
-        r"^\s*:?alt: |(?<!!)\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|\{[\w:]+\}`[^`]*`|https?://\S+|`[^`]*`", " ", line
+        (
+            r"^\s*:?alt: "
+            r"|(?<!!)\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|\{[\w:]+\}`[^`]*`|https?://\S+|`[^`]*`"
+        ),
+        " ",
+        line,
     )
     return re.sub(r"\b(JAX|Python|CUDA|Flax|jaxlib|[Vv]ersions?) \d+\.[\d.]*\d", " ", line)
 
 
 def claims(chapter, parts):
-    """The numbers in prose that are checked: not years, and not in the wrong answers of a question."""
+    """The numbers in prose that are checked: not years, and not in the wrong answers of a
+    question.
+    """
     marks, above, after_blank = (), (), False
     for n, line in prose(chapter):
         if mark := MARK.fullmatch(line):
@@ -230,7 +272,8 @@ def claims(chapter, parts):
         elif not line.strip():
             after_blank = True
         else:
-            if above or (after_blank and not line.startswith((" ", "- ["))):  # else further down in the list
+            # else further down in the list
+            if above or (after_blank and not line.startswith((" ", "- ["))):
                 marks, above = above, ()
             after_blank = False
             text = "" if line.lstrip().startswith("- [ ]") else visible(line)
@@ -242,14 +285,18 @@ def claims(chapter, parts):
                     scaled = bool(measured) and (not rest or UNIT.search(rest) is not None)
                     yield Claim(number, n, section_at(parts, n), marks, scaled)
             for match in IN_WORDS.finditer(text):
-                value = SPELLED[match["first"].lower()] + SPELLED.get((match["second"] or "").lower(), 0)
+                value = SPELLED[match["first"].lower()] + SPELLED.get(
+                    (match["second"] or "").lower(), 0
+                )
                 if value > 2:
                     number = f"{value}.5" if match["half"] else str(value)
                     yield Claim(number, n, section_at(parts, n), marks, written=match[0])
 
 
 def is_marked(claim, everything, numbers_of_chapter):
-    """Whether a mark says what a number stands on, and it does; `everything` are the numbers of its chapter."""
+    """Whether a mark says what a number stands on, and it does; `everything` are the numbers of its
+    chapter.
+    """
     for mark in claim.marks:
         name, expression = mark["chapter"], mark["expression"]
         if mark["number"] == claim.text and (
@@ -278,12 +325,18 @@ def faults(chapter, outputs, numbers_of_chapter):
         numbers = everything if section.title in WHOLE else section.numbers
         if not claim.stands_on(numbers) and not is_marked(claim, everything, numbers_of_chapter):
             elsewhere = (
-                f", such as `% {claim.text} here`: another section has it" if claim.stands_on(everything) else ""
+                f", such as `% {claim.text} here`: another section has it"
+                if claim.stands_on(everything)
+                else ""
             )
             yield (
-                f"{chapter.path}:{claim.line}: no code or output of its section has {claim.written or claim.text}; "
-                f"correct it, or say above the paragraph what it stands on (tests/tools/chapters/claims.py){elsewhere}"
+                f"{chapter.path}:{claim.line}: no code or output of its section has "
+                f"{claim.written or claim.text}; correct it, or say above the paragraph what "
+                f"it stands on (tests/tools/chapters/claims.py){elsewhere}"
             )
     for n, line in prose(chapter):
         if re.match(r"\s*% [\d.,]+ ", line) and line not in used:
-            yield f"{chapter.path}:{n}: {line.strip()!r} is the mark of no number in what stands below it"
+            yield (
+                f"{chapter.path}:{n}: {line.strip()!r} is the mark of no number in what stands "
+                "below it"
+            )

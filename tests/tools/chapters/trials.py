@@ -1,9 +1,11 @@
-"""Try wrong answers to a chapter's exercises where a reader would type them: between the task and its solution.
+"""Try wrong answers to a chapter's exercises where a reader would type them: between the task and
+its solution.
 
     .venv/bin/python tests/tools/chapters/trials.py arrays
 
-runs a chapter with the Python that builds the book, and prints what the check of each exercise said to the stub and to
-each wrong answer. `test_colab.py` does the same in Colab's environment, when a notebook runs the second time.
+runs a chapter with the Python that builds the book, and prints what the check of each exercise said
+to the stub and to each wrong answer. `test_colab.py` does the same in Colab's environment, when a
+notebook runs the second time.
 """
 
 import ast
@@ -28,7 +30,11 @@ from bookbinder.stopping import stoppable
 ROOT = Path(__file__).resolve().parents[3]  # run by itself, this finds nothing of other rooms
 # For each exercise, answers that its check must refuse.
 FILES = sorted((ROOT / "tests" / "book" / "wrong_answers").glob("*.toml"))
-WRONG_ANSWERS = {label: answers for file in FILES for label, answers in tomllib.loads(file.read_text("utf-8")).items()}
+WRONG_ANSWERS = {
+    label: answers
+    for file in FILES
+    for label, answers in tomllib.loads(file.read_text("utf-8")).items()
+}
 
 # Runs in the kernel, with `shell`, `label`, `strict` and `answers`; prints the verdicts as JSON.
 TRIAL = """
@@ -50,11 +56,13 @@ def verdict(code):
 
 verdicts = {title: verdict(answer + strict) for title, answer in answers.items()}
 print(json.dumps({"label": label, "strict": strict, "verdicts": verdicts}))
-"""
+"""  # noqa: E501
 
 
 def sections(chapter):
-    """The chapter's cells, each with what it belongs to: ("exercise" or "solution", label), or (None, None)."""
+    """The chapter's cells, each with what it belongs to: ("exercise" or "solution", label), or
+    (None, None).
+    """
     lines = chapter.text.splitlines()
     labels = {
         n: (kind, label)
@@ -64,7 +72,9 @@ def sections(chapter):
     for n, (kind, _) in labels.items():
         if kind == "exercise":
             labels[n] = (kind, re.match(r":label: (\S+)", lines[n])[1])
-    ends = [n for n, line in enumerate(lines, 1) if re.match(r"`{3,}\{(exercise|solution)-end\}", line)]
+    ends = [
+        n for n, line in enumerate(lines, 1) if re.match(r"`{3,}\{(exercise|solution)-end\}", line)
+    ]
     for cell in chapter.cells:
         start = max((n for n in labels if n < cell.line), default=None)
         inside = start is not None and not any(start < end < cell.line for end in ends)
@@ -72,12 +82,19 @@ def sections(chapter):
 
 
 def is_of_chapter(cell):
-    """Whether it is a cell of code that the chapter has too, and not only the assertions of the cell before it."""
-    return cell.cell_type == "code" and cell.source.strip() and notebooks.CHECKS not in cell.metadata.get("tags", ())
+    """Whether it is a cell of code that the chapter has too, and not only the assertions of the
+    cell before it.
+    """
+    return (
+        cell.cell_type == "code"
+        and cell.source.strip()
+        and notebooks.CHECKS not in cell.metadata.get("tags", ())
+    )
 
 
 def with_trials(chapter, notebook):
-    """A copy of a chapter's notebook that tries the stub and the wrong answers before each solution, in the last pass.
+    """A copy of a chapter's notebook that tries the stub and the wrong answers before each
+    solution, in the last pass.
 
     The notebook may begin with cells that the chapter has not.
     """
@@ -90,10 +107,16 @@ def with_trials(chapter, notebook):
             continue
         tried.add(label)
         # The solution's own strict check, put to the stub and to the wrong answers first.
-        magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(default="")
+        magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(
+            default=""
+        )
         statements = map(ast.unparse, ast.parse(source).body)
-        strict = "\n".join(s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s))
-        answers = {"stub": magic} | {title: f"{magic}{code}\n" for title, code in WRONG_ANSWERS.get(label, {}).items()}
+        strict = "\n".join(
+            s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)
+        )
+        answers = {"stub": magic} | {
+            title: f"{magic}{code}\n" for title, code in WRONG_ANSWERS.get(label, {}).items()
+        }
         names = f"shell=get_ipython(), label={label!r}, strict={strict!r}, answers={answers!r}"
         trial = new_code_cell(f"exec({TRIAL!r}, dict({names}))", metadata={"last_run_only": True})
         at = next(n for n, other in enumerate(notebook.cells) if other is places[cell])
@@ -105,14 +128,17 @@ def verdicts(chapter, executed):
     """What came of each exercise of a notebook that was run with trials.
 
     Returns:
-      For each label: `printed`, what its own cells printed; `strict`, the check that was put to the answers; `stub`,
-      what that came to; `wrong`, the same for each wrong answer: "WrongAnswer", or "accepted".
+      For each label: `printed`, what its own cells printed; `strict`, the check that was put to the
+      answers; `stub`, what that came to; `wrong`, the same for each wrong answer: "WrongAnswer", or
+      "accepted".
     """
     found, codes = {}, []
     for cell in executed.cells:
         if not is_of_chapter(cell):
             continue
-        text = "".join(output.get("text", "") for output in cell.outputs if output.output_type == "stream")
+        text = "".join(
+            output.get("text", "") for output in cell.outputs if output.output_type == "stream"
+        )
         if cell.metadata.get("last_run_only"):
             trial = json.loads(text)
             found.setdefault(trial["label"], {"printed": ""}).update(
@@ -120,16 +146,20 @@ def verdicts(chapter, executed):
             )
         else:
             codes.append(text)
-    for (_, (kind, label)), text in zip(sections(chapter), codes[len(codes) - len(chapter.cells) :], strict=True):
+    for (_, (kind, label)), text in zip(
+        sections(chapter), codes[len(codes) - len(chapter.cells) :], strict=True
+    ):
         if kind == "exercise":
             found.setdefault(label, {"printed": ""})["printed"] += text
     return found
 
 
 def notebook_key(book, chapter):
-    """A digest of what the run of a chapter's notebook as in Colab depends on and that is known before.
+    """A digest of what the run of a chapter's notebook as in Colab depends on and that is known
+    before.
 
-    That is its set-up, its code, the wrong answers to its exercises, Colab's packages, and what installs shardlab.
+    That is its set-up, its code, the wrong answers to its exercises, Colab's packages, and what
+    installs shardlab.
     """
     code = [cell for cell in chapter.notebook.cells if cell.cell_type == "code"]
     code = with_trials(chapter, new_notebook(cells=code)).cells
@@ -140,7 +170,14 @@ def notebook_key(book, chapter):
         *(cell.source for cell in code),
         stale.RUNNER.read_text("utf-8"),
         environments.COLAB.read_text("utf-8"),
-        json.dumps([imported.not_in_colab, project["project"], project["build-system"], project["tool"]["hatch"]]),
+        json.dumps(
+            [
+                imported.not_in_colab,
+                project["project"],
+                project["build-system"],
+                project["tool"]["hatch"],
+            ]
+        ),
         imported.data_files(ROOT),
     )
 

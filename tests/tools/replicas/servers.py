@@ -1,8 +1,9 @@
-"""Servers on localhost, in the place of others: of a built site, and of what tests ask on the internet.
+"""Servers on localhost, in the place of others: of a built site, and of what tests ask on the
+internet.
 
-A site is served as static hosts on the web do it, for the tests in a browser: compressed with gzip, with the cache
-lifetime of GitHub Pages, and with the site's own 404.html for what is missing. (`make serve` is for writing: it adds a
-script to each page, and compresses nothing.)
+A site is served as static hosts on the web do it, for the tests in a browser: compressed with gzip,
+with the cache lifetime of GitHub Pages, and with the site's own 404.html for what is missing.
+(`make serve` is for writing: it adds a script to each page, and compresses nothing.)
 """
 
 import asyncio
@@ -22,8 +23,8 @@ def serving(folder, below="/"):
 
     Args:
       folder: the site, with index.html and 404.html in it.
-      below: the path of the site on the host, with "/" at both ends, such as "/book/". GitHub Pages serves a
-        project's site below its name.
+      below: the path of the site on the host, with "/" at both ends, such as "/book/". GitHub Pages
+        serves a project's site below its name.
     """
     sockets = bind_sockets(0, "127.0.0.1")
     routes = [(f"{below}(.*)", _File, {"path": str(folder), "default_filename": "index.html"})]
@@ -73,7 +74,9 @@ class _File(StaticFileHandler):
 
 @contextmanager
 def answering(answer):
-    """Yields the address of a server on localhost, without a slash; `answer(path, body)` gives the bytes it sends."""
+    """Yields the address of a server on localhost, without a slash; `answer(path, body)` gives the
+    bytes it sends.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):

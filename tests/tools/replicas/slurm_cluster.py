@@ -1,20 +1,23 @@
-"""A real Slurm with two nodes on one machine, for tests and for the recordings of clusters.md. Needs root, on Debian.
+"""A real Slurm with two nodes on one machine, for tests and for the recordings of clusters.md.
+Needs root, on Debian.
 
-Each node is a network namespace with a host name of its own, joined to the others by a bridge, with a slurmd in it.
-Nothing outside of a temporary folder, /etc/hosts (one line a node) and the namespaces is touched; `stop` undoes all.
-There is one such cluster at a time: another one waits, and ends what a run that was killed has left.
+Each node is a network namespace with a host name of its own, joined to the others by a bridge, with
+a slurmd in it. Nothing outside of a temporary folder, /etc/hosts (one line a node) and the
+namespaces is touched; `stop` undoes all. There is one such cluster at a time: another one waits,
+and ends what a run that was killed has left.
 
     with Cluster() as cluster:
         job = cluster.submit("book/cluster/two-nodes.sbatch", "hello.py")
         print(cluster.wait(job).output)
 
-After a lost node Slurm starts a job again when the job's credentials have expired (cred_expire, 120 s unless set). It
-tries once more to end the first start 60 s after it could not, and must not find the second one then: hence 70 s. What
-became of a job is kept however late a test asks: by default Slurm forgets an ended job after 300 s (MinJobAge), and
-with 0 at once.
+After a lost node Slurm starts a job again when the job's credentials have expired (cred_expire, 120
+s unless set). It tries once more to end the first start 60 s after it could not, and must not find
+the second one then: hence 70 s. What became of a job is kept however late a test asks: by default
+Slurm forgets an ended job after 300 s (MinJobAge), and with 0 at once.
 
-The nodes have no GPUs. Slurm is told that each has four, which are terminals (gres.conf), and 16 CPUs, so that batch
-scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment makes JAX use the CPU.
+The nodes have no GPUs. Slurm is told that each has four, which are terminals (gres.conf), and 16
+CPUs, so that batch scripts for GPU nodes run unchanged; JAX_PLATFORMS=cpu in the job's environment
+makes JAX use the CPU.
 """
 
 import contextlib
@@ -34,7 +37,18 @@ import psutil
 from places import ROOT
 from waiting import PATIENCE, wait_until
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "ip", "tc", "nsenter", "unshare", "sshd", "mpirun")
+PROGRAMS = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "ip",
+    "tc",
+    "nsenter",
+    "unshare",
+    "sshd",
+    "mpirun",
+)
 NET = "10.77.0"
 LOCK = Path("/tmp/one-slurm-at-a-time.lock")
 
@@ -43,7 +57,11 @@ def missing():
     """What this machine lacks to run it, in one line; "" if nothing."""
     if os.geteuid() != 0:
         return "a Slurm of two nodes needs root, for network namespaces"
-    absent = [name for name in PROGRAMS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")]
+    absent = [
+        name
+        for name in PROGRAMS
+        if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    ]
     if absent:
         packages = "slurm-wlm munge iproute2 openssh-server openmpi-bin"
         return f"not installed: {', '.join(absent)} (Debian: apt-get install {packages})"
@@ -52,7 +70,12 @@ def missing():
 
 def on_cpus(devices):
     """The environment in which JAX makes so many CPU devices in a process."""
-    return {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "XLA_FLAGS": "", "NPROC": "32"}
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "XLA_FLAGS": "",
+        "NPROC": "32",
+    }
 
 
 @dataclass(frozen=True)
@@ -65,7 +88,9 @@ class Job:
 
 
 class Cluster:
-    """Two nodes, node1 and node2, with four pretended GPUs each, and 16 CPUs as Slurm counts them."""
+    """Two nodes, node1 and node2, with four pretended GPUs each, and 16 CPUs as Slurm counts
+    them.
+    """
 
     def __init__(self, nodes=2, cpus=16):
         self.names = [f"node{i}" for i in range(1, nodes + 1)]
@@ -97,14 +122,20 @@ class Cluster:
                 self.kill(name)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                ours = process.environ().get("SLURM_CONF", "").startswith(f"{tempfile.gettempdir()}/slurm-")
+                ours = (
+                    process.environ()
+                    .get("SLURM_CONF", "")
+                    .startswith(f"{tempfile.gettempdir()}/slurm-")
+                )
                 if ours and process.name() in ("slurmctld", "slurmscriptd", "slurmd", "munged"):
                     process.kill()
 
     # Jobs
 
     def submit(self, script, *arguments, **environment):
-        """Queue a batch script; returns the number of the job. Its output lands in the cluster's folder."""
+        """Queue a batch script; returns the number of the job. Its output lands in the cluster's
+        folder.
+        """
         command = ["sbatch", "--parsable", f"--chdir={ROOT / 'book' / 'cluster'}"]
         command += [f"--output={self.folder}/%x-%j.out", str(ROOT / script), *map(str, arguments)]
         return self.run(*command, **{"VENV": sys.prefix} | on_cpus(1) | environment).strip()
@@ -133,7 +164,9 @@ class Cluster:
     def run(self, *command, **environment):
         """Run a command with this cluster's settings; returns what it printed."""
         settings = self.environment | environment
-        done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(
+            command, env=settings, capture_output=True, text=True, timeout=PATIENCE
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {done.stderr or done.stdout}\n{self.log()}")
         return done.stdout
@@ -141,7 +174,11 @@ class Cluster:
     def log(self):
         """The last lines of Slurm's own logs."""
         files = sorted(self.folder.glob("*.log"))
-        return "\n".join(line for file in files for line in [f"== {file.name}", *file.read_text().splitlines()[-8:]])
+        return "\n".join(
+            line
+            for file in files
+            for line in [f"== {file.name}", *file.read_text().splitlines()[-8:]]
+        )
 
     # Nodes and the network between them
 
@@ -175,21 +212,53 @@ class Cluster:
     def on(self, name, *command):
         """The command that runs this one on a node: in its network, under its host name."""
         inside = f'hostname {name} && exec "$@"'
-        return "nsenter", f"--net=/run/netns/{name}", "unshare", "--uts", "sh", "-c", inside, "sh", *command
+        return (
+            "nsenter",
+            f"--net=/run/netns/{name}",
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            inside,
+            "sh",
+            *command,
+        )
 
     def serve_ssh(self):
-        """Let root log in to each node by ssh; returns a PATH whose ssh finds its key and knows the nodes."""
+        """Let root log in to each node by ssh; returns a PATH whose ssh finds its key and knows the
+        nodes.
+        """
         folder = self.folder / "ssh"
         (folder / "bin").mkdir(parents=True)
         for key in ("host", "user"):
             self.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key)
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd gives up its rights
         for name in self.names:
-            options = {"HostKey": folder / "host", "AuthorizedKeysFile": folder / "user.pub", "StrictModes": "no"}
-            options |= {"PidFile": folder / f"{name}.pid", "PermitRootLogin": "yes", "UsePAM": "no", "MaxStartups": 100}
+            options = {
+                "HostKey": folder / "host",
+                "AuthorizedKeysFile": folder / "user.pub",
+                "StrictModes": "no",
+            }
+            options |= {
+                "PidFile": folder / f"{name}.pid",
+                "PermitRootLogin": "yes",
+                "UsePAM": "no",
+                "MaxStartups": 100,
+            }
             told = [f"-o{option}={value}" for option, value in options.items()]
-            self.run(*self.on(name, shutil.which("sshd", path=self.environment["PATH"]), "-f", "/dev/null", *told))
-        known = f"-oUserKnownHostsFile={folder}/known -oStrictHostKeyChecking=accept-new -oLogLevel=ERROR"
+            self.run(
+                *self.on(
+                    name,
+                    shutil.which("sshd", path=self.environment["PATH"]),
+                    "-f",
+                    "/dev/null",
+                    *told,
+                )
+            )
+        known = (
+            f"-oUserKnownHostsFile={folder}/known -oStrictHostKeyChecking=accept-new "
+            "-oLogLevel=ERROR"
+        )
         ssh = folder / "bin" / "ssh"
         ssh.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F /dev/null -i {folder}/user {known} "$@"\n')
         ssh.chmod(0o755)
@@ -199,7 +268,9 @@ class Cluster:
         """Wait until every node is free to take work."""
 
         def all_are_idle():
-            return self.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == str(len(self.names))
+            return self.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == str(
+                len(self.names)
+            )
 
         wait_until(all_are_idle, lambda: f"{self.run('sinfo', '-N', '-l')}\n{self.log()}")
 
@@ -211,9 +282,21 @@ class Cluster:
         key = self.folder / "munge" / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
-        files = {"key-file": key, "socket": self.folder / "munge.sock", "pid-file": self.folder / "munged.pid"}
-        files |= {"log-file": self.folder / "munged.log", "seed-file": self.folder / "munge" / "seed"}
-        self.run("munged", "--num-threads=2", "--force", *(f"--{name}={file}" for name, file in files.items()))
+        files = {
+            "key-file": key,
+            "socket": self.folder / "munge.sock",
+            "pid-file": self.folder / "munged.pid",
+        }
+        files |= {
+            "log-file": self.folder / "munged.log",
+            "seed-file": self.folder / "munge" / "seed",
+        }
+        self.run(
+            "munged",
+            "--num-threads=2",
+            "--force",
+            *(f"--{name}={file}" for name, file in files.items()),
+        )
 
         self._remove_network()
         self.run("ip", "link", "add", "slurmbr", "type", "bridge")
@@ -222,7 +305,19 @@ class Cluster:
         hosts = Path("/etc/hosts").read_text()
         for i, name in enumerate(self.names, 1):
             self.run("ip", "netns", "add", name)
-            self.run("ip", "link", "add", f"slurmv{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            self.run(
+                "ip",
+                "link",
+                "add",
+                f"slurmv{i}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                name,
+            )
             self.run("ip", "link", "set", f"slurmv{i}", "master", "slurmbr", "up")
             self.run("ip", "-n", name, "addr", "add", f"{NET}.{i}/24", "dev", "eth0")
             self.run("ip", "-n", name, "link", "set", "eth0", "up")
@@ -232,7 +327,11 @@ class Cluster:
         Path("/etc/hosts").write_text(hosts)
 
         (self.folder / "slurm.conf").write_text(self._configuration())
-        gpus = "Name=gpu Count=4 File=/dev/tty[0-3]\n" if Path("/dev/tty3").exists() else "Name=gpu Count=4\n"
+        gpus = (
+            "Name=gpu Count=4 File=/dev/tty[0-3]\n"
+            if Path("/dev/tty3").exists()
+            else "Name=gpu Count=4\n"
+        )
         (self.folder / "gres.conf").write_text(gpus)
         self.run("slurmctld", "-c")
         for name in self.names:
@@ -277,7 +376,7 @@ GresTypes=gpu
 NodeName={names} NodeAddr={addresses} NodeHostname={names} CPUs={self.cpus} RealMemory=4000 Gres=gpu:4 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 PartitionName=four Nodes=ALL MaxCPUsPerNode=4 MaxTime=INFINITE State=UP
-"""
+"""  # noqa: E501
 
     def stop(self):
         """End the daemons, remove nodes and network. May be called again."""

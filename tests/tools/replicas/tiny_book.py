@@ -26,19 +26,27 @@ kernelspec:
 
 
 def chapter(title, *cells):
-    return FRONT + f"# {title}\n\n" + "\n".join(f"```{{code-cell}}\n{textwrap.dedent(c).strip()}\n```\n" for c in cells)
+    return (
+        FRONT
+        + f"# {title}\n\n"
+        + "\n".join(f"```{{code-cell}}\n{textwrap.dedent(c).strip()}\n```\n" for c in cells)
+    )
 
 
 def waits_for(file):
     """A line of code that waits until a file is there."""
-    return f"import os, time; [time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(file)!r}), True)]"
+    return (
+        f"import os, time; [time.sleep(0.05) for _ in iter(lambda: os.path.exists({str(file)!r}), "
+        "True)]"
+    )
 
 
 class TinyBook:
     """A book of two chapters in a folder of its own, and the commands that a user would type."""
 
     def __init__(self, root):
-        self.root = self.seen = root  # `seen` is where this process finds it: commands may run elsewhere
+        # `seen` is where this process finds it: commands may run elsewhere
+        self.root = self.seen = root
         self.within = []  # what to put before each command
         (root / "book").mkdir()
         (root / "src" / "shardlab").mkdir(parents=True)
@@ -71,7 +79,10 @@ class TinyBook:
         )
         self.write("book/index.md", "# Home\n\nSee {doc}`one`, at {{ repository }}.\n")
         self.write("book/one.md", chapter("One", "print('one', 1 + 1)"))
-        self.write("book/two.md", chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('two', VALUE)"))
+        self.write(
+            "book/two.md",
+            chapter("Two", "exec(open('../src/shardlab/value.py').read()); print('two', VALUE)"),
+        )
 
     def write(self, name, text):
         (self.root / name).write_text(textwrap.dedent(text) if name.endswith("yml") else text)
@@ -81,9 +92,21 @@ class TinyBook:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("GITHUB_")}
         environment = {**clean, "TINY_BOOK": str(self.root), **environment}
         return subprocess.Popen(
-            [*self.within, sys.executable, "-m", "bookbinder", "--root", str(self.root), *(arguments or ["build"])],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.root, env=environment,
-        )  # fmt: skip
+            [
+                *self.within,
+                sys.executable,
+                "-m",
+                "bookbinder",
+                "--root",
+                str(self.root),
+                *(arguments or ["build"]),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.root,
+            env=environment,
+        )
 
     def start_until(self, file):
         """Start the builder, and wait until a cell has made a file."""
@@ -94,7 +117,9 @@ class TinyBook:
         return process
 
     def build(self, *arguments, **environment):
-        """Run the builder to its end; returns its exit status, standard output and standard error."""
+        """Run the builder to its end; returns its exit status, standard output and standard
+        error.
+        """
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out, err
@@ -102,7 +127,11 @@ class TinyBook:
     def site(self):
         """The published site: each file with its content."""
         html = self.seen / "_build" / "html"
-        return {str(path.relative_to(html)): path.read_bytes() for path in html.rglob("*") if path.is_file()}
+        return {
+            str(path.relative_to(html)): path.read_bytes()
+            for path in html.rglob("*")
+            if path.is_file()
+        }
 
     def page(self, name):
         return (self.seen / "_build" / "html" / f"{name}.html").read_text()
@@ -119,5 +148,7 @@ class TinyBook:
 
 def statuses(table):
     """The closing table as a dict: chapter to result."""
-    rows = re.findall(r"^(\w+) +(?:\d+ +)?(ran|reused|failed|left out|no code)", table, re.MULTILINE)
+    rows = re.findall(
+        r"^(\w+) +(?:\d+ +)?(ran|reused|failed|left out|no code)", table, re.MULTILINE
+    )
     return dict(rows)

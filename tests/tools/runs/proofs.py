@@ -1,4 +1,5 @@
-"""What was proved before need not run again: below `_build/proofs` is a file for whatever has passed, with its key.
+"""What was proved before need not run again: below `_build/proofs` is a file for whatever has
+passed, with its key.
 
 A unit passes as a whole:
 
@@ -6,16 +7,19 @@ A unit passes as a whole:
 - `notebook arrays`: its notebook in the replica of Colab, with wrong answers to its exercises;
 - `tests/test_x.py`: the other tests of a file.
 
-A unit's key is a digest of what its tests depend on: of a chapter its code, Python's packages, and the files that its
-cells have read, modules of `shardlab` among them; of other tests every file of the repository, or those that the file
-names in its mark, `pytestmark = pytest.mark.reads("src/bookbinder")`. A test that reads more than its mark says fails.
+A unit's key is a digest of what its tests depend on: of a chapter its code, Python's packages, and
+the files that its cells have read, modules of `shardlab` among them; of other tests every file of
+the repository, or those that the file names in its mark, `pytestmark =
+pytest.mark.reads("src/bookbinder")`. A test that reads more than its mark says fails.
 
-With `--proofs use` (`make test`) units with a proof of their key are left out. They do not count as passed: pytest's
-closing line counts them apart, with their days. `--proofs renew` (`make test ARGS=...`) leaves out nothing. Both keep
-what has passed. A unit with a test that was flaky or skipped is not proved.
+With `--proofs use` (`make test`) units with a proof of their key are left out. They do not count as
+passed: pytest's closing line counts them apart, with their days. `--proofs renew` (`make test
+ARGS=...`) leaves out nothing. Both keep what has passed. A unit with a test that was flaky or
+skipped is not proved.
 
-Proofs are no part of the repository, so that no change can bring its own: they are what this machine has seen. Clones
-may share the folder, as with `_build/runs`; on GitHub it is kept by runs on main alone.
+Proofs are no part of the repository, so that no change can bring its own: they are what this
+machine has seen. Clones may share the folder, as with `_build/runs`; on GitHub it is kept by runs
+on main alone.
 """
 
 import hashlib
@@ -40,15 +44,29 @@ from bookbinder.run import stale
 
 FOLDER = ROOT / "_build" / "proofs"
 KEPT = 20  # proofs of a unit, of other states of the repository
-BEGAN = "PROOFS_BEGAN"  # a variable: when a run began, in ns; all its processes know the proofs that were there then
+# a variable: when a run began, in ns; all its processes know the proofs that were there then
+BEGAN = "PROOFS_BEGAN"
 EVERYTHING = ("",)  # what tests read whose file does not say
 
 
 @cache
 def source_files(root=ROOT):
-    """The names of the files in a clone as they are here, committed or not, without what is ignored."""
-    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.split("\0")
+    """The names of the files in a clone as they are here, committed or not, without what is
+    ignored.
+    """
+    command = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
+    listed = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     return [name for name in sorted({*filter(None, listed)}) if (root / name).is_file()]
 
 
@@ -61,7 +79,9 @@ def below(name, places):
 def helpers():
     """What every test depends on: the tools of tests, and the project's settings."""
     return tuple(
-        name for name in source_files() if re.fullmatch(r"tests/(conftest|tools/\w+/\w+)\.py|pyproject\.toml", name)
+        name
+        for name in source_files()
+        if re.fullmatch(r"tests/(conftest|tools/\w+/\w+)\.py|pyproject\.toml", name)
     )
 
 
@@ -97,7 +117,9 @@ def _digest(places):
 
 
 def key_of_chapter(known, read):
-    """A digest of what a chapter's run depends on: what is known before, and the files that it read, with digests."""
+    """A digest of what a chapter's run depends on: what is known before, and the files that it
+    read, with digests.
+    """
     return disk.digest(known, *(f"{name} {content}" for name, content in sorted(read.items())))[:16]
 
 
@@ -111,24 +133,33 @@ def proofs_of(unit, folder):
 
 
 def read_proof(file):
-    """A proof: its unit, its day, its key and the files that a chapter has read; none if it cannot be read."""
+    """A proof: its unit, its day, its key and the files that a chapter has read; none if it cannot
+    be read.
+    """
     try:
         proof = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     kinds = {"unit": str, "day": str, "key": str, "read": list | None}
-    good = isinstance(proof, dict) and all(isinstance(proof.get(name, 0), kind) for name, kind in kinds.items())
+    good = isinstance(proof, dict) and all(
+        isinstance(proof.get(name, 0), kind) for name, kind in kinds.items()
+    )
     return proof if good else {}
 
 
 class Proofs:
-    """The plugin: leaves out tests where they are collected, and records what passed in the process that reports."""
+    """The plugin: leaves out tests where they are collected, and records what passed in the process
+    that reports.
+    """
 
     def __init__(self, use, known, folder=FOLDER):
-        """Leave out what is proved only if `use` is true; `known` tells what is known of a chapter before it runs."""
+        """Leave out what is proved only if `use` is true; `known` tells what is known of a chapter
+        before it runs.
+        """
         self.use, self.known, self.folder = use, known, folder
         self.began = int(os.environ.setdefault(BEGAN, f"{time.time_ns()}"))
-        self.found = {"tests": {}, "places": {}, "known": {}, "left_out": {}}  # what is known of each unit
+        # what is known of each unit
+        self.found = {"tests": {}, "places": {}, "known": {}, "left_out": {}}
         self.passed, self.bad, self.read = Counter(), set(), {}
 
     @property
@@ -143,12 +174,15 @@ class Proofs:
             if proof.get("unit") != unit or file.stat().st_mtime_ns > self.began:
                 continue
             if proof["read"] is not None:
-                key = key_of_chapter(known, {name: disk.file_digest(ROOT / name) for name in proof["read"]})
+                key = key_of_chapter(
+                    known, {name: disk.file_digest(ROOT / name) for name in proof["read"]}
+                )
             if proof["key"] == key:
                 return proof["day"]
         return ""
 
-    @pytest.hookimpl(tryfirst=True)  # before -k and the like: a unit of which some tests are left out is not proved
+    # before -k and the like: a unit of which some tests are left out is not proved
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items):
         tests, places, known = Counter(), {}, {}
         for item in items:
@@ -193,12 +227,15 @@ class Proofs:
             reporter.stats[kind] = [SimpleNamespace(nodeid=unit) for unit in tests]
             if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
                 session.exitstatus = pytest.ExitCode.OK
-        if not any("::" in argument for argument in config.args):  # else not all tests of a file were collected
+        # else not all tests of a file were collected
+        if not any("::" in argument for argument in config.args):
             with suppress(OSError):  # such as a full disk: the tests have passed all the same
                 self.record()
 
     def record(self):
-        """Keep a proof of each unit that has passed, unless a file that it depends on has changed meanwhile."""
+        """Keep a proof of each unit that has passed, unless a file that it depends on has changed
+        meanwhile.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         as_it_is, day = cache(_digest), f"{datetime.now(UTC).date()}"
         for unit, count in self.passed.items():
@@ -211,15 +248,19 @@ class Proofs:
             elif as_it_is(tuple(places)) != key:
                 continue
             name = f"{re.sub(r'[^a-z0-9_]+', '-', unit)}.{key}.json"
-            disk.write(self.folder / name, json.dumps({"unit": unit, "day": day, "key": key, "read": read}))
+            disk.write(
+                self.folder / name, json.dumps({"unit": unit, "day": day, "key": key, "read": read})
+            )
             for old in proofs_of(unit, self.folder)[KEPT:]:
                 old.unlink(missing_ok=True)
 
 
 class Reads:
-    """The plugin that fails the last test of a file whose tests read more than the file's mark says.
+    """The plugin that fails the last test of a file whose tests read more than the file's mark
+    says.
 
-    It sees what this process opens, and the files and modules that the commands name which it starts.
+    It sees what this process opens, and the files and modules that the commands name which it
+    starts.
     """
 
     def __init__(self):
@@ -231,13 +272,22 @@ class Reads:
     def hear(self, event, arguments):
         if self.seen is None:
             return
-        if event == "open" and isinstance(arguments[0], str) and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR):
+        if (
+            event == "open"
+            and isinstance(arguments[0], str)
+            and not (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        ):
             if not _is_hypothesis_looking():
                 self.note(arguments[0])
         elif event == "subprocess.Popen" and not isinstance(arguments[1], (str, bytes)):
-            words = [os.fsdecode(word) for word in arguments[1] if isinstance(word, (str, bytes, os.PathLike))]
+            words = [
+                os.fsdecode(word)
+                for word in arguments[1]
+                if isinstance(word, (str, bytes, os.PathLike))
+            ]
             for word, following in zip(words, [*words[1:], ""], strict=True):
-                if os.sep in word or arguments[2]:  # a path, or perhaps a file in the folder where it starts
+                # a path, or perhaps a file in the folder where it starts
+                if os.sep in word or arguments[2]:
                     self.note(os.path.join(arguments[2] or "", word))
                 if word == "-m":
                     self.note(str(ROOT / "src" / following))
@@ -265,12 +315,18 @@ class Reads:
         seen, places, self.seen, self.places = self.seen, self.places, None, set()
         ours = set(source_files()) | {str(Path(name).parent) for name in source_files()}
         holds = {str(folder) for place in places for folder in (Path(place), *Path(place).parents)}
-        unnamed = sorted(name for name in seen & ours if not below(name, places) and name not in holds)
-        assert not unnamed, f"{file_of(item)} reads {', '.join(unnamed)}, which its mark `reads` does not name"
+        unnamed = sorted(
+            name for name in seen & ours if not below(name, places) and name not in holds
+        )
+        assert not unnamed, (
+            f"{file_of(item)} reads {', '.join(unnamed)}, which its mark `reads` does not name"
+        )
 
 
 def _is_hypothesis_looking():
-    """Whether Hypothesis looks through our modules for numbers to try, which is nothing that a test depends on."""
+    """Whether Hypothesis looks through our modules for numbers to try, which is nothing that a test
+    depends on.
+    """
     frame = sys._getframe()
     while frame and frame.f_code.co_name != "constants_from_module":
         frame = frame.f_back
@@ -285,8 +341,12 @@ def add_options(parser):
 
 def configure(config, known):
     """Register the plugins; `known` tells what is known of a chapter before it runs."""
-    config.addinivalue_line("markers", "unit(name): what this test is a part of, which passes as a whole")
-    config.addinivalue_line("markers", "reads(*places): the files and folders on which the tests of a file depend")
+    config.addinivalue_line(
+        "markers", "unit(name): what this test is a part of, which passes as a whole"
+    )
+    config.addinivalue_line(
+        "markers", "reads(*places): the files and folders on which the tests of a file depend"
+    )
     config.pluginmanager.register(Reads())
     if config.option.proofs:
         config.pluginmanager.register(Proofs(config.option.proofs == "use", known), "proofs")

@@ -1,4 +1,6 @@
-"""The repository under test: the book in it, its files and their history, and the site built from it."""
+"""The repository under test: the book in it, its files and their history, and the site built from
+it.
+"""
 
 import os
 import re
@@ -17,7 +19,16 @@ BOOK = load(ROOT)  # read once for all files: several name a test after each cha
 
 
 # Chapters that run quickly, and whose pages tests look at by name.
-EXAMPLES = {"index", "arrays", "auto", "collectives", "explicit", "explorer", "from_old_jax", "manual"}
+EXAMPLES = {
+    "index",
+    "arrays",
+    "auto",
+    "collectives",
+    "explicit",
+    "explorer",
+    "from_old_jax",
+    "manual",
+}
 
 
 def copy_sources(folder):
@@ -38,10 +49,18 @@ def git(root, *arguments):
 def changed_files():
     """The files that differ from the main branch, as lines: here, or in commits that it has not."""
     git = ["git", "-c", "safe.directory=*"]
-    done = subprocess.run([*git, "merge-base", "HEAD", "origin/main"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [*git, "merge-base", "HEAD", "origin/main"], cwd=ROOT, capture_output=True, text=True
+    )
     base = done.stdout.strip() or "HEAD"  # without a remote, what is not committed
-    listed = [[*git, "diff", "--name-only", base], [*git, "ls-files", "--others", "--exclude-standard"]]
-    return "".join(subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout for one in listed)
+    listed = [
+        [*git, "diff", "--name-only", base],
+        [*git, "ls-files", "--others", "--exclude-standard"],
+    ]
+    return "".join(
+        subprocess.run(one, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for one in listed
+    )
 
 
 @cache
@@ -59,7 +78,17 @@ def missing(what, remedy=None):
 def build(config):
     """Build the site as the tests of this run need it; returns the ended process."""
     plugin = config.pluginmanager.getplugin("proofs")
-    proved = {unit.removeprefix("page ") for unit in plugin.left_out if unit.startswith("page ")} if plugin else set()
+    proved = (
+        {unit.removeprefix("page ") for unit in plugin.left_out if unit.startswith("page ")}
+        if plugin
+        else set()
+    )
     left_out = sorted(proved - EXAMPLES)
-    command = [sys.executable, "-m", "bookbinder", "build", *(["--without", *left_out] if left_out else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "bookbinder",
+        "build",
+        *(["--without", *left_out] if left_out else []),
+    ]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,10 +1,11 @@
 """Run the tests that failed once more, alone, at the end (`pytest --retry`, as `make test` does).
 
-On a busy machine one answer among thousands comes late. A test that passes when it runs alone is flaky: it is named
-with the outputs of both runs, and does not fail the run. More than three such tests are a fault of their own, so where
-more fail, none runs again.
+On a busy machine one answer among thousands comes late. A test that passes when it runs alone is
+flaky: it is named with the outputs of both runs, and does not fail the run. More than three such
+tests are a fault of their own, so where more fail, none runs again.
 
-(pytest-rerunfailures runs a test again at once, beside all others, as often as any fails, and shows neither output.)
+(pytest-rerunfailures runs a test again at once, beside all others, as often as any fails, and shows
+neither output.)
 """
 
 import json
@@ -35,12 +36,16 @@ class Retry:
             reporter.write_line(f"\nretry: {text}")
 
         reports = [report for category in FAILED for report in reporter.stats.get(category, ())]
-        reports = [report for report in reports if isinstance(report, pytest.TestReport)]  # not of reading a file
+        # not of reading a file
+        reports = [report for report in reports if isinstance(report, pytest.TestReport)]
         causes = {place(report) if report.when == "setup" else report.nodeid for report in reports}
         if not causes:
             return result
         if len(causes) > MOST:
-            say(f"{len(causes)} tests failed, more than the {MOST} that may be flaky: none runs again")
+            say(
+                f"{len(causes)} tests failed, more than the {MOST} that may be flaky: none "
+                "runs again"
+            )
             return result
         names = list(dict.fromkeys(report.nodeid for report in reports))
         say(f"{len(names)} that failed run once more, alone")
@@ -62,7 +67,9 @@ class Retry:
             for title, text in report.sections:
                 terminalreporter.write_line(f"{title}:\n{text}")
         for name in self.first:
-            terminalreporter.write_line(f"flaky: {name} (it passed when it ran alone; its second output stands above)")
+            terminalreporter.write_line(
+                f"flaky: {name} (it passed when it ran alone; its second output stands above)"
+            )
 
 
 def place(report):
@@ -72,11 +79,25 @@ def place(report):
 
 
 def alone(names, root):
-    """Run some tests in a process of their own, one after the other; returns those that passed, and what it printed."""
+    """Run some tests in a process of their own, one after the other; returns those that passed, and
+    what it printed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
-        command = [sys.executable, "-m", "pytest", "--numprocesses", "0", "-rP", "--outcomes", str(file), *names]
-        done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "--numprocesses",
+            "0",
+            "-rP",
+            "--outcomes",
+            str(file),
+            *names,
+        ]
+        done = subprocess.run(
+            command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         return set(json.loads(file.read_text())) if file.exists() else set(), done.stdout
 
 
@@ -99,8 +120,16 @@ class Outcomes:
 
 def add_options(parser):
     """The options of this plugin."""
-    parser.addoption("--retry", action="store_true", help="run the tests that failed once more, alone, at the end")
-    parser.addoption("--outcomes", metavar="FILE", help="write the names of the tests that passed to a file, as JSON")
+    parser.addoption(
+        "--retry",
+        action="store_true",
+        help="run the tests that failed once more, alone, at the end",
+    )
+    parser.addoption(
+        "--outcomes",
+        metavar="FILE",
+        help="write the names of the tests that passed to a file, as JSON",
+    )
 
 
 def configure(config):

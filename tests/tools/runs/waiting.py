@@ -1,4 +1,5 @@
-"""How long tests wait for what must happen: generously, because they also run on machines that are busy.
+"""How long tests wait for what must happen: generously, because they also run on machines that are
+busy.
 
 A test that waits for too long fails; no test fails because something took its time.
 """
@@ -10,7 +11,8 @@ SOON = 60  # seconds: for what takes a moment on a quiet machine, such as a clic
 
 
 def wait_until(true, said=lambda: "", seconds=PATIENCE):
-    """Wait until a function returns what counts as true, and return that; fail with what `said` returns.
+    """Wait until a function returns what counts as true, and return that; fail with what `said`
+    returns.
 
     `wait_until(file.exists)` is True as soon as the file is there.
 

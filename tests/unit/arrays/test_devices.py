@@ -1,4 +1,6 @@
-"""shardlab.arrays.devices, in fresh processes: what it sets is set once in the life of a process."""
+"""shardlab.arrays.devices, in fresh processes: what it sets is set once in the life of a
+process.
+"""
 
 import json
 import os
@@ -13,9 +15,15 @@ pytestmark = pytest.mark.reads("src/shardlab")
 
 
 def python(program, **environment):
-    """Run a program in a fresh interpreter without our settings; returns the JSON that it prints, or its stderr."""
-    clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC", "JAX_PLATFORMS")}
-    run = subprocess.run([sys.executable, "-c", program], env=clean | environment, capture_output=True, text=True)
+    """Run a program in a fresh interpreter without our settings; returns the JSON that it prints,
+    or its stderr.
+    """
+    clean = {
+        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "NPROC", "JAX_PLATFORMS")
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=clean | environment, capture_output=True, text=True
+    )
     return json.loads(run.stdout) if run.returncode == 0 else run.stderr
 
 
@@ -65,8 +73,11 @@ def test_other_flags_are_kept_and_an_old_count_is_replaced():
 )
 def test_matrix_products_that_are_wrong_after_a_donation_are_switched_off(jaxlib, before, after):
     """Which versions those are: test_colab runs such a step with Colab's."""
-    program = f"import jaxlib\njaxlib.__version__ = {jaxlib!r}\nfrom shardlab.arrays.devices import configure\n"
-    program += f"configure(4)\n{SEEN.replace('jax.device_count()', '4').replace('jax.default_backend()', '0')}"
+    program = (
+        f"import jaxlib\njaxlib.__version__ = {jaxlib!r}\nfrom shardlab.arrays.devices import "
+        "configure\n"
+    )
+    program += f"configure(4)\n{SEEN.replace('jax.device_count()', '4').replace('jax.default_backend()', '0')}"  # noqa: E501
     seen = python(program, XLA_FLAGS=before)
     assert seen["XLA_FLAGS"].split() == [*after, "--xla_force_host_platform_device_count=4"]
 
@@ -86,7 +97,11 @@ except RuntimeError as error:
     print(json.dumps(str(error)))
 """
     message = python(program)
-    assert "emulate(8) comes too late" in message and "1 cpu device(s)" in message and "Restart the kernel" in message
+    assert (
+        "emulate(8) comes too late" in message
+        and "1 cpu device(s)" in message
+        and "Restart the kernel" in message
+    )
 
 
 def test_a_second_call_with_the_same_number_is_fine():
@@ -95,7 +110,12 @@ def test_a_second_call_with_the_same_number_is_fine():
 
 def test_devices_made_by_the_flag_alone_are_accepted():
     program = f"import jax; jax.devices()\nfrom shardlab import emulate\nemulate(6)\n{SEEN}"
-    assert python(program, XLA_FLAGS="--xla_force_host_platform_device_count=6", JAX_PLATFORMS="cpu")["count"] == 6
+    assert (
+        python(program, XLA_FLAGS="--xla_force_host_platform_device_count=6", JAX_PLATFORMS="cpu")[
+            "count"
+        ]
+        == 6
+    )
 
 
 def test_without_accelerators_keeping_them_emulates():
@@ -103,7 +123,9 @@ def test_without_accelerators_keeping_them_emulates():
     assert seen["count"] == 8 and "JAX_PLATFORMS" not in seen
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "1 GPU device (NVIDIA H100)"), (4, "4 GPU devices (NVIDIA H100)")])
+@pytest.mark.parametrize(
+    ("count", "said"), [(1, "1 GPU device (NVIDIA H100)"), (4, "4 GPU devices (NVIDIA H100)")]
+)
 def test_kept_accelerators_are_named(count, said):
     """With the list of a machine that has GPUs in the place of this machine's."""
     program = f"""
@@ -116,7 +138,11 @@ with contextlib.redirect_stdout(io.StringIO()) as out:
 print(json.dumps([len(devices), out.getvalue()]))
 """
     found, printed = python(program)
-    assert found == count and said in printed and printed.startswith("emulate(8) keeps the accelerators")
+    assert (
+        found == count
+        and said in printed
+        and printed.startswith("emulate(8) keeps the accelerators")
+    )
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.0, "8", True, None])

@@ -26,7 +26,13 @@ PARAMS = {
 
 def test_paths_are_in_the_order_of_the_leaves():
     paths = paths_of(PARAMS)
-    assert paths == ["embedding", "layers/0/bias", "layers/0/kernel", "layers/1/bias", "layers/1/kernel"]
+    assert paths == [
+        "embedding",
+        "layers/0/bias",
+        "layers/0/kernel",
+        "layers/1/bias",
+        "layers/1/kernel",
+    ]
     assert paths_of(3.0) == [""] and paths_of({}) == []
 
 
@@ -43,7 +49,9 @@ def test_moments_follow_their_parameters_and_numbers_have_no_dimensions():
     applied = apply_rules([("kernel", P("data")), ("", P())], optax.adam(1e-3).init(PARAMS))
     by_path = dict(zip(paths_of(applied.specs), jax.tree.leaves(applied.specs), strict=True))
     assert by_path["0/mu/layers/0/kernel"] == by_path["0/nu/layers/1/kernel"] == P("data")
-    assert by_path["0/count"] == P() and apply_rules([("step", P())], {"step": 3}).specs == {"step": P()}
+    assert by_path["0/count"] == P() and apply_rules([("step", P())], {"step": 3}).specs == {
+        "step": P()
+    }
 
 
 def test_rules_that_may_be_wrong_are_named():
@@ -62,7 +70,11 @@ def test_rules_that_may_be_wrong_are_named():
 @pytest.mark.parametrize(
     ("rules", "kind", "message"),
     [
-        ([("bias", P("data", "model"))], ValueError, "'bias' gives layers/0/bias the spec .* its shape is \\(8,\\)"),
+        (
+            [("bias", P("data", "model"))],
+            ValueError,
+            "'bias' gives layers/0/bias the spec .* its shape is \\(8,\\)",
+        ),
         ([("(", P())], ValueError, "'\\(' is not a regular expression"),
         ([("bias", "data")], TypeError, "a rule is a pair such as .*, not \\('bias', 'data'\\)"),
         ([P("data")], TypeError, "a rule is a pair"),
@@ -79,7 +91,11 @@ def test_a_state_is_created_in_shards_and_restored_as_a_target_says(mesh):
     created = jax.jit(lambda: PARAMS, out_shardings=shardings(specs, mesh))()
     goal = target(jax.eval_shape(lambda: PARAMS), specs, mesh)
     assert jax.tree.all(
-        jax.tree.map(lambda a, b: a.sharding == b.sharding and (a.shape, a.dtype) == (b.shape, b.dtype), created, goal)
+        jax.tree.map(
+            lambda a, b: a.sharding == b.sharding and (a.shape, a.dtype) == (b.shape, b.dtype),
+            created,
+            goal,
+        )
     )
     assert goal["embedding"].dtype == jnp.bfloat16
     assert stored_bytes(created) == 2 * (16 * 8 * 4 // 8 + 8 * 4) + 12 * 16 * 2
@@ -87,7 +103,8 @@ def test_a_state_is_created_in_shards_and_restored_as_a_target_says(mesh):
 
 def test_a_size_that_does_not_divide_is_named_by_path(mesh):
     with pytest.raises(
-        ValueError, match=r"embedding: dimension 0 has size 12, which the 8 devices of .*'data', 'model'"
+        ValueError,
+        match=r"embedding: dimension 0 has size 12, which the 8 devices of .*'data', 'model'",
     ):
         target(PARAMS, apply_rules([("embedding", P(("data", "model")))], PARAMS).specs, mesh)
     with pytest.raises(ValueError, match="5 arrays, but there are 1 specs"):
@@ -102,12 +119,25 @@ def test_stored_bytes_are_those_of_the_fullest_device(mesh):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(["kernel", "bias", "layers/0", "mu", "", "nothing"]),
-                          st.sampled_from([P(), P("data"), P(None)])), max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["kernel", "bias", "layers/0", "mu", "", "nothing"]),
+            st.sampled_from([P(), P("data"), P(None)]),
+        ),
+        max_size=5,
+    )
+)
 def test_every_path_has_one_spec_and_every_rule_a_place(rules):
     """Against a search by hand."""
     applied = apply_rules(rules, PARAMS)
     first = [next((pair for pair in rules if pair[0] in path), None) for path in paths_of(PARAMS)]
-    assert jax.tree.leaves(applied.specs, is_leaf=lambda s: isinstance(s, P)) == [p[1] if p else P() for p in first]
-    assert set(applied.unmatched) == {p for p, pair in zip(paths_of(PARAMS), first, strict=True) if pair is None}
-    assert set(applied.idle) == {pattern for pattern, _ in rules} - {pair[0] for pair in first if pair}
+    assert jax.tree.leaves(applied.specs, is_leaf=lambda s: isinstance(s, P)) == [
+        p[1] if p else P() for p in first
+    ]
+    assert set(applied.unmatched) == {
+        p for p, pair in zip(paths_of(PARAMS), first, strict=True) if pair is None
+    }
+    assert set(applied.idle) == {pattern for pattern, _ in rules} - {
+        pair[0] for pair in first if pair
+    }

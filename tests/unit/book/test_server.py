@@ -1,4 +1,6 @@
-"""The server of book/serving_system.md, with a step in NumPy whose tokens depend on everything in a slot's cache."""
+"""The server of book/serving_system.md, with a step in NumPy whose tokens depend on everything in a
+slot's cache.
+"""
 
 import json
 import re
@@ -57,7 +59,9 @@ def batch(kind=Batch, slots=3, step=step):
 
 @pytest.fixture
 def start():
-    """Starts a server; (engine, not started yet, and its port). Whatever a test does, no thread is left."""
+    """Starts a server; (engine, not started yet, and its port). Whatever a test does, no thread is
+    left.
+    """
     servers, before = [], set(threading.enumerate())
 
     def started(engine):
@@ -76,7 +80,9 @@ def start():
 
 def post(port, body, read=True):
     OPEN.append(connection := HTTPConnection("127.0.0.1", port, timeout=PATIENCE))
-    connection.request("POST", "/completions", body if isinstance(body, bytes) else json.dumps(body))
+    connection.request(
+        "POST", "/completions", body if isinstance(body, bytes) else json.dumps(body)
+    )
     return connection.getresponse() if read else connection
 
 
@@ -102,7 +108,8 @@ def until(engine, condition):
 def draw(count, seed=0):
     random = np.random.default_rng(seed)
     return [
-        (random.integers(0, 13, random.integers(1, 12)).tolist(), int(random.integers(1, 30))) for _ in range(count)
+        (random.integers(0, 13, random.integers(1, 12)).tolist(), int(random.integers(1, 30)))
+        for _ in range(count)
     ]
 
 
@@ -120,7 +127,8 @@ def test_many_clients_get_what_each_gets_alone(start):
 def test_a_cancelled_request_frees_its_slot_and_disturbs_no_other(start):
     engine = Engine(batch(Gated), most_waiting=4)
     port = start(engine)
-    wanted = [([4, 10, 9], 40), ([1, 2], 9), ([3] * 9, 5), ([7, 7], 6)]  # of lengths that divide no other
+    # of lengths that divide no other
+    wanted = [([4, 10, 9], 40), ([1, 2], 9), ([3] * 9, 5), ([7, 7], 6)]
     left = []
     for one in wanted:
         left.append(post(port, asked(*one), read=False))
@@ -160,7 +168,10 @@ def test_a_client_that_leaves_the_queue_makes_room(start):
 @pytest.mark.parametrize(
     "body, words",
     [
-        (b"", "JSON"), (b"[1]", "JSON"), (b"[" * 4000, "JSON"), (b"\xff", "JSON"),
+        (b"", "JSON"),
+        (b"[1]", "JSON"),
+        (b"[" * 4000, "JSON"),
+        (b"\xff", "JSON"),
         ({"max_tokens": 3}, '"prompt" is None'),
         ({"prompt": "", "max_tokens": 3}, "\"prompt\" is ''"),
         ({"prompt": "2*3=", "max_tokens": 3}, "2\\*3="),
@@ -172,7 +183,7 @@ def test_a_client_that_leaves_the_queue_makes_room(start):
         ({"prompt": "4+9=", "max_tokens": float("nan")}, '"max_tokens" is nan'),
         ({"prompt": "4+9=", "max_tokens": 2.0}, '"max_tokens" is 2.0'),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_with_the_field_and_its_value(start, body, words):
     response = post(start(Engine(batch(), most_waiting=1)), body)
     said = json.loads(response.read())["error"]

@@ -1,6 +1,8 @@
-"""The explorer's twin of the formulas, its scripts fit.js and plan.js, against `shardlab.costs`: without a browser.
+"""The explorer's twin of the formulas, its scripts fit.js and plan.js, against `shardlab.costs`:
+without a browser.
 
-Two hundred cases that `make check` runs in V8. tests/browser/test_explorer.py has them all, on a page in Chromium.
+Two hundred cases that `make check` runs in V8. tests/browser/test_explorer.py has them all, on a
+page in Chromium.
 """
 
 import json
@@ -24,7 +26,9 @@ def solve():
         engine.eval(f"explorer.data = {json.dumps(explorer.data())}")
 
         def on_every(function, cases):
-            called = f"JSON.stringify({json.dumps(cases)}.map((given) => explorer.{function}(given)))"
+            called = (
+                f"JSON.stringify({json.dumps(cases)}.map((given) => explorer.{function}(given)))"
+            )
             return json.loads(engine.eval(called))
 
         yield on_every
@@ -33,7 +37,9 @@ def solve():
 def test_steps(solve):
     cases = fit_cases()[::14]
     kinds = compare_steps(cases, solve("fit", cases))
-    assert len(cases) > 190 and {True, False, "refused", "compute", "fsdp", "tensor"} <= set(kinds), kinds
+    assert len(cases) > 190 and {True, False, "refused", "compute", "fsdp", "tensor"} <= set(
+        kinds
+    ), kinds
 
 
 def test_plans(solve):

@@ -7,7 +7,9 @@ from shardlab.__main__ import main
 
 @pytest.fixture
 def run(capsys):
-    """Run a command in this process; returns its status, and what it printed on stdout and stderr."""
+    """Run a command in this process; returns its status, and what it printed on stdout and
+    stderr.
+    """
 
     def command(*arguments):
         try:
@@ -25,7 +27,11 @@ def refused(run):
 
     def command(*arguments):
         status, out, err = run(*arguments)
-        assert status == 2 and not out and err.endswith("--help)\n") and err.count("\n") == 1, (status, out, err)
+        assert status == 2 and not out and err.endswith("--help)\n") and err.count("\n") == 1, (
+            status,
+            out,
+            err,
+        )
         return err
 
     return command

@@ -1,4 +1,6 @@
-"""The command line of shardlab: what it prints as text and as JSON, and that every error is one line with a remedy."""
+"""The command line of shardlab: what it prints as text and as JSON, and that every error is one
+line with a remedy.
+"""
 
 import json
 import os
@@ -18,7 +20,7 @@ from shardlab import plan, published
 pytestmark = pytest.mark.reads("src/shardlab", "scripts/record_gpu.py")
 
 
-# --- layout -----------------------------------------------------------------------------------------------------
+# --- layout ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -38,28 +40,46 @@ def test_a_layout_is_the_one_of_jax(run, text, spec):
     expected = NamedSharding(mesh, spec).devices_indices_map((8, 16))
     status, out, err = run("layout", "float32[8,16]", "--mesh", "x=2,y=4", "--spec", text, "--json")
     told = json.loads(out)
-    assert (status, err) == (0, "") and told["shape"] == [8, 16] and told["mesh"] == {"x": 2, "y": 4}
+    assert (
+        (status, err) == (0, "") and told["shape"] == [8, 16] and told["mesh"] == {"x": 2, "y": 4}
+    )
     for shard in told["shards"]:
-        index = [s.indices(size)[:2] for s, size in zip(expected[jax.devices()[shard["device"]]], (8, 16), strict=True)]
+        index = [
+            s.indices(size)[:2]
+            for s, size in zip(expected[jax.devices()[shard["device"]]], (8, 16), strict=True)
+        ]
         assert [tuple(pair) for pair in shard["index"]] == index
-        assert shard["bytes"] == 4 * np.prod([stop - start for start, stop in index]) == told["bytes_per_device"]
+        assert (
+            shard["bytes"]
+            == 4 * np.prod([stop - start for start, stop in index])
+            == told["bytes_per_device"]
+        )
     assert len(told["shards"]) == 8 and told["total_bytes"] == 8 * told["bytes_per_device"]
 
 
 def test_a_layout_as_text(run):
     status, out, err = run("layout", "bf16[8,16]", "--mesh", "x=2,y=4", "--spec", "None,y")
     assert (status, err) == (0, "")
-    assert out.startswith("bf16[8, 16@y]: local shape (8, 4), 4 shards × 2 replicas on 8 devices, 64 bytes each\n")
-    assert "512 bytes, for an array of 256\n" in out and "\n3       [0:8, 12:16]  1 of 2   64\n" in out
+    assert out.startswith(
+        "bf16[8, 16@y]: local shape (8, 4), 4 shards × 2 replicas on 8 devices, 64 bytes each\n"
+    )
+    assert (
+        "512 bytes, for an array of 256\n" in out and "\n3       [0:8, 12:16]  1 of 2   64\n" in out
+    )
     out = run("layout", "pred[]", "--mesh", "x=32")[1]
     assert out.startswith("bool[]: ") and out.endswith("... and 16 more; --json lists all\n")
-    assert "local shape (3,)" in run("layout", "f32[9]", "--mesh", "x=4", "--spec", "x", "--uneven")[1]
+    assert (
+        "local shape (3,)" in run("layout", "f32[9]", "--mesh", "x=4", "--spec", "x", "--uneven")[1]
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("float32", "--mesh", "x=2"), "'float32' is no type of an array; write its element type and its sizes"),
+        (
+            ("float32", "--mesh", "x=2"),
+            "'float32' is no type of an array; write its element type and its sizes",
+        ),
         (("float31[8]", "--mesh", "x=2"), "'float31'; did you mean 'float32'?"),
         (("f32[8]", "--mesh", "x"), "'x' is no mesh axis; write each with a size"),
         (("f32[8]", "--mesh", "x=0"), "x=0 is no mesh axis"),
@@ -67,9 +87,15 @@ def test_a_layout_as_text(run):
         (("f32[8]", "--mesh", "x=9999999"), "more than 1,048,576 devices"),
         (("f32[8]", "--mesh", "data=2", "--spec", "date"), "no axis 'date'; did you mean 'data'?"),
         (("f32[8]", "--mesh", "x=2", "--spec", "(x"), "a parenthesis is not closed"),
-        (("f32[9]", "--mesh", "x=2", "--spec", "x"), "dimension 0 of shape (9,) has size 9; use a multiple of 2"),
+        (
+            ("f32[9]", "--mesh", "x=2", "--spec", "x"),
+            "dimension 0 of shape (9,) has size 9; use a multiple of 2",
+        ),
         (("f32[8]", "--mesh", "x=2", "--spec", "None,x"), "has 2 entries, but the array has 1"),
-        (("f32[8,8]", "--mesh", "x=2", "--spec", "x,x"), "axis 'x' is used 2 times; use an axis for one dimension"),
+        (
+            ("f32[8,8]", "--mesh", "x=2", "--spec", "x,x"),
+            "axis 'x' is used 2 times; use an axis for one dimension",
+        ),
         (("f32[8]",), "--mesh"),
     ],
 )
@@ -77,7 +103,7 @@ def test_a_wrong_layout_is_refused(refused, arguments, said):
     assert said in refused("layout", *arguments)
 
 
-# --- plan -------------------------------------------------------------------------------------------------------
+# --- plan -----------------------------------------------------------------------------------------
 
 CHIPS = ("plan", "llama-3-8b", "v5p", "64", "--batch-tokens", "1M")
 
@@ -87,23 +113,42 @@ def test_a_plan_is_that_of_the_planner(run):
     status, out, err = run(*CHIPS, "--top", "3")
     report, others = out[: len(made.report(3)) + 1], out[len(made.report(3)) + 1 :]
     assert (status, report, err) == (0, made.report(3) + "\n", "")
-    assert re.fullmatch(r"(--remat \w+: [\d,]+ ms expected \(\d+% less\) on .+, [\d.]+ GB\n)+", others)
+    assert re.fullmatch(
+        r"(--remat \w+: [\d,]+ ms expected \(\d+% less\) on .+, [\d.]+ GB\n)+", others
+    )
     told = json.loads(run(*CHIPS, "--top", "3", "--json")[1])
-    assert [choice["seconds"] for choice in told["choices"]] == [choice.seconds for choice in made.choices[:3]]
+    assert [choice["seconds"] for choice in told["choices"]] == [
+        choice.seconds for choice in made.choices[:3]
+    ]
     assert (told["meshes"], told["fitting"]) == (len(made.choices), len(made.fitting))
-    assert told["model"]["layers"] == 32 and told["chip"] == "v5p" and told["machine"] == "v5p:4x4x4"
+    assert (
+        told["model"]["layers"] == 32 and told["chip"] == "v5p" and told["machine"] == "v5p:4x4x4"
+    )
 
 
 def test_a_plan_names_the_other_kinds_of_rematerialisation_that_should_be_faster(run):
-    large = ("plan", "llama-3-405b", "h100", "2048", "--batch-tokens", "4M", "--axes", "fsdp,tensor")
-    named = re.findall(r"--remat (\w+): ([\d,]+) ms expected \((\d+)% less\) on (.*), ([\d.]+) GB", run(*large)[1])
+    large = (
+        "plan",
+        "llama-3-405b",
+        "h100",
+        "2048",
+        "--batch-tokens",
+        "4M",
+        "--axes",
+        "fsdp,tensor",
+    )
+    named = re.findall(
+        r"--remat (\w+): ([\d,]+) ms expected \((\d+)% less\) on (.*), ([\d.]+) GB", run(*large)[1]
+    )
     assert [remat for remat, *_ in named] == ["mlp"]
     block, mlp = (
         plan("llama-3-405b", "H100", 2048, 2**22, remat=remat, axes=("fsdp", "tensor")).choices[0]
         for remat in ("block", "mlp")
     )
     _, milliseconds, less, mesh, size = named[0]
-    assert float(milliseconds.replace(",", "")) == pytest.approx(1e3 * mlp.expected_seconds, abs=0.5)
+    assert float(milliseconds.replace(",", "")) == pytest.approx(
+        1e3 * mlp.expected_seconds, abs=0.5
+    )
     assert int(less) == round(100 * (1 - mlp.expected_seconds / block.expected_seconds)) > 5
     assert (mesh, float(size)) == (str(mlp), pytest.approx(mlp.total_bytes / 1e9, abs=0.05))
     assert run(*large, "--remat", "mlp")[1].endswith("No other --remat is expected to be faster.\n")
@@ -112,7 +157,12 @@ def test_a_plan_names_the_other_kinds_of_rematerialisation_that_should_be_faster
 def test_no_mesh_that_fits_is_another_status(run):
     few = ("plan", "llama-3-70b", "v5e", "16", "--batch-tokens", "64k")
     status, out, err = run(*few)
-    assert status == 1 and "No mesh fits." in out and "What would fit:\n  64 chips: " in out and not err
+    assert (
+        status == 1
+        and "No mesh fits." in out
+        and "What would fit:\n  64 chips: " in out
+        and not err
+    )
     told = json.loads(run(*few, "--json")[1])
     assert told["fitting"] == 0 and told["remedies"][0]["change"] == "64 chips"
     assert told["remedies"][0]["choice"]["fits"]
@@ -124,13 +174,19 @@ def test_no_mesh_that_fits_is_another_status(run):
         (("llama-3-7b", "v5p", "8"), "no model is called 'llama-3-7b'; known are"),
         (("llama-3-7b", "v5p", "8"), "did you mean 'llama-3-"),
         (("layers=3", "v5p", "8"), "missing or unknown: d_model"),
-        (("layers=x,d_model=1,d_ff=1,heads=1,kv_heads=1,head_dim=1,vocab=1", "v5p", "8"), "layers is 'x'"),
+        (
+            ("layers=x,d_model=1,d_ff=1,heads=1,kv_heads=1,head_dim=1,vocab=1", "v5p", "8"),
+            "layers is 'x'",
+        ),
         (("missing.json", "v5p", "8"), "missing.json cannot be read"),
         (("llama-3-8b", "v5pp", "8"), "did you mean 'v5p'?"),
         (("llama-3-8b", "v5e", "1024"), "the largest has 256; use 256 chips, or slices=4"),
         (("llama-3-8b", "h100", "12"), "12 H100 do not fill hosts of 8; use 8 or 16"),
         (("llama-3-8b", "v5p", "many"), "'many' is no whole number; write it as"),
-        ((*CHIPS[1:], "--batch-tokens", "5"), "a batch of 5 tokens is not a whole number of sequences"),
+        (
+            (*CHIPS[1:], "--batch-tokens", "5"),
+            "a batch of 5 tokens is not a whole number of sequences",
+        ),
         ((*CHIPS[1:], "--batch-tokens", "0"), "batch_tokens is 0; use a whole number"),
         ((*CHIPS[1:], "--batch-tokens", "0.3k"), "'0.3k' is no whole number"),
         ((*CHIPS[1:], "--remat", "all"), "invalid choice: 'all'"),
@@ -138,7 +194,10 @@ def test_no_mesh_that_fits_is_another_status(run):
         ((*CHIPS[1:], "--axes", "data,model"), "axes='model' is not known; use one of data, fsdp"),
         ((*CHIPS[1:], "--products", "fp6"), "v5p has no peak for 'fp6'"),
         ((*CHIPS[1:], "--reserve", "2"), "reserve=2.0"),
-        ((*CHIPS[1:3], "1000000000"), "1,000,000,000 chips are more than the planner tries; use at most 131,072"),
+        (
+            (*CHIPS[1:3], "1000000000"),
+            "1,000,000,000 chips are more than the planner tries; use at most 131,072",
+        ),
     ],
 )
 def test_a_wrong_plan_is_refused(refused, changed, said):
@@ -151,18 +210,24 @@ def test_names_and_numbers_as_people_write_them(run):
 
 def test_a_model_from_the_file_that_is_published_with_it(run, tmp_path):
     config = {
-        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "model_type": "llama",
-        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336,
+        "model_type": "llama",
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256,
         "tie_word_embeddings": False,
     }  # fmt: skip
     file = tmp_path / "mine" / "config.json"
     file.parent.mkdir()
     file.write_text(json.dumps(config))
     status, out, _ = run("plan", str(file), *CHIPS[2:])
-    assert status == 0 and out.splitlines()[1:] == run(*CHIPS)[1].splitlines()[1:] and out.startswith("mine: 8.0 ")
+    assert (
+        status == 0
+        and out.splitlines()[1:] == run(*CHIPS)[1].splitlines()[1:]
+        and out.startswith("mine: 8.0 ")
+    )
 
 
-# --- explain ----------------------------------------------------------------------------------------------------
+# --- explain --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -204,7 +269,11 @@ def late(): return "raise", ()
 def test_a_function_is_called_and_what_it_returns_explained(run, explained, tmp_path):
     (tmp_path / "mine_a.py").write_text(MODULE)
     assert run("explain", "mine_a:whole") == (0, "the report\n", "")
-    assert run("explain", "mine_a:named", "--json", "--chip", "v6e", "--mesh", "d=8") == (0, '{"a": "report"}\n', "")
+    assert run("explain", "mine_a:named", "--json", "--chip", "v6e", "--mesh", "d=8") == (
+        0,
+        '{"a": "report"}\n',
+        "",
+    )
     first, second = explained
     assert first.f.__name__ == "step" and (first.args, first.kwargs, first.mesh, first.chip) == (
         (1, 2),
@@ -212,7 +281,9 @@ def test_a_function_is_called_and_what_it_returns_explained(run, explained, tmp_
         None,
         "v5p",
     )
-    assert (second.args, second.kwargs, second.chip) == ((1,), {"y": 3}, "v6e") and dict(second.mesh.shape) == {"d": 8}
+    assert (second.args, second.kwargs, second.chip) == ((1,), {"y": 3}, "v6e") and dict(
+        second.mesh.shape
+    ) == {"d": 8}
 
 
 def test_a_file_is_read(run, explained, tmp_path):
@@ -230,7 +301,10 @@ def test_a_file_is_read(run, explained, tmp_path):
         (("mine_b:raises",), "mine_b:raises() failed: mine_b.py:6: KeyError: 'lost'"),
         (("mine_b:late",), "mine_b:late cannot be explained: "),
         (("mine_b:late",), "ValueError: no such thing as this"),
-        (("mine_bb:whole",), "no module 'mine_bb' in this folder or installed; did you mean 'mine_b'?"),
+        (
+            ("mine_bb:whole",),
+            "no module 'mine_bb' in this folder or installed; did you mean 'mine_b'?",
+        ),
         (("broken:whole",), "importing broken failed: broken.py:1: ZeroDivisionError"),
         (("lost.txt",), "'lost.txt' is no file, and no function"),
         (("mine_b.py",), "begins with HloModule"),
@@ -264,11 +338,15 @@ if __name__ == "__main__":
     emulate(8)
     step, args = example()
     open("step.txt", "w").write(jax.jit(step).lower(*args).compile().as_text())
-""")
-    clean = {name: value for name, value in os.environ.items() if not re.match("XLA_|NPROC|JAX_", name)}
+""")  # noqa: E501
+    clean = {
+        name: value for name, value in os.environ.items() if not re.match("XLA_|NPROC|JAX_", name)
+    }
 
     def said(*command):
-        return subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+        ).stdout
 
     script = os.path.join(os.path.dirname(sys.executable), "shardlab")
     said(sys.executable, "mine.py")
@@ -281,7 +359,7 @@ if __name__ == "__main__":
     assert "all-reduce" in said(script, "explain", "step.txt")
 
 
-# --- ledger -----------------------------------------------------------------------------------------------------
+# --- ledger ---------------------------------------------------------------------------------------
 
 
 def test_the_ledger_lists_what_was_measured(run, tmp_path):
@@ -289,16 +367,35 @@ def test_the_ledger_lists_what_was_measured(run, tmp_path):
     assert status == 0 and not err and all(run_.name in out for run_ in published.RUNS.values())
     status, out, _ = run("ledger", "--kind", "decode step", "--misses", "--json")
     rows = json.loads(out)
-    assert status == 0 and rows and all(row["misses"] and row["kind"] == "decode step" for row in rows)
-    mine = {"name": "mine", "model": "llama-3-8b", "chip": "H100", "fsdp": 8, "sequences": 16, "sequence": 8192}
+    assert (
+        status == 0 and rows and all(row["misses"] and row["kind"] == "decode step" for row in rows)
+    )
+    mine = {
+        "name": "mine",
+        "model": "llama-3-8b",
+        "chip": "H100",
+        "fsdp": 8,
+        "sequences": 16,
+        "sequence": 8192,
+    }
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"by": "me", "runs": [mine | {"seconds": 3.4}]}))
     status, out, _ = run("ledger", str(file))
     assert status == 0 and "mine" in out and "3.4 s" in out
     run_ = published.RUNS["torchtitan, 70B on 64 A100"]
-    kept = {**mine, "chip": "A100", "model": "llama-3-70b", "fsdp": 64, "sequences": run_.sequences, "remat": "block"}
+    kept = {
+        **mine,
+        "chip": "A100",
+        "model": "llama-3-70b",
+        "fsdp": 64,
+        "sequences": run_.sequences,
+        "remat": "block",
+    }
     file.write_text(json.dumps({"by": "me", "runs": [kept | {"seconds": run_.seconds}]}))
-    assert run("ledger", str(file), "--misses")[:2] == (1, "nothing that is listed contradicts its prediction\n")
+    assert run("ledger", str(file), "--misses")[:2] == (
+        1,
+        "nothing that is listed contradicts its prediction\n",
+    )
 
 
 def test_a_wrong_ledger_is_refused(refused, tmp_path):
@@ -308,7 +405,7 @@ def test_a_wrong_ledger_is_refused(refused, tmp_path):
     assert "is not JSON" in refused("ledger", str(tmp_path / "bad.json"))
 
 
-# --- All of them ------------------------------------------------------------------------------------------------
+# --- All of them ----------------------------------------------------------------------------------
 
 
 def test_help_has_examples_that_work(run, explained):
@@ -326,31 +423,42 @@ def test_help_has_examples_that_work(run, explained):
 
 
 def test_an_unknown_command_is_refused(refused):
-    assert "no command is called 'lay'; use layout, plan, explain, ledger, grade; did you mean 'layout'?" in refused(
-        "lay"
-    )
+    assert (
+        "no command is called 'lay'; use layout, plan, explain, ledger, grade; did you mean "
+        "'layout'?"
+    ) in refused("lay")
 
 
 def test_it_is_a_program_and_a_module():
-    """Both do the same, and start no JAX for a layout: none of the platforms that this one names exists."""
+    """Both do the same, and start no JAX for a layout: none of the platforms that this one names
+    exists.
+    """
     arguments = ["layout", "f32[8]", "--mesh", "x=2", "--spec", "x"]
     environment = os.environ | {"JAX_PLATFORMS": "none"}
     script = os.path.join(os.path.dirname(sys.executable), "shardlab")
     said = [
-        subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, check=True
+        ).stdout
         for command in ([script], [sys.executable, "-m", "shardlab"])
     ]
-    assert said[0] == said[1] and said[0].startswith("f32[8@x]: local shape (4,), 2 shards on 2 devices")
+    assert said[0] == said[1] and said[0].startswith(
+        "f32[8@x]: local shape (4,), 2 shards on 2 devices"
+    )
 
 
 def test_the_script_that_measures_a_gpu_says_so_where_there_is_none():
     command = [sys.executable, ROOT / "scripts" / "record_gpu.py"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 1 and "device is a cpu, no GPU" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "device is a cpu, no GPU" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
-# --- Two revisions -----------------------------------------------------------------------------------------------
+# --- Two revisions --------------------------------------------------------------------------------
 
 STEP = """\
 import jax
@@ -368,12 +476,14 @@ def example():
     shapes = ((256, 256), P()), ((512, 256), P("d"))
     return jax.grad(loss), tuple(
         jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(mesh, spec)) for shape, spec in shapes)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
 def revisions(tmp_path_factory):
-    """A repository in whose second commit a line that needs all rows has come in, and all lines have moved."""
+    """A repository in whose second commit a line that needs all rows has come in, and all lines
+    have moved.
+    """
     root = tmp_path_factory.mktemp("repository")
     (root / "steps").mkdir()
     worse = STEP.replace("import jax\n", "# A comment.\n\nimport jax\n", 1)
@@ -388,23 +498,49 @@ def revisions(tmp_path_factory):
 
 
 def compared(root, *arguments):
-    command = [sys.executable, "-m", "shardlab", "explain", "--compare", *arguments, "train:example", "--devices", "8"]
+    command = [
+        sys.executable,
+        "-m",
+        "shardlab",
+        "explain",
+        "--compare",
+        *arguments,
+        "train:example",
+        "--devices",
+        "8",
+    ]
     return subprocess.run(command, cwd=root / "steps", capture_output=True, text=True)
 
 
 def test_a_line_that_sends_more_than_in_another_revision_is_named_and_the_status_is_1(revisions):
     done = compared(revisions, "HEAD~1", "HEAD")
     first, second = done.stdout.splitlines()
-    assert first.startswith("steps/train.py:10: sends all-gather") and first.endswith("h = jnp.cumsum(h, 0)")
-    assert "before nothing" in first and second.startswith("train:example: holds at once") and done.returncode == 1
+    assert first.startswith("steps/train.py:10: sends all-gather") and first.endswith(
+        "h = jnp.cumsum(h, 0)"
+    )
+    assert (
+        "before nothing" in first
+        and second.startswith("train:example: holds at once")
+        and done.returncode == 1
+    )
     rows = json.loads(compared(revisions, "HEAD~1", "HEAD", "--json").stdout)
-    assert [row["kind"] for row in rows] == ["all-gather", "peak"] and rows[0]["before"] == 0 < rows[0]["after"]
+    assert [row["kind"] for row in rows] == ["all-gather", "peak"] and rows[0][
+        "before"
+    ] == 0 < rows[0]["after"]
 
 
 def test_what_only_moved_or_became_less_or_stays_below_the_limit_is_no_growth(revisions):
-    back, allowed = compared(revisions, "HEAD", "HEAD~1"), compared(revisions, "HEAD~1", ".", "--limit", "10000000")
-    assert (back.returncode, allowed.returncode) == (0, 0) and "no line sends more than in HEAD," in back.stdout
-    left = subprocess.run(["git", "worktree", "list"], cwd=revisions, capture_output=True, text=True).stdout
+    back, allowed = (
+        compared(revisions, "HEAD", "HEAD~1"),
+        compared(revisions, "HEAD~1", ".", "--limit", "10000000"),
+    )
+    assert (back.returncode, allowed.returncode) == (
+        0,
+        0,
+    ) and "no line sends more than in HEAD," in back.stdout
+    left = subprocess.run(
+        ["git", "worktree", "list"], cwd=revisions, capture_output=True, text=True
+    ).stdout
     assert len(left.splitlines()) == 1
 
 

@@ -23,10 +23,15 @@ def test_the_layouts_are_those_of_the_plan(run):
     status, plan = told(run, *SERVE, "--latency", "60")
     expected = serving.server_plan("llama-3-70b", machine("h100", 8), 2048, 256, token_seconds=0.06)
     assert status == 0 and plan["prompt_tokens"] == 2048 and plan["output_tokens"] == 256
-    assert [row["concurrency_requests"] for row in plan["layouts"]] == [cost.concurrency for cost in expected]
+    assert [row["concurrency_requests"] for row in plan["layouts"]] == [
+        cost.concurrency for cost in expected
+    ]
     for row, cost in zip(plan["layouts"], expected, strict=True):
         assert serving.Layout(**row["layout"]) == cost.layout and row["fits"] == cost.fits
-        assert serving.Times(**row["expected"]) == cost.expected and serving.Times(**row["at_least"]) == cost.least
+        assert (
+            serving.Times(**row["expected"]) == cost.expected
+            and serving.Times(**row["at_least"]) == cost.least
+        )
         for name, (low, high) in row["range"].items():
             assert low < row["expected"][name] < high
     assert [row["fast_enough"] for row in plan["layouts"]] == [True, True, True, False]
@@ -46,32 +51,52 @@ def test_the_text_has_what_is_expected_its_bound_and_its_range(run):
     assert status == 0 and not err
     lines = out.splitlines()
     assert lines[0] == "llama-3-70b on h100:1x8: prompts of 2,048 tokens, answers of 256"
-    best, slow = (next(line for line in lines if line.lstrip().startswith(word)) for word in ("yes", "slow"))
+    best, slow = (
+        next(line for line in lines if line.lstrip().startswith(word)) for word in ("yes", "slow")
+    )
     assert "2 replicas of tensor 4" in best and "parameters" in best and slow
     assert "for nine in ten of 99 published measurements left out" in out and "prompts take" in out
     _, plan = told(run, *SERVE, "--latency", "60", "--first-token", "300")
     times = plan["layouts"][0]
-    shown = f"{1e3 * times['expected']['token_seconds']:,.1f} ({1e3 * times['at_least']['token_seconds']:,.1f})"
+    shown = (
+        f"{1e3 * times['expected']['token_seconds']:,.1f} "
+        f"({1e3 * times['at_least']['token_seconds']:,.1f})"
+    )
     assert shown in best and times["expected"]["first_token_seconds"] <= 0.3
 
 
 def test_chunks_are_compared_with_whole_prompts(run):
     out = run(*SERVE, "--chunk", "512", "--concurrency", "64")[1]
-    assert "512 tokens of prompts with each step" in out and "Without --chunk, the first token takes" in out
+    assert (
+        "512 tokens of prompts with each step" in out
+        and "Without --chunk, the first token takes" in out
+    )
 
 
 def test_what_does_not_fit_or_is_too_slow_is_another_status(run):
     status, out, _ = run("plan", "llama-3-70b", "h100", "1", "--serve")
-    assert status == 1 and "Not even one sequence: one chip needs 143.8 GB" in out and "--weights int8" in out
+    assert (
+        status == 1
+        and "Not even one sequence: one chip needs 143.8 GB" in out
+        and "--weights int8" in out
+    )
     status, out, _ = run(*SERVE, "--latency", "2")
     assert status == 1 and "No layout is expected to be as fast as asked for" in out
     status, plan = told(run, *SERVE, "--latency", "2")
-    assert status == 1 and plan["able"] == 0 and not any(row["fast_enough"] for row in plan["layouts"])
+    assert (
+        status == 1 and plan["able"] == 0 and not any(row["fast_enough"] for row in plan["layouts"])
+    )
 
 
 def test_a_layout_or_a_chip_without_a_published_server_says_so(run):
-    assert "not tested on any published measurement" in run("plan", "llama-3-8b", "v5e", "4", "--serve")[1]
-    assert "of 10 published measurements left out" in run("plan", "llama-3-8b", "v6e", "4", "--serve")[1]
+    assert (
+        "not tested on any published measurement"
+        in run("plan", "llama-3-8b", "v5e", "4", "--serve")[1]
+    )
+    assert (
+        "of 10 published measurements left out"
+        in run("plan", "llama-3-8b", "v6e", "4", "--serve")[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +121,9 @@ def test_dtypes_slices_and_rows(run):
     _, plan = told(run, *serve, "--products", "fp8", "--slices", "2", "--top", "2")
     assert plan["machine"] == "h100:2x8" and len(plan["layouts"]) == 2
     _, slower = told(run, *serve, "--top", "1")
-    fast, slow = (some["layouts"][0]["expected"]["tokens_per_second_per_chip"] for some in (plan, slower))
+    fast, slow = (
+        some["layouts"][0]["expected"]["tokens_per_second_per_chip"] for some in (plan, slower)
+    )
     assert fast > 1.2 * slow
 
 
@@ -114,7 +141,10 @@ def test_dtypes_slices_and_rows(run):
         (("--serve", "--concurrency", "0"), "--concurrency is 0"),
         (("--serve", "--chunk", "0"), "--chunk is 0"),
         (("--serve", "--context", "256"), "a context of 256 tokens has no room for both"),
-        (("--serve", "--context", "9", "--prompt", "4", "--output", "5"), "leave one of the three out"),
+        (
+            ("--serve", "--context", "9", "--prompt", "4", "--output", "5"),
+            "leave one of the three out",
+        ),
         (("--serve", "--weights", "fp6"), "weights='fp6' is not known"),
         (("--serve", "--products", "fp4"), "H100 has no peak for 'fp4'"),
         (("--serve", "--products", "fp6"), "dtype='fp6' is not known"),

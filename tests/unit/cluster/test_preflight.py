@@ -1,4 +1,6 @@
-"""The check before a job: each fault of a launch is found and its cure named. test_slurm.py runs it on two nodes."""
+"""The check before a job: each fault of a launch is found and its cure named. test_slurm.py runs it
+on two nodes.
+"""
 
 import errno
 import json
@@ -28,7 +30,8 @@ def fact(process=0, host="node1", **changed):
     plain = {
         "process": process, "host": host, "platform": "gpu", "kind": "NVIDIA H100", "devices": 1,
         "visible": [f"GPU-{host}-{n}" for n in range(4)],
-        "gpus": [f"GPU-{host}-{process % 4}"], "cores": list(range(4 * (process % 4), 4 * (process % 4) + 4)),
+        "gpus": [f"GPU-{host}-{process % 4}"],
+        "cores": list(range(4 * (process % 4), 4 * (process % 4) + 4)),
         "versions": VERSIONS, "reads": True, "proxies": [],
     }  # fmt: skip
     return plain | changed
@@ -50,13 +53,22 @@ def test_a_healthy_job_is_ready():
     checks = judge(job(), processes=8, devices=8)
     assert all(check.ok and not check.cure for check in checks)
     assert [check.name for check in checks] == [
-        "processes", "platform", "GPUs", "cores", "versions", "folder", "network",
-    ]  # fmt: skip
+        "processes",
+        "platform",
+        "GPUs",
+        "cores",
+        "versions",
+        "folder",
+        "network",
+    ]
     said = {check.name: check.detail for check in checks}
     assert said["processes"] == "8 processes on 2 hosts, 8 devices"
     assert said["GPUs"] == "8 GPUs, each used by one process"
     # 2 · 7/8 of 16 MiB in a hundredth of a second
-    assert "23.49 Gbit/s for each of 8 devices (16 MiB all-reduced in 10.0 ms by network IB)" in said["network"]
+    assert (
+        "23.49 Gbit/s for each of 8 devices (16 MiB all-reduced in 10.0 ms by network IB)"
+        in said["network"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,30 +76,63 @@ def test_a_healthy_job_is_ready():
     [
         (
             {"platform": "cpu", "kind": "cpu", "gpus": []},
-            "platform", "process 5 fell back to CPUs", "pip install 'jax[cuda12]'",
+            "platform",
+            "process 5 fell back to CPUs",
+            "pip install 'jax[cuda12]'",
         ),
-        ({"platform": "cpu", "kind": "cpu", "gpus": []}, "platform", "process 5 fell back", "pip install"),
+        (
+            {"platform": "cpu", "kind": "cpu", "gpus": []},
+            "platform",
+            "process 5 fell back",
+            "pip install",
+        ),
         ({"kind": "NVIDIA A100"}, "platform", "NVIDIA A100) in 1 process", "--constraint"),
-        ({"gpus": ["GPU-node2-0"]}, "GPUs", "processes 4 and 5 on node2 use one GPU", "JAX_LOCAL_DEVICE_IDS=0"),
+        (
+            {"gpus": ["GPU-node2-0"]},
+            "GPUs",
+            "processes 4 and 5 on node2 use one GPU",
+            "JAX_LOCAL_DEVICE_IDS=0",
+        ),
         ({"gpus": []}, "GPUs", "1 GPU is used by no process", "one task per GPU"),
         ({"cores": [4]}, "cores", "process 5 on node2 has 1 core", "--cpus-per-task"),
-        ({"cores": [0, 1, 2, 3]}, "cores", "tasks on node2 are bound to cores that overlap", "--hint=nomultithread"),
-        ({"versions": VERSIONS | {"jax": "0.7.2"}}, "versions", "jax: 0.12.0.1 in processes 0, 1, 2 and 4 more; 0.7.2",
-         "one environment"),
+        (
+            {"cores": [0, 1, 2, 3]},
+            "cores",
+            "tasks on node2 are bound to cores that overlap",
+            "--hint=nomultithread",
+        ),
+        (
+            {"versions": VERSIONS | {"jax": "0.7.2"}},
+            "versions",
+            "jax: 0.12.0.1 in processes 0, 1, 2 and 4 more; 0.7.2",
+            "one environment",
+        ),
         ({"versions": {"python": "3.13.0"}}, "versions", "missing in process 5", "one environment"),
         ({"reads": False}, "folder", "process 5 cannot read", "all nodes mount"),
         ({"proxies": ["http_proxy"]}, "proxies", "go through http_proxy", "no_proxy"),
-        ({"reads": False, "errno": "EROFS", "error": "Read-only file system"}, "folder",
-         "process 5 cannot write there: EROFS, Read-only file system", "take another"),
+        (
+            {"reads": False, "errno": "EROFS", "error": "Read-only file system"},
+            "folder",
+            "process 5 cannot write there: EROFS, Read-only file system",
+            "take another",
+        ),
         ({"errno": "ENOSPC", "error": "No space"}, "folder", "ENOSPC", "df -h"),
         ({"errno": "EDQUOT", "error": "Quota"}, "folder", "EDQUOT", "quota"),
         ({"errno": "EIO", "error": "Input/output error"}, "folder", "EIO", "on node2"),
-        ({"near": [64, 65, 66, 67, 80]}, "cores", "process 5: no core near the GPU, 4-7 instead of 64-67,80 on node2",
-         "closest"),
-        ({"versions": VERSIONS | {"driver": "535.54"}}, "versions",
-         "driver: missing in processes 0, 1, 2 and 4 more; 535", "one environment"),
+        (
+            {"near": [64, 65, 66, 67, 80]},
+            "cores",
+            "process 5: no core near the GPU, 4-7 instead of 64-67,80 on node2",
+            "closest",
+        ),
+        (
+            {"versions": VERSIONS | {"driver": "535.54"}},
+            "versions",
+            "driver: missing in processes 0, 1, 2 and 4 more; 535",
+            "one environment",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_found_alone_and_its_cure_is_named(changed, name, found, cure):
     failed = failures(job(**changed))
     assert list(failed) == [name]
@@ -132,7 +177,8 @@ def test_the_transport_is_read_from_the_log_of_nccl(tmp_path):
     assert preflight.transport("cpu", tmp_path / "nccl.7") == "gloo"
 
 
-LISTS = {  # what the drivers' programs print, as in NVIDIA's guide to MIG and the documentation of rocm-smi
+# what the drivers' programs print, as in NVIDIA's guide to MIG and the documentation of rocm-smi
+LISTS = {
     "four": "".join(f"GPU {n}: NVIDIA H100 (UUID: GPU-{n}-abc)\n" for n in range(4)),
     "MIG": """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6)
   MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef)
@@ -145,7 +191,9 @@ GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-77ba0d01)
 
 @pytest.fixture
 def drivers(tmp_path, monkeypatch):
-    """A function that puts stand-ins for the drivers' programs in front of others, and clears what hides GPUs."""
+    """A function that puts stand-ins for the drivers' programs in front of others, and clears what
+    hides GPUs.
+    """
     (tmp_path / "bin").mkdir()
     for name in [name for names in preflight.HIDES.values() for name in names]:
         monkeypatch.delenv(name, raising=False)
@@ -155,7 +203,10 @@ def drivers(tmp_path, monkeypatch):
         option = "--showuniqueid" if case == "AMD" else "-L"
         text = f"#!/bin/sh\n[ $1 = {option} ] && cat <<'END'\n{LISTS[case]}END\ntrue\n"
         if case == "four":
-            text += "[ $1 != -L ] && for n in 0 1 2 3; do echo GPU-$n-abc, 0000000$n:17:00.0, 580.65; done\ntrue\n"
+            text += (
+                "[ $1 != -L ] && for n in 0 1 2 3; do echo GPU-$n-abc, 0000000$n:17:00.0, 580.65; "
+                "done\ntrue\n"
+            )
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -169,7 +220,12 @@ CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_D
 @pytest.mark.parametrize(
     ("case", "variables", "visible", "other"),
     [
-        ("four", {}, ["GPU-0-abc", "GPU-1-abc", "GPU-2-abc", "GPU-3-abc"], {"vendor": "nvidia", "driver": "580.65"}),
+        (
+            "four",
+            {},
+            ["GPU-0-abc", "GPU-1-abc", "GPU-2-abc", "GPU-3-abc"],
+            {"vendor": "nvidia", "driver": "580.65"},
+        ),
         ("four", {CUDA: ""}, [], {"hidden": f"{CUDA}=", "unknown": []}),
         ("four", {CUDA: "2"}, ["GPU-2-abc"], {"hidden": ""}),
         ("four", {CUDA: "3,1"}, ["GPU-3-abc", "GPU-1-abc"], {}),
@@ -198,8 +254,13 @@ def test_without_a_driver_no_variable_is_to_blame(monkeypatch):
     monkeypatch.setattr(preflight, "_output", lambda *_: "")
     monkeypatch.setenv(CUDA, "0,1,GPU-2")
     assert preflight.cards() | {"vendor": ""} == {
-        "vendor": "", "visible": [], "unknown": [], "hidden": "", "driver": "", "near": [],
-    }  # fmt: skip
+        "vendor": "",
+        "visible": [],
+        "unknown": [],
+        "hidden": "",
+        "driver": "",
+        "near": [],
+    }
 
 
 def test_cores_near_a_gpu_are_those_that_linux_lists(tmp_path):
@@ -217,20 +278,54 @@ CUDA12 = {"jax-cuda12-plugin": "0.12.0", "jax-cuda12-pjrt": "0.12.0", "jaxlib": 
     ("changed", "cure", "never"),
     [
         ({"visible": []}, "ask for GPUs (--gres=gpu:4), look at nvidia-smi", "plugin"),
-        ({"visible": [], "hidden": "CUDA_VISIBLE_DEVICES="}, "CUDA_VISIBLE_DEVICES= hides all GPUs", "plugin"),
+        (
+            {"visible": [], "hidden": "CUDA_VISIBLE_DEVICES="},
+            "CUDA_VISIBLE_DEVICES= hides all GPUs",
+            "plugin",
+        ),
         ({"visible": [], "vendor": "amd"}, "look at rocm-smi", "nvidia"),
-        ({"unknown": ["MIG-1"], "visible": []}, "MIG-1 is among the visible devices, but nvidia-smi does not",
-         "--gres"),
-        ({"platforms": "cpu,cuda", "versions": CUDA12}, "JAX_PLATFORMS=cpu,cuda asks for CPUs", "pip"),
-        ({"versions": {"jaxlib": "0.12.0"}}, "JAX lacks its plugin: pip install 'jax[cuda12]'", "ROCm"),
-        ({"versions": {"jaxlib": "0.12.0"}, "vendor": "amd"}, "JAX lacks its plugin: ROCm's plugin", "cuda12"),
-        ({"versions": CUDA12, "vendor": "amd"}, "(jax-cuda12-plugin is for other GPUs): ROCm's", "'jax[cuda12]'"),
-        ({"versions": CUDA12 | {"jaxlib": "0.11.2"}}, "0.12.0 is not of the version of jaxlib, 0.11.2", "driver"),
-        ({"versions": CUDA12 | {"jax-cuda12-pjrt": "0.9"}}, "pjrt 0.9 is not of the version", "driver"),
-        ({"versions": {**CUDA12, "jaxlib": "0.12.0", "driver": "470.1"}}, "compare its CUDA or ROCm with driver 470.1",
-         "nvidia-smi"),
+        (
+            {"unknown": ["MIG-1"], "visible": []},
+            "MIG-1 is among the visible devices, but nvidia-smi does not",
+            "--gres",
+        ),
+        (
+            {"platforms": "cpu,cuda", "versions": CUDA12},
+            "JAX_PLATFORMS=cpu,cuda asks for CPUs",
+            "pip",
+        ),
+        (
+            {"versions": {"jaxlib": "0.12.0"}},
+            "JAX lacks its plugin: pip install 'jax[cuda12]'",
+            "ROCm",
+        ),
+        (
+            {"versions": {"jaxlib": "0.12.0"}, "vendor": "amd"},
+            "JAX lacks its plugin: ROCm's plugin",
+            "cuda12",
+        ),
+        (
+            {"versions": CUDA12, "vendor": "amd"},
+            "(jax-cuda12-plugin is for other GPUs): ROCm's",
+            "'jax[cuda12]'",
+        ),
+        (
+            {"versions": CUDA12 | {"jaxlib": "0.11.2"}},
+            "0.12.0 is not of the version of jaxlib, 0.11.2",
+            "driver",
+        ),
+        (
+            {"versions": CUDA12 | {"jax-cuda12-pjrt": "0.9"}},
+            "pjrt 0.9 is not of the version",
+            "driver",
+        ),
+        (
+            {"versions": {**CUDA12, "jaxlib": "0.12.0", "driver": "470.1"}},
+            "compare its CUDA or ROCm with driver 470.1",
+            "nvidia-smi",
+        ),
     ],
-)  # fmt: skip
+)
 def test_why_a_process_fell_back_to_cpus_is_told_by_evidence(changed, cure, never):
     versions = {"versions": VERSIONS | {"jaxlib": "0.12.0"}}
     facts = [fact(0) | versions | {"platform": "cpu", "kind": "cpu", "gpus": []} | changed]
@@ -248,10 +343,26 @@ def test_why_a_process_fell_back_to_cpus_is_told_by_evidence(changed, cure, neve
         ({"http_proxy": "p:1", "no_proxy": "localhost"}, "http_proxy"),
         ({"http_proxy": "p:1", "no_grpc_proxy": "y", "no_proxy": ".cluster"}, "http_proxy"),
         ({"https_proxy": "p:1", "COORDINATOR": "10.1.2.3:99", "no_proxy": "10.0.0.0/8"}, ""),
-        ({"https_proxy": "p:1", "COORDINATOR": "11.1.2.3:99", "no_proxy": "10.0.0.0/8"}, "https_proxy"),
-        ({"http_proxy": "p:1", "COORDINATOR": "", "SLURM_STEP_NODELIST": "n[07-12],m1", "no_proxy": "n07"}, ""),
         (
-            {"http_proxy": "p:1", "COORDINATOR": "", "SLURM_STEP_NODELIST": "m1,n[07-12]", "no_proxy": "n07"},
+            {"https_proxy": "p:1", "COORDINATOR": "11.1.2.3:99", "no_proxy": "10.0.0.0/8"},
+            "https_proxy",
+        ),
+        (
+            {
+                "http_proxy": "p:1",
+                "COORDINATOR": "",
+                "SLURM_STEP_NODELIST": "n[07-12],m1",
+                "no_proxy": "n07",
+            },
+            "",
+        ),
+        (
+            {
+                "http_proxy": "p:1",
+                "COORDINATOR": "",
+                "SLURM_STEP_NODELIST": "m1,n[07-12]",
+                "no_proxy": "n07",
+            },
             "http_proxy",
         ),
     ],
@@ -267,7 +378,9 @@ def test_a_proxy_counts_if_grpc_takes_it_for_the_coordinator(monkeypatch, variab
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EACCES])
-def test_why_a_folder_cannot_be_used_is_told_by_the_error_of_the_system(monkeypatch, tmp_path, number):
+def test_why_a_folder_cannot_be_used_is_told_by_the_error_of_the_system(
+    monkeypatch, tmp_path, number
+):
     def write(*_):
         raise OSError(number, os.strerror(number))
 
@@ -281,7 +394,9 @@ def test_why_a_folder_cannot_be_used_is_told_by_the_error_of_the_system(monkeypa
 def test_a_folder_below_a_file_is_none(tmp_path):
     (tmp_path / "file").touch()
     assert preflight._folder_facts(tmp_path / "file" / "run")["errno"] == "ENOTDIR"
-    assert preflight._folder_facts(tmp_path / "run") == {"reads": True} and not list((tmp_path / "run").iterdir())
+    assert preflight._folder_facts(tmp_path / "run") == {"reads": True} and not list(
+        (tmp_path / "run").iterdir()
+    )
 
 
 def begin(folder, *arguments, index=None, processes=2, port=0, **environment):
@@ -292,14 +407,24 @@ def begin(folder, *arguments, index=None, processes=2, port=0, **environment):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     clean |= {"NPROC": "32", **environment}
     if index is not None:
-        clean |= {"COORDINATOR": f"localhost:{port}", "NUM_PROCESSES": str(processes), "PROCESS_ID": str(index)}
+        clean |= {
+            "COORDINATOR": f"localhost:{port}",
+            "NUM_PROCESSES": str(processes),
+            "PROCESS_ID": str(index),
+        }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "preflight.py", *map(str, arguments)], cwd=folder, env=clean, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "preflight.py", *map(str, arguments)], cwd=folder, env=clean, **pipes
+    )
 
 
 def end(process):
     out, err = process.communicate(timeout=PATIENCE)
-    return process.returncode, "\n".join(line for line in out.splitlines() if "[Gloo]" not in line), err
+    return (
+        process.returncode,
+        "\n".join(line for line in out.splitlines() if "[Gloo]" not in line),
+        err,
+    )
 
 
 def a_port():
@@ -330,7 +455,9 @@ def test_two_processes_are_checked_by_a_copy_of_the_file(tmp_path):
 def test_it_is_a_module_of_shardlab_too(tmp_path):
     command = [sys.executable, "-m", "shardlab.cluster.preflight"]
     given = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": PATIENCE}
-    done = subprocess.run(command, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": ""}, **given)
+    done = subprocess.run(
+        command, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": ""}, **given
+    )
     assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stderr
 
 
@@ -342,11 +469,20 @@ def test_logs_of_other_processes_stay(tmp_path):
     for name in ("preflight.py", "join.py"):
         shutil.copy(FOLDER / name, tmp_path)
     command = f'echo kept > "$TMPDIR/preflight-nccl.$$0.host"; exec {sys.executable} preflight.py'
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": "32", "XLA_FLAGS": "", "TMPDIR": str(logs)}
-    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=PATIENCE)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "NPROC": "32",
+        "XLA_FLAGS": "",
+        "TMPDIR": str(logs),
+    }
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stdout
     assert [file.read_text() for file in logs.iterdir() if file.is_file()] == ["kept\n"]
-    assert not [file for file in logs.iterdir() if file.name.startswith("preflight-") and file.is_dir()]
+    assert not [
+        file for file in logs.iterdir() if file.name.startswith("preflight-") and file.is_dir()
+    ]
 
 
 @pytest.mark.slow
@@ -359,7 +495,9 @@ def test_a_silent_fall_back_to_cpus_is_a_failure(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
-    status, text, said = end(begin(tmp_path, "--limit", 5, index=index, port=a_port(), JAX_PLATFORMS="cpu"))
+    status, text, said = end(
+        begin(tmp_path, "--limit", 5, index=index, port=a_port(), JAX_PLATFORMS="cpu")
+    )
     assert status == 2, said
     where = f"preflight: process {index} on {socket.gethostname()}"
     assert f"{where} has waited 5 s for the others in jax.distributed.initialize" in text
@@ -368,15 +506,24 @@ def test_a_process_that_waits_in_vain_ends_and_names_the_cure(tmp_path, index):
 
 def test_an_all_reduce_that_cannot_be_made_is_told_beside_the_other_faults():
     facts = [fact(0), fact(1) | {"platform": "cpu", "kind": "cpu"}]
-    facts[0] |= {"all_devices": 2, "transport": "NCCL", "seconds": "the processes have different platforms"}
-    assert failures(facts)["network"].detail == "an all-reduce by NCCL failed: the processes have different platforms"
+    facts[0] |= {
+        "all_devices": 2,
+        "transport": "NCCL",
+        "seconds": "the processes have different platforms",
+    }
+    assert (
+        failures(facts)["network"].detail
+        == "an all-reduce by NCCL failed: the processes have different platforms"
+    )
     assert "fell back to CPUs" in failures(facts)["platform"].detail
 
 
 def test_gpus_that_nvidia_smi_does_not_list_are_not_called_well():
     facts = [fact(process) | {"visible": [], "gpus": []} for process in range(4)]
     (check,) = [check for check in judge(facts) if check.name == "GPUs"]
-    assert check.ok is None and preflight._table([check]).startswith("skip GPUs: nvidia-smi lists none")
+    assert check.ok is None and preflight._table([check]).startswith(
+        "skip GPUs: nvidia-smi lists none"
+    )
 
 
 @pytest.mark.parametrize(
@@ -385,7 +532,12 @@ def test_gpus_that_nvidia_smi_does_not_list_are_not_called_well():
         (1, "2", ["jax-cuda13-plugin"], "this task sees 1 GPU, but JAX asks for number 2"),
         (0, "0", ["jax-cuda13-plugin"], "ask for GPUs (--gres=gpu:4), look at nvidia-smi"),
         (4, "2", [], "JAX lacks its plugin"),
-        (4, "2", ["jax-cuda13-plugin", "jax-cuda13-pjrt"], "jax-cuda13-plugin is there: compare its CUDA"),
+        (
+            4,
+            "2",
+            ["jax-cuda13-plugin", "jax-cuda13-pjrt"],
+            "jax-cuda13-plugin is there: compare its CUDA",
+        ),
     ],
 )
 def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, asks, plugins, cure):
@@ -394,9 +546,13 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
     seen = {"visible": [f"GPU-{n}" for n in range(sees)], "vendor": "nvidia", "driver": ""}
     monkeypatch.setattr(preflight, "cards", lambda: seen)
     monkeypatch.setattr(jax.config, "read", {"jax_cuda_visible_devices": asks}.get)
-    made = [type("Distribution", (), {"name": name, "version": "1.0"}) for name in ["numpy", *plugins]]
+    made = [
+        type("Distribution", (), {"name": name, "version": "1.0"}) for name in ["numpy", *plugins]
+    ]
     monkeypatch.setattr(preflight.importlib.metadata, "distributions", lambda: made)
-    assert cure in preflight._cure_of(SystemExit("JAX finds no device for JAX_PLATFORMS=cuda: AssertionError()"))
+    assert cure in preflight._cure_of(
+        SystemExit("JAX finds no device for JAX_PLATFORMS=cuda: AssertionError()")
+    )
 
 
 @pytest.mark.slow
@@ -409,7 +565,12 @@ def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
 @pytest.mark.slow
 def test_a_shell_of_salloc_is_not_a_task(tmp_path):
     """The step in which salloc opens a shell has one process, however many tasks the job has."""
-    shell = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "4294967290", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    shell = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "4294967290",
+        "SLURM_NTASKS": "8",
+        "SLURM_PROCID": "0",
+    }
     nodes = {"SLURM_STEP_NODELIST": "localhost", "SLURM_LOCALID": "0", "JAX_PLATFORMS": "cpu"}
     status, text, _ = end(begin(tmp_path, **shell, **nodes))
     assert status == 2 and "8 tasks, but this is the interactive step of salloc" in text
@@ -424,14 +585,21 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.create_server(("localhost", 0)) as other:
         port = other.getsockname()[1]
         status, text, _ = end(begin(tmp_path, index=0, port=port, JAX_PLATFORMS="cpu"))
-    assert status == 2 and f"cure: another program listens at port {port} of this host" in text and "PORT=" in text
+    assert (
+        status == 2
+        and f"cure: another program listens at port {port} of this host" in text
+        and "PORT=" in text
+    )
 
 
 @pytest.mark.slow
 def test_a_proxy_is_named_where_processes_wait_in_vain(tmp_path):
     given = {"JAX_PLATFORMS": "cpu", "http_proxy": "http://localhost:9", "no_proxy": ""}
     status, text, _ = end(begin(tmp_path, "--limit", 5, index=1, port=a_port(), **given))
-    assert status == 2 and "cure: connections go through http_proxy, which may not know the nodes" in text
+    assert (
+        status == 2
+        and "cure: connections go through http_proxy, which may not know the nodes" in text
+    )
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ from shardlab import Processes, ProcessFailure, start
 
 pytestmark = [
     pytest.mark.reads("src/shardlab", "book/cluster"),
-    pytest.mark.if_changed(*(f"src/shardlab/cluster/{name}.py" for name in ("processes", "worker", "join"))),
+    pytest.mark.if_changed(
+        *(f"src/shardlab/cluster/{name}.py" for name in ("processes", "worker", "join"))
+    ),
 ]
 
 SETUP = """
@@ -57,7 +59,11 @@ def wait_until_gone(pids):
     """Until all of these processes have ended; zombies have."""
 
     def alive():
-        return [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        return [
+            p
+            for p in pids
+            if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE
+        ]
 
     wait_until(lambda: not alive(), alive)
 
@@ -104,16 +110,22 @@ def test_some_run_and_the_others_do_not(group):
 def test_an_error_of_all_or_before_anybody_waits_leaves_the_group_usable(group):
     with pytest.raises(ProcessFailure) as failure:
         group.run("x = 1\n1 / 0")
-    assert str(failure.value) == "[0-2] raised ZeroDivisionError: division by zero at line 2, `1 / 0`"
+    assert (
+        str(failure.value) == "[0-2] raised ZeroDivisionError: division by zero at line 2, `1 / 0`"
+    )
     with pytest.raises(ProcessFailure) as failure:
         group.run("print('hi')\nif me == 1:\n    raise KeyError('no')")
     assert failure.value.having("raised") == [1] and failure.value.having("done") == [0, 2]
-    assert "[1] raised KeyError: 'no' at line 3" in str(failure.value) and group.failure is failure.value
+    assert (
+        "[1] raised KeyError: 'no' at line 3" in str(failure.value)
+        and group.failure is failure.value
+    )
     assert [outcome.text for outcome in failure.value.outcomes] == ["hi\n"] * 3
     with pytest.raises(ProcessFailure, match="SyntaxError"):
         group.run("x = = 1")
     with pytest.raises(
-        ProcessFailure, match=r"^\[0-2\] raised NameError: there is no name 'mech'; there are mesh, me,"
+        ProcessFailure,
+        match=r"^\[0-2\] raised NameError: there is no name 'mech'; there are mesh, me,",
     ):
         group["mech.size"]
     with pytest.raises(ProcessFailure, match="SystemExit"):
@@ -124,7 +136,10 @@ def test_an_error_of_all_or_before_anybody_waits_leaves_the_group_usable(group):
 def test_a_process_that_fails_while_others_wait_for_it_is_named_and_all_end(group):
     pids = [*group.pids, group._controller_pid()]
     with pytest.raises(ProcessFailure) as failure:
-        group.run("print('begins')\nif me == 1:\n    raise ValueError('mine')\ntotal = float(g.sum())", grace=2)
+        group.run(
+            "print('begins')\nif me == 1:\n    raise ValueError('mine')\ntotal = float(g.sum())",
+            grace=2,
+        )
     assert "[1] raised ValueError: mine at line 3" in str(failure.value)
     assert "[0,2] still waiting at line 4, `total = float(g.sum())`" in str(failure.value)
     assert [outcome.text for outcome in failure.value.outcomes] == ["begins\n"] * 3
@@ -140,7 +155,9 @@ def test_processes_that_hang_are_named_with_the_line_where_they_are(group):
     with pytest.raises(ProcessFailure) as failure:
         group.run("a = 1\nif me == 2:\n    total = float(g.sum())", limit=4)
     assert failure.value.having("hung") == [2] and failure.value.outcomes[2].line == 3
-    assert "[2] had not finished after 4 s; waiting at line 3, `total = float(g.sum())`" in str(failure.value)
+    assert "[2] had not finished after 4 s; waiting at line 3, `total = float(g.sum())`" in str(
+        failure.value
+    )
     assert "[0-1] done" in str(failure.value)
     wait_until_gone(group.pids)
 
@@ -148,7 +165,10 @@ def test_processes_that_hang_are_named_with_the_line_where_they_are(group):
 def test_a_process_that_dies_is_named_with_its_signal_and_its_last_words(group):
     with pytest.raises(ProcessFailure) as failure:
         group.run("print('last')\nif me == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
-    assert failure.value.having("died") == [1] and "killed by SIGKILL" in failure.value.outcomes[1].error
+    assert (
+        failure.value.having("died") == [1]
+        and "killed by SIGKILL" in failure.value.outcomes[1].error
+    )
     assert failure.value.outcomes[1].text == "last\n"
     wait_until_gone(group.pids)
     with start(1, join=False) as one, pytest.raises(ProcessFailure) as failure:
@@ -161,20 +181,30 @@ def test_a_process_that_dies_is_named_with_its_signal_and_its_last_words(group):
 
 
 def test_devices_arguments_and_environment_reach_the_processes():
-    with start(2, devices=3, environment={"COLOUR": "blue"}, preemption=True, heartbeat_timeout_seconds=17) as group:
+    with start(
+        2, devices=3, environment={"COLOUR": "blue"}, preemption=True, heartbeat_timeout_seconds=17
+    ) as group:
         group.run("import jax, os")
         assert group["jax.device_count(), jax.local_device_count()"] == [(6, 3)] * 2
-        assert group["os.environ['COLOUR'], jax.config.jax_enable_preemption_service"] == [("blue", True)] * 2
+        assert (
+            group["os.environ['COLOUR'], jax.config.jax_enable_preemption_service"]
+            == [("blue", True)] * 2
+        )
     with start(2, join=False) as group:
         assert group["__import__('jax').distributed.is_initialized()"] == [False, False]
         assert group.coordinator.startswith("localhost:")
 
 
-@pytest.mark.parametrize(("preemption", "error"), [(True, "exit status 143"), (False, "SIGTERM|exit status 143")])
+@pytest.mark.parametrize(
+    ("preemption", "error"), [(True, "exit status 143"), (False, "SIGTERM|exit status 143")]
+)
 def test_sigterm_ends_a_process_that_hangs_in_a_collective(preemption, error):
     """Also where JAX's preemption service takes the signal."""
     with start(2, preemption=preemption, sigterm_seconds=1) as group:
-        group.run("import os, signal, threading, jax\nfrom jax.experimental.multihost_utils import assert_equal")
+        group.run(
+            "import os, signal, threading, jax\nfrom jax.experimental.multihost_utils import "
+            "assert_equal"
+        )
         group.run("assert_equal(1)")
         hang = "threading.Timer(2, os.kill, [os.getpid(), signal.SIGTERM]).start()\nassert_equal(1)"
         with pytest.raises(ProcessFailure) as failure:
@@ -185,27 +215,48 @@ def test_sigterm_ends_a_process_that_hangs_in_a_collective(preemption, error):
 def test_each_process_of_a_host_takes_a_gpu_of_its_own_in_a_step_of_slurm_too():
     """There JAX would ask Slurm, for which all of them are the first task."""
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "1"}
-    step |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+    step |= {
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+    }
     with start(2, devices=None, environment=step) as group:
         group.run("import jax")
-        found = group["jax.process_index(), jax.process_count(), jax.config.read('jax_cuda_visible_devices')"]
+        found = group[
+            "jax.process_index(), jax.process_count(), jax.config.read('jax_cuda_visible_devices')"
+        ]
     assert found == [(0, 2, "0"), (1, 2, "1")]
 
 
 def test_nothing_listens_to_other_hosts(group):
     own = psutil.Process().children(recursive=True)
-    listening = [c.laddr.ip for one in own for c in one.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert listening and {ip for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")} == set()
+    listening = [
+        c.laddr.ip
+        for one in own
+        for c in one.net_connections("inet")
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert (
+        listening
+        and {ip for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")}
+        == set()
+    )
 
 
-@pytest.mark.parametrize("bad", [{"n": 0}, {"n": 2.0}, {"n": True}, {"devices": 0}, {"devices": "4"}])
+@pytest.mark.parametrize(
+    "bad", [{"n": 0}, {"n": 2.0}, {"n": True}, {"devices": 0}, {"devices": "4"}]
+)
 def test_bad_numbers_are_refused_before_anything_starts(bad):
     with pytest.raises(ValueError, match="whole number of 1 or more"):
         start(**bad)
 
 
 def test_a_launcher_that_nobody_knows_is_refused_before_the_running_group_stops(group):
-    for name, says in {"sulrm": "; did you mean 'slurm'?", "qqq": "; use one such as local, slurm, mpi or ssh"}.items():
+    for name, says in {
+        "sulrm": "; did you mean 'slurm'?",
+        "qqq": "; use one such as local, slurm, mpi or ssh",
+    }.items():
         with pytest.raises(ValueError) as refused:
             start(2, cluster=name)
         assert str(refused.value) == f"ipyparallel has no launcher called {name!r}{says}"
@@ -213,7 +264,10 @@ def test_a_launcher_that_nobody_knows_is_refused_before_the_running_group_stops(
 
 
 def test_without_cells_there_are_no_names():
-    with start(1, join=False) as one, pytest.raises(ProcessFailure, match="no name 'nope'; no cell has made any"):
+    with (
+        start(1, join=False) as one,
+        pytest.raises(ProcessFailure, match="no name 'nope'; no cell has made any"),
+    ):
         one["nope"]
 
 
@@ -224,7 +278,7 @@ same, other = subprocess.Popen(wait), subprocess.Popen(wait, start_new_session=T
 said = subprocess.run(["sh", "-c", "sleep 3600 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True).stdout
 forked = os.fork() or os.execvp("sleep", wait)
 children = [same.pid, other.pid, int(said), forked]
-"""
+"""  # noqa: E501
 
 
 def test_what_the_processes_started_ends_with_them():
@@ -258,10 +312,14 @@ print("now")
 
 
 def test_what_a_thread_prints_between_cells_comes_with_the_next_one(group, tmp_path):
-    assert [outcome.text for outcome in group.run(LATE.format(folder=str(tmp_path)))] == ["now\n"] * 3
+    assert [outcome.text for outcome in group.run(LATE.format(folder=str(tmp_path)))] == [
+        "now\n"
+    ] * 3
     (tmp_path / "go").touch()  # no cell runs now
     wait_until(lambda: len(list(tmp_path.glob("said-*"))) == 3)
-    assert [outcome.text for outcome in group.run("print('next')")] == ["late\nand wrong\nnext\n"] * 3
+    assert [outcome.text for outcome in group.run("print('next')")] == [
+        "late\nand wrong\nnext\n"
+    ] * 3
     assert [outcome.text for outcome in group.run("print('ä last')")] == ["ä last\n"] * 3
 
 
@@ -301,7 +359,9 @@ def interruptible():
 def test_an_interrupt_ends_the_group(capsys, interruptible, tmp_path):
     group, ended = start(2), threading.Event()
 
-    def press():  # like a reader, again if nothing happens: Python drops an interrupt that hits a garbage collection
+    # like a reader, again if nothing happens: Python drops an interrupt that hits a garbage
+    # collection
+    def press():
         wait_until((tmp_path / "runs").exists)
         for _ in range(4):
             signal.raise_signal(signal.SIGINT)
@@ -311,7 +371,10 @@ def test_an_interrupt_ends_the_group(capsys, interruptible, tmp_path):
     presses = threading.Thread(target=press)
     presses.start()
     with pytest.raises(KeyboardInterrupt):
-        group.run(f"import pathlib, time; pathlib.Path({str(tmp_path / 'runs')!r}).touch(); time.sleep(3600)")
+        group.run(
+            f"import pathlib, time; pathlib.Path({str(tmp_path / 'runs')!r}).touch(); "
+            "time.sleep(3600)"
+        )
     ended.set()
     presses.join()
     assert "interrupted: all processes were stopped" in capsys.readouterr().err
@@ -320,8 +383,14 @@ def test_an_interrupt_ends_the_group(capsys, interruptible, tmp_path):
 
 def test_no_port_is_one_that_an_outgoing_connection_could_take(group):
     """In the moment between choosing a port and using it, which on a busy machine is long."""
-    ours = [p for p in psutil.Process().children(recursive=True) if "ipyparallel" in " ".join(p.cmdline())]
-    ports = {c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    ours = [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if "ipyparallel" in " ".join(p.cmdline())
+    ]
+    ports = {
+        c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN
+    }
     given = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(given.read_text().split()[0]) if given.exists() else 49152
     controllers = {port for port in ports if port in shardlab.cluster.processes.worker.PORTS}
@@ -350,17 +419,27 @@ def test_several_groups_side_by_side_do_not_meet():
     program = SETUP.join(
         [
             "from shardlab import start\nif True:\n    group = start(2)\n    group.run('''",
-            "''')\n    print(group['float(g.sum())'], group['jax.process_count()'])\n    group.stop()",
+            (
+                "''')\n    print(group['float(g.sum())'], group['jax.process_count()'])\n    "
+                "group.stop()"
+            ),
         ]
     )
-    runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     assert [run.communicate(timeout=PATIENCE)[0] for run in runs] == ["[1.0, 1.0] [2, 2]\n"] * 2
 
 
 def notebook(*cells):
-    """Run cells in a notebook's kernel; returns what each printed, with "picture" for a displayed PNG."""
+    """Run cells in a notebook's kernel; returns what each printed, with "picture" for a displayed
+    PNG.
+    """
     made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(made, timeout=PATIENCE, kernel_name="python3", allow_errors=True).execute()
+    nbclient.NotebookClient(
+        made, timeout=PATIENCE, kernel_name="python3", allow_errors=True
+    ).execute()
     said = []
     for cell in made.cells:
         texts = []
@@ -370,12 +449,15 @@ def notebook(*cells):
             elif output.output_type == "error":
                 texts.append(f"{output.ename}: {output.evalue}")
             else:
-                texts.append("picture\n" if "image/png" in output.data else output.data["text/plain"])
+                texts.append(
+                    "picture\n" if "image/png" in output.data else output.data["text/plain"]
+                )
         said.append("".join(texts).rstrip("\n"))
     return said
 
 
-# ipyparallel, used in this process before, keeps dates as text; nbclient then falls back on an old function.
+# ipyparallel, used in this process before, keeps dates as text; nbclient then falls back on an old
+# function.
 old_clock = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 
 
@@ -384,7 +466,10 @@ def test_in_a_notebook_a_cell_runs_in_processes():
     said = notebook(
         "from shardlab import start\ngroup = start(2)\ngroup",
         "%%processes\nimport jax\nprint('I am', jax.process_index())\njax.device_count()",
-        "%%processes 1\nimport matplotlib.pyplot as plt\nprint('see')\nplt.plot([1, 2])\nplt.show()",
+        (
+            "%%processes 1\nimport matplotlib.pyplot as plt\nprint('see')\nplt.plot([1, "
+            "2])\nplt.show()"
+        ),
         "%%processes --fails\nraise ValueError('as it should')",
         "%%processes --fails\npass",
         "%%processes\nraise ValueError('really')",
@@ -400,10 +485,15 @@ def test_in_a_notebook_a_cell_runs_in_processes():
     assert said[0] == "2 processes on 1 host"
     assert said[1] == "[0] I am 0\n[0] 2\n[1] I am 1\n[1] 2"
     assert said[2] == "[1] see\n[1]\npicture"
-    assert said[3] == "[0-1] raised ValueError: as it should at line 1, `raise ValueError('as it should')`"
+    assert (
+        said[3]
+        == "[0-1] raised ValueError: as it should at line 1, `raise ValueError('as it should')`"
+    )
     assert said[4].startswith("AssertionError: this cell was expected to fail")
     assert said[5].startswith("ProcessFailure: [0-1] raised ValueError: really at line 1")
-    assert said[6].startswith("ValueError: %%processes: argument only: '2-1' does not name processes; write such as 0")
+    assert said[6].startswith(
+        "ValueError: %%processes: argument only: '2-1' does not name processes; write such as 0"
+    )
     assert "unrecognized arguments: --limt" in said[7] and "--help" in said[7]
     assert "usage: %%processes" in said[8] and "--grace" in said[8]
     assert said[9].startswith("[1] had not finished after 4 s; waiting at line 2")
@@ -418,7 +508,8 @@ def test_nothing_is_left_when_the_notebook_is_killed():
         client.execute(
             "from shardlab import start\ngroup = start(2)\n"
             'group.run(\'import subprocess; child = subprocess.Popen(["sleep", "3600"]).pid\')\n'
-            "print(*group.pids, group._controller_pid(), *group['child'], group._folder, flush=True)"
+            "print(*group.pids, group._controller_pid(), *group['child'], group._folder, "
+            "flush=True)"
         )
         pids = []
         while not pids:

@@ -1,4 +1,6 @@
-"""The scripts that readers copy: what stands in a variable reaches the other hosts as it is, and as nothing else."""
+"""The scripts that readers copy: what stands in a variable reaches the other hosts as it is, and as
+nothing else.
+"""
 
 import contextlib
 import os
@@ -36,9 +38,18 @@ def hosts(tmp_path):
 
 
 def run(folder, *arguments, **variables):
-    settings = os.environ | {"VENV": str(folder), "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", **variables}
+    settings = os.environ | {
+        "VENV": str(folder),
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        **variables,
+    }
     done = subprocess.run(
-        ["bash", "ssh.sh", *arguments], cwd=folder, env=settings, capture_output=True, text=True, timeout=60
+        ["bash", "ssh.sh", *arguments],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.returncode, sorted(done.stdout.splitlines()), done.stderr
 
@@ -48,8 +59,11 @@ def test_names_with_quotes_and_stars_are_names(hosts):
     status, lines, said = run(hosts, "it's.py", "a b", HOSTS="host* two", PORT="99", JAX_NOTE=note)
     assert status == 0 and not said, said
     assert lines == [
-        "host host*", "host two", f"host*:99|0|{note}|-u it's.py a b", f"host*:99|1|{note}|-u it's.py a b",
-    ]  # fmt: skip
+        "host host*",
+        "host two",
+        f"host*:99|0|{note}|-u it's.py a b",
+        f"host*:99|1|{note}|-u it's.py a b",
+    ]
 
 
 def test_a_variable_is_no_command(hosts):
@@ -66,15 +80,25 @@ def test_the_coordinator_is_a_host_and_not_a_user(hosts):
     assert [line.split("|")[0] for line in lines[2:]] == ["one:1", "one:1"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_a_signal_ends_the_programs_on_all_hosts(hosts, number):
     """Ctrl-C is a SIGINT to the script; bash lets what runs in its background ignore it."""
     (hosts / "bin" / "ssh").write_text(
-        '#!/bin/bash\ntrap \'echo "ended $3"; exit\' TERM\necho "host $3"\nwhile :; do sleep 0.05; done\n'
+        '#!/bin/bash\ntrap \'echo "ended $3"; exit\' TERM\necho "host $3"\nwhile :; do sleep '
+        "0.05; done\n"
     )
-    settings = os.environ | {"VENV": str(hosts), "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}", "HOSTS": "one two"}
-    before = signal.signal(number, signal.default_int_handler)  # what is ignored here, a program ignores too
-    script = subprocess.Popen(["bash", "ssh.sh", "x.py"], cwd=hosts, env=settings, stdout=subprocess.PIPE, text=True)
+    settings = os.environ | {
+        "VENV": str(hosts),
+        "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}",
+        "HOSTS": "one two",
+    }
+    # what is ignored here, a program ignores too
+    before = signal.signal(number, signal.default_int_handler)
+    script = subprocess.Popen(
+        ["bash", "ssh.sh", "x.py"], cwd=hosts, env=settings, stdout=subprocess.PIPE, text=True
+    )
     signal.signal(number, before)
     assert sorted(script.stdout.readline() for _ in "12") == ["host one\n", "host two\n"]
     script.send_signal(number)
@@ -86,30 +110,48 @@ FLUX = {"FLUX_TASK_RANK": "5", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
 LSF = {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8", "JSM_NAMESPACE_LOCAL_RANK": "1"}
 PBS = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}
-OTHER = {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_LOCAL_RANK": "0"}  # of the job around, or of Flux's own PMI
+# of the job around, or of Flux's own PMI
+OTHER = {"PMI_RANK": "0", "PMI_SIZE": "1", "PMI_LOCAL_RANK": "0"}
 
 
 def ranked(folder, *arguments, **variables):
-    """What rank.sh tells a program: "processes|process|devices|arguments"; its status and its errors."""
+    """What rank.sh tells a program: "processes|process|devices|arguments"; its status and its
+    errors.
+    """
     shutil.copy(ROOT / "book" / "cluster" / "rank.sh", folder)
     (folder / "bin" / "python").write_text(
-        '#!/bin/bash\necho "$COORDINATOR|$NUM_PROCESSES|$PROCESS_ID|$JAX_LOCAL_DEVICE_IDS|$JAX_PLATFORMS|$*"\n'
+        "#!/bin/bash\necho "
+        '"$COORDINATOR|$NUM_PROCESSES|$PROCESS_ID|$JAX_LOCAL_DEVICE_IDS|$JAX_PLATFORMS|$*"\n'
     )
-    settings = {"VENV": str(folder), "PATH": os.environ["PATH"], "COORDINATOR": "node1:8476"} | variables
+    settings = {
+        "VENV": str(folder),
+        "PATH": os.environ["PATH"],
+        "COORDINATOR": "node1:8476",
+    } | variables
     settings = {name: value for name, value in settings.items() if value is not None}
     done = subprocess.run(
-        ["bash", "rank.sh", *arguments], cwd=folder, env=settings, capture_output=True, text=True, timeout=60
+        ["bash", "rank.sh", *arguments],
+        cwd=folder,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.returncode, done.stdout.strip(), done.stderr
 
 
 @pytest.mark.parametrize(
-    "launcher", [FLUX, LSF, PBS, MPICH, FLUX | OTHER], ids=["Flux", "LSF", "PBS", "MPICH", "Flux with PMI"]
+    "launcher",
+    [FLUX, LSF, PBS, MPICH, FLUX | OTHER],
+    ids=["Flux", "LSF", "PBS", "MPICH", "Flux with PMI"],
 )
 def test_a_launcher_that_jax_does_not_know_tells_the_rank(hosts, launcher):
     assert ranked(hosts, "x.py", "a b", **launcher) == (0, "node1:8476|8|5|1|cuda|-u x.py a b", "")
     # What is left from another launch does not count.
-    assert ranked(hosts, "x.py", NUM_PROCESSES="2", PROCESS_ID="0", **launcher)[1] == "node1:8476|8|5|1|cuda|-u x.py"
+    assert (
+        ranked(hosts, "x.py", NUM_PROCESSES="2", PROCESS_ID="0", **launcher)[1]
+        == "node1:8476|8|5|1|cuda|-u x.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +168,10 @@ def test_a_rank_asks_for_a_gpu_that_it_sees(hosts, visible, asks):
 
 
 def test_rank_sh_says_what_it_lacks(hosts):
-    for lacks, said in ({"COORDINATOR": None}, "host:port of process 0"), ({"VENV": None}, "VENV=/path"):
+    for lacks, said in (
+        ({"COORDINATOR": None}, "host:port of process 0"),
+        ({"VENV": None}, "VENV=/path"),
+    ):
         status, out, error = ranked(hosts, "x.py", **(PBS | lacks))
         assert status and not out and said in error
     status, out, error = ranked(hosts, "x.py", PROCESS_ID="1", NUM_PROCESSES="2")
@@ -144,15 +189,24 @@ def test_two_ranks_join_one_program(tmp_path):
     for rank in "01":
         of_launcher = {"PMI_RANK": rank, "PMI_SIZE": "2", "PMI_LOCAL_RANK": rank}
         given = os.environ | settings | of_launcher
-        ranks.append(subprocess.Popen(["bash", "rank.sh", "hello.py"], cwd=tmp_path, env=given, **pipes))
+        ranks.append(
+            subprocess.Popen(["bash", "rank.sh", "hello.py"], cwd=tmp_path, env=given, **pipes)
+        )
     outputs = [process.communicate(timeout=PATIENCE)[0] for process in ranks]
     for rank, (process, out) in enumerate(zip(ranks, outputs, strict=True)):
-        assert process.returncode == 0 and f"process {rank} of 2 on " in out and f"JAX uses {rank}, sum 1" in out
+        assert (
+            process.returncode == 0
+            and f"process {rank} of 2 on " in out
+            and f"JAX uses {rank}, sum 1" in out
+        )
 
 
 def test_the_script_for_apptainer_asks_for_the_same_and_starts_in_the_image(hosts):
     folder, name = ROOT / "book" / "cluster", "two-nodes-apptainer.sbatch"
-    asked = [re.findall(r"^#.*SBATCH .*", (folder / file).read_text(), re.M) for file in ("two-nodes.sbatch", name)]
+    asked = [
+        re.findall(r"^#.*SBATCH .*", (folder / file).read_text(), re.M)
+        for file in ("two-nodes.sbatch", name)
+    ]
     assert asked[0][1:] == asked[1][1:] and asked[1][0] == "#SBATCH --job-name=two-nodes-apptainer"
     for program, text in {"srun": 'echo "$*"', "apptainer": "exit 9"}.items():
         (hosts / "bin" / program).write_text(f"#!/bin/bash\n{text}\n")
@@ -161,26 +215,40 @@ def test_the_script_for_apptainer_asks_for_the_same_and_starts_in_the_image(host
     given = job | {"PATH": f"{hosts / 'bin'}:{os.environ['PATH']}", "SIF": "my jax.sif"}
     for platform, gpu in {"": "--nv", "cuda": "--nv", "rocm": "--rocm"}.items():
         done = subprocess.run(
-            ["bash", folder / name, "x.py", "a"], cwd=hosts, capture_output=True, text=True, check=True,
+            ["bash", folder / name, "x.py", "a"],
+            cwd=hosts,
+            capture_output=True,
+            text=True,
+            check=True,
             env=given | ({"JAX_PLATFORMS": platform} if platform else {}),
-        )  # fmt: skip
+        )
         inside = f"apptainer exec {gpu} --bind {hosts} --pwd {hosts} my jax.sif python -u x.py a"
         assert done.stdout.splitlines()[1] == f"--kill-on-bad-exit=1 --label {inside}"
     del given["SIF"]
-    done = subprocess.run(["bash", folder / name], cwd=hosts, env=given, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", folder / name], cwd=hosts, env=given, capture_output=True, text=True
+    )
     assert done.returncode and "SIF: export SIF=/path/to/your/jax.sif before sbatch" in done.stderr
 
 
 def test_failures_are_counted_and_not_planned_restarts(hosts):
-    """The lines of the chapter that put a failed job back into the queue, with stand-ins for Slurm's programs."""
+    """The lines of the chapter that put a failed job back into the queue, with stand-ins for
+    Slurm's programs.
+    """
     text = (ROOT / "book" / "clusters.md").read_text()
     (block,) = re.findall(r"^```bash\n(srun [^`]*scontrol requeue[^`]*)```$", text, re.MULTILINE)
     for name, says in {"srun": "exit 1", "scontrol": 'echo "scontrol $*"'}.items():
         (hosts / "bin" / name).write_text(f"#!/bin/bash\n{says}\n")
         (hosts / "bin" / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "9", "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_RESTART_COUNT": "9",
+        "PATH": f"{hosts / 'bin'}:{os.environ['PATH']}",
+    }
     runs = [
-        subprocess.run(["bash", "-euc", block], cwd=hosts, env=os.environ | job, capture_output=True, text=True)
+        subprocess.run(
+            ["bash", "-euc", block], cwd=hosts, env=os.environ | job, capture_output=True, text=True
+        )
         for _ in range(5)
     ]
     assert [run.stdout for run in runs] == 3 * ["scontrol requeue 7\n"] + 2 * [""]
@@ -204,19 +272,33 @@ done
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("program", "says"), [("hello.py", "of 2 on .* sum 1"), ("hang.py", "start six processes")])
+@pytest.mark.parametrize(
+    ("program", "says"), [("hello.py", "of 2 on .* sum 1"), ("hang.py", "start six processes")]
+)
 def test_tpu_sh_starts_one_program_on_all_workers(tmp_path, program, says):
     """With a stand-in for gcloud, whose workers are folders of this machine."""
-    for name, text in {"gcloud": GCLOUD, "python3": f'#!/bin/bash\nexec {sys.executable} "$@"\n'}.items():
+    for name, text in {
+        "gcloud": GCLOUD,
+        "python3": f'#!/bin/bash\nexec {sys.executable} "$@"\n',
+    }.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     (port,) = free_ports(1)
     drop = ("SLURM", "OMPI", "JAX_", "XLA_", "PYTHON")
     settings = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-    settings |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ADDRESS": f"127.0.0.1:{port}", "NPROC": "32"}
+    settings |= {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "ADDRESS": f"127.0.0.1:{port}",
+        "NPROC": "32",
+    }
     settings |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     command = ["bash", "tpu.sh", "my-tpu", "a-zone", "2", program]
-    given = {"cwd": ROOT / "book" / "cluster", "env": settings, "capture_output": True, "text": True}
+    given = {
+        "cwd": ROOT / "book" / "cluster",
+        "env": settings,
+        "capture_output": True,
+        "text": True,
+    }
     done = subprocess.run(command, **given, timeout=PATIENCE)
     assert len(re.findall(says, done.stdout + done.stderr)) == 2, done
     assert done.returncode == (program == "hang.py")
@@ -224,11 +306,23 @@ def test_tpu_sh_starts_one_program_on_all_workers(tmp_path, program, says):
 
 @pytest.fixture
 def joined(tmp_path):
-    """A function that starts a program with join.py beside it in two processes, each with arguments of its own."""
+    """A function that starts a program with join.py beside it in two processes, each with arguments
+    of its own.
+    """
     shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
     (port,) = free_ports(1)
-    settings = {"COORDINATOR": f"127.0.0.1:{port}", "NUM_PROCESSES": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    settings = {
+        "COORDINATOR": f"127.0.0.1:{port}",
+        "NUM_PROCESSES": "2",
+        "JAX_PLATFORMS": "cpu",
+        "NPROC": "32",
+    }
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+    }
     started = []
 
     def begin(*programs, arguments=((), ()), **variables):
@@ -237,8 +331,15 @@ def joined(tmp_path):
             folder.mkdir(exist_ok=True)
             (folder / "program.py").write_text(text)
             command = [sys.executable, folder / "program.py", *arguments[index]]
-            given = os.environ | settings | {"PROCESS_ID": str(index), "PYTHONPATH": str(tmp_path)} | variables
-            started.append(subprocess.Popen(command, cwd=tmp_path, env=given, start_new_session=True, **pipes))
+            given = (
+                os.environ
+                | settings
+                | {"PROCESS_ID": str(index), "PYTHONPATH": str(tmp_path)}
+                | variables
+            )
+            started.append(
+                subprocess.Popen(command, cwd=tmp_path, env=given, start_new_session=True, **pipes)
+            )
         return started
 
     def end():
@@ -281,7 +382,9 @@ def test_a_process_that_has_joined_and_raises_ends_at_once(joined):
     """Without `join`'s hook it would wait 300 seconds for the other, which waits for it."""
     healthy, broken = joined(FAILS)
     out, _ = broken.communicate(timeout=PATIENCE)
-    assert broken.returncode == 1 and "joined 2" in out and "ValueError: a bug in one process" in out
+    assert (
+        broken.returncode == 1 and "joined 2" in out and "ValueError: a bug in one process" in out
+    )
     assert healthy.poll() is None  # it is the launcher that ends the others
 
 
@@ -308,7 +411,9 @@ input()
 
 @pytest.mark.slow
 def test_sigterm_ends_a_process_that_hangs_in_a_collective(joined):
-    """JAX's preemption service takes the signal, and the step at which a program would save never ends."""
+    """JAX's preemption service takes the signal, and the step at which a program would save never
+    ends.
+    """
     hanging, other = joined(HANGS)
     until(hanging, "waits"), until(other, "waits")
     hanging.send_signal(signal.SIGTERM)
@@ -342,7 +447,11 @@ def test_sigterm_still_leads_to_a_step_at_which_all_save(joined):
         until(process, "step 3")
     both[1].send_signal(signal.SIGTERM)
     ends = [process.communicate(timeout=PATIENCE)[0].splitlines()[-1] for process in both]
-    assert ends[0] == ends[1] and ends[0].startswith("saves") and [process.returncode for process in both] == [0, 0]
+    assert (
+        ends[0] == ends[1]
+        and ends[0].startswith("saves")
+        and [process.returncode for process in both] == [0, 0]
+    )
 
 
 TRAINS = "from join import join\njoin()\nprint('trains', flush=True)\n"
@@ -352,12 +461,18 @@ TRAINS = "from join import join\njoin()\nprint('trains', flush=True)\n"
 @pytest.mark.parametrize(
     ("programs", "arguments", "says"),
     [
-        ((TRAINS,), (["--steps", "3"], ["--steps", "4"]), "arguments: --steps 3 in process 0; --steps 4 in process 1"),
+        (
+            (TRAINS,),
+            (["--steps", "3"], ["--steps", "4"]),
+            "arguments: --steps 3 in process 0; --steps 4 in process 1",
+        ),
         ((TRAINS,), ([], ["--steps", "4"]), "arguments: none in process 0; --steps 4 in process 1"),
         ((TRAINS, f"{TRAINS}# new\n"), ([], []), "text of program.py: SHA-256 "),
     ],
 )
-def test_processes_with_other_arguments_or_another_file_end_and_say_what_differs(joined, programs, arguments, says):
+def test_processes_with_other_arguments_or_another_file_end_and_say_what_differs(
+    joined, programs, arguments, says
+):
     for process in joined(*programs, arguments=arguments):
         out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1 and "trains" not in out
@@ -372,7 +487,7 @@ join()
 print("store", exchange("who", "ä" + jax.process_index() * "b"))
 jax._src.distributed = types.SimpleNamespace()  # JAX does not promise to keep the coordinator's store there
 print("again", exchange("again", "ä" + jax.process_index() * "b"))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.slow
@@ -395,13 +510,18 @@ class COMM_WORLD:
     bcast = staticmethod(lambda text, root: os.environ["ADDRESS"])  # of process 0
     Split_type = staticmethod(lambda kind: COMM_WORLD)  # of one host
 """
-SAYS = "import jax\nfrom join import join\n\njoin()\nprint(jax.process_index(), 'of', jax.process_count())\n"
+SAYS = (
+    "import jax\nfrom join import join\n\njoin()\nprint(jax.process_index(), 'of', "
+    "jax.process_count())\n"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("installed", [True, False])
 def test_under_open_mpi_5_join_asks_mpi4py_or_says_that_it_is_missing(tmp_path, installed):
-    """Two processes with the variables of Open MPI 5, and a stand-in for mpi4py, which JAX's own code asks."""
+    """Two processes with the variables of Open MPI 5, and a stand-in for mpi4py, which JAX's own
+    code asks.
+    """
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
     (tmp_path / "mpi4py" / "MPI.py").write_text(MPI4PY)
@@ -410,15 +530,27 @@ def test_under_open_mpi_5_join_asks_mpi4py_or_says_that_it_is_missing(tmp_path, 
     shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
     (tmp_path / "program.py").write_text(SAYS)
     (port,) = free_ports(1)
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
-    settings |= {"ADDRESS": f"127.0.0.1:{port}", "OMPI_COMM_WORLD_SIZE": "2", "JAX_PLATFORMS": "cpu", "NPROC": "32"}
+    settings = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))
+    }
+    settings |= {
+        "ADDRESS": f"127.0.0.1:{port}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "JAX_PLATFORMS": "cpu",
+        "NPROC": "32",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": tmp_path}
-    ranks = [settings | {f"OMPI_COMM_WORLD_{name}RANK": str(i) for name in ("", "LOCAL_")} for i in range(2)]
+    ranks = [
+        settings | {f"OMPI_COMM_WORLD_{name}RANK": str(i) for name in ("", "LOCAL_")}
+        for i in range(2)
+    ]
     both = [subprocess.Popen([sys.executable, "program.py"], env=rank, **pipes) for rank in ranks]
     for index, process in enumerate(both):
         out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == (not installed), out
-        assert (f"{index} of 2" if installed else "Open MPI 5 does not tell JAX where process 0 is") in out
+        assert (
+            f"{index} of 2" if installed else "Open MPI 5 does not tell JAX where process 0 is"
+        ) in out
 
 
 @pytest.mark.slow
@@ -426,8 +558,14 @@ def test_under_open_mpi_5_join_asks_mpi4py_or_says_that_it_is_missing(tmp_path, 
 def test_cpus_are_accepted_only_where_they_alone_are_asked_for(tmp_path, platforms, status):
     shutil.copy(ROOT / "book" / "cluster" / "join.py", tmp_path)
     (tmp_path / "program.py").write_text(TRAINS)
-    settings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))}
+    settings = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "OMPI"))
+    }
     command = [sys.executable, "program.py"]
     given = settings | {"JAX_PLATFORMS": platforms, "NPROC": "32"}
-    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == status and ("JAX finds no GPU or TPU and uses CPUs" in done.stderr) == bool(status)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == status and (
+        "JAX finds no GPU or TPU and uses CPUs" in done.stderr
+    ) == bool(status)

@@ -1,4 +1,6 @@
-"""costs.inference: prefill, decode and caches by formula, against arithmetic by hand and what must always hold."""
+"""costs.inference: prefill, decode and caches by formula, against arithmetic by hand and what must
+always hold.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ LLAMA, MIXTRAL, DEEPSEEK = (MODELS[name] for name in ("llama-3-70b", "mixtral-8x
 
 
 def test_the_cache_of_grouped_queries_and_of_latents():
-    """Llama 3 70B: 80 layers, 8 kv heads of 128, keys and values. DeepSeek-V3: 512 + 64 elements in 61 layers."""
+    """Llama 3 70B: 80 layers, 8 kv heads of 128, keys and values. DeepSeek-V3: 512 + 64 elements in
+    61 layers.
+    """
     assert cache_bytes(LLAMA, 1) == 80 * 2 * 8 * 128 * 2 == 327_680
     assert cache_bytes("deepseek-v3", 1) == 61 * (512 + 64) * 2 == 70_272
     assert cache_bytes(LLAMA, 8192, "int4") == 8192 * 327_680 / 4
@@ -25,12 +29,16 @@ def test_prefill_takes_the_flops_of_a_forward_pass():
     assert found.compute_seconds == pytest.approx((products + attention) / 8 / 459e12)
     assert found.bound == "compute" and found.cache_bytes == cache_bytes(LLAMA, 8192)
     assert found.seconds == pytest.approx(found.compute_seconds + found.tensor_seconds)
-    assert prefill_cost(LLAMA, "v5p", 8, tensor=8).bound != "compute"  # a short prompt reads the parameters
+    # a short prompt reads the parameters
+    assert prefill_cost(LLAMA, "v5p", 8, tensor=8).bound != "compute"
 
 
 def test_int8_weights_halve_what_a_decode_step_reads():
     bf16, int8 = (decode_cost(LLAMA, "v6e", 1, 128, 8, weights=dtype) for dtype in ("bf16", "int8"))
-    assert int8.parameter_seconds == bf16.parameter_seconds / 2 and int8.cache_seconds == bf16.cache_seconds
+    assert (
+        int8.parameter_seconds == bf16.parameter_seconds / 2
+        and int8.cache_seconds == bf16.cache_seconds
+    )
 
 
 def test_a_small_batch_reads_few_experts_and_a_large_one_all():
@@ -45,7 +53,9 @@ def test_a_small_batch_reads_few_experts_and_a_large_one_all():
 
 
 def test_latent_attention_does_more_flops_for_each_byte_of_its_cache():
-    """With one latent for 128 heads: 2 x 128 heads x (512 + 64 + 512) over 576 elements of two bytes, about 242."""
+    """With one latent for 128 heads: 2 x 128 heads x (512 + 64 + 512) over 576 elements of two
+    bytes, about 242.
+    """
     found = decode_cost(DEEPSEEK, "H100", 64, 8192, 8)
     chip = CHIPS["H100"]
     flops = found.attention_seconds * chip.peak()
@@ -57,8 +67,12 @@ def test_latent_attention_does_more_flops_for_each_byte_of_its_cache():
 
 def test_all_reduces_of_a_step_over_two_nodes_use_the_network():
     near, far = (decode_cost(LLAMA, "A100", 1, 1024, tensor) for tensor in (8, 64))
-    assert far.tensor_seconds > near.tensor_seconds and far.parameter_seconds < near.parameter_seconds
-    assert far.serial_seconds == pytest.approx(far.cache_seconds + far.parameter_seconds + far.tensor_seconds)
+    assert (
+        far.tensor_seconds > near.tensor_seconds and far.parameter_seconds < near.parameter_seconds
+    )
+    assert far.serial_seconds == pytest.approx(
+        far.cache_seconds + far.parameter_seconds + far.tensor_seconds
+    )
 
 
 def test_twice_as_long_prompts_or_half_the_answers_need_twice_the_prefill_servers():
@@ -85,7 +99,10 @@ def test_on_every_chip_more_costs_more(name):
         (lambda: decode_cost(LLAMA, "v5", 1, 1), "no chip is called 'v5'"),
         (lambda: decode_cost(LLAMA, "v5e", -1, 1), "batch is -1"),
         (lambda: prefill_cost(LLAMA, "v5e", 8192, tensor=7), "tensor=7 does not divide 64 heads"),
-        (lambda: prefill_cost(LLAMA, "v5e", 8192, cache="fp16"), "cache='fp16' is not known; use one of f32, bf16"),
+        (
+            lambda: prefill_cost(LLAMA, "v5e", 8192, cache="fp16"),
+            "cache='fp16' is not known; use one of f32, bf16",
+        ),
         (lambda: cache_bytes(LLAMA, "many"), "context must be a number"),
     ],
 )

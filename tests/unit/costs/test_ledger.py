@@ -12,7 +12,8 @@ from shardlab.costs.ledger import Entry, Ledger, read
 pytestmark = pytest.mark.reads("src/shardlab")
 
 RUN = {
-    "name": "mine", "model": "llama-3-8b", "chip": "H100", "fsdp": 8, "sequences": 16, "sequence": 8192,
+    "name": "mine", "model": "llama-3-8b", "chip": "H100", "fsdp": 8, "sequences": 16,
+    "sequence": 8192,
     "remat": "block", "seconds": 3.4,
 }  # fmt: skip
 
@@ -33,10 +34,14 @@ def test_everything_that_was_measured_is_listed_once():
     kinds = ledger().kinds()
     own = hardware.measured("H200")
     assert len(kinds["training step"]) == len(published.RUNS) + len(own["steps"])
-    assert sum(len(of) for kind, of in kinds.items() if kind.startswith(("throughput", "time "))) == len(
-        published.SERVERS
-    )
-    for kind, rows in {"decode step": "decode", "memory of a step": "steps", "transfer": "transfer"}.items():
+    assert sum(
+        len(of) for kind, of in kinds.items() if kind.startswith(("throughput", "time "))
+    ) == len(published.SERVERS)
+    for kind, rows in {
+        "decode step": "decode",
+        "memory of a step": "steps",
+        "transfer": "transfer",
+    }.items():
         assert len(kinds[kind]) == len(own[rows])
     assert len({(e.kind, e.name, e.measured) for e in ledger()}) == len(ledger())
     assert all(entry.by for entry in ledger())
@@ -76,7 +81,12 @@ def test_a_verdict_follows_the_measurement(entry, misses, verdict):
 
 
 def test_misses_are_red_and_others_are_not():
-    entries = Ledger([Entry("a", "k", 1.2, "s", 0.5, 1.0, 1.3, by="<me>"), Entry("b", "k", 2.0, "s", 0.5, 1.0, 1.3)])
+    entries = Ledger(
+        [
+            Entry("a", "k", 1.2, "s", 0.5, 1.0, 1.3, by="<me>"),
+            Entry("b", "k", 2.0, "s", 0.5, 1.0, 1.3),
+        ]
+    )
     html = entries._repr_html_()
     assert html.count("<strong") == 1 and "missed: 2.00 times</strong>" in html
     assert "&lt;me&gt;" in html and "<me>" not in html
@@ -85,9 +95,18 @@ def test_misses_are_red_and_others_are_not():
 def test_a_reader_adds_runs(written):
     (entry,) = read(written({"by": "A. Reader", "runs": [RUN]}))
     assert (entry.name, entry.by, entry.measured) == ("mine", "A. Reader", 3.4)
-    small = {"layers": 4, "d_model": 512, "d_ff": 2048, "heads": 8, "kv_heads": 8, "head_dim": 64, "vocab": 32_000}
+    small = {
+        "layers": 4,
+        "d_model": 512,
+        "d_ff": 2048,
+        "heads": 8,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "vocab": 32_000,
+    }
     file = {
-        "by": "A. Reader", "models": {"small": small}, "chips": {"H100 at home": {"like": "H100", "hbm_bytes": 6e10}},
+        "by": "A. Reader", "models": {"small": small},
+        "chips": {"H100 at home": {"like": "H100", "hbm_bytes": 6e10}},
         "runs": [RUN | {"model": "small", "chip": "H100 at home"}, RUN | {"name": "again"}],
     }  # fmt: skip
     first, second = read(written(file))
@@ -103,10 +122,19 @@ def test_a_reader_adds_runs(written):
         ({"by": "me", "run": 1, "runs": [RUN]}, "no key is called 'run'; did you mean 'runs'?"),
         ({"by": "me", "runs": [7]}, "run 1 is 7; use an object"),
         ({"by": "me", "runs": [RUN, {"name": "b"}]}, "run 2 (b) has no 'model'"),
-        ({"by": "me", "runs": [{k: v for k, v in RUN.items() if k != "seconds"}]}, "has no measurement"),
-        ({"by": "me", "runs": [RUN | {"seconds": -1}]}, "run 1 (mine): seconds is -1; use a number above 0"),
+        (
+            {"by": "me", "runs": [{k: v for k, v in RUN.items() if k != "seconds"}]},
+            "has no measurement",
+        ),
+        (
+            {"by": "me", "runs": [RUN | {"seconds": -1}]},
+            "run 1 (mine): seconds is -1; use a number above 0",
+        ),
         ({"by": "me", "runs": [RUN | {"sequence": 8.5}]}, "sequence is 8.5; use a whole number"),
-        ({"by": "me", "runs": [RUN | {"chip": "H1000"}]}, "run 1 (mine): no chip is called 'H1000'"),
+        (
+            {"by": "me", "runs": [RUN | {"chip": "H1000"}]},
+            "run 1 (mine): no chip is called 'H1000'",
+        ),
         ({"by": "me", "runs": [RUN | {"fsdp": 3}]}, "run 1 (mine): "),
         ({"by": "me", "runs": [RUN | {"remat": "blocks"}]}, "did you mean 'block'?"),
         ({"by": "me", "runs": [RUN | {"sequences_each": 1}]}, "sequences_each"),
@@ -128,14 +156,34 @@ def test_text_that_is_not_json_is_refused(written):
 
 def test_any_value_gives_entries_or_a_clear_error(written):
     chance = random.Random(7)
-    values = [None, True, -1, 0, 1.5, 10**40, "", "x", [], {}, [1], {"a": 1}, "H100", float("nan"), float("inf")]
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1.5,
+        10**40,
+        "",
+        "x",
+        [],
+        {},
+        [1],
+        {"a": 1},
+        "H100",
+        float("nan"),
+        float("inf"),
+    ]
     refused = 0
     for _ in range(400):
         run = dict(RUN)
-        for key in chance.sample([*RUN, "tensor", "models", "microbatches", "products", "slices", "peak_share"], 2):
+        for key in chance.sample(
+            [*RUN, "tensor", "models", "microbatches", "products", "slices", "peak_share"], 2
+        ):
             run[key] = chance.choice(values)
         data = {"by": "me", "runs": [run]} | (
-            {chance.choice(["models", "chips"]): chance.choice(values)} if chance.random() < 0.2 else {}
+            {chance.choice(["models", "chips"]): chance.choice(values)}
+            if chance.random() < 0.2
+            else {}
         )
         try:
             assert len(read(written(data))) == 1

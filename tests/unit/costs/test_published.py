@@ -1,4 +1,6 @@
-"""The published runs: what the planner expects of them, what is fitted to some, and how far off it is on the others."""
+"""The published runs: what the planner expects of them, what is fitted to some, and how far off it
+is on the others.
+"""
 
 import importlib.util
 import itertools
@@ -25,12 +27,22 @@ spec.loader.exec_module(fit_planner)
 def test_every_run_has_a_source_and_is_measured_in_seconds():
     assert len(RUNS) >= 150
     for run in RUNS.values():
-        assert "https://" in run.source and run.seconds > 0 and run.parallelism.chips == run.machine.chips
+        assert (
+            "https://" in run.source
+            and run.seconds > 0
+            and run.parallelism.chips == run.machine.chips
+        )
 
 
 def test_a_run_that_ran_fits_or_it_is_said_why_it_ran():
-    """By formula; 22 of 80 runs exceeded their chips before their dtypes, policies and offloads were looked up."""
-    over = {name for name, run in RUNS.items() if run.cost().memory.total_bytes > run.machine.chip.hbm_bytes}
+    """By formula; 22 of 80 runs exceeded their chips before their dtypes, policies and offloads
+    were looked up.
+    """
+    over = {
+        name
+        for name, run in RUNS.items()
+        if run.cost().memory.total_bytes > run.machine.chip.hbm_bytes
+    }
     assert over == {name for name, run in RUNS.items() if run.over} and 6 * len(over) < len(RUNS)
 
 
@@ -46,8 +58,14 @@ def test_the_fit_is_that_of_the_script(kind, monkeypatch):
 
 @pytest.mark.parametrize("family", KINDS)
 def test_each_kind_of_plan_has_the_band_of_its_runs_that_were_left_out(family):
-    """Computed here a second time, run by run: counted, in the middle, and at most off for nine in ten."""
-    left_out = [run for run in RUNS.values() if not run.fit and bool(run.machine.chip.torus) == (family == "tpu")]
+    """Computed here a second time, run by run: counted, in the middle, and at most off for nine in
+    ten.
+    """
+    left_out = [
+        run
+        for run in RUNS.values()
+        if not run.fit and bool(run.machine.chip.torus) == (family == "tpu")
+    ]
     assert 2 * len(fit_planner.runs_of(family, fit=True)) < len(left_out)
     took = {}
     for run in left_out:
@@ -80,9 +98,14 @@ def test_a_plan_is_of_the_first_kind_that_fits_it(kind, size, mesh, sequence, pr
 
 
 def test_a_kind_without_enough_runs_has_the_widest_band_and_its_report_says_so():
-    assert "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 4
+    assert (
+        "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 4
+    )
     widest = max(band.factor for band in costs.FITTED["tpu"].bands.values())
-    for kind, says in (("pipeline", "No published run on TPUs tests such plans"), ("long", "Only 2 published runs")):
+    for kind, says in (
+        ("pipeline", "No published run on TPUs tests such plans"),
+        ("long", "Only 2 published runs"),
+    ):
         band, own = costs.band_of(hardware.chip("v5p"), kind)
         assert not own and band.factor == widest
         words = costs.band_words(hardware.chip("v5p"), kind).replace("\n", " ")
@@ -119,12 +142,17 @@ def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
         waits, hides = (exposed({"tensor": tensor}, overlap) for overlap in ((), ("tensor",)))
         assert 0 < hides == pytest.approx(waits / tensor)
     hidden = [
-        exposed({"expert": 8}, (), microbatches=many) - exposed({"expert": 8}, ("expert",), microbatches=many)
+        exposed({"expert": 8}, (), microbatches=many)
+        - exposed({"expert": 8}, ("expert",), microbatches=many)
         for many in (1, 2, 8)
     ]
-    assert hidden[0] == 0 < hidden[1] and hidden[2] == pytest.approx(hidden[1] * (7 / 8) / (1 / 2), rel=0.02)
+    assert hidden[0] == 0 < hidden[1] and hidden[2] == pytest.approx(
+        hidden[1] * (7 / 8) / (1 / 2), rel=0.02
+    )
     far = costs.Parallelism(tensor=32)  # over nodes, where products are too short to hide it
-    waits, hides = (costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=way) for way in ((), ("tensor",)))
+    waits, hides = (
+        costs.step_cost("llama-3-70b", "H100", far, 2**12, overlap=way) for way in ((), ("tensor",))
+    )
     assert waits.exposed_seconds / 32 < 0.2 * hides.exposed_seconds < 0.2 * waits.exposed_seconds
     with pytest.raises(ValueError, match=r"tensro.*did you mean 'tensor'"):
         costs.step_cost("llama-3-8b", "H100", costs.Parallelism(), 4096, overlap=("tensro",))
@@ -132,7 +160,11 @@ def test_what_a_framework_overlaps_hides_all_but_a_chunk_or_a_micro_batch():
 
 def test_a_run_is_ranked_among_the_axes_that_its_framework_had():
     run = RUNS["Megatron-LM 2021, 7.5B on 128 A100"]
-    assert run.axes == ("data", "tensor", "pipeline") == tuple(axis for axis in costs.MESH_AXES if axis in run.axes)
+    assert (
+        run.axes
+        == ("data", "tensor", "pipeline")
+        == tuple(axis for axis in costs.MESH_AXES if axis in run.axes)
+    )
     (rank, of, _), (_, every, _) = (fit_planner.ranked(run, axes) for axes in (run.axes, ()))
     assert rank <= of < every
 
@@ -163,9 +195,13 @@ def test_servers_have_sources_and_none_is_faster_than_it_can_be():
 
 
 def test_what_was_fitted_to_servers_of_2023_expected_those_that_followed(monkeypatch):
-    """167 measurements of dense models in bf16 and fp8, by newer servers and also on H200, that it had not seen."""
+    """167 measurements of dense models in bf16 and fp8, by newer servers and also on H200, that it
+    had not seen.
+    """
     monkeypatch.setitem(inference.SERVED, "gpu", inference.Served(0.71, 1.0, 0.22, 246e-6, 4.7e-6))
-    newer = [server for server in SERVERS if server.band == "gpu" and "138f96d" not in server.source]
+    newer = [
+        server for server in SERVERS if server.band == "gpu" and "138f96d" not in server.source
+    ]
     off = np.abs(fit_planner.server_errors(newer))
     assert len(off) > 160 and np.quantile(off, 0.9) < np.log(1.36)
 
@@ -173,7 +209,9 @@ def test_what_was_fitted_to_servers_of_2023_expected_those_that_followed(monkeyp
 def test_quick_errors_are_the_errors():
     for kind in KINDS:
         servers = fit_planner.servers_of(kind, True)
-        assert np.allclose(sorted(fit_planner.quick_errors(servers)()), sorted(fit_planner.server_errors(servers)))
+        assert np.allclose(
+            sorted(fit_planner.quick_errors(servers)()), sorted(fit_planner.server_errors(servers))
+        )
 
 
 def test_no_run_is_faster_than_it_can_be():
@@ -186,18 +224,23 @@ def test_no_run_is_faster_than_it_can_be():
 def test_the_six_runs_that_the_planner_was_first_held_against():
     """Before, the two times that it gave bracketed one of the six."""
     names = [
-        "torchtitan, 70B on 64 A100", "torchtitan, 8B on 64 A100", "torchtitan, 8B on 8 H100 (500 W)",
-        "torchtitan, 405B on 128 H100 (500 W)", "Llama 3, 405B on 8,192 H100", "Llama 3, 405B on 16,384 H100",
+        "torchtitan, 70B on 64 A100", "torchtitan, 8B on 64 A100",
+        "torchtitan, 8B on 8 H100 (500 W)",
+        "torchtitan, 405B on 128 H100 (500 W)", "Llama 3, 405B on 8,192 H100",
+        "Llama 3, 405B on 16,384 H100",
     ]  # fmt: skip
     off = {name: float(RUNS[name].cost().expected_seconds / RUNS[name].seconds) for name in names}
     assert all(0.85 < factor < 1.1 for factor in off.values()), off
 
 
-# Runs whose mesh was chosen for speed on such chips, not to show how something scales, or for a smaller memory.
+# Runs whose mesh was chosen for speed on such chips, not to show how something scales, or for a
+# smaller memory.
 CHOSEN = [
     "torchtitan, 8B on 64 A100", "torchtitan, 70B on 64 A100", "torchtitan, 8B on 8 H100 (500 W)",
-    "torchtitan, 8B on 128 H100 (500 W)", "MaxText, Llama 2 7B on 8 H100 (A3)", "MaxText, 70B on 256 H200",
-    "MaxText, 8B on 256 v6e", "MaxText, 70B on 128 v6e", "MaxText, 405B on 512 v5p", "MaxText, 32B on 256 v5e",
+    "torchtitan, 8B on 128 H100 (500 W)", "MaxText, Llama 2 7B on 8 H100 (A3)",
+    "MaxText, 70B on 256 H200",
+    "MaxText, 8B on 256 v6e", "MaxText, 70B on 128 v6e", "MaxText, 405B on 512 v5p",
+    "MaxText, 32B on 256 v5e",
     "MaxText, 64B on 256 v5e", "MaxText, 22B on 64 v4",
 ]  # fmt: skip
 

@@ -1,4 +1,6 @@
-"""costs.serving: times and throughput of servers, by layout, against their parts by hand and what must always hold."""
+"""costs.serving: times and throughput of servers, by layout, against their parts by hand and what
+must always hold.
+"""
 
 import math
 from dataclasses import fields, replace
@@ -21,14 +23,18 @@ def test_what_is_expected_of_a_tpu_is_not_fitted_to_gpus(monkeypatch):
     """It was: the same shares and seconds for both."""
     steps = [inference.decode_cost(LLAMA, chip, 8, 4096, 8) for chip in ("v6e", "H100")]
     before = [float(step.expected_seconds) for step in steps]
-    monkeypatch.setitem(inference.SERVED, "gpu", replace(inference.SERVED["gpu"], layer_seconds=1.0))
+    monkeypatch.setitem(
+        inference.SERVED, "gpu", replace(inference.SERVED["gpu"], layer_seconds=1.0)
+    )
     assert steps[0].expected_seconds == before[0] and steps[1].expected_seconds > before[1] + 79
     assert steps[0].kind == "tpu" and inference.SERVED["tpu"] != inference.SERVED["gpu"]
 
 
 @pytest.mark.parametrize("prompt", [512, 3001])
 def test_a_cycle_is_a_prefill_of_every_prompt_and_a_step_for_every_token(prompt):
-    """Little's law: requests that are there, over the time that each stays, are those that end in a second."""
+    """Little's law: requests that are there, over the time that each stays, are those that end in a
+    second.
+    """
     cost = server_cost(LLAMA, H100, prompt, 200, 32, **FP8)
     first = inference.prefill_cost(LLAMA, "H100", prompt, 1, 8, **FP8)
     many = min(32, serving.PREFILL_TOKENS // prompt)
@@ -41,7 +47,9 @@ def test_a_cycle_is_a_prefill_of_every_prompt_and_a_step_for_every_token(prompt)
         )
         assert times.token_seconds == pytest.approx(each + 31 * all_ / many / 200)
         assert times.requests_per_second == pytest.approx(32 / (one + 200 * times.token_seconds))
-        assert times.tokens_per_second_per_chip == pytest.approx(times.requests_per_second * 200 / 8)
+        assert times.tokens_per_second_per_chip == pytest.approx(
+            times.requests_per_second * 200 / 8
+        )
         assert times.pause_seconds == pytest.approx(each + one)
     assert cost.least.first_token_seconds == pytest.approx(float(first.seconds))
     assert cost.expected.first_token_seconds == pytest.approx(
@@ -51,28 +59,45 @@ def test_a_cycle_is_a_prefill_of_every_prompt_and_a_step_for_every_token(prompt)
 
 def test_chunks_shorten_the_longest_pause_and_make_the_first_token_wait():
     whole = server_cost(LLAMA, H100, 4096, 512, 16, **FP8).expected
-    pieces = [server_cost(LLAMA, H100, 4096, 512, 16, **FP8, chunk=chunk).expected for chunk in (256, 1024)]
+    pieces = [
+        server_cost(LLAMA, H100, 4096, 512, 16, **FP8, chunk=chunk).expected
+        for chunk in (256, 1024)
+    ]
     assert pieces[0].pause_seconds < pieces[1].pause_seconds < whole.pause_seconds / 1.5
     assert pieces[0].first_token_seconds > pieces[1].first_token_seconds > whole.first_token_seconds
     assert pieces[0].token_seconds > 0.5 * whole.token_seconds
 
 
 def test_where_chunks_of_prompts_are_short_fewer_sequences_generate_and_the_others_wait():
-    """Of 4096 tokens of a prompt and 64 of an answer: at most 512 x 64 / 4096 = 8 sequences generate."""
+    """Of 4096 tokens of a prompt and 64 of an answer: at most 512 x 64 / 4096 = 8 sequences
+    generate.
+    """
     few, many = (server_cost(LLAMA, H100, 4096, 64, n, **FP8, chunk=512).expected for n in (16, 64))
     assert few.tokens_per_second_per_chip == pytest.approx(many.tokens_per_second_per_chip)
-    assert few.token_seconds == many.token_seconds and many.first_token_seconds > 4 * few.first_token_seconds
-    assert many.requests_per_second * (many.first_token_seconds + 64 * many.token_seconds) == pytest.approx(64)
+    assert (
+        few.token_seconds == many.token_seconds
+        and many.first_token_seconds > 4 * few.first_token_seconds
+    )
+    assert many.requests_per_second * (
+        many.first_token_seconds + 64 * many.token_seconds
+    ) == pytest.approx(64)
     edge = [server_cost(LLAMA, H100, 4096, 64, n, **FP8, chunk=512).expected for n in (8, 9)]
-    assert edge[1].token_seconds == pytest.approx(edge[0].token_seconds, rel=0.02)  # both sides of the limit agree
+    # both sides of the limit agree
+    assert edge[1].token_seconds == pytest.approx(edge[0].token_seconds, rel=0.02)
 
 
 def test_a_chunk_is_shared_by_groups_and_stages():
     """So its products take as long in every layout of as many chips."""
     sixteen = machine("h200", 16)
-    for how in ({"tensor": 16}, {"tensor": 2, "expert": 8}, {"tensor": 4, "pipeline": 2, "expert": 2}):
+    for how in (
+        {"tensor": 16},
+        {"tensor": 2, "expert": 8},
+        {"tensor": 4, "pipeline": 2, "expert": 2},
+    ):
         with_, without = (
-            inference.decode_cost(MIXTRAL, "H200", 256, 2048, **how, machine=sixteen, chunk=chunk, prompt=1024)
+            inference.decode_cost(
+                MIXTRAL, "H200", 256, 2048, **how, machine=sixteen, chunk=chunk, prompt=1024
+            )
             for chunk in (512, 0)
         )
         products = 2 * 512 * MIXTRAL.matmul_parameters / 16 / CHIPS["H200"].peak()
@@ -90,11 +115,16 @@ def test_replicas_share_the_requests_and_add_up():
 
 def test_layouts_fill_the_machine_and_divide_what_they_share():
     assert [str(layout) for layout in layouts("llama-3-70b", H100)] == [
-        "tensor 8", "2 replicas of tensor 4", "4 replicas of tensor 2", "8 replicas of one chip",
-    ]  # fmt: skip
+        "tensor 8",
+        "2 replicas of tensor 4",
+        "4 replicas of tensor 2",
+        "8 replicas of one chip",
+    ]
     every = layouts(DEEPSEEK, machine("h200", 32))
     assert len(every) == len(set(every)) and {layout.chips for layout in every} == {32}
-    assert {layout.pipeline for layout in every} == {1, 2, 4} and {layout.expert for layout in every} >= {1, 8, 32}
+    assert {layout.pipeline for layout in every} == {1, 2, 4} and {
+        layout.expert for layout in every
+    } >= {1, 8, 32}
     assert all(layout.expert == 1 for layout in layouts(LLAMA, machine("h200", 32)))
 
 
@@ -104,25 +134,35 @@ def test_a_tensor_axis_over_two_nodes_pays_for_the_network():
     across = inference.prefill_cost(LLAMA, "H100", 4096, 1, 16, machine=two)
     stages = inference.prefill_cost(LLAMA, "H100", 4096, 1, 8, machine=two, pipeline=2)
     within = inference.prefill_cost(LLAMA, "H100", 4096, 1, 8, machine=H100)
-    sent = 2 * 80 * 4096 * 8192 * 2 / 8  # by each chip to the other node, of two: an eighth of the activations
+    # by each chip to the other node, of two: an eighth of the activations
+    sent = 2 * 80 * 4096 * 8192 * 2 / 8
     assert across.hidden_seconds == pytest.approx(sent / 50e9) and within.hidden_seconds == 0
-    assert across.tensor_seconds == pytest.approx(within.tensor_seconds)  # if that hid behind NVLink
+    # if that hid behind NVLink
+    assert across.tensor_seconds == pytest.approx(within.tensor_seconds)
     share = inference.SERVED["gpu"].products
-    one, both = (float(cost.expected_seconds - cost.compute_seconds / share) for cost in (within, across))
+    one, both = (
+        float(cost.expected_seconds - cost.compute_seconds / share) for cost in (within, across)
+    )
     assert both > 1.5 * one
-    assert stages.tensor_seconds == pytest.approx(within.tensor_seconds) and stages.hidden_seconds == 0
+    assert (
+        stages.tensor_seconds == pytest.approx(within.tensor_seconds) and stages.hidden_seconds == 0
+    )
     assert 0 < stages.pipeline_seconds < 0.1 * across.hidden_seconds
 
 
 def test_a_slice_without_rings_sends_as_the_planner_of_training_says():
-    """A 4x4 of v5e closes no axis, so a chip sends over two links, not four; 0.64 against 0.86 s before."""
+    """A 4x4 of v5e closes no axis, so a chip sends over two links, not four; 0.64 against 0.86 s
+    before.
+    """
     stated = inference.prefill_cost(LLAMA, "v5e", 8192, 1, 16, torus_axes=2)
     placed = inference.prefill_cost(LLAMA, "v5e", 8192, 1, 16, machine=V5E)
     assert placed.tensor_seconds == pytest.approx(2 * stated.tensor_seconds)
     full = machine("v5e", 256)
     wide = replace(LLAMA, heads=256, head_dim=32)
     ring = inference.prefill_cost(wide, "v5e", 8192, 1, 256, machine=full).tensor_seconds
-    assert ring == pytest.approx(inference.prefill_cost(wide, "v5e", 8192, 1, 256, torus_axes=2).tensor_seconds)
+    assert ring == pytest.approx(
+        inference.prefill_cost(wide, "v5e", 8192, 1, 256, torus_axes=2).tensor_seconds
+    )
 
 
 def test_experts_over_groups_store_their_share_and_the_groups_share_the_sequences():
@@ -135,7 +175,8 @@ def test_experts_over_groups_store_their_share_and_the_groups_share_the_sequence
     stored = expert.total_bytes - expert.cache_bytes
     assert stored == pytest.approx(2 * (always + MIXTRAL.routed_parameters / 8))
     assert expert.tensor_seconds == 0 < expert.expert_seconds and tensor.expert_seconds == 0
-    sent = 2 * 32 * (256 / 8) * 2 * 4096 * 2 * 7 / 8  # two experts for each token, there and back in each layer
+    # two experts for each token, there and back in each layer
+    sent = 2 * 32 * (256 / 8) * 2 * 4096 * 2 * 7 / 8
     assert expert.expert_seconds == pytest.approx(max(sent / 450e9, 2 * 32 * 7 * 0.6e-6), rel=1e-6)
 
 
@@ -144,7 +185,8 @@ def test_stages_store_their_share_and_take_turns():
     one = inference.decode_cost(LLAMA, "H100", 64, 2048, 8, machine=H100)
     stages = inference.decode_cost(LLAMA, "H100", 64, 2048, 8, machine=two, pipeline=2)
     assert stages.total_bytes == pytest.approx(one.total_bytes / 2)
-    assert stages.parameter_seconds == pytest.approx(one.parameter_seconds)  # each half, for each of two micro-batches
+    # each half, for each of two micro-batches
+    assert stages.parameter_seconds == pytest.approx(one.parameter_seconds)
     assert stages.cache_seconds == pytest.approx(one.cache_seconds / 2)
 
 
@@ -153,9 +195,15 @@ def test_nothing_is_expected_to_be_faster_than_it_can_be(name, chips):
     for layout in layouts(MIXTRAL, machine(name, chips)):
         for chunk in (None, 512):
             for requests in (32, 96):
-                cost = server_cost(MIXTRAL, machine(name, chips), 1000, 300, requests, layout, chunk=chunk)
+                cost = server_cost(
+                    MIXTRAL, machine(name, chips), 1000, 300, requests, layout, chunk=chunk
+                )
                 for time in ("first_token_seconds", "token_seconds", "pause_seconds"):
-                    assert 0 < getattr(cost.least, time) <= getattr(cost.expected, time), (layout, chunk, time)
+                    assert 0 < getattr(cost.least, time) <= getattr(cost.expected, time), (
+                        layout,
+                        chunk,
+                        time,
+                    )
                 assert cost.least.requests_per_second > cost.expected.requests_per_second > 0
                 assert 0 < cost.prefill_share < 1 and cost.context == 1150
 
@@ -163,13 +211,19 @@ def test_nothing_is_expected_to_be_faster_than_it_can_be(name, chips):
 def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
     free, quick = (server_plan(LLAMA, H100, 2048, 256, token_seconds=s) for s in (math.inf, 0.06))
     speeds = [cost.expected.tokens_per_second_per_chip for cost in free if cost.fits]
-    assert speeds == sorted(speeds, reverse=True) and [cost.fits for cost in free] == [True, True, True, False]
+    assert speeds == sorted(speeds, reverse=True) and [cost.fits for cost in free] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert quick[0].expected.token_seconds <= 0.06 < free[0].expected.token_seconds
     more = server_cost(LLAMA, H100, 2048, 256, 2 * quick[0].concurrency, quick[0].layout)
     assert more.expected.token_seconds > 0.06 or not more.fits
     impossible = server_plan(LLAMA, H100, 2048, 256, token_seconds=1e-3)
     assert {cost.concurrency for cost in impossible} == {1, 2, 4, 8}
-    # At most eight sequences of a replica generate, while a ninth is prefilled; of more, the others would only wait.
+    # At most eight sequences of a replica generate, while a ninth is prefilled; of more, the others
+    # would only wait.
     chunked = server_plan(LLAMA, H100, 4096, 64, **FP8, chunk=512)[0]
     assert chunked.concurrency == 16 * chunked.layout.replicas
     stated = server_plan(LLAMA, H100, 2048, 256, 3)
@@ -180,10 +234,13 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
     bands = serving.bands(H100, LLAMA, Layout(tensor=8), 64)
     assert bands.throughput == bands.token == serving.BANDS["gpu"] and bands.first_token.tested
     assert serving.bands(H100, LLAMA, Layout(tensor=8), 1).token == serving.BANDS["gpu, few"]
-    assert serving.bands(machine("v6e", 8), MIXTRAL, Layout(tensor=8), 64).throughput == serving.BANDS["tpu, experts"]
+    assert (
+        serving.bands(machine("v6e", 8), MIXTRAL, Layout(tensor=8), 64).throughput
+        == serving.BANDS["tpu, experts"]
+    )
     widest = max(band.factor for band in serving.BANDS.values())
     for name, chips, layout in (
-        ("h100", 16, Layout(tensor=16)), ("h100", 16, Layout(1, 2, 1, 8)), ("h100", 8, Layout(1, 1, 8, 1)),
+        ("h100", 16, Layout(tensor=16)), ("h100", 16, Layout(1, 2, 1, 8)), ("h100", 8, Layout(1, 1, 8, 1)),  # noqa: E501
         ("v5e", 8, Layout(tensor=8)),
     ):  # fmt: skip
         for band in fields(serving.Bands):
@@ -191,8 +248,14 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
             assert unknown.tested == 0 and unknown.factor == widest and "not tested" in str(unknown)
     assert bands.throughput.range(130) == pytest.approx((100, 169))
     b200, eight = machine("b200", 8), Layout(tensor=8)
-    assert serving.bands(b200, MIXTRAL, eight, 64, "fp4").throughput == serving.BANDS["gpu, experts, fp4"]
-    assert serving.server_cost(LLAMA, b200, 64, 64, 64, dtype="fp4").bands.throughput == serving.BANDS["gpu, fp4"]
+    assert (
+        serving.bands(b200, MIXTRAL, eight, 64, "fp4").throughput
+        == serving.BANDS["gpu, experts, fp4"]
+    )
+    assert (
+        serving.server_cost(LLAMA, b200, 64, 64, 64, dtype="fp4").bands.throughput
+        == serving.BANDS["gpu, fp4"]
+    )
     assert set(serving.TESTED_CHIPS) < set(CHIPS)
 
 
@@ -203,13 +266,28 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
         (lambda: server_cost(LLAMA, H100, 1, 2.5, 1), "output is 2.5"),
         (lambda: server_cost(LLAMA, H100, 1, 1, math.nan), "concurrency is nan"),
         (lambda: server_cost(LLAMA, H100, 1, 1, 1, chunk=-5), "chunk is -5"),
-        (lambda: server_cost(LLAMA, H100, 1, 1, 1, Layout(tensor=4)), "tensor 4 fills 4 chips, but h100:1x8 has 8"),
+        (
+            lambda: server_cost(LLAMA, H100, 1, 1, 1, Layout(tensor=4)),
+            "tensor 4 fills 4 chips, but h100:1x8 has 8",
+        ),
         (lambda: server_plan(LLAMA, H100, 1, 1, token_seconds=-1), "token_seconds is -1"),
-        (lambda: server_plan(LLAMA, H100, 1, 1, first_token_seconds=math.nan), "first_token_seconds is nan"),
-        (lambda: inference.decode_cost(LLAMA, "H100", 1, 1, expert=2), "expert=2 does not divide 0 experts"),
+        (
+            lambda: server_plan(LLAMA, H100, 1, 1, first_token_seconds=math.nan),
+            "first_token_seconds is nan",
+        ),
+        (
+            lambda: inference.decode_cost(LLAMA, "H100", 1, 1, expert=2),
+            "expert=2 does not divide 0 experts",
+        ),
         (lambda: inference.decode_cost(MIXTRAL, "H100", 1, 1, expert=2), "give machine="),
-        (lambda: inference.decode_cost(LLAMA, "H100", 1, 1, pipeline=81, machine=H100), "pipeline=81 exceeds 80"),
-        (lambda: inference.decode_cost(LLAMA, "v5e", 1, 1, 32, machine=V5E), "32 chips do not fill v5e:4x4"),
+        (
+            lambda: inference.decode_cost(LLAMA, "H100", 1, 1, pipeline=81, machine=H100),
+            "pipeline=81 exceeds 80",
+        ),
+        (
+            lambda: inference.decode_cost(LLAMA, "v5e", 1, 1, 32, machine=V5E),
+            "32 chips do not fill v5e:4x4",
+        ),
     ],
 )
 def test_errors_name_the_value(wrong, says):
@@ -219,7 +297,11 @@ def test_errors_name_the_value(wrong, says):
 
 def test_arrays_of_costs_are_those_of_numbers():
     batch = np.array([1, 7, 64])
-    every = inference.decode_cost(DEEPSEEK, "H200", batch, 2048, 2, machine=machine("h200", 16), expert=4, pipeline=2)
+    every = inference.decode_cost(
+        DEEPSEEK, "H200", batch, 2048, 2, machine=machine("h200", 16), expert=4, pipeline=2
+    )
     for n, one in enumerate(batch):
-        alone = inference.decode_cost(DEEPSEEK, "H200", one, 2048, 2, machine=machine("h200", 16), expert=4, pipeline=2)
+        alone = inference.decode_cost(
+            DEEPSEEK, "H200", one, 2048, 2, machine=machine("h200", 16), expert=4, pipeline=2
+        )
         assert every.expected_seconds[n] == pytest.approx(float(alone.expected_seconds))

@@ -22,9 +22,16 @@ def put(values, spec):
 
 def test_a_right_answer_is_praised(capsys):
     check(put(A, P("x", "y")), BOTH, strict=True)
-    assert capsys.readouterr().out == "Right: the values agree and every device stores the right shard.\n"
+    assert (
+        capsys.readouterr().out
+        == "Right: the values agree and every device stores the right shard.\n"
+    )
     check(put(A, P("x", "y")), Exercise(layout=P("x", "y")), strict=True)
-    check({"loss": 1.0, "where": (2, 4)}, Exercise(value={"loss": 1.0 + 1e-7, "where": (2, 4)}), strict=True)
+    check(
+        {"loss": 1.0, "where": (2, 4)},
+        Exercise(value={"loss": 1.0 + 1e-7, "where": (2, 4)}),
+        strict=True,
+    )
 
 
 @pytest.mark.parametrize("stub", [..., None, (..., ...), {"a": ..., "b": [..., (...,)]}])
@@ -40,7 +47,8 @@ def test_functions_are_called_with_the_arguments(capsys):
     check(lambda a: ..., column_sum)
     assert "Not solved yet" in capsys.readouterr().out
     check(lambda a: None, column_sum)
-    check(lambda a: (None, {"b": None}), column_sum)  # as from a function that calls the stub for two inputs
+    # as from a function that calls the stub for two inputs
+    check(lambda a: (None, {"b": None}), column_sum)
     assert capsys.readouterr().out.count("Not solved yet") == 2
     with pytest.raises(WrongAnswer, match=r"expected an array of shape \(16,\), got"):
         check(lambda a: (None, a), column_sum)
@@ -56,7 +64,10 @@ def test_functions_are_called_with_the_arguments(capsys):
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (A + np.eye(4, 16, dtype=np.float32), r"values: 4 of 64 differ, the first at \[0, 0\]: expected 0.0, got 1.0"),
+        (
+            A + np.eye(4, 16, dtype=np.float32),
+            r"values: 4 of 64 differ, the first at \[0, 0\]: expected 0.0, got 1.0",
+        ),
         (8 * A, "every value is 8 times what it should be"),
         (A / 4, "every value is 1/4 of what it should be"),
         (A[:2], r"values: expected shape \(4, 16\), got \(2, 16\)"),
@@ -64,7 +75,10 @@ def test_functions_are_called_with_the_arguments(capsys):
         (A, "which is stored on no device"),
         (
             jnp.asarray(A),
-            r"expected f32\[4@x, 16@y\] on 8 devices, got f32\[4, 16\] on 1; device 0 stores \[0:4, 0:16\]",
+            (
+                r"expected f32\[4@x, 16@y\] on 8 devices, got f32\[4, 16\] on 1; device 0 stores "
+                r"\[0:4, 0:16\]"
+            ),
         ),
         (put(A, P("x")), r"device 0 stores \[0:2, 0:16\] and should store \[0:2, 0:4\]"),
         (put(A, P("y", "x")), "device 0 stores"),
@@ -85,9 +99,13 @@ def test_words_numbers_and_structures():
         check({"a": 1, "b": 2}, Exercise(value={"a": 1}))
     with pytest.raises(WrongAnswer, match="the key 0 is missing; there are "):
         check({jax.devices()[0]: 1, jax.devices()[1]: 2}, Exercise(value={0: 1, 1: 2}))
-    with pytest.raises(WrongAnswer, match=r"values\['a'\]: expected a tuple of 2, got a tuple of 3, \(2, 16, 4\)"):
+    with pytest.raises(
+        WrongAnswer, match=r"values\['a'\]: expected a tuple of 2, got a tuple of 3, \(2, 16, 4\)"
+    ):
         check({"a": (2, 16, 4)}, Exercise(value={"a": ((2, 16), 4)}))
-    with pytest.raises(WrongAnswer, match="expected a dict with the key 'a', got an array of shape"):
+    with pytest.raises(
+        WrongAnswer, match="expected a dict with the key 'a', got an array of shape"
+    ):
         check(A, Exercise(value={"a": A}))
     with pytest.raises(WrongAnswer, match=r"expected .*y.*, got .*x"):
         check((P("x"),), Exercise(value=(P("y"),)))
@@ -153,14 +171,18 @@ def test_counts_are_exact_and_none_can_be_an_answer():
 
 def test_a_right_result_with_too_much_communication_is_wrong():
     tiles = put(A, P("x", "y"))
-    once = Exercise(args=(tiles,), value=A.sum(0), layout=P("y"), communication={"all-reduce": 1}, max_bytes=16)
+    once = Exercise(
+        args=(tiles,), value=A.sum(0), layout=P("y"), communication={"all-reduce": 1}, max_bytes=16
+    )
     check(lambda a: a.sum(0), once, strict=True)
 
     def twice(a):  # right value, right layout, one detour
         everywhere = jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P()))
         return jax.lax.with_sharding_constraint(everywhere.sum(0), NamedSharding(MESH, P("y")))
 
-    with pytest.raises(WrongAnswer, match=r"may run at most 1 all-reduce, but compiled it has\n.*\nall-gather"):
+    with pytest.raises(
+        WrongAnswer, match=r"may run at most 1 all-reduce, but compiled it has\n.*\nall-gather"
+    ):
         check(jax.jit(twice), once)
     with pytest.raises(WrongAnswer, match="each device may send 15 bytes"):
         check(lambda a: a.sum(0), Exercise(args=(tiles,), max_bytes=15))
@@ -212,7 +234,8 @@ def test_a_type_is_not_another_whose_name_ends_with_it():
     check(doubled, Exercise(value=2 * A, args=(rows,), never=("f16[4,16]",)), strict=True)
     with pytest.raises(WrongAnswer, match=r"bf16\[4,16\]"):
         check(doubled, Exercise(value=2 * A, args=(rows,), never=("bf16[4,16]",)))
-    with pytest.raises(ValueError, match=r"'f32\[4, 16\]' is no type.*f32\[64,48\]"):  # it would never be found
+    # it would never be found
+    with pytest.raises(ValueError, match=r"'f32\[4, 16\]' is no type.*f32\[64,48\]"):
         check(doubled, Exercise(value=2 * A, args=(rows,), never=("f32[4, 16]",)))
 
 
@@ -229,7 +252,10 @@ def test_raises_shows_the_error_and_goes_on(capsys):
         1 / 0  # noqa: B018
     assert error.message == "division by zero"
     assert capsys.readouterr().out == "before\nZeroDivisionError: division by zero\n"
-    with pytest.raises(AssertionError, match="expected ValueError, but nothing was raised"), raises(ValueError):
+    with (
+        pytest.raises(AssertionError, match="expected ValueError, but nothing was raised"),
+        raises(ValueError),
+    ):
         pass
     with pytest.raises(KeyError), raises(ValueError):
         {}["other"]
@@ -244,38 +270,68 @@ def test_raises_leaves_out_names_of_temporary_files(capsys):
 
 def test_raises_does_not_show_where_a_lambda_is(capsys):
     with raises(TypeError) as error:
-        raise TypeError("true_fun is <lambda> at /tmp/a folder/ipykernel_1/2.py:3 but step at /x.py:1, at the end")
+        raise TypeError(
+            "true_fun is <lambda> at /tmp/a folder/ipykernel_1/2.py:3 but step at /x.py:1, at "
+            "the end"
+        )
     assert error.message == "true_fun is <lambda> but step, at the end"
     assert "ipykernel" not in capsys.readouterr().out
 
 
-# --- One program, judged as a whole ---------------------------------------------------------------------------
+# --- One program, judged as a whole ---------------------------------------------------------------
 
 
 def test_layout_and_limits_are_those_of_one_compiled_program(capsys):
     rows = put(A, P("x", "y"))
     replicated = NamedSharding(MESH, P())
     asked = {"value": A, "args": (rows,), "layout": replicated}
-    with pytest.raises(WrongAnswer, match=r"layout: expected f32\[4, 16\] on 8 devices, got f32\[4@x, 16@y\]"):
+    with pytest.raises(
+        WrongAnswer, match=r"layout: expected f32\[4, 16\] on 8 devices, got f32\[4@x, 16@y\]"
+    ):
         check(lambda a: a + 0, Exercise(**asked, communication={}, max_bytes=0))
-    check(lambda a: jax.lax.with_sharding_constraint(a, replicated), Exercise(**asked, max_bytes=224), strict=True)
+    check(
+        lambda a: jax.lax.with_sharding_constraint(a, replicated),
+        Exercise(**asked, max_bytes=224),
+        strict=True,
+    )
     calls = []
-    check(lambda a: calls.append(1) or a + 1, Exercise(value=A + 1, args=(rows,), communication={}), strict=True)
+    check(
+        lambda a: calls.append(1) or a + 1,
+        Exercise(value=A + 1, args=(rows,), communication={}),
+        strict=True,
+    )
     assert calls == [1]
 
 
 def test_what_cannot_be_compiled_as_a_whole_is_a_wrong_answer_only_where_there_are_limits():
     rows = put(A, P("x"))
-    limited, free = Exercise(value=A, args=(rows,), communication={}), Exercise(value=A, args=(rows,))
-    for answer in (np.asarray, lambda a: a if a.sum() > 0 else -a, lambda a: a[a > -1].reshape(a.shape)):
+    limited, free = (
+        Exercise(value=A, args=(rows,), communication={}),
+        Exercise(value=A, args=(rows,)),
+    )
+    for answer in (
+        np.asarray,
+        lambda a: a if a.sum() > 0 else -a,
+        lambda a: a[a > -1].reshape(a.shape),
+    ):
         check(answer, free, strict=True)
-        with pytest.raises(WrongAnswer, match=r"runs, but jax\.jit cannot compile it as a whole: \w+Error: "):
+        with pytest.raises(
+            WrongAnswer, match=r"runs, but jax\.jit cannot compile it as a whole: \w+Error: "
+        ):
             check(answer, limited)
     with pytest.raises(WrongAnswer, match="expected an array, got 'text'"):
         check(lambda a: "text", limited)
-    check(lambda a: (a, 3, 0.5), Exercise(value=(A, 3, 0.5), args=(rows,), communication={}), strict=True)
+    check(
+        lambda a: (a, 3, 0.5),
+        Exercise(value=(A, 3, 0.5), args=(rows,), communication={}),
+        strict=True,
+    )
     with pytest.raises(NotSolved):
-        check(lambda a: (..., ...), Exercise(value=(A, A), args=(rows,), communication={}), strict=True)
+        check(
+            lambda a: (..., ...),
+            Exercise(value=(A, A), args=(rows,), communication={}),
+            strict=True,
+        )
     with pytest.raises(ZeroDivisionError):
         check(lambda a: 1 / 0, limited)
 
@@ -288,20 +344,27 @@ def test_answers_that_are_jitted_already_keep_their_options(capsys):
     check(printing, Exercise(value=2 * A, args=(rows,), max_bytes=0), strict=True)
     assert capsys.readouterr().out.count("traced") == 1
     spread = jax.jit(lambda a: a, out_shardings=NamedSharding(MESH, P()))
-    check(spread, Exercise(value=A, args=(rows,), layout=P(), communication={"all-gather": 1}), strict=True)
+    check(
+        spread,
+        Exercise(value=A, args=(rows,), layout=P(), communication={"all-gather": 1}),
+        strict=True,
+    )
 
 
 def test_an_answer_may_donate_what_it_gets():
     rows, key, host = put(A, P("x")), jax.random.key(3), np.ones(3)
     for limits in ({}, {"communication": {}}):
-        exercise = Exercise(reference=lambda a, k, h: a + 1, args=(rows, key, host), layout=P("x"), **limits)
+        exercise = Exercise(
+            reference=lambda a, k, h: a + 1, args=(rows, key, host), layout=P("x"), **limits
+        )
         for _ in range(2):
             check(jax.jit(lambda a, k, h: a + 1, donate_argnums=(0, 1)), exercise, strict=True)
     assert jax.random.bits(key) and not rows.is_deleted() and rows.sum() == A.sum()
 
 
 def test_the_current_mesh_changes_nothing_of_the_arguments():
-    seen, args = [], (jnp.ones(8), jax.random.key(3), put(A, P("x")))  # two of them on one device, uncommitted
+    # two of them on one device, uncommitted
+    seen, args = [], (jnp.ones(8), jax.random.key(3), put(A, P("x")))
     with jax.set_mesh(MESH):
         exercise = Exercise(reference=lambda *args: seen.append(args) or 1.0, args=args)
         check(jax.jit(lambda a, k, b: 1.0), exercise, strict=True)
@@ -320,22 +383,36 @@ def test_arrays_are_too_large_by_their_elements_not_by_the_spelling_of_their_typ
     rows = put(A, P("y"))
 
     def whole(a, *shape):
-        return jnp.cumsum(jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P())).reshape(shape))[-1]
+        return jnp.cumsum(
+            jax.lax.with_sharding_constraint(a, NamedSharding(MESH, P())).reshape(shape)
+        )[-1]
 
     for shape in ((4, 16), (16, 4), (64,), (1, 4, 16)):
-        with pytest.raises(WrongAnswer, match=r"no device may hold f32\[8,8\] or as many elements in another shape"):
-            check(lambda a, shape=shape: whole(a, *shape), Exercise(args=(rows,), never=("f32[8,8]",)))
-        check(lambda a, shape=shape: whole(a, *shape), Exercise(args=(rows,), never=("s32[8,8]",)), strict=True)
+        with pytest.raises(
+            WrongAnswer, match=r"no device may hold f32\[8,8\] or as many elements in another shape"
+        ):
+            check(
+                lambda a, shape=shape: whole(a, *shape), Exercise(args=(rows,), never=("f32[8,8]",))
+            )
+        check(
+            lambda a, shape=shape: whole(a, *shape),
+            Exercise(args=(rows,), never=("s32[8,8]",)),
+            strict=True,
+        )
     check(lambda a: whole(a, 64), Exercise(args=(rows,), never=("f32[65]",)), strict=True)
 
 
-# --- Three dots, None, and what was filled in partly -----------------------------------------------------------
+# --- Three dots, None, and what was filled in partly ----------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("answer", "wanted", "says"),
     [
-        ((1, ...), (1, 2), r"values\[1\]: these are still three dots, so put your answer in their place"),
+        (
+            (1, ...),
+            (1, 2),
+            r"values\[1\]: these are still three dots, so put your answer in their place",
+        ),
         ([1, [2, ...]], [1, [2, 3]], r"values\[1\]\[1\]: these are still three dots"),
         ({"a": 3, "b": ...}, {"a": 4, "b": 5}, r"values\['a'\]: expected 4, got 3"),
         ({"a": None}, {"a": A}, r"values\['a'\]: expected an array of shape \(4, 16\), got None"),
@@ -352,7 +429,13 @@ def test_only_an_untouched_stub_is_not_solved(answer, wanted, says):
 
 
 def test_none_and_dots_can_be_right(capsys):
-    for right in ((None, "y"), (..., 0), [..., ...], {"none": None, "dots": [0, ...]}, P(None, "y")):
+    for right in (
+        (None, "y"),
+        (..., 0),
+        [..., ...],
+        {"none": None, "dots": [0, ...]},
+        P(None, "y"),
+    ):
         check(right, Exercise(value=right), strict=True)
     check(..., Exercise(layout=P("x")))
     assert capsys.readouterr().out.count("Right") == 5
@@ -367,7 +450,7 @@ def test_a_function_that_returns_one_value_and_three_dots_is_told_where():
         check(lambda a: (..., ...), exercise)
 
 
-# --- The same answer in another style --------------------------------------------------------------------------
+# --- The same answer in another style -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -409,7 +492,8 @@ def test_another_style_is_as_right(answer, wanted):
         ("eachtime", "each time"),
         (np.array([8, 5]), (8, 4)),
         ([8, 4, 2], jnp.array([8, 4])),
-        (2_376_198.0, 2_376_204),  # 6 bytes, by 2.5e-6: the tolerance of measured numbers, not of counted ones
+        # 6 bytes, by 2.5e-6: the tolerance of measured numbers, not of counted ones
+        (2_376_198.0, 2_376_204),
         (287.4, 287),
     ],
 )
@@ -433,7 +517,7 @@ def test_a_list_of_layouts_is_a_tuple_of_them():
         check(pair, Exercise(layout=(P("x"),)))
 
 
-# --- What the messages say -------------------------------------------------------------------------------------
+# --- What the messages say ------------------------------------------------------------------------
 
 
 def test_a_requirement_is_told_in_its_own_words():
@@ -441,11 +525,14 @@ def test_a_requirement_is_told_in_its_own_words():
     said = r"^values: 'at most 4 MiB stored' should hold for your answer, and does not$"
     with pytest.raises(WrongAnswer, match=said):
         check({"at most 4 MiB stored": False, "replicated": False, "bytes": 0}, wanted)
-    with pytest.raises(WrongAnswer, match=r"^values: 'replicated' should not hold for your answer, and does$"):
+    with pytest.raises(
+        WrongAnswer, match=r"^values: 'replicated' should not hold for your answer, and does$"
+    ):
         check({"at most 4 MiB stored": True, "replicated": np.True_, "bytes": 0}, wanted)
     jobs = Exercise(value={"sum": {"does the job": True, "within the limit": True}})
     with pytest.raises(
-        WrongAnswer, match=r"^values: at \['sum'\], 'does the job' should hold for your answer, and does not$"
+        WrongAnswer,
+        match=r"^values: at \['sum'\], 'does the job' should hold for your answer, and does not$",
     ):
         check({"sum": {"does the job": False}}, jobs)
 
@@ -459,7 +546,8 @@ def test_messages_show_what_was_written_if_it_is_short():
     ]:
         with pytest.raises(WrongAnswer, match=says):
             check(answer, Exercise(value=(1, 2)))
-    with pytest.raises(WrongAnswer, match=r"expected an array of shape \(4, 16\), got 'rows'$"):  # not 64 numbers
+    # not 64 numbers
+    with pytest.raises(WrongAnswer, match=r"expected an array of shape \(4, 16\), got 'rows'$"):
         check("rows", Exercise(value=A))
     with pytest.raises(WrongAnswer, match=r"expected a dict with the keys 'a', 'b', got 5$"):
         check(5, Exercise(value={"a": 1, "b": 2}))
@@ -467,13 +555,21 @@ def test_messages_show_what_was_written_if_it_is_short():
 
 def test_a_program_that_may_not_communicate_is_told_so():
     exercise = Exercise(value=A.sum(), args=(put(A, P("x")),), communication={})
-    with pytest.raises(WrongAnswer, match=r"^communication: your program may not communicate, but compiled it has\n"):
+    with pytest.raises(
+        WrongAnswer,
+        match=r"^communication: your program may not communicate, but compiled it has\n",
+    ):
         check(lambda a: a.sum(), exercise)
 
 
-# --- jax.device_put in an answer -------------------------------------------------------------------------------
+# --- jax.device_put in an answer ------------------------------------------------------------------
 
-SENDS_NOTHING = {"args": (A,), "value": 2 * A, "layout": NamedSharding(MESH, P("x", None)), "communication": {}}
+SENDS_NOTHING = {
+    "args": (A,),
+    "value": 2 * A,
+    "layout": NamedSharding(MESH, P("x", None)),
+    "communication": {},
+}
 
 
 def test_a_device_put_in_the_answer_counts_as_what_it_does_when_the_answer_runs(capsys):
@@ -488,9 +584,14 @@ def test_a_device_put_in_the_answer_counts_as_what_it_does_when_the_answer_runs(
     with jax.set_mesh(MESH):  # as the chapter on automatic sharding writes it
         check(lambda a: 2 * jax.device_put(a, P("x")), Exercise(**SENDS_NOTHING), strict=True)
     two = Exercise(**{**SENDS_NOTHING, "value": {"a": 2 * A, "b": 3 * A}})
-    check(lambda a: {"a": parallel(a), "b": jax.jit(lambda a: 1.5 * a)(parallel(a))}, two, strict=True)
+    check(
+        lambda a: {"a": parallel(a), "b": jax.jit(lambda a: 1.5 * a)(parallel(a))}, two, strict=True
+    )
     capsys.readouterr()
-    check(lambda a: 2 * jax.lax.with_sharding_constraint(a, SENDS_NOTHING["layout"]), Exercise(**SENDS_NOTHING))
+    check(
+        lambda a: 2 * jax.lax.with_sharding_constraint(a, SENDS_NOTHING["layout"]),
+        Exercise(**SENDS_NOTHING),
+    )
     assert "device_put" not in capsys.readouterr().out
 
 
@@ -506,8 +607,11 @@ def test_what_a_device_put_sends_is_counted():
 def test_only_an_answer_with_device_put_is_told_about_it():
     whole = NamedSharding(MESH, P())
     moved = lambda a: 2 * jax.device_put(a, NamedSharding(MESH, P("x")))  # noqa: E731
-    for answer in (jax.jit(moved), lambda a: jax.jit(moved)(a)):  # compiled by the reader, who sees no layout change
-        with pytest.raises(WrongAnswer, match=r"^layout: .*\nYour answer calls jax\.device_put inside jax\.jit"):
+    # compiled by the reader, who sees no layout change
+    for answer in (jax.jit(moved), lambda a: jax.jit(moved)(a)):
+        with pytest.raises(
+            WrongAnswer, match=r"^layout: .*\nYour answer calls jax\.device_put inside jax\.jit"
+        ):
             check(answer, Exercise(**SENDS_NOTHING))
     for answer in (lambda a: 2 * a, lambda a: 2 * jax.lax.with_sharding_constraint(a, whole)):
         with pytest.raises(WrongAnswer, match=r"^layout: ") as error:
@@ -525,7 +629,7 @@ def test_on_explicit_axes_device_put_is_not_to_blame():
     assert "device_put" not in str(error.value)
 
 
-# --- A second input -------------------------------------------------------------------------------------------
+# --- A second input -------------------------------------------------------------------------------
 
 
 def sgd(params, batch):
@@ -545,9 +649,12 @@ def test_an_answer_that_is_right_for_one_input_only_is_wrong(limits, capsys):
     known = sgd(START, A)
     for wrong in (
         lambda *_: known,
-        lambda params, batch: {"W": -0.1 * batch, "b": -0.1 * batch.sum(0)},  # drops the old weights, which are 0
+        # drops the old weights, which are 0
+        lambda params, batch: {"W": -0.1 * batch, "b": -0.1 * batch.sum(0)},
     ):
-        with pytest.raises(WrongAnswer, match=r"with a second, random input: values\['W'\]: 64 of 64 differ"):
+        with pytest.raises(
+            WrongAnswer, match=r"with a second, random input: values\['W'\]: 64 of 64 differ"
+        ):
             check(wrong, exercise)
     with pytest.raises(ValueError, match="a value or a reference"):
         check(sgd, Exercise(value=A, reference=sgd, args=(START, batch)))
@@ -558,39 +665,56 @@ def test_an_answer_that_is_right_for_one_input_only_is_wrong(limits, capsys):
 def test_the_second_input_is_like_the_first():
     seen = []
     args = (
-        put(A, P("x", "y")), 0.001 * jnp.ones(1000), jnp.arange(5), np.array([True, False] * 8), jax.random.key(7),
-        jnp.bfloat16(3) * jnp.ones(4, "bfloat16"), {"n": 3, "word": "text", "none": None}, -1j * jnp.ones(3),
+        put(A, P("x", "y")), 0.001 * jnp.ones(1000), jnp.arange(5), np.array([True, False] * 8),
+        jax.random.key(7),
+        jnp.bfloat16(3) * jnp.ones(4, "bfloat16"), {"n": 3, "word": "text", "none": None},
+        -1j * jnp.ones(3),
         jnp.zeros((0, 2)), jnp.asarray(2.0), -A,
     )  # fmt: skip
-    check(lambda *args: 1.0, Exercise(reference=lambda *args: seen.append(args) or 1.0, args=args), strict=True)
+    check(
+        lambda *args: 1.0,
+        Exercise(reference=lambda *args: seen.append(args) or 1.0, args=args),
+        strict=True,
+    )
     first, second = seen
     for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         assert type(one) is type(other)
         if hasattr(one, "dtype"):
             assert (one.shape, one.dtype) == (other.shape, other.dtype)
             is_key = one.dtype == args[4].dtype
-            same = jax.random.key_data(one) == jax.random.key_data(other) if is_key else one == other
+            same = (
+                jax.random.key_data(one) == jax.random.key_data(other) if is_key else one == other
+            )
             assert not same.size or not same.all() or getattr(one, "weak_type", False)
         else:
             assert one == other
         if isinstance(one, jax.Array):
             assert one.sharding == other.sharding and one.committed == other.committed
     tiles, small, whole, *_, negative = second
-    assert (np.asarray(tiles) > 0).all() and 0.0005 < np.asarray(small).std() < 0.001 and (negative > 0).any()
+    assert (
+        (np.asarray(tiles) > 0).all()
+        and 0.0005 < np.asarray(small).std() < 0.001
+        and (negative > 0).any()
+    )
     assert set(whole.tolist()) <= set(range(5))
 
 
-# --- dtypes, memories, processes ------------------------------------------------------------------------------
+# --- dtypes, memories, processes ------------------------------------------------------------------
 
 
 def test_dtypes_are_compared_where_the_wanted_value_has_one():
     wanted = Exercise(value=jnp.arange(4.0))
     for right in (jnp.arange(4.0), np.arange(4.0), np.arange(4, dtype=np.float32)):
         check(right, wanted, strict=True)
-    for name, wrong in {"int32": jnp.arange(4), "bfloat16": jnp.bfloat16([0, 1, 2, 3]), "int": np.arange(4)}.items():
+    for name, wrong in {
+        "int32": jnp.arange(4),
+        "bfloat16": jnp.bfloat16([0, 1, 2, 3]),
+        "int": np.arange(4),
+    }.items():
         with pytest.raises(WrongAnswer, match=f"values: expected dtype float32, got {name}"):
             check(wrong, wanted)
-        check(wrong, Exercise(value=np.arange(4.0)), strict=True)  # NumPy's dtypes say nothing of JAX's
+        # NumPy's dtypes say nothing of JAX's
+        check(wrong, Exercise(value=np.arange(4.0)), strict=True)
         check(wrong, Exercise(value=np.arange(4.0), dtype=jnp.asarray(wrong).dtype), strict=True)
     check(jnp.bfloat16(2), Exercise(value=jnp.asarray(2.0)), strict=True)  # 2.0 is a Python number
     check(3.0, Exercise(value=jnp.float32(3)), strict=True)
@@ -601,7 +725,10 @@ def test_dtypes_are_compared_where_the_wanted_value_has_one():
 def test_the_kind_of_memory_is_part_of_a_layout():
     there = NamedSharding(MESH, P("x"), memory_kind="pinned_host")
     here = NamedSharding(MESH, P("x"))
-    on_device, on_host = "the memory 'device', but it is in 'pinned_host'", "the memory 'pinned_host'"
+    on_device, on_host = (
+        "the memory 'device', but it is in 'pinned_host'",
+        "the memory 'pinned_host'",
+    )
     for have, want, says in [(there, here, on_device), (here, there, on_host)]:
         check(jax.device_put(A, have), Exercise(value=A, layout=have), strict=True)
         with pytest.raises(WrongAnswer, match=says):
@@ -617,7 +744,9 @@ def test_a_numpy_answer_is_a_wrong_answer_wherever_a_layout_is_asked():
         check(A, Exercise(layout=P("x")))
     with pytest.raises(WrongAnswer, match=r"expected a jax\.Array, got an array of shape"):
         check(lambda a: np.asarray(a), Exercise(args=(put(A, P("x")),), layout=P("x")))
-    with pytest.raises(WrongAnswer, match="layout: expected a dict with 'w', got an array of shape"):
+    with pytest.raises(
+        WrongAnswer, match="layout: expected a dict with 'w', got an array of shape"
+    ):
         check(A, Exercise(layout={"w": P("x")}))
 
 
@@ -652,8 +781,16 @@ def test_arrays_of_several_processes_are_compared_by_the_shards_of_each():
         outcomes = group.run(PROCESSES)
         first, second = group["verdicts"]
     right, differs, shape, value, doubled, drawn = second
-    assert right is doubled is None and all("Right: the values agree" in outcome.text for outcome in outcomes)
-    said = "values: in the shard of device 3, 1 of 2 differ, the first at [0]: expected 6.0, got 9.0"
+    assert right is doubled is None and all(
+        "Right: the values agree" in outcome.text for outcome in outcomes
+    )
+    said = (
+        "values: in the shard of device 3, 1 of 2 differ, the first at [0]: expected 6.0, got 9.0"
+    )
     assert differs == ("WrongAnswer", said) and first[1] is None
     assert shape == ("WrongAnswer", "values: expected shape (4,), got (8,)")
-    assert value[0] == drawn[0] == "ValueError" and "NumPy array" in value[1] and "give Exercise a value" in drawn[1]
+    assert (
+        value[0] == drawn[0] == "ValueError"
+        and "NumPy array" in value[1]
+        and "give Exercise a value" in drawn[1]
+    )

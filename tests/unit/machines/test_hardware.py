@@ -1,4 +1,6 @@
-"""Machines: which exist, their slices, nodes, hosts and rings, and where the axes of a mesh are on them."""
+"""Machines: which exist, their slices, nodes, hosts and rings, and where the axes of a mesh are on
+them.
+"""
 
 import math
 
@@ -45,14 +47,26 @@ def test_machines_that_exist(asked, how, name, hosts, rings):
 @pytest.mark.parametrize(
     ("asked", "how", "says"),
     [
-        (("v5e", 1024), {}, "no slice of v5e has 1,024 chips, the largest has 256; use 256 chips, or slices=4"),
-        (("v5p", 16_384), {}, "has 16,384 chips, the largest has 8,960; use 8,960 chips, or slices=4"),
+        (
+            ("v5e", 1024),
+            {},
+            "no slice of v5e has 1,024 chips, the largest has 256; use 256 chips, or slices=4",
+        ),
+        (
+            ("v5p", 16_384),
+            {},
+            "has 16,384 chips, the largest has 8,960; use 8,960 chips, or slices=4",
+        ),
         (("v5p", 5), {}, "no slice of v5p has 5 chips.*; use 4 or 8 chips"),
         (("v5p", 48), {}, "; use 32 or 64 chips"),
         (("v6e", 24), {}, "; use 16 or 32 chips"),
         (("v5e", 7), {}, "; use 4 or 8 chips"),
         (("v5e", 300), {"slices": 7}, "300 chips cannot be spread evenly over 7 slices"),
-        (("v5e", 300), {"slices": 2}, "no slice of v5e has 150 chips, the largest has 256; use 256 or 512 chips"),
+        (
+            ("v5e", 300),
+            {"slices": 2},
+            "no slice of v5e has 150 chips, the largest has 256; use 256 or 512 chips",
+        ),
         (("H100", 512), {"slices": 3}, "512 H100 do not fill hosts of 8 on 3 nodes; use 24"),
         (("H100", 12), {}, "12 H100 do not fill hosts of 8; use 8 or 16"),
         (("h100:3x5",), {}, "no node 5 of H100; the nearest is 4"),
@@ -88,14 +102,17 @@ def places(name, *sizes):
 
 def test_axes_take_whole_axes_of_the_torus_and_their_rings():
     tensor, fsdp = places("v5p", 8, 64)
-    assert (tensor.near, tensor.ways, tensor.hops) == (8, 2, 4)  # a ring of eight, in both directions
+    # a ring of eight, in both directions
+    assert (tensor.near, tensor.ways, tensor.hops) == (8, 2, 4)
     assert (fsdp.near, fsdp.ways, fsdp.hops) == (64, 4, 8)  # two of them
     (line,) = places("v5e", 16)
     assert (line.ways, line.hops) == (2, 6)  # two lines of four: an end has one link along each
 
 
 def test_axes_that_share_an_axis_of_the_torus_have_no_ring_or_share_its_links():
-    """Two axes of 4 on one of 16: the inner is a line; the outer reaches around, but four groups share each link."""
+    """Two axes of 4 on one of 16: the inner is a line; the outer reaches around, but four groups
+    share each link.
+    """
     inner, outer, rest = places("v5e", 4, 4, 16)
     assert (inner.ways, inner.hops, inner.crowd) == (1, 3, 1)
     assert (outer.ways, outer.hops, outer.crowd) == (2 / 4, 4 * 2, 4)
@@ -104,11 +121,18 @@ def test_axes_that_share_an_axis_of_the_torus_have_no_ring_or_share_its_links():
 
 def test_on_gpus_the_innermost_axes_share_a_node():
     tensor, fsdp, data = places("H100", 4, 4, 4)
-    assert [(int(axis.near), int(axis.far)) for axis in (tensor, fsdp, data)] == [(4, 1), (2, 2), (1, 4)]
+    assert [(int(axis.near), int(axis.far)) for axis in (tensor, fsdp, data)] == [
+        (4, 1),
+        (2, 2),
+        (1, 4),
+    ]
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=4), st.sampled_from(["v5p", "v5e", "v6e"]))
+@given(
+    st.lists(st.sampled_from([1, 2, 4, 8, 16]), min_size=2, max_size=4),
+    st.sampled_from(["v5p", "v5e", "v6e"]),
+)
 def test_every_axis_has_its_chips_and_no_link_is_used_twice(sizes, name):
     try:
         made = machine(name, math.prod(sizes))
@@ -121,7 +145,7 @@ def test_every_axis_has_its_chips_and_no_link_is_used_twice(sizes, name):
     assert used <= 2 * len(chip(name).torus)
 
 
-# --- What was measured ------------------------------------------------------------------------------------
+# --- What was measured ----------------------------------------------------------------------------
 
 
 MEASURED = {"H200": measured("H200")}
@@ -130,9 +154,16 @@ MEASURED = {"H200": measured("H200")}
 @pytest.mark.parametrize("name", MEASURED)
 def test_no_measurement_is_faster_than_the_data_sheet(name):
     made, data = CHIPS[name], MEASURED[name]
-    assert made.name in data["device"] and data["packages"]["jax"] and data["memory_bytes"] <= 1.1 * made.hbm_bytes
+    assert (
+        made.name in data["device"]
+        and data["packages"]["jax"]
+        and data["memory_bytes"] <= 1.1 * made.hbm_bytes
+    )
     for row in data["square"]:
-        assert row["dtype"] != "bfloat16" or 2 * row["size"] ** 3 / row["seconds"] < made.flops_per_second["bf16"]
+        assert (
+            row["dtype"] != "bfloat16"
+            or 2 * row["size"] ** 3 / row["seconds"] < made.flops_per_second["bf16"]
+        )
     for row in data["copy"][-3:]:  # smaller ones may stay in the cache
         assert 2 * row["bytes"] / row["seconds"] < made.hbm_bytes_per_second
     for row in data["transfer"]:
@@ -141,30 +172,43 @@ def test_no_measurement_is_faster_than_the_data_sheet(name):
         least = decode_cost(row["model"], name, row["sequences"], row["context"])
         assert row["seconds"] > least.seconds
     for row in data["steps"]:
-        assert row["peak_bytes"] < data["memory_bytes"] and row["alias_bytes"] > 0.99 * row["output_bytes"]
+        assert (
+            row["peak_bytes"] < data["memory_bytes"]
+            and row["alias_bytes"] > 0.99 * row["output_bytes"]
+        )
 
 
 def test_what_nobody_measured_is_said():
-    with pytest.raises(ValueError, match="nothing was measured on v5p; there are measurements of H200"):
+    with pytest.raises(
+        ValueError, match="nothing was measured on v5p; there are measurements of H200"
+    ):
         measured("v5p")
     with pytest.raises(ValueError, match="H20"):
         measured("H2000")
 
 
-# --- Nodes without a switch -----------------------------------------------------------------------------------
+# --- Nodes without a switch -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if chip.peers])
 @pytest.mark.parametrize("chips", [2, 3, 8])
 def test_without_a_switch_a_chip_has_one_link_to_each_other(name, chips):
-    """Counted link by link: in a gather each chip sends its shard to each other over the link between the two."""
+    """Counted link by link: in a gather each chip sends its shard to each other over the link
+    between the two.
+    """
     made, nbytes = chip(name), 84e9
     link = made.link_bytes_per_second / made.peers
     assert made.peers == made.node_chips - 1
     shard = nbytes / chips
-    assert costs.collective_seconds("all-gather", nbytes, chips, name) == pytest.approx(shard / link)
-    assert costs.collective_seconds("all-reduce", nbytes, chips, name) == pytest.approx(2 * shard / link)
-    assert costs.collective_seconds("all-to-all", nbytes, chips, name) == pytest.approx(shard / link)
+    assert costs.collective_seconds("all-gather", nbytes, chips, name) == pytest.approx(
+        shard / link
+    )
+    assert costs.collective_seconds("all-reduce", nbytes, chips, name) == pytest.approx(
+        2 * shard / link
+    )
+    assert costs.collective_seconds("all-to-all", nbytes, chips, name) == pytest.approx(
+        shard / link
+    )
     assert costs.send_seconds(nbytes, 1, name) == pytest.approx(nbytes / link + made.link_seconds)
     (axis,) = place(lambda many: machine(name, 8), [chips])
     assert axis.ways * made.link_bytes_per_second == pytest.approx((chips - 1) * link)
@@ -172,4 +216,7 @@ def test_without_a_switch_a_chip_has_one_link_to_each_other(name, chips):
 
 
 def test_with_a_switch_a_pair_has_all_links():
-    assert chip("H100").link_share(2) == 1 and costs.collective_seconds("all-gather", 9e9, 2, "H100") == 4.5e9 / 450e9
+    assert (
+        chip("H100").link_share(2) == 1
+        and costs.collective_seconds("all-gather", 9e9, 2, "H100") == 4.5e9 / 450e9
+    )

@@ -1,4 +1,6 @@
-"""models: whatever a configuration holds, it is read, or refused with the one error that is promised."""
+"""models: whatever a configuration holds, it is read, or refused with the one error that is
+promised.
+"""
 
 import json
 import re
@@ -14,7 +16,8 @@ from shardlab.machines import models
 pytestmark = pytest.mark.reads("src/shardlab")
 
 MIXTRAL = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32,
     "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 PUBLISHED = tomllib.loads((Path(__file__).parent / "configs.toml").read_text("utf-8"))
@@ -22,12 +25,22 @@ TYPES = st.sampled_from([*models._TYPES, *models._HYBRID, "llama3"])
 OTHERS = {
     "text_config", "_name_or_path", "layer_types", "tie_word_embeddings", "use_sliding_window",
     "sliding_window_pattern", "max_window_layers", "multi_query", "new_decoder_architecture",
-    "interleave_moe_layer_step", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size",
+    "interleave_moe_layer_step", "decoder_sparse_step", "mlp_only_layers",
+    "shared_expert_intermediate_size",
     "v_head_dim", "moe_layer_freq", "expansion_ratio",
 }  # fmt: skip
 KEYS = sorted({*sum(models._CONFIG.values(), ()), "model_type"} | OTHERS)
-NUMBERS = st.sampled_from([0, -1, 1, 1.5, 2.0, float("inf"), float("nan"), 10**30, 10**400, True]) | st.integers()
-VALUES = st.none() | NUMBERS | st.text(max_size=4) | st.lists(st.none(), max_size=1) | st.just({"hidden_size": []})
+NUMBERS = (
+    st.sampled_from([0, -1, 1, 1.5, 2.0, float("inf"), float("nan"), 10**30, 10**400, True])
+    | st.integers()
+)
+VALUES = (
+    st.none()
+    | NUMBERS
+    | st.text(max_size=4)
+    | st.lists(st.none(), max_size=1)
+    | st.just({"hidden_size": []})
+)
 
 
 @settings(max_examples=800, deadline=None)
@@ -39,10 +52,15 @@ def test_a_configuration_is_read_or_refused(changes, kind):
         assert len(str(error)) < 300 and "\n" not in str(error)
         return
     sizes = [asdict(made)[size] for size in models._CONFIG]
-    assert all(type(size) is int for size in sizes) and 0 < made.active_parameters <= made.parameters < 2**63
+    assert (
+        all(type(size) is int for size in sizes)
+        and 0 < made.active_parameters <= made.parameters < 2**63
+    )
 
 
-@pytest.mark.parametrize("text", ["[1]", "3", '"x"', "[" * 100_000, "{", "\0", '{"text_config": []}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["[1]", "3", '"x"', "[" * 100_000, "{", "\0", '{"text_config": []}', "{}"]
+)
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"give the config\.json|has no layers"):
@@ -56,7 +74,9 @@ def test_a_file_of_other_bytes_is_refused(tmp_path):
 
 
 def test_a_size_may_be_written_with_a_point():
-    assert models.from_config(json.loads(json.dumps(MIXTRAL | {"vocab_size": 32000.0}))).vocab == 32000
+    assert (
+        models.from_config(json.loads(json.dumps(MIXTRAL | {"vocab_size": 32000.0}))).vocab == 32000
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,29 +99,63 @@ def test_a_published_model_has_its_published_parameters(name):
     entry = PUBLISHED[name]
     made = models.from_config(entry["config"])
     assert made.parameters == pytest.approx(entry["parameters"], rel=0.01)
-    assert all(re.search(r" at [0-9a-f]{12}\b|https://|index file \d", entry[place]) for place in ("source", "count"))
-    assert (made.window, made.local_layers) == (entry.get("window", 0), entry.get("local_layers", 0))
+    assert all(
+        re.search(r" at [0-9a-f]{12}\b|https://|index file \d", entry[place])
+        for place in ("source", "count")
+    )
+    assert (made.window, made.local_layers) == (
+        entry.get("window", 0),
+        entry.get("local_layers", 0),
+    )
     if "active" in entry:
         assert made.active_parameters == pytest.approx(entry["active"], rel=0.02)
 
 
 def test_configurations_are_read_with_the_keys_that_their_owners_write():
-    """BLOOM's has names of its own, and that of Gemma 3 4B leaves out what transformers fills in."""
-    bloom = models.from_config({
-        "model_type": "bloom", "n_embed": 14_336, "n_layer": 70, "num_attention_heads": 112, "vocab_size": 250_880,
-    })  # fmt: skip
-    assert bloom == replace(models.from_config(PUBLISHED["bloom"]["config"]), name="") and bloom.heads == 112
+    """BLOOM's has names of its own, and that of Gemma 3 4B leaves out what transformers fills
+    in.
+    """
+    bloom = models.from_config(
+        {
+            "model_type": "bloom",
+            "n_embed": 14_336,
+            "n_layer": 70,
+            "num_attention_heads": 112,
+            "vocab_size": 250_880,
+        }
+    )
+    assert (
+        bloom == replace(models.from_config(PUBLISHED["bloom"]["config"]), name="")
+        and bloom.heads == 112
+    )
     text = {
-        "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
         "sliding_window": 1024,
-    }  # fmt: skip
+    }
     gemma = models.from_config({"model_type": "gemma3", "text_config": text})
-    assert (gemma.heads, gemma.kv_heads, gemma.head_dim, gemma.vocab, gemma.window) == (8, 4, 256, 262_208, 1024)
-    assert models.from_config({"text_config": {**text, "num_attention_heads": 16, "vocab_size": 1000}}).heads == 16
+    assert (gemma.heads, gemma.kv_heads, gemma.head_dim, gemma.vocab, gemma.window) == (
+        8,
+        4,
+        256,
+        262_208,
+        1024,
+    )
+    assert (
+        models.from_config(
+            {"text_config": {**text, "num_attention_heads": 16, "vocab_size": 1000}}
+        ).heads
+        == 16
+    )
 
 
 def test_every_type_that_is_understood_is_tested_on_a_published_model():
-    tested = {entry["config"].get("text_config", entry["config"])["model_type"] for entry in PUBLISHED.values()}
+    tested = {
+        entry["config"].get("text_config", entry["config"])["model_type"]
+        for entry in PUBLISHED.values()
+    }
     assert tested == models._TYPES.keys()
 
 
@@ -127,16 +181,31 @@ def test_a_type_that_is_not_understood_is_refused_by_its_name(kind, says):
     ("kind", "key", "value", "says"),
     [
         ("mixtral", "hidden_size", "4096", "hidden_size is '4096'"),
-        ("mixtral", "tie_word_embeddings", "false", "tie_word_embeddings is 'false'.*; write true or false"),
+        (
+            "mixtral",
+            "tie_word_embeddings",
+            "false",
+            "tie_word_embeddings is 'false'.*; write true or false",
+        ),
         ("qwen3_moe", "mlp_only_layers", 3, "mlp_only_layers is 3"),
         ("gemma3_text", "layer_types", ["sliding_attention"], "write a list of 32 types"),
         ("deepseek_v3", "v_head_dim", 64, "v_head_dim is 64"),
-        ("qwen2_moe", "shared_expert_intermediate_size", 100, "no multiple of moe_intermediate_size"),
+        (
+            "qwen2_moe",
+            "shared_expert_intermediate_size",
+            100,
+            "no multiple of moe_intermediate_size",
+        ),
         ("falcon", "multi_query", 1, "multi_query is 1"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named(kind, key, value, says):
-    config = MIXTRAL | {"model_type": kind, "sliding_window": 8, "moe_intermediate_size": 64, key: value}
+    config = MIXTRAL | {
+        "model_type": kind,
+        "sliding_window": 8,
+        "moe_intermediate_size": 64,
+        key: value,
+    }
     with pytest.raises(ValueError, match=says):
         models.from_config(config)
 

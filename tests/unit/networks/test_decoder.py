@@ -11,7 +11,13 @@ from shardlab.networks.transformer import sums
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
-AXES = {"batch": "data", "embed": "data", "heads": "model", "hidden": "model", "vocabulary": "model"}
+AXES = {
+    "batch": "data",
+    "embed": "data",
+    "heads": "model",
+    "hidden": "model",
+    "vocabulary": "model",
+}
 
 
 def build(axes=None, **sizes):
@@ -38,7 +44,12 @@ def test_each_weight_is_created_in_shards_by_its_names(mesh):
     with jax.set_mesh(mesh):
         decoder = create_sharded(lambda: build(AXES))
     layer = decoder.layers[0]
-    kernels = layer.up.kernel, layer.down.kernel, layer.attention.query.kernel, layer.attention.out.kernel
+    kernels = (
+        layer.up.kernel,
+        layer.down.kernel,
+        layer.attention.query.kernel,
+        layer.attention.out.kernel,
+    )
     specs = [kernel[...].sharding.spec for kernel in kernels]
     assert specs[:2] == [P("data", "model"), P("model", "data")]
     assert [tuple(spec)[:2] for spec in specs[2:]] == [("data", "model"), ("model", None)]

@@ -1,4 +1,6 @@
-"""shardlab.networks.gradients: the gradients of nnx.value_and_grad, and every other kind of state."""
+"""shardlab.networks.gradients: the gradients of nnx.value_and_grad, and every other kind of
+state.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +43,13 @@ def test_it_does_what_value_and_grad_of_nnx_does(batch):
         value, gradients = loss_and_gradients(loss, ours, batch)
         expected, expected_gradients = nnx.value_and_grad(loss)(theirs, batch)
         np.testing.assert_allclose(value, expected, rtol=1e-6)
-        same = jax.tree.map(lambda a, b: np.allclose(a, b, atol=1e-6), gradients, expected_gradients)
+        same = jax.tree.map(
+            lambda a, b: np.allclose(a, b, atol=1e-6), gradients, expected_gradients
+        )
         assert jax.tree.all(same)
-    for a, b in zip(jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(nnx.state(theirs)), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(nnx.state(ours)), jax.tree.leaves(nnx.state(theirs)), strict=True
+    ):
         if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_allclose(a, b, rtol=1e-6)
@@ -62,7 +68,10 @@ def test_a_compiled_step_moves_statistics_and_draws_new_masks(batch):
     step(model, optimizer, batch)
     count = int(model.dropout.rngs.count[...])
     step(model, optimizer, batch)
-    assert abs(np.asarray(model.norm.mean[...])).max() > 1e-3 and np.asarray(model.norm.var[...]).min() != 1
+    assert (
+        abs(np.asarray(model.norm.mean[...])).max() > 1e-3
+        and np.asarray(model.norm.var[...]).min() != 1
+    )
     assert int(model.dropout.rngs.count[...]) == count + 1
 
 

@@ -1,4 +1,6 @@
-"""The transformer of part IV: each function against NumPy, optax or a property that it must have."""
+"""The transformer of part IV: each function against NumPy, optax or a property that it must
+have.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +26,37 @@ def normal(*shape, seed=0):
 
 
 def test_attention_is_that_of_numpy_head_by_head():
-    q, k, v, positions = normal(2, 5, 4, 3), normal(2, 5, 2, 3, seed=1), normal(2, 5, 2, 3, seed=2), np.arange(5)
+    q, k, v, positions = (
+        normal(2, 5, 4, 3),
+        normal(2, 5, 2, 3, seed=1),
+        normal(2, 5, 2, 3, seed=2),
+        np.arange(5),
+    )
     found = transformer.attention(q, k, v, positions)
     for batch, token, head in np.ndindex(2, 5, 4):
-        keys, values = (array[batch, : token + 1, head // 2] for array in (k, v))  # two heads share one
+        # two heads share one
+        keys, values = (array[batch, : token + 1, head // 2] for array in (k, v))
         weights = np.exp(keys @ q[batch, token, head] / np.sqrt(3))
-        np.testing.assert_allclose(found[batch, token, head], weights @ values / weights.sum(), rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found[batch, token, head], weights @ values / weights.sum(), rtol=2e-5, atol=1e-6
+        )
 
 
 def test_rotated_products_depend_on_the_distance_alone():
     q, k = normal(1, 1, 1, 8), normal(1, 1, 1, 8, seed=1)
 
     def product(at, other):
-        return float(jnp.sum(transformer.rotate(q, jnp.array([at])) * transformer.rotate(k, jnp.array([other]))))
+        return float(
+            jnp.sum(
+                transformer.rotate(q, jnp.array([at])) * transformer.rotate(k, jnp.array([other]))
+            )
+        )
 
-    assert product(7, 3) == pytest.approx(product(44, 40), rel=1e-4) != pytest.approx(product(7, 4), rel=1e-4)
+    assert (
+        product(7, 3)
+        == pytest.approx(product(44, 40), rel=1e-4)
+        != pytest.approx(product(7, 4), rel=1e-4)
+    )
     np.testing.assert_array_equal(transformer.rotate(q, jnp.array([0])), q)
 
 
@@ -52,7 +70,9 @@ def test_a_token_sees_no_later_one(parameters):
 
 
 def test_a_shard_of_the_sequence_has_its_own_positions(parameters):
-    """Without attention, what comes of the second half is that of the whole, if told where it stands."""
+    """Without attention, what comes of the second half is that of the whole, if told where it
+    stands.
+    """
     tokens = transformer.sums(2, 16)["tokens"]
     hooks = Hooks(attention=lambda q, k, v, positions: q)
     whole = transformer.forward(parameters, tokens, hooks)
@@ -64,12 +84,16 @@ def test_the_losses_of_shards_sum_to_that_of_the_batch(parameters):
     batch = transformer.sums(4, 16)
     whole = float(transformer.loss(parameters, batch))
     shards = [jax.tree.map(lambda array, n=n: array[2 * n : 2 * n + 2], batch) for n in (0, 1)]
-    assert sum(float(transformer.loss(parameters, shard)) for shard in shards) == pytest.approx(whole, rel=1e-6)
+    assert sum(float(transformer.loss(parameters, shard)) for shard in shards) == pytest.approx(
+        whole, rel=1e-6
+    )
 
 
 def test_a_model_that_knows_nothing_loses_the_logarithm_of_the_vocabulary(parameters):
     blank = parameters | {"unembed": jnp.zeros_like(parameters["unembed"])}
-    assert float(transformer.loss(blank, transformer.sums(4, 16))) == pytest.approx(np.log(16), rel=1e-6)
+    assert float(transformer.loss(blank, transformer.sums(4, 16))) == pytest.approx(
+        np.log(16), rel=1e-6
+    )
 
 
 def test_every_hook_acts(parameters):
@@ -90,7 +114,9 @@ def test_every_hook_acts(parameters):
     }
     assert set(double) == set(Hooks.__dataclass_fields__)
     for name, hook in double.items():
-        assert abs(float(transformer.loss(parameters, batch, Hooks(**{name: hook}))) - usual) > 1e-4, name
+        assert (
+            abs(float(transformer.loss(parameters, batch, Hooks(**{name: hook}))) - usual) > 1e-4
+        ), name
 
 
 def test_adam_is_that_of_optax(parameters):
@@ -102,7 +128,9 @@ def test_adam_is_that_of_optax(parameters):
         state = transformer.adam(state, gradients)
         updates, kept = other.update(gradients, kept)
         theirs = optax.apply_updates(theirs, updates)
-    for one, expected in zip(jax.tree.leaves(state["parameters"]), jax.tree.leaves(theirs), strict=True):
+    for one, expected in zip(
+        jax.tree.leaves(state["parameters"]), jax.tree.leaves(theirs), strict=True
+    ):
         np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
     assert int(state["step"]) == 3
 
@@ -140,9 +168,13 @@ def test_sums_are_right_and_only_answers_count():
 
 @pytest.mark.parametrize("heads", [4, 2])
 def test_in_bfloat16_it_stays_in_bfloat16_and_close_to_float32(heads):
-    """Its norms, scores and losses are float32 inside: the same rounded weights in float32 are the reference."""
+    """Its norms, scores and losses are float32 inside: the same rounded weights in float32 are the
+    reference.
+    """
     config = Config(layers=2, model=16, heads=4, kv_heads=heads, hidden=32)
-    low = jax.tree.map(lambda a: a.astype(jnp.bfloat16), transformer.init(jax.random.key(0), config))
+    low = jax.tree.map(
+        lambda a: a.astype(jnp.bfloat16), transformer.init(jax.random.key(0), config)
+    )
     exact = jax.tree.map(lambda a: a.astype(jnp.float32), low)
     batch = transformer.sums(4, 32)
     assert transformer.forward(low, batch["tokens"]).dtype == jnp.bfloat16
@@ -157,7 +189,9 @@ def test_in_bfloat16_it_stays_in_bfloat16_and_close_to_float32(heads):
 def test_norm_and_losses_in_bfloat16_are_rounded_once():
     x = jnp.asarray(normal(64, 512), jnp.bfloat16)
     wide = x.astype(jnp.float32)
-    np.testing.assert_allclose(transformer.norm(x).astype(np.float32), transformer.norm(wide), rtol=2**-8)
+    np.testing.assert_allclose(
+        transformer.norm(x).astype(np.float32), transformer.norm(wide), rtol=2**-8
+    )
     matrix, targets = jnp.asarray(normal(512, 16, seed=1), jnp.bfloat16), jnp.arange(64) % 16
     found = transformer.token_losses(x, matrix, targets)
     wanted = transformer.token_losses(wide, matrix.astype(jnp.float32), targets)

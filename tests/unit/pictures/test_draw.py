@@ -15,7 +15,16 @@ from meshes import MESH, make_mesh, shardings
 from places import ROOT
 
 from shardlab import Pod, collectives, describe
-from shardlab.pictures.draw import PALETTE, bars, draw, draw_backward, draw_matmul, draw_shard_map, draw_torus, timeline
+from shardlab.pictures.draw import (
+    PALETTE,
+    bars,
+    draw,
+    draw_backward,
+    draw_matmul,
+    draw_shard_map,
+    draw_torus,
+    timeline,
+)
 
 pytestmark = pytest.mark.reads("src/shardlab", "src/bookbinder/page/theme/static")
 
@@ -46,7 +55,10 @@ def assert_words_stay_inside(svg):
         if not text.get("x"):
             continue
         length = 0.5 * float(text.get("font-size")) * len(text.text)
-        start = float(text.get("x")) - length * {"start": 0, None: 0.5, "end": 1}[text.get("text-anchor")]
+        start = (
+            float(text.get("x"))
+            - length * {"start": 0, None: 0.5, "end": 1}[text.get("text-anchor")]
+        )
         assert start >= left - 2 and start + length <= left + width + 2, text.text
         assert top < float(text.get("y")) <= top + height, text.text
         assert float(text.get("font-size")) >= 12, text.text
@@ -63,17 +75,27 @@ def test_each_device_is_drawn_once_in_its_colour_and_no_tile_covers_another(case
     for i, (_, x, y, w, h, _) in enumerate(drawn):
         assert w >= 26 and h >= 22  # room for a number
         for _, x2, y2, w2, h2, _ in drawn[:i]:
-            assert x + w <= x2 + 0.5 or x2 + w2 <= x + 0.5 or y + h <= y2 + 0.5 or y2 + h2 <= y + 0.5
+            assert (
+                x + w <= x2 + 0.5 or x2 + w2 <= x + 0.5 or y + h <= y2 + 0.5 or y2 + h2 <= y + 0.5
+            )
     # Nothing sticks out of the drawing.
     left, top, width, height = map(float, svg.get("viewBox").split())
-    assert all(x >= left and y >= top and x + w <= left + width and y + h <= top + height for _, x, y, w, h, _ in drawn)
+    assert all(
+        x >= left and y >= top and x + w <= left + width and y + h <= top + height
+        for _, x, y, w, h, _ in drawn
+    )
     # All tiles of an even layout have the same size: the inked area is the memory in use.
     assert len({(w, h) for _, _, _, w, h, _ in drawn}) == 1
 
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [(P("x", "y"), (8, 16)), (P("y", "x"), (8, 16)), (P(("y", "x")), (8, 16)), (P(None, "y"), (8, 16))],
+    [
+        (P("x", "y"), (8, 16)),
+        (P("y", "x"), (8, 16)),
+        (P(("y", "x")), (8, 16)),
+        (P(None, "y"), (8, 16)),
+    ],
 )
 def test_a_tile_stands_where_its_slice_is(spec, shape):
     layout = describe(NamedSharding(MESH, spec), shape)
@@ -92,10 +114,14 @@ def test_title_description_and_caption_come_from_the_data():
     assert svg.get("role") == "img"
     assert svg.find("title").text == "weights: f32[4@x, 16] on 8 devices"
     said = svg.find("desc").text
-    assert said.startswith("Device 0 holds [0:2, 0:16] (replica 1); device 1 holds [0:2, 0:16] (replica 2);")
+    assert said.startswith(
+        "Device 0 holds [0:2, 0:16] (replica 1); device 1 holds [0:2, 0:16] (replica 2);"
+    )
     assert said.endswith("device 7 holds [2:4, 0:16] (replica 4).")
     picture = draw(describe(NamedSharding(MESH, P("x", None)), (4, 16)))
-    assert "local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each." in picture.html
+    assert (
+        "local shape (2, 16), 2 shards × 4 replicas on 8 devices, 128 bytes each." in picture.html
+    )
     assert "id=" not in picture.html  # the same picture may stand twice on a page
     assert picture._repr_html_() == picture.html and repr(picture) == picture.text
 
@@ -119,7 +145,9 @@ def test_each_tile_says_what_its_device_holds_and_why(case):
     mesh, spec = sharding.mesh, [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
     assert len(words) == mesh.size
     for device, index in sharding.devices_indices_map(shape).items():
-        at = dict(zip(mesh.axis_names, map(int, np.argwhere(mesh.devices == device)[0]), strict=True))
+        at = dict(
+            zip(mesh.axis_names, map(int, np.argwhere(mesh.devices == device)[0]), strict=True)
+        )
         place = ", ".join(f"{axis}={value}" for axis, value in at.items())
         assert words[device.id].startswith(f"device {device.id}, at {place}: ")
         for size, part, axes in zip(shape, index, spec, strict=True):
@@ -139,11 +167,15 @@ def test_what_a_tile_says_in_full():
         "columns over y → block 1 of 4)"
     )
     assert said(draw(describe(NamedSharding(MESH, P()), (4, 16))))[0][0] == (
-        "device 0, at x=0, y=0: rows 0:4, columns 0:16 (P(None, None): not sharded), one of 8 replicas"
+        "device 0, at x=0, y=0: rows 0:4, columns 0:16 (P(None, None): not sharded), one of 8 "
+        "replicas"
     )
-    partial = draw(C=describe(NamedSharding(MESH, P("x")), (4, 16)), partial={"C": "y"}, dims={"C": "MN"})
+    partial = draw(
+        C=describe(NamedSharding(MESH, P("x")), (4, 16)), partial={"C": "y"}, dims={"C": "MN"}
+    )
     assert said(partial)[0][6] == (
-        'device 6, at x=1, y=2: M 2:4, N 0:16 (P("x", None): M over x → block 1 of 2), one of 4 partial sums'
+        'device 6, at x=1, y=2: M 2:4, N 0:16 (P("x", None): M over x → block 1 of 2), one of '
+        "4 partial sums"
     )
     assert said(draw(MESH))[0][7] == "device 7, at x=1, y=3"
     assert said(draw(jnp.ones(3))) == [{0: "device 0: elements 0:3"}]
@@ -165,7 +197,9 @@ def test_meshes_show_their_axes_and_places():
     (svg,) = svgs(draw(make_mesh((2, 2, 2))))
     assert sorted(device for device, *_ in tiles(svg)) == list(range(8))
     assert {"a=0", "a=1", "b=2", "c=2"} <= {text.text for text in svg.iter("text")}
-    assert sorted(device for device, *_ in tiles(svgs(draw(make_mesh((64,))))[0])) == list(range(64))
+    assert sorted(device for device, *_ in tiles(svgs(draw(make_mesh((64,))))[0])) == list(
+        range(64)
+    )
 
 
 def test_a_pod_is_summarised():
@@ -187,7 +221,9 @@ def test_uneven_shards_are_drawn_in_their_size():
     widths = [w for _, _, _, w, *_ in tiles(svgs(picture)[0])]
     assert len(widths) == 3 and widths[0] == widths[1] == widths[2]  # 3, 3, 3 and nothing
     assert "stroke-dasharray" in picture.html  # the fourth, empty, is still shown
-    seven = tiles(svgs(draw(describe(NamedSharding(make_mesh((4,)), P("a")), (7,), uneven=True)))[0])
+    seven = tiles(
+        svgs(draw(describe(NamedSharding(make_mesh((4,)), P("a")), (7,), uneven=True)))[0]
+    )
     assert [round(w / seven[0][3], 2) for _, _, _, w, *_ in seven] == [1, 1, 1, 0.5]
 
 
@@ -215,12 +251,23 @@ def test_shards_without_elements_have_a_place_too():
         draw(make_mesh((4, 4, 4))),
         draw(make_mesh((16, 2, 2), ["batch", "sequence", "model"])),
     ],
-    ids=["64 rows", "64 columns", "8 replicas", "64 replicas", "slabs", "64 slabs", "mesh", "3-D mesh", "long names"],
+    ids=[
+        "64 rows",
+        "64 columns",
+        "8 replicas",
+        "64 replicas",
+        "slabs",
+        "64 slabs",
+        "mesh",
+        "3-D mesh",
+        "long names",
+    ],
 )
 def test_64_devices_are_drawn_in_full_and_legibly(picture):
     (svg,) = svgs(picture)
     assert sorted(device for device, *_ in tiles(svg)) == list(range(64))
-    assert float(svg.get("width")) <= 330  # on a phone it need not be scaled, and digits keep their 13 px
+    # on a phone it need not be scaled, and digits keep their 13 px
+    assert float(svg.get("width")) <= 330
     assert_words_stay_inside(svg)
 
 
@@ -269,7 +316,7 @@ def test_no_data_leaves_its_device():
     assert len(tiles(svgs(draw(x))[0])) == 8
 
 
-# --- Names, partial sums, products, shard_map, bars and time -----------------------------------------------------
+# --- Names, partial sums, products, shard_map, bars and time --------------------------------------
 
 LINE = make_mesh((8,), "d")
 
@@ -284,17 +331,27 @@ def words_of(svg):
 
 def hatched(svg):
     """The devices whose tiles are hatched."""
-    return {int(group.find("text").text) for group in svg.iter("g") if group.find("svg") is not None}
+    return {
+        int(group.find("text").text) for group in svg.iter("g") if group.find("svg") is not None
+    }
 
 
 def test_dimensions_carry_their_names_sizes_and_axes():
-    picture = draw(A=struct((16, 32), P("x", "y")), B=struct((32, 24), P("y")), dims={"A": "MJ", "B": ["J", "N"]})
+    picture = draw(
+        A=struct((16, 32), P("x", "y")),
+        B=struct((32, 24), P("y")),
+        dims={"A": "MJ", "B": ["J", "N"]},
+    )
     a, b = svgs(picture)
     assert {"M=16@x", "J=32@y"} <= set(words_of(a)) and {"J=32@y", "N=24"} <= set(words_of(b))
-    assert "replicas over x →" in words_of(b) and not [word for word in words_of(a) if "over" in word]
+    assert "replicas over x →" in words_of(b) and not [
+        word for word in words_of(a) if "over" in word
+    ]
     # An arrow for each dimension that an axis shards, and only for those.
     assert [sum(1 for path in svg.iter("path")) for svg in (a, b)] == [2, 1]
-    assert {"J=32", "M=16@x"} <= set(words_of(svgs(draw(struct((16, 32), P("x", None)), dims="MJ"))[0]))
+    assert {"J=32", "M=16@x"} <= set(
+        words_of(svgs(draw(struct((16, 32), P("x", None)), dims="MJ"))[0])
+    )
     for svg in (a, b):
         assert_words_stay_inside(svg)
 
@@ -304,7 +361,9 @@ def test_partial_sums_are_hatched_and_said():
     assert hatched(svg) == set(range(8)) and "partial sums over y →" in words_of(svg)
     assert "partial sums of [0:8, 0:24] (partial sum 1)" in svg.find("desc").text
     both = draw(C=struct((16, 24), P()), partial={"C": ("x", "y")})
-    assert "1 shard × 8 partial sums on 8 devices" in both.html and "│ 0+1+2+3+4+5+6+7 │" in both.text
+    assert (
+        "1 shard × 8 partial sums on 8 devices" in both.html and "│ 0+1+2+3+4+5+6+7 │" in both.text
+    )
     some = draw(struct((16, 24), P()), partial="x")
     assert "1 shard × 2 partial sums × 4 replicas on 8 devices, 1,536 bytes each" in some.text
     plain = svgs(draw(struct((16, 24), P())))[0]
@@ -314,17 +373,31 @@ def test_partial_sums_are_hatched_and_said():
 def test_unreduced_arrays_are_drawn_as_partial_sums():
     grid = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     picture = draw(C=struct((16, 24), P("x", unreduced={"y"}), grid))
-    assert hatched(svgs(picture)[0]) == set(range(8)) and picture.text.startswith("C: f32[16@x, 24]{U:y}\n")
+    assert hatched(svgs(picture)[0]) == set(range(8)) and picture.text.startswith(
+        "C: f32[16@x, 24]{U:y}\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"dims": {"A": "MJN"}}, ValueError, "A of shape .16, 32. needs 2 names of dimensions, not 3"),
-        ({"dims": {"a": "MJ"}}, ValueError, "dims= names 'a', but drawn are .'A', 'B'.; did you mean 'A'"),
+        (
+            {"dims": {"A": "MJN"}},
+            ValueError,
+            "A of shape .16, 32. needs 2 names of dimensions, not 3",
+        ),
+        (
+            {"dims": {"a": "MJ"}},
+            ValueError,
+            "dims= names 'a', but drawn are .'A', 'B'.; did you mean 'A'",
+        ),
         ({"dims": "MJ"}, TypeError, "dims= must say which of .'A', 'B'. it is for"),
         ({"dims": {"A": 2}}, TypeError, "a text or a sequence of texts"),
-        ({"partial": {"A": "z"}}, ValueError, "the mesh has no axis 'z' for partial sums, only .'x', 'y'"),
+        (
+            {"partial": {"A": "z"}},
+            ValueError,
+            "the mesh has no axis 'z' for partial sums, only .'x', 'y'",
+        ),
         ({"partial": {"A": "x"}}, ValueError, "sharded over 'x'"),
         ({"partial": {"C": "x"}}, ValueError, "partial= names 'C'"),
     ],
@@ -363,7 +436,8 @@ def test_a_product_is_drawn_in_one_row_with_its_contracting_dimension(case):
         layout = describe(array)
         found = {device: box for device, *box, _ in tiles(svg)}
         assert sorted(found) == sorted(layout.devices)
-        # In each replica every device stands where its slice is: the order of slices is that of places.
+        # In each replica every device stands where its slice is: the order of slices is that of
+        # places.
         shards = {shard.device: shard for shard in layout.shards}
         for a in found:
             for b in (b for b in found if shards[a].replica == shards[b].replica):
@@ -380,20 +454,31 @@ def test_a_product_is_drawn_in_one_row_with_its_contracting_dimension(case):
         assert f"local shape {describe(array).shard_shape}" in picture.html
 
 
-# For each product: what is gathered before it, what is added up after it, and the bytes of a ring in total.
+# For each product: what is gathered before it, what is added up after it, and the bytes of a ring
+# in total.
 SENT = {
     "rows": (LINE, P("d"), P(), P("d"), [], "", 0),
     "inner": (LINE, P(None, "d"), P("d"), P(), [], "all-reduce", 2 * 7 / 8 * 16 * 24 * 4),
     "scattered": (LINE, P(None, "d"), P("d"), P("d"), [], "reduce-scatter", None),
     "both outer": (LINE, P("d"), P(None, "d"), P(None, "d"), ["A"], "", 7 / 8 * 16 * 32 * 4),
-    "two axes": (MESH, P(None, "x"), P("y"), P(), ["A", "B"], "", (1 / 2 * 16 * 32 + 3 / 4 * 32 * 24) * 4),
+    "two axes": (
+        MESH,
+        P(None, "x"),
+        P("y"),
+        P(),
+        ["A", "B"],
+        "",
+        (1 / 2 * 16 * 32 + 3 / 4 * 32 * 24) * 4,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", SENT)
 def test_the_collectives_of_a_product_are_arrows_from_what_was_to_what_is(case):
     mesh, *specs, gathered, adds, sent_bytes = SENT[case]
-    a, b, c = (struct(s, spec, mesh) for s, spec in zip([(16, 32), (32, 24), (16, 24)], specs, strict=True))
+    a, b, c = (
+        struct(s, spec, mesh) for s, spec in zip([(16, 32), (32, 24), (16, 24)], specs, strict=True)
+    )
     if case == "scattered":  # XLA's compiler for CPUs makes none of its own
         product = jax.shard_map(
             lambda a, b: jax.lax.psum_scatter(a @ b, "d", tiled=True),
@@ -407,7 +492,9 @@ def test_the_collectives_of_a_product_are_arrows_from_what_was_to_what_is(case):
     assert sent_bytes is None or sent.bytes == sent_bytes
     picture = draw_matmul(a, b, c, sends=sent)
     for name, array, svg in zip("ABC", (a, b, c), svgs(picture), strict=True):
-        steps = [text.text for text in svg.iter("text") if text.get("font-weight") and "-" in text.text]
+        steps = [
+            text.text for text in svg.iter("text") if text.get("font-weight") and "-" in text.text
+        ]
         changed = name in gathered or (name == "C" and adds)
         assert len(steps) == bool(changed)
         if changed:
@@ -415,7 +502,9 @@ def test_the_collectives_of_a_product_are_arrows_from_what_was_to_what_is(case):
             assert f"{move.bytes:,} bytes each" in words_of(svg)
             # What was sharded stands above what is replicated: each device is drawn in both.
             assert sorted(device for device, *_ in tiles(svg)) == sorted(2 * list(range(8)))
-            assert f"local shape {describe(array).shard_shape}" in (words_of(svg) if name in gathered else picture.html)
+            assert f"local shape {describe(array).shard_shape}" in (
+                words_of(svg) if name in gathered else picture.html
+            )
         assert (name == "C" and bool(adds)) == bool(hatched(svg))
         assert_words_stay_inside(svg)
     assert ("Nothing is sent." in picture.text) == (not sent)
@@ -424,7 +513,9 @@ def test_the_collectives_of_a_product_are_arrows_from_what_was_to_what_is(case):
 
 def test_products_that_do_not_fit_are_refused():
     a, b, c = struct((16, 32), P("x")), struct((32, 24), P()), struct((16, 24), P("x"))
-    with pytest.raises(ValueError, match=r"A of shape .16, 32. has 32 columns but B of shape .16, 24. has 16 rows"):
+    with pytest.raises(
+        ValueError, match=r"A of shape .16, 32. has 32 columns but B of shape .16, 24. has 16 rows"
+    ):
         draw_matmul(a, c, c)
     with pytest.raises(ValueError, match=r"has shape .16, 24., but C has shape .32, 24."):
         draw_matmul(a, b, b)
@@ -445,7 +536,9 @@ def test_products_that_do_not_fit_are_refused():
 
 
 def test_shard_map_shows_each_device_before_and_after_its_body():
-    sums = jax.shard_map(lambda x: jax.lax.psum(x.sum(0), "x"), mesh=MESH, in_specs=P("x", "y"), out_specs=P("y"))
+    sums = jax.shard_map(
+        lambda x: jax.lax.psum(x.sum(0), "x"), mesh=MESH, in_specs=P("x", "y"), out_specs=P("y")
+    )
     x = jnp.arange(128.0).reshape(8, 16)
     picture = draw_shard_map(x, P("x", "y"), P("y"), sums(x), mesh=MESH, body="psum(x.sum(0))")
     (svg,) = svgs(picture)
@@ -454,11 +547,16 @@ def test_shard_map_shows_each_device_before_and_after_its_body():
     said = svg.find("desc").text
     assert "splits the argument into shards of (4, 4), one for each device." in said
     assert "runs psum(x.sum(0)) on its own and returns (4,)." in said
-    assert "joins them along y into the result; along x, which it does not name, they must be equal." in said
+    assert (
+        "joins them along y into the result; along x, which it does not name, they must be equal."
+        in said
+    )
     assert 'in_specs = P("x", "y")' in words_of(svg) and "result f32[16@y]" in words_of(svg)
     assert_words_stay_inside(svg)
     # Without mesh= it is that of the result; several arguments have a spec each.
-    both = draw_shard_map((x, x), (P("d"), P(None, "d")), P(), struct((16,), P(), LINE), body=jnp.dot)
+    both = draw_shard_map(
+        (x, x), (P("d"), P(None, "d")), P(), struct((16,), P(), LINE), body=jnp.dot
+    )
     assert "(1, 16) and (8, 2)" in both.text and "Each device runs dot" in both.text
     assert "into the result; along d, which it does not name" in both.text
 
@@ -467,18 +565,32 @@ def test_shard_map_shows_each_device_before_and_after_its_body():
     ("given", "error", "words"),
     [
         ({"in_specs": ("x", "y")}, TypeError, "in_specs must be a PartitionSpec such as"),
-        ({"in_specs": (P("x"), P("y"))}, ValueError, "in_specs has 2 specs, but the number of arguments is 1"),
+        (
+            {"in_specs": (P("x"), P("y"))},
+            ValueError,
+            "in_specs has 2 specs, but the number of arguments is 1",
+        ),
         ({"in_specs": P("x", None, "y")}, ValueError, "3 entries|rank"),
         ({"x": jnp.ones((3, 16))}, ValueError, "use a multiple of 2"),
         ({"x": 3.0}, TypeError, "the argument must be an array"),
         ({"x": jnp.ones((2, 4, 4))}, ValueError, "up to two dimensions"),
         ({"mesh": None}, TypeError, "needs a mesh"),
         ({"mesh": 8}, TypeError, "mesh must be a Mesh, not int"),
-        ({"mesh": make_mesh((16,), "x"), "in_specs": P("x")}, ValueError, "16 devices, but .* at most 8"),
+        (
+            {"mesh": make_mesh((16,), "x"), "in_specs": P("x")},
+            ValueError,
+            "16 devices, but .* at most 8",
+        ),
     ],
 )
 def test_a_shard_map_that_cannot_be_is_refused(given, error, words):
-    right = {"x": jnp.ones((8, 16)), "in_specs": P("x", "y"), "out_specs": P(), "result": jnp.ones(4), "mesh": MESH}
+    right = {
+        "x": jnp.ones((8, 16)),
+        "in_specs": P("x", "y"),
+        "out_specs": P(),
+        "result": jnp.ones(4),
+        "mesh": MESH,
+    }
     with pytest.raises(error, match=words):
         draw_shard_map(**{**right, **given})
 
@@ -492,18 +604,28 @@ MEMORY = {
 def test_bars_are_as_long_as_their_values():
     picture = bars(MEMORY)
     (svg,) = svgs(picture)
-    boxes = [[float(group.find("rect").get(key)) for key in ("x", "y", "width")] for group in svg.iter("g")]
+    boxes = [
+        [float(group.find("rect").get(key)) for key in ("x", "y", "width")]
+        for group in svg.iter("g")
+    ]
     values = [value for held in MEMORY.values() for value in held.values()]
     scale = boxes[2][2] / values[2]
-    assert all(abs(width - value * scale) <= 0.1 for (*_, width), value in zip(boxes, values, strict=True))
+    assert all(
+        abs(width - value * scale) <= 0.1 for (*_, width), value in zip(boxes, values, strict=True)
+    )
     for (x, y, width), (x2, y2, _) in pairwise(boxes):  # each begins where the one before it ends
         assert y < y2 or abs(x + width - x2) <= 0.1
     words = words_of(svg)
-    assert "16 MiB" in words and "2 MiB = 0.5 + 0.5 + 1" in words and {"4", "8", "parameters"} <= set(words)
+    assert (
+        "16 MiB" in words
+        and "2 MiB = 0.5 + 0.5 + 1" in words
+        and {"4", "8", "parameters"} <= set(words)
+    )
     assert "FSDP: parameters 0.5 + gradients 0.5 + moments 1 = 2 MiB" in svg.find("desc").text
     assert_words_stay_inside(svg)
     lines = picture.text.splitlines()
-    assert lines[1].count("▒") == 30 and lines[2].count("▒") == 4  # 8 of 16 MiB in 60 columns, and 1 of 16
+    # 8 of 16 MiB in 60 columns, and 1 of 16
+    assert lines[1].count("▒") == 30 and lines[2].count("▒") == 4
     assert "parameters 4 + gradients 4 + moments 8 = 16 MiB" in lines[1]
 
 
@@ -511,7 +633,12 @@ def test_bars_take_plain_numbers_too():
     picture = bars({"float32": 224, "bfloat16": np.float32(112)}, unit="")
     assert words_of(svgs(picture)[0]) == ["float32", "224", "bfloat16", "112"]
     assert bars({"nothing": 0, "none": {}}).text.splitlines()[0].strip() == "nothing   0 MiB"
-    for value, shown in ((1536, "1.5 KiB"), (10 * 1024, "10 KiB"), (2**20, "1,024 KiB"), (1, "0.000977 KiB")):
+    for value, shown in (
+        (1536, "1.5 KiB"),
+        (10 * 1024, "10 KiB"),
+        (2**20, "1,024 KiB"),
+        (1, "0.000977 KiB"),
+    ):
         assert bars({"x": value}, unit="KiB").text.endswith(shown)
 
 
@@ -521,10 +648,20 @@ def test_bars_take_plain_numbers_too():
         ({}, "MiB", ValueError, "at least one row"),
         ([1, 2], "MiB", TypeError, "takes a dict"),
         ({"a": 1}, "MB", ValueError, "unit must be one of .*did you mean 'MiB'"),
-        ({"a": {"b": -1}}, "B", ValueError, "a, b: a value must be finite and not negative, not -1"),
+        (
+            {"a": {"b": -1}},
+            "B",
+            ValueError,
+            "a, b: a value must be finite and not negative, not -1",
+        ),
         ({"a": float("nan")}, "B", ValueError, "a: a value must be finite"),
         ({"a": {"b": "4"}}, "B", TypeError, "a, b: a value must be a number of bytes, not '4'"),
-        ({"a": dict.fromkeys("abcdefghi", 1)}, "B", ValueError, "tells 8 kinds apart, but there are 9"),
+        (
+            {"a": dict.fromkeys("abcdefghi", 1)},
+            "B",
+            ValueError,
+            "tells 8 kinds apart, but there are 9",
+        ),
     ],
 )
 def test_bars_that_mean_nothing_are_refused(rows, unit, error, words):
@@ -547,8 +684,12 @@ def test_a_timeline_is_to_scale_and_hatches_what_waits():
     scale = max(x + width for x, width in drawn) / 3.2
     for (x, width), (_, start, end) in zip(drawn, segments, strict=True):
         assert abs(x - start * scale) <= 0.1 and abs(width - (end - start) * scale) <= 0.1
-    assert [g.find("svg") is not None for g in groups] == [label.startswith("waits") for label, *_ in segments]
-    fills = {label: g.find("rect").get("fill") for (label, *_), g in zip(segments, groups, strict=True)}
+    assert [g.find("svg") is not None for g in groups] == [
+        label.startswith("waits") for label, *_ in segments
+    ]
+    fills = {
+        label: g.find("rect").get("fill") for (label, *_), g in zip(segments, groups, strict=True)
+    }
     assert fills["compute"] != fills["all-reduce"] and fills["waits for process 3"] == "none"
     assert {"process 0", "process 3", "compute", "all-reduce", "0", "3.2 s"} <= set(words_of(svg))
     assert "waits for process 3 1 to 3 s" in svg.find("desc").text
@@ -558,7 +699,12 @@ def test_a_timeline_is_to_scale_and_hatches_what_waits():
 
 
 SKIPPED = {
-    "process 0": [("compute", 0, 1), ("all-reduce", 1, 3), ("compute", 3, 4), ("waits for the sum", 4, 20)],
+    "process 0": [
+        ("compute", 0, 1),
+        ("all-reduce", 1, 3),
+        ("compute", 3, 4),
+        ("waits for the sum", 4, 20),
+    ],
     "process 1": [("compute", 0, 2), ("all-reduce", 2, 3), ("compute", 3, 5)],
     "process 2": [("compute", 0, 3), ("compute", 4, 6), ("waits for the sum", 6, 20)],
 }
@@ -571,23 +717,38 @@ def test_the_same_collective_is_joined_from_lane_to_lane_and_a_missing_one_cross
     assert_words_stay_inside(svg)
     words, said = words_of(svg), svg.find("desc").text
     assert {"1", "2", "does not reach 2"} <= set(words) and "does not reach 1" not in words
-    assert "Collective 1: process 0 at 1 s, process 1 at 2 s, process 2 at 6 s; every lane arrives." in said
-    assert "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive." in said and said.endswith(".")
-    assert picture.text.splitlines()[-1] == "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive."
+    assert (
+        "Collective 1: process 0 at 1 s, process 1 at 2 s, process 2 at 6 s; every lane arrives."
+        in said
+    )
+    assert (
+        "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive." in said
+        and said.endswith(".")
+    )
+    assert (
+        picture.text.splitlines()[-1]
+        == "Collective 2: process 0 at 4 s; process 1, process 2 do not arrive."
+    )
     # Each line leaves a lane where that lane arrives. Where one is missing, the line is dashed.
     lines = [path for path in svg.iter("path") if "L" in path.get("d")]
     assert [bool(path.get("stroke-dasharray")) for path in lines] == [False, False, True, True]
     from_first = [float(re.match(r"M([\d.]+)", path.get("d"))[1]) for path in lines][::2]
     first_lane = [float(group.find("rect").get("x")) for group in svg.iter("g")][:4]
     assert from_first == [first_lane[1], first_lane[3]]
-    assert timeline({"a": [("x", 0, 1)], "b": [("x", 0, 1)]}, meets="x").text.endswith("every lane arrives.")
+    assert timeline({"a": [("x", 0, 1)], "b": [("x", 0, 1)]}, meets="x").text.endswith(
+        "every lane arrives."
+    )
 
 
 def test_many_lanes_have_their_names_beside_them():
     many = {f"layer {i}": [("gather", i, i + 1), ("waits", i + 1, 20 - i)] for i in range(8)}
     (svg,) = svgs(timeline(many, unit="steps"))
     assert_words_stay_inside(svg)
-    at = {text.text: float(text.get("y")) for text in svg.iter("text") if text.text.startswith("layer")}
+    at = {
+        text.text: float(text.get("y"))
+        for text in svg.iter("text")
+        if text.text.startswith("layer")
+    }
     tops = [float(group.find("rect").get("y")) for group in svg.iter("g")][::2]
     assert all(top < y < top + 20 for top, y in zip(tops, at.values(), strict=True))
     assert float(svg.get("height")) < 8 * 20 + 60
@@ -602,8 +763,16 @@ def test_many_lanes_have_their_names_beside_them():
         ({"a": [("x", 1)]}, TypeError, "a: a segment is .label, start, end."),
         ({"a": [("x", "0", 1)]}, TypeError, "a text and two numbers"),
         ({"a": [("x", 2, 1)]}, ValueError, "a: 'x' starts at 2 and ends at 1"),
-        ({"a": [("x", 0, 2), ("y", 1, 3)]}, ValueError, "a: 'y' starts at 1.0, before 'x' ends at 2.0"),
-        ({"a": [(f"{i}", i, i + 1) for i in range(9)]}, ValueError, "tells 8 labels apart, but there are 9"),
+        (
+            {"a": [("x", 0, 2), ("y", 1, 3)]},
+            ValueError,
+            "a: 'y' starts at 1.0, before 'x' ends at 2.0",
+        ),
+        (
+            {"a": [(f"{i}", i, i + 1) for i in range(9)]},
+            ValueError,
+            "tells 8 labels apart, but there are 9",
+        ),
     ],
 )
 def test_timelines_that_mean_nothing_are_refused(lanes, error, words):
@@ -612,28 +781,42 @@ def test_timelines_that_mean_nothing_are_refused(lanes, error, words):
 
 
 def test_a_collective_that_no_lane_has_is_refused():
-    with pytest.raises(ValueError, match=r"meets= names 'all-redcue', but the labels are .*did you mean 'all-reduce'"):
+    with pytest.raises(
+        ValueError,
+        match=r"meets= names 'all-redcue', but the labels are .*did you mean 'all-reduce'",
+    ):
         timeline(LANES, meets="all-redcue")
 
 
 def test_pictures_are_small_and_have_no_ids():
-    for picture in (bars(MEMORY), timeline(LANES), draw(struct((8, 8), P())), draw(A=struct((8, 8), P("x", "y")))):
+    for picture in (
+        bars(MEMORY),
+        timeline(LANES),
+        draw(struct((8, 8), P())),
+        draw(A=struct((8, 8), P("x", "y"))),
+    ):
         assert len(gzip.compress(picture.html.encode())) < 1500 and " id=" not in picture.html
         (svg,) = svgs(picture)
-        assert svg.get("role") == "img" and len(svg.find("title").text) > 10 and len(svg.find("desc").text) > 10
+        assert (
+            svg.get("role") == "img"
+            and len(svg.find("title").text) > 10
+            and len(svg.find("desc").text) > 10
+        )
         assert float(svg.get("width")) <= 330
 
 
-# --- The links of a torus ----------------------------------------------------------------------------------------
+# --- The links of a torus -------------------------------------------------------------------------
 
-# Of each slice and mesh: the links along each mesh axis, those along none, and those that wrap around.
+# Of each slice and mesh: the links along each mesh axis, those along none, and those that wrap
+# around.
 TORUSES = {
     "rows and columns": ("v5e:4x4", (4, 4), 12, 12, 0, 0),
     "one axis": ("v5e:4x4", (16, 1), 24, 0, 0, 0),
     "halves": ("v5e:4x4", (8, 2), 12, 8, 4, 0),
     "rings of 16": ("v6e:16x16", (16, 16), 256, 256, 0, 32),
     "a cube": ("v5p:4x4x4", (16, 4), 128, 64, 0, 48),
-    "no cube": ("v5p:2x2x4", (4, 4), 4 * 4, 3 * 4, 0, 0),  # model along z, where 4 chips are in a line
+    # model along z, where 4 chips are in a line
+    "no cube": ("v5p:2x2x4", (4, 4), 4 * 4, 3 * 4, 0, 0),
 }
 
 
@@ -655,8 +838,13 @@ def test_each_link_of_a_torus_has_the_colour_of_its_mesh_axis(case):
     assert (f"{wraps} wrap around" if wraps else "none wraps around") in picture.text
     # Each chip is drawn once, and says where it is and what its position in the mesh is.
     tips = [re.findall(r"\(([\d, ]+)\)", group.find("title").text) for group in svg.iter("g")]
-    said = {tuple(map(int, place.split(","))): tuple(map(int, position.split(","))) for place, position in tips}
-    assert said == dict(zip(pod.places(mesh), np.ndindex(shape), strict=True)) and len(tips) == len(said)
+    said = {
+        tuple(map(int, place.split(","))): tuple(map(int, position.split(",")))
+        for place, position in tips
+    }
+    assert said == dict(zip(pod.places(mesh), np.ndindex(shape), strict=True)) and len(tips) == len(
+        said
+    )
     assert picture.text.splitlines()[-1] in svg.find("desc").text
     assert_words_stay_inside(svg)
 
@@ -671,21 +859,40 @@ def test_a_torus_that_cannot_be_drawn_is_refused():
             draw_torus(Pod(name), AbstractMesh(shape, ("data", "model")))
 
 
-# --- The backward pass of shard_map ------------------------------------------------------------------------------
+# --- The backward pass of shard_map ---------------------------------------------------------------
 
 
 def vary(value):
-    return jax.lax.pcast(value, "d", to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(value, "d")
+    return (
+        jax.lax.pcast(value, "d", to="varying")
+        if hasattr(jax.lax, "pcast")
+        else jax.lax.pvary(value, "d")
+    )
 
 
 # Of each operation: the specs of its argument and result, and its transpose.
 TRANSPOSES = {
     "cast to varying": (vary, P(), P("d"), "psum"),
     "psum": (lambda v: jax.lax.psum(v, "d"), P("d"), P(), "cast to varying"),
-    "all_gather": (lambda v: jax.lax.all_gather(v, "d", tiled=True), P("d"), P("d"), "psum_scatter"),
-    "psum_scatter": (lambda v: jax.lax.psum_scatter(v, "d", tiled=True), P("d"), P("d"), "all_gather"),
+    "all_gather": (
+        lambda v: jax.lax.all_gather(v, "d", tiled=True),
+        P("d"),
+        P("d"),
+        "psum_scatter",
+    ),
+    "psum_scatter": (
+        lambda v: jax.lax.psum_scatter(v, "d", tiled=True),
+        P("d"),
+        P("d"),
+        "all_gather",
+    ),
     "ppermute": (lambda v: jax.lax.ppermute(v, "d", [(0, 1), (1, 2)]), P("d"), P("d"), "ppermute"),
-    "all_to_all": (lambda v: jax.lax.all_to_all(v, "d", 0, 0, tiled=True), P("d"), P("d"), "all_to_all"),
+    "all_to_all": (
+        lambda v: jax.lax.all_to_all(v, "d", 0, 0, tiled=True),
+        P("d"),
+        P("d"),
+        "all_to_all",
+    ),
 }
 SENDING = {"psum": "all-reduce", "all_gather": "all-gather", "psum_scatter": "reduce-scatter",
            "ppermute": "collective-permute", "all_to_all": "all-to-all"}  # fmt: skip
@@ -703,7 +910,10 @@ def test_each_collective_is_drawn_with_its_transpose(name):
         result, pull_back = jax.vjp(f, v)
         return pull_back(result)[0]
 
-    sent = collectives(jax.shard_map(both_passes, mesh=LINE, in_specs=spec, out_specs=spec), np.ones(128, "float32"))
+    sent = collectives(
+        jax.shard_map(both_passes, mesh=LINE, in_specs=spec, out_specs=spec),
+        np.ones(128, "float32"),
+    )
     assert set(sent) == {SENDING[one] for one in (name, transpose) if one in SENDING}
 
 
@@ -717,7 +927,10 @@ def gathered_loss(W, x):
 
 @pytest.mark.parametrize(
     ("body", "spec", "forward", "backward"),
-    [(mean_loss, P(), "cast to varying d", "psum d"), (gathered_loss, P("d"), "all_gather d", "psum_scatter d")],
+    [
+        (mean_loss, P(), "cast to varying d", "psum d"),
+        (gathered_loss, P("d"), "all_gather d", "psum_scatter d"),
+    ],
 )
 def test_the_spec_of_an_argument_decides_how_its_gradient_comes_back(body, spec, forward, backward):
     W, x = jax.ShapeDtypeStruct((16, 4), jnp.float32), jax.ShapeDtypeStruct((64, 16), jnp.float32)
@@ -726,13 +939,19 @@ def test_the_spec_of_an_argument_decides_how_its_gradient_comes_back(body, spec,
     words = words_of(svg)
     assert_words_stay_inside(svg)
     down, up = ([word[2:] for word in words if word.startswith(arrow)] for arrow in "↓↑")
-    assert down == [forward, "as it is", "psum d"] and up == [backward, "as it is", "cast to varying d"]
+    assert down == [forward, "as it is", "psum d"] and up == [
+        backward,
+        "as it is",
+        "cast to varying d",
+    ]
     assert {"W: P()" if spec == P() else 'W: P("d")', body.__name__} <= set(words)
     assert f"f32[{16 // (8 if spec == P('d') else 1)},4]" in " ".join(words)
     # Arrows that send are solid: each label has a line and a head, in the order of the labels.
     lines = [path for path in svg.iter("path") if path.get("stroke-width") == "3"][::2]
     labels = [word[2:] for word in words if word[0] in "↓↑"]
-    assert [path.get("stroke-dasharray") is None for path in lines] == [label.split()[0] in SENDING for label in labels]
+    assert [path.get("stroke-dasharray") is None for path in lines] == [
+        label.split()[0] in SENDING for label in labels
+    ]
     assert svg.find("desc").text.count("forward") == 3
 
 
@@ -744,8 +963,13 @@ def test_numbers_without_a_cotangent_are_refused():
 def test_the_style_sheet_has_the_colours_of_the_devices():
     """The theme knows nothing of shardlab, so the eight colours stand in it too."""
     colours = re.findall(r"--device-(\d): (#\w{6});", (THEME / "book.css").read_text("utf-8"))
-    assert [colour.upper() for _, colour in sorted(set(colours))] == [colour.upper() for colour in PALETTE]
-    assert {colour.upper() for colour in re.findall(r'fill="(#\w{6})"', (THEME / "icon.svg").read_text("utf-8"))} == {
+    assert [colour.upper() for _, colour in sorted(set(colours))] == [
+        colour.upper() for colour in PALETTE
+    ]
+    assert {
+        colour.upper()
+        for colour in re.findall(r'fill="(#\w{6})"', (THEME / "icon.svg").read_text("utf-8"))
+    } == {
         *(colour.upper() for colour in PALETTE),
         "#14213D",  # the ground
     }

@@ -1,4 +1,6 @@
-"""shardlab.programs.flows, and how draw shows it: held against collectives done on sets, by hand."""
+"""shardlab.programs.flows, and how draw shows it: held against collectives done on sets, by
+hand.
+"""
 
 import json
 import re
@@ -36,11 +38,14 @@ def total(n, chunk):
 KNOWN = {
     "psum": (lambda x: lax.psum(x, "d"), lambda n: 3, lambda n, i: [total(n, p) for p in range(3)]),
     "all_gather": (
-        lambda x: lax.all_gather(x, "d", tiled=True), lambda n: 1, lambda n, i: [((o, 0, 1),) for o in range(n)],
+        lambda x: lax.all_gather(x, "d", tiled=True), lambda n: 1, lambda n,
+        i: [((o, 0, 1),) for o in range(n)],
     ),
-    "psum_scatter": (lambda x: lax.psum_scatter(x, "d", tiled=True), lambda n: n, lambda n, i: [total(n, i)]),
+    "psum_scatter": (lambda x: lax.psum_scatter(x, "d", tiled=True), lambda n: n, lambda n,
+        i: [total(n, i)]),
     "all_to_all": (
-        lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), lambda n: n, lambda n, i: [((o, i, 1),) for o in range(n)],
+        lambda x: lax.all_to_all(x, "d", 0, 0, tiled=True), lambda n: n, lambda n,
+        i: [((o, i, 1),) for o in range(n)],
     ),
     "nothing": (lambda x: x, lambda n: 2, lambda n, i: [((i, p, 1),) for p in range(2)]),
     "twice": (lambda x: x + x, lambda n: 1, lambda n, i: [((i, 0, 2),)]),
@@ -68,7 +73,9 @@ def test_permutes_move_what_the_pairs_say(data):
     pairs = list(zip(sources, targets, strict=True))
     flow = follow(lambda x: lax.ppermute(x, "d", pairs), line(n))
     arrived = {target: source for source, target in pairs}
-    assert flow.frames[1].slots == tuple(((((arrived[i], 0, 1),) if i in arrived else ()),) for i in range(n))
+    assert flow.frames[1].slots == tuple(
+        ((((arrived[i], 0, 1),) if i in arrived else ()),) for i in range(n)
+    )
     moved = {((source, 0), (target, 0)) for source, target in pairs if source != target}
     assert set(flow.frames[1].sends) == moved and flow.frames[0].sends == ()
 
@@ -119,7 +126,10 @@ def test_the_lines_that_sent_and_that_used_it_are_known():
     for frame, used in zip(flow.frames[1:], ["add"] * 2 + ["set"] * 2, strict=True):
         assert all(source[number - 1].strip() == words for number, words in frame.lines)
         sending, using = [words for _, words in frame.lines]
-        assert sending == 'arrived = lax.ppermute(held[out], "d", ring_pairs(n))' and f"{used}(arrived)" in using
+        assert (
+            sending == 'arrived = lax.ppermute(held[out], "d", ring_pairs(n))'
+            and f"{used}(arrived)" in using
+        )
 
 
 def swap_along_y(x):
@@ -181,14 +191,22 @@ def test_long_sums_are_counted():
         (lambda: follow(around, line(2), chunks=0), ValueError, "0 chunks"),
         (lambda: follow(around, line(2), chunks=9), ValueError, "9 chunks"),
         (lambda: follow(around, AbstractMesh((2,), ("d",))), TypeError, "AbstractMesh"),
-        (lambda: follow(around, line(4), chunks="a"), TypeError, "chunks must be a whole number, not 'a'"),
+        (
+            lambda: follow(around, line(4), chunks="a"),
+            TypeError,
+            "chunks must be a whole number, not 'a'",
+        ),
         (lambda: follow(around, line(4), steps=-1), ValueError, "-1 steps"),
         (lambda: follow(around, line(4), steps=1.5), TypeError, "steps must be a whole number"),
         (lambda: follow(lambda x: x / 2, line(2)), ValueError, "more with the chunks"),
         (lambda: follow(lambda x: -x, line(2)), ValueError, "more with the chunks"),
         (lambda: follow(lambda x: x + 1, line(2)), ValueError, "more with the chunks"),
         (lambda: follow(lambda x: lax.pmax(x, "d"), line(2)), ValueError, "more with the chunks"),
-        (lambda: follow(lambda x: lax.psum(x, "d") ** 2, line(2)), ValueError, "more with the chunks"),
+        (
+            lambda: follow(lambda x: lax.psum(x, "d") ** 2, line(2)),
+            ValueError,
+            "more with the chunks",
+        ),
         (lambda: follow(lambda x: x[:, ::-1], line(2)), ValueError, "more with the chunks"),
         (lambda: follow(lambda x: None, line(2)), ValueError, "made NoneType"),
         (lambda: follow(lambda x: x[:0], line(2)), ValueError, "but not their length"),
@@ -202,7 +220,7 @@ def test_what_cannot_be_followed_is_refused(call, kind, words):
         call()
 
 
-# --- Pictures --------------------------------------------------------------------------------------------
+# --- Pictures -------------------------------------------------------------------------------------
 
 
 def svgs(picture):
@@ -211,7 +229,9 @@ def svgs(picture):
 
 
 def slots(svg):
-    """(name, fill or None if striped, stripes' colours, bold) of every slot with something in it."""
+    """(name, fill or None if striped, stripes' colours, bold) of every slot with something in
+    it.
+    """
     found = []
     for group in svg.iter("g"):
         if group.get("data-slot") is None:  # an arrow
@@ -219,19 +239,28 @@ def slots(svg):
         stripes = [path.get("stroke") for path in group.iter("path")]
         ground, outline = group.findall("rect")
         found.append(
-            (group.find("text").text, None if stripes else ground.get("fill"), stripes, outline.get("stroke-width"))
+            (
+                group.find("text").text,
+                None if stripes else ground.get("fill"),
+                stripes,
+                outline.get("stroke-width"),
+            )
         )
     return found
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
-@pytest.mark.parametrize("name", ["psum", "all_gather", "psum_scatter", "all_to_all", "thrown away"])
+@pytest.mark.parametrize(
+    "name", ["psum", "all_gather", "psum_scatter", "all_to_all", "thrown away"]
+)
 def test_chunks_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
     program, chunks, _ = KNOWN[name]
     flow = follow(program, line(n), chunks=chunks(n))
     frames = svgs(draw(flow))
     assert len(frames) == 2
-    for svg, frame, earlier in zip(frames, flow.frames, (flow.frames[0], flow.frames[0]), strict=True):
+    for svg, frame, earlier in zip(
+        frames, flow.frames, (flow.frames[0], flow.frames[0]), strict=True
+    ):
         expected = []
         for held, before in zip(frame.slots, earlier.slots, strict=True):
             for row, parts in enumerate(held):
@@ -240,7 +269,14 @@ def test_chunks_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
                 bold = "3" if new else None
                 if parts:
                     one = len(parts) == 1
-                    expected.append((flow.name(parts), colours[0] if one else None, [] if one else colours, bold))
+                    expected.append(
+                        (
+                            flow.name(parts),
+                            colours[0] if one else None,
+                            [] if one else colours,
+                            bold,
+                        )
+                    )
         assert slots(svg) == expected
         dotted = [rect for rect in svg.iter("rect") if rect.get("stroke-dasharray")]
         assert len(dotted) == sum(not parts for held in frame.slots for parts in held)
@@ -260,7 +296,9 @@ def test_chunks_have_the_colour_of_their_owner_and_sums_are_striped(name, n):
 
 
 def test_every_colour_of_a_sum_shows():
-    """The stripes of each colour cross the slot: along its diagonal they are at least a few px long."""
+    """The stripes of each colour cross the slot: along its diagonal they are at least a few px
+    long.
+    """
     for n in (2, 4, 7, 8):
         svg = svgs(draw(follow(lambda x: lax.psum(x, "d"), line(n))))[1]
         inner = next(part for part in svg.iter("svg") if part is not svg)
@@ -274,7 +312,9 @@ def test_stripes_do_not_leave_their_slot():
     """They are in an svg of their own, of the slot's size, which clips them."""
     picture = draw(follow(lambda x: lax.psum(x, "d"), line(4)))
     inner = list(svgs(picture)[1].iter("svg"))[1:]
-    assert len(inner) == 4 and all(svg.get("width") == "46" and svg.get("height") == "26" for svg in inner)
+    assert len(inner) == 4 and all(
+        svg.get("width") == "46" and svg.get("height") == "26" for svg in inner
+    )
     assert " id=" not in picture.html and "url(" not in picture.html  # it may stand twice on a page
 
 
@@ -287,7 +327,9 @@ def test_only_pictures_in_steps_ask_for_the_stepper():
 
 
 def arrows(svg):
-    """(from, to, what) for every arrow above the devices: by the device nearest to each of its ends."""
+    """(from, to, what) for every arrow above the devices: by the device nearest to each of its
+    ends.
+    """
     heads = [float(circle.get("cx")) for circle in svg.iter("circle")]
 
     def device(x):
@@ -298,10 +340,18 @@ def arrows(svg):
         if group.get("data-sent") is None:
             continue
         path = group.find("path").get("d")
-        left, right = (float(x) for x in re.match(r"M([\d.]+) [\d.]+V[-\d.]+H([\d.]+)V", path).groups())
+        left, right = (
+            float(x) for x in re.match(r"M([\d.]+) [\d.]+V[-\d.]+H([\d.]+)V", path).groups()
+        )
         sent = [(float(chip.find("rect").get("x")), chip) for chip in group.findall("g")]
-        labels = [chip.find("text").text if chip.find("text") is not None else None for _, chip in sorted(sent)]
-        to_right, to_left = "m-3 -4l3 4l3 -4" in path, path.count("l3 4l3 -4") > ("m-3 -4l3 4l3 -4" in path)
+        labels = [
+            chip.find("text").text if chip.find("text") is not None else None
+            for _, chip in sorted(sent)
+        ]
+        to_right, to_left = (
+            "m-3 -4l3 4l3 -4" in path,
+            path.count("l3 4l3 -4") > ("m-3 -4l3 4l3 -4" in path),
+        )
         found += [(device(left), device(right), labels[0])] * to_right
         found += [(device(right), device(left), labels[-1])] * to_left
     return found
@@ -316,7 +366,8 @@ def exchange(held, steps):
 
 
 @pytest.mark.parametrize(
-    ("program", "n", "chunks", "steps"), [(ring_all_reduce, 4, 4, 2), (exchange, 4, 4, 3), (around, 4, 1, 2)]
+    ("program", "n", "chunks", "steps"),
+    [(ring_all_reduce, 4, 4, 2), (exchange, 4, 4, 3), (around, 4, 1, 2)],
 )
 def test_arrows_show_which_device_sent_what_to_which(program, n, chunks, steps):
     flow = follow(program, line(n), chunks=chunks, steps=steps)
@@ -328,7 +379,10 @@ def test_arrows_show_which_device_sent_what_to_which(program, n, chunks, steps):
         assert sorted(arrow[:2] for arrow in shown) == sorted(arrow[:2] for arrow in sent) and shown
         assert all(label is None or (a, b, label) in sent for a, b, label in shown)
         for a, b, what in sent:
-            assert re.search(rf"evice {a} sent (the chunk of )?{re.escape(what)} to device {b}", svg.find("desc").text)
+            assert re.search(
+                rf"evice {a} sent (the chunk of )?{re.escape(what)} to device {b}",
+                svg.find("desc").text,
+            )
     assert arrows(drawn[0]) == []
 
 
@@ -338,7 +392,14 @@ def test_arrows_of_one_frame_do_not_run_over_each_other():
 
     for svg in svgs(draw(follow(far, line(8), steps=2)))[1:]:
         spans = [
-            tuple(map(float, re.match(r"M([\d.]+) [\d.]+V([-\d.]+)H([\d.]+)", group.find("path").get("d")).groups()))
+            tuple(
+                map(
+                    float,
+                    re.match(
+                        r"M([\d.]+) [\d.]+V([-\d.]+)H([\d.]+)", group.find("path").get("d")
+                    ).groups(),
+                )
+            )
             for group in svg.iter("g")
             if group.get("data-sent") is not None
         ]
@@ -355,7 +416,9 @@ def test_a_page_gets_the_data_of_the_frames():
     assert [device for device, _, _ in data["devices"]] == [0, 1, 2, 3]
     for made, frame in zip(data["frames"], flow.frames, strict=True):
         assert made["title"] == frame.title and made["lines"] == [list(one) for one in frame.lines]
-        assert [tuple(one) for one in made["sends"]] == [(*source, *target) for source, target in frame.sends]
+        assert [tuple(one) for one in made["sends"]] == [
+            (*source, *target) for source, target in frame.sends
+        ]
         for held, expected in zip(made["slots"], frame.slots, strict=True):
             for number, content in zip(held, expected, strict=True):
                 name, owners = data["blocks"][number]
@@ -372,7 +435,10 @@ def test_an_all_reduce_on_several_numbers_of_devices_counts_its_bytes():
     box = ElementTree.fromstring(picture.html)
     assert box.get("data-bytes") == "4096" and box.get("data-steps") == "7"
     assert [len(flow["devices"]) for flow in json.loads(box.get("data-flow"))] == [4, 2, 3]
-    words = "Each of 4 devices sends 6 blocks of 1,024 bytes: 6,144 bytes, which is 2 × (4 - 1) / 4 × 4,096."
+    words = (
+        "Each of 4 devices sends 6 blocks of 1,024 bytes: 6,144 bytes, which is 2 × (4 - 1) / 4 × "
+        "4,096."
+    )
     assert box.find("p").text == words and picture.text.endswith(words)
 
 
@@ -383,8 +449,18 @@ def test_an_all_reduce_on_several_numbers_of_devices_counts_its_bytes():
         (lambda: all_reduces(2), 8, ValueError, "different numbers"),
         (lambda: all_reduces(2, 2, 3), 8, ValueError, "different numbers"),
         (lambda: all_reduces(2, 3), 0.5, ValueError, "nbytes"),
-        (lambda: [follow(around, line(4), chunks=4, steps=6)], 8, ValueError, "all-reduce on 4 devices has 4 blocks"),
-        (lambda: [follow(lambda x: lax.psum(x, "d"), line(2), chunks=2)], 8, ValueError, "this flow does not"),
+        (
+            lambda: [follow(around, line(4), chunks=4, steps=6)],
+            8,
+            ValueError,
+            "all-reduce on 4 devices has 4 blocks",
+        ),
+        (
+            lambda: [follow(lambda x: lax.psum(x, "d"), line(2), chunks=2)],
+            8,
+            ValueError,
+            "this flow does not",
+        ),
     ],
 )
 def test_what_is_no_ring_all_reduce_is_refused(flows, nbytes, error, words):
@@ -395,8 +471,18 @@ def test_what_is_no_ring_all_reduce_is_refused(flows, nbytes, error, words):
 def test_flows_in_text_and_with_names():
     picture = draw(shift=follow(around, line(4), steps=1))
     assert repr(picture).splitlines() == [
-        "shift:", "start", "  0: 0", "  1: 1", "  2: 2", "  3: 3", "step 1", "  0: 3", "  1: 0", "  2: 1", "  3: 2",
-    ]  # fmt: skip
+        "shift:",
+        "start",
+        "  0: 0",
+        "  1: 1",
+        "  2: 2",
+        "  3: 3",
+        "step 1",
+        "  0: 3",
+        "  1: 0",
+        "  2: 1",
+        "  3: 2",
+    ]
     assert "<strong>shift</strong> start" in picture.html
     assert re.search(r"<title>shift: step 1, 4 devices</title>", picture.html)
     gathered = repr(draw(follow(lambda x: jnp.concatenate([0 * x, x]), line(2), chunks=1)))
@@ -411,12 +497,24 @@ def test_a_flow_can_be_written_down_by_hand():
 
 def test_lines_below_the_slots_of_each_device():
     held = (((0, 0, 1),), ()), (((1, 0, 1),), ())
-    frames = [Frame(title, held, notes=(("arrived 1 0", "free 1"), ("arrived 0 0",))) for title in "abc"]
+    frames = [
+        Frame(title, held, notes=(("arrived 1 0", "free 1"), ("arrived 0 0",))) for title in "abc"
+    ]
     picture = draw(Flow((0, 1), 1, tuple(frames)))
-    assert repr(picture).splitlines()[:3] == ["a", "  0: 0 ·  arrived 1 0, free 1", "  1: 1 ·  arrived 0 0"]
+    assert repr(picture).splitlines()[:3] == [
+        "a",
+        "  0: 0 ·  arrived 1 0, free 1",
+        "  1: 1 ·  arrived 0 0",
+    ]
     assert picture.html.count(">arrived 1 0</text>") == 3
-    assert "Device 0 holds the chunk of 0, nothing (arrived 1 0, free 1); device 1 holds" in picture.html
-    assert "&quot;notes&quot;:[[&quot;arrived 1 0&quot;,&quot;free 1&quot;],[&quot;arrived 0 0&quot;]]" in picture.html
+    assert (
+        "Device 0 holds the chunk of 0, nothing (arrived 1 0, free 1); device 1 holds"
+        in picture.html
+    )
+    assert (
+        "&quot;notes&quot;:[[&quot;arrived 1 0&quot;,&quot;free 1&quot;],[&quot;arrived 0 0&quot;]]"
+        in picture.html
+    )
     without = draw(Flow((0, 1), 1, tuple(Frame(title, held) for title in "abc")))
     assert "notes" not in without.html
     with pytest.raises(ValueError, match="argument"):

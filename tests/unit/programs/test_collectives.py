@@ -1,7 +1,8 @@
-"""Collectives read from programs whose communication is known by construction, for emulated devices and for TPUs.
+"""Collectives read from programs whose communication is known by construction, for emulated devices
+and for TPUs.
 
-The expected numbers come from arithmetic on shapes and meshes, or from the program as JAX lowered it (StableHLO,
-before XLA), never from the parser itself.
+The expected numbers come from arithmetic on shapes and meshes, or from the program as JAX lowered
+it (StableHLO, before XLA), never from the parser itself.
 """
 
 import math
@@ -26,7 +27,9 @@ A = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 
 def manual(f, in_specs, out_specs, mesh=MESH):
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False))
+    return jax.jit(
+        jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    )
 
 
 def ring(n):
@@ -34,19 +37,26 @@ def ring(n):
 
 
 KNOWN = {
-    # name: (the program of a device, in_specs, out_specs), then kind, axes, bytes in, group size, ring factor
-    "all-reduce along x": ((lambda a: lax.psum(a, "x"), P("x", "y"), P(None, "y")), "all-reduce", ("x",), 64, 2, 2),
-    "all-reduce along y": ((lambda a: lax.psum(a, "y"), P("x", "y"), P("x")), "all-reduce", ("y",), 64, 4, 2),
-    "all-reduce on both": ((lambda a: lax.psum(a, ("x", "y")), P("x", "y"), P()), "all-reduce", ("x", "y"), 64, 8, 2),
+    # name: (the program of a device, in_specs, out_specs), then kind, axes, bytes in, group size,
+    # ring factor
+    "all-reduce along x": ((lambda a: lax.psum(a, "x"), P("x", "y"), P(None, "y")), "all-reduce",
+        ("x",), 64, 2, 2),
+    "all-reduce along y": ((lambda a: lax.psum(a, "y"), P("x", "y"), P("x")), "all-reduce", ("y",),
+        64, 4, 2),
+    "all-reduce on both": ((lambda a: lax.psum(a, ("x", "y")), P("x", "y"), P()), "all-reduce",
+        ("x", "y"), 64, 8, 2),
     "maximum": ((lambda a: lax.pmax(a, "y"), P("x", "y"), P("x")), "all-reduce", ("y",), 64, 4, 2),
     "two sums merged": (
-        (lambda a: lax.psum((a, a.sum(0)), "y"), P("x", "y"), (P("x"), P())), "all-reduce", ("y",), 64 + 16, 4, 2,
+        (lambda a: lax.psum((a, a.sum(0)), "y"), P("x", "y"), (P("x"), P())), "all-reduce", ("y",),
+        64 + 16, 4, 2,
     ),
     "reduce-scatter": (
-        (lambda a: lax.psum_scatter(a, "y", tiled=True), P(), P("y")), "reduce-scatter", ("y",), 512, 4, 1,
+        (lambda a: lax.psum_scatter(a, "y", tiled=True), P(), P("y")), "reduce-scatter", ("y",),
+        512, 4, 1,
     ),
     "all-to-all": (
-        (lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), P("y"), P(None, "y")), "all-to-all", ("y",), 128, 4, 1,
+        (lambda a: lax.all_to_all(a, "y", 1, 0, tiled=True), P("y"), P(None, "y")), "all-to-all",
+        ("y",), 128, 4, 1,
     ),
 }  # fmt: skip
 
@@ -63,45 +73,69 @@ def test_known_collectives(name):
 
 
 def test_all_gather_and_permute():
-    gathered = collectives(manual(lambda a: lax.all_gather(a, "y", axis=1, tiled=True), P("x", "y"), P("x")), A)
+    gathered = collectives(
+        manual(lambda a: lax.all_gather(a, "y", axis=1, tiled=True), P("x", "y"), P("x")), A
+    )
     assert gathered == {"all-gather": 1} and gathered.bytes == 3 * 64
-    assert gathered.moves[0].operands == ("f32[4,4]",) and gathered.moves[0].results == ("f32[4,16]",)
-    permuted = collectives(manual(lambda a: lax.ppermute(a, "y", ring(4)), P("x", "y"), P("x", "y")), A)
+    assert gathered.moves[0].operands == ("f32[4,4]",) and gathered.moves[0].results == (
+        "f32[4,16]",
+    )
+    permuted = collectives(
+        manual(lambda a: lax.ppermute(a, "y", ring(4)), P("x", "y"), P("x", "y")), A
+    )
     assert permuted == {"collective-permute": 1} and permuted.bytes == 64
     assert (
-        permuted.moves[0].axes == ("y",) and (3, 0) in permuted.moves[0].groups and (7, 4) in permuted.moves[0].groups
+        permuted.moves[0].axes == ("y",)
+        and (3, 0) in permuted.moves[0].groups
+        and (7, 4) in permuted.moves[0].groups
     )
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.permutations("abc"), st.integers(1, 3), st.sampled_from([(2, 2, 2), (2, 4, 1), (4, 2, 2), (2, 3, 4)]))
+@given(
+    st.permutations("abc"),
+    st.integers(1, 3),
+    st.sampled_from([(2, 2, 2), (2, 4, 1), (4, 2, 2), (2, 3, 4)]),
+)
 def test_groups_are_named_by_the_axes_that_the_program_names(order, count, sizes):
     mesh = make_mesh(sizes)
     axes = tuple(sorted(order[:count]))
     whole = math.prod(sizes)
     found = collectives(
-        manual(lambda a: lax.psum(a, axes), P("abc"[0]), P("abc"[0]), mesh), jnp.ones((12, 5)), mesh=mesh
+        manual(lambda a: lax.psum(a, axes), P("abc"[0]), P("abc"[0]), mesh),
+        jnp.ones((12, 5)),
+        mesh=mesh,
     )
     n = math.prod(mesh.shape[axis] for axis in axes)
-    if n == 1:  # along an axis of size 1 nothing is sent, whether or not the compiler leaves an operation there
+    # along an axis of size 1 nothing is sent, whether or not the compiler leaves an operation there
+    if n == 1:
         assert found == {} and found.bytes == 0
         return
     (move,) = found.moves
     assert set(move.axes) == {axis for axis in axes if mesh.shape[axis] > 1}
-    assert {len(group) for group in move.groups} == {n} and sorted(sum(move.groups, ())) == list(range(whole))
+    assert {len(group) for group in move.groups} == {n} and sorted(sum(move.groups, ())) == list(
+        range(whole)
+    )
     assert found.bytes == math.ceil(2 * (n - 1) / n * (12 // sizes[0]) * 5 * 4)
 
 
 def test_no_communication():
-    assert collectives(jnp.sin, jax.device_put(jnp.ones((8, 16)), NamedSharding(MESH, P("x", "y")))) == {}
+    assert (
+        collectives(jnp.sin, jax.device_put(jnp.ones((8, 16)), NamedSharding(MESH, P("x", "y"))))
+        == {}
+    )
     one = collectives(lambda a: a @ a.T, jnp.ones((3, 3)))
-    assert one == {} and one.bytes == 0 and repr(one) == "no communication" == one._repr_html_()[3:-4]
+    assert (
+        one == {} and one.bytes == 0 and repr(one) == "no communication" == one._repr_html_()[3:-4]
+    )
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 17])
 def test_a_loop_counts_as_often_as_it_runs(length):
     def f(a):
-        return lax.scan(lambda c, _: (lax.ppermute(c, "y", ring(4)), None), a, None, length=length)[0]
+        return lax.scan(lambda c, _: (lax.ppermute(c, "y", ring(4)), None), a, None, length=length)[
+            0
+        ]
 
     found = collectives(manual(f, P("x", "y"), P("x", "y")), A)
     assert found == {"collective-permute": length} and found.bytes == length * 64
@@ -137,19 +171,24 @@ def test_a_branch_runs_at_most_once_and_one_branch_of_them_runs():
 
     found = collectives(manual(perhaps, P("x", "y"), P(None, "y")), A)
     assert found.at_least == {"all-reduce": 0} and found.at_most == {"all-reduce": 1}
-    assert (found.bytes_at_least, found.bytes, found.bytes_at_most) == (0, None, 64)  # 2 · 1/2 · 64 bytes along x
+    # 2 · 1/2 · 64 bytes along x
+    assert (found.bytes_at_least, found.bytes, found.bytes_at_most) == (0, None, 64)
     (move,) = found.moves
     assert (move.at_least, move.times, move.at_most) == (0, None, 1)
     assert "at most 1 " in repr(found) and "at most 64" in found._repr_html_()
 
     def either(a):
         many = lambda c: lax.psum(jnp.sin(lax.psum(c, "x")), "y")  # noqa: E731
-        return lax.switch(a.sum().astype(int), [many, lambda c: lax.psum(c, "x"), lambda c: lax.psum(c, "y")], a)
+        return lax.switch(
+            a.sum().astype(int), [many, lambda c: lax.psum(c, "x"), lambda c: lax.psum(c, "y")], a
+        )
 
     found = collectives(manual(either, P("x", "y"), P("x", "y")), A)
     assert found == {"all-reduce": None} and found.at_least == {"all-reduce": 1}
     assert found.at_most == {"all-reduce": 2}  # although there are four of them
-    assert (found.bytes_at_least, found.bytes_at_most) == (64, 64 + 96) and "64 to 160" in repr(found)
+    assert (found.bytes_at_least, found.bytes_at_most) == (64, 64 + 96) and "64 to 160" in repr(
+        found
+    )
 
     def one_each(a):
         return lax.cond(a.sum() > 0, lambda c: lax.psum(c, "x"), lambda c: lax.psum(2 * c, "x"), a)
@@ -162,15 +201,20 @@ def test_bounds_in_loops():
     def turn(c):
         return lax.cond(c.sum() > 0, lambda c: lax.ppermute(c, "y", ring(4)), lambda c: 2 * c, c)
 
-    found = collectives(manual(lambda a: lax.fori_loop(0, 5, lambda i, c: turn(c), a), P("x", "y"), P("x", "y")), A)
+    found = collectives(
+        manual(lambda a: lax.fori_loop(0, 5, lambda i, c: turn(c), a), P("x", "y"), P("x", "y")), A
+    )
     assert found.at_most == {"collective-permute": 5} and found.bytes_at_most == 5 * 64
 
     def until(a):
-        return lax.while_loop(lambda c: lax.psum(c.sum(), "y") < 100, lambda c: lax.pmax(c, "x") + 1, a)
+        return lax.while_loop(
+            lambda c: lax.psum(c.sum(), "y") < 100, lambda c: lax.pmax(c, "x") + 1, a
+        )
 
     moves = collectives(manual(until, P("x", "y"), P("x", "y")), A).moves
     bounds = {move.axes: (move.at_least, move.at_most) for move in moves}
-    assert bounds == {("y",): (1, None), ("x",): (0, None)}  # the condition runs at least once, the body perhaps never
+    # the condition runs at least once, the body perhaps never
+    assert bounds == {("y",): (1, None), ("x",): (0, None)}
 
 
 BODIES = st.recursive(
@@ -189,7 +233,9 @@ def written(parts, name, made):
     for part in parts:
         here = f"{name}.{len(lines)}"
         if part == "sum":
-            lines.append(f"  %r{here} = f32[4] all-reduce(%p{name}), replica_groups={{}}, to_apply=%add")
+            lines.append(
+                f"  %r{here} = f32[4] all-reduce(%p{name}), replica_groups={{}}, to_apply=%add"
+            )
             continue
         bodies = part[1] if part[0] == "if" else [part[1]]
         called = [f"b{here}.{i}" for i in range(len(bodies))]
@@ -197,11 +243,16 @@ def written(parts, name, made):
             written(body, one, made)
         if part[0] == "if":
             branches = ", ".join(f"%{one}" for one in called)
-            lines.append(f"  %r{here} = f32[4] conditional(%p{name}), branch_computations={{{branches}}}")
+            lines.append(
+                f"  %r{here} = f32[4] conditional(%p{name}), branch_computations={{{branches}}}"
+            )
         else:
             written([], f"c{here}", made)
             known = f'backend_config={{"known_trip_count":{{"n":"{part[0]}"}}}}'
-            lines.append(f"  %r{here} = f32[4] while(%p{name}), condition=%c{here}, body=%{called[0]}, {known}")
+            lines.append(
+                f"  %r{here} = f32[4] while(%p{name}), condition=%c{here}, body=%{called[0]}, "
+                f"{known}"
+            )
     made.append(f"%{name} (p: f32[4]) -> f32[4] {{\n" + "\n".join(lines) + "\n}\n\n")
     return lines
 
@@ -227,7 +278,8 @@ def test_bounds_are_those_of_all_choices(parts):
     counts = possible(parts)
     assert found.at_least.get("all-reduce", 0) == min(counts)
     assert found.at_most.get("all-reduce", 0) == max(counts)
-    assert (found.bytes_at_least, found.bytes_at_most) == (28 * min(counts), 28 * max(counts))  # 2 · 7/8 · 16 bytes
+    # 2 · 7/8 · 16 bytes
+    assert (found.bytes_at_least, found.bytes_at_most) == (28 * min(counts), 28 * max(counts))
     assert found.get("all-reduce", 0) == (min(counts) if len(counts) == 1 else None)
     for move in found.moves:
         assert move.at_least == (0 if move.branches else move.at_most)
@@ -236,11 +288,25 @@ def test_bounds_are_those_of_all_choices(parts):
 def test_alone_nobody_communicates():
     mesh = make_mesh((8, 1))
     for axis in ("b", ("b",)):
-        assert collectives(manual(lambda a, axis=axis: lax.psum(a, axis), P("a"), P("a"), mesh), A) == {}
-    body = "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, to_apply=%add"
-    spelled = ("{{0},{1},{2},{3},{4},{5},{6},{7}}", "[8,1]<=[8]", "mesh['d'=8] {}", "mesh['d'=8,'e'=1] {'e'}")
+        assert (
+            collectives(manual(lambda a, axis=axis: lax.psum(a, axis), P("a"), P("a"), mesh), A)
+            == {}
+        )
+    body = (
+        "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, "
+        "to_apply=%add"
+    )
+    spelled = (
+        "{{0},{1},{2},{3},{4},{5},{6},{7}}",
+        "[8,1]<=[8]",
+        "mesh['d'=8] {}",
+        "mesh['d'=8,'e'=1] {'e'}",
+    )
     for groups in spelled:
-        assert read_program(program(body.replace("replica_groups={}", f"replica_groups={groups}"))) == {}
+        assert (
+            read_program(program(body.replace("replica_groups={}", f"replica_groups={groups}")))
+            == {}
+        )
     assert read_program(program(body)).moves[0].groups == (tuple(range(8)),)
     replicated = program(body).replace("num_partitions=8", "replica_count=8")  # as pmap of JAX 0.7
     assert read_program(replicated).moves[0].groups == (tuple(range(8)),)
@@ -248,8 +314,14 @@ def test_alone_nobody_communicates():
 
 def test_quoted_text_is_no_group():
     groups = "{{0,1,2,3},{4,5,6,7}}"
-    fake = r'metadata={op_name="jit(f)/\"x\", replica_groups={{0,1},{2,3}} replica_groups=[4,2]<=[8]" source_line=3}'
-    mine = f'frontend_attributes={{note="replica_groups={{}}"}}, replica_groups={groups}, to_apply=%add, {fake}'
+    fake = (
+        r'metadata={op_name="jit(f)/\"x\", replica_groups={{0,1},{2,3}} '
+        r'replica_groups=[4,2]<=[8]" source_line=3}'
+    )
+    mine = (
+        f'frontend_attributes={{note="replica_groups={{}}"}}, replica_groups={groups}, '
+        f"to_apply=%add, {fake}"
+    )
     body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), {mine}"
     (move,) = read_program(program(body), MESH).moves
     assert move.axes == ("y",)
@@ -262,7 +334,9 @@ def test_quoted_text_is_no_group():
     [([[0, 1], [2, 3]], ("y",)), ([[0, 2], [1, 3]], ("y",)), ([[0, 1, 2, 3]], ("y",))],
 )
 def test_along_a_part_of_an_axis(groups, within):
-    f = manual(lambda a: lax.all_to_all(a, "y", 0, 0, axis_index_groups=groups, tiled=True), P("y"), P("y"))
+    f = manual(
+        lambda a: lax.all_to_all(a, "y", 0, 0, axis_index_groups=groups, tiled=True), P("y"), P("y")
+    )
     found = collectives(f, jax.ShapeDtypeStruct((32, 16), jnp.float32))
     (move,) = found.moves
     assert found == {"all-to-all": 1} and move.within == within
@@ -274,7 +348,10 @@ def test_along_a_part_of_an_axis(groups, within):
 
 def test_the_fewest_axes_within_which_groups_stay():
     def within(groups, mesh=MESH):
-        body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={groups}, to_apply=%add"
+        body = (
+            "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), "
+            f"replica_groups={groups}, to_apply=%add"
+        )
         (move,) = read_program(program(body), mesh).moves
         return move.axes, move.within
 
@@ -331,7 +408,9 @@ def test_explicit_meshes_and_compiled_programs():
     a = put((8, 16), P("x", "y"), typed)
     assert collectives(lambda a: a.sum(0), a) == {"all-reduce": 1}
     compiled = jax.jit(lambda a: a.sum(0)).lower(a).compile()
-    assert collectives(compiled) == {"all-reduce": 1} and collectives(compiled).moves[0].axes == ("x",)
+    assert collectives(compiled) == {"all-reduce": 1} and collectives(compiled).moves[0].axes == (
+        "x",
+    )
 
 
 def total(a):
@@ -339,10 +418,18 @@ def total(a):
 
 
 def test_every_form_of_a_program():
-    jitted = jax.jit(lambda a: jnp.sin(jax.shard_map(total, mesh=MESH, in_specs=P("y"), out_specs=P())(a)))
+    jitted = jax.jit(
+        lambda a: jnp.sin(jax.shard_map(total, mesh=MESH, in_specs=P("y"), out_specs=P())(a))
+    )
     lowered = jitted.lower(A)
     compiled = lowered.compile()
-    for f, args in ((jitted, (A,)), (lowered, ()), (compiled, ()), (compiled.as_text(), ()), (jitted.trace(A), ())):
+    for f, args in (
+        (jitted, (A,)),
+        (lowered, ()),
+        (compiled, ()),
+        (compiled.as_text(), ()),
+        (jitted.trace(A), ()),
+    ):
         found = collectives(f, *args)
         assert found == {"all-reduce": 1} and found.bytes == 6
         if not isinstance(f, str):
@@ -351,7 +438,9 @@ def test_every_form_of_a_program():
     for f in (lowered, compiled, compiled.as_text()):
         with pytest.raises(TypeError, match="takes no others; pass it alone"):
             collectives(f, A)
-    with pytest.raises(TypeError, match=r"not ArrayImpl; wrap what you compute: collectives\(lambda"):
+    with pytest.raises(
+        TypeError, match=r"not ArrayImpl; wrap what you compute: collectives\(lambda"
+    ):
         collectives(jnp.ones(3))
     with pytest.raises(UnreadableProgram, match=r"StableHLO.*pass what compiled\.as_text"):
         collectives(lowered.as_text())
@@ -360,7 +449,9 @@ def test_every_form_of_a_program():
 
 
 class Stage:
-    """As Equinox and Flax wrap JAX's stages: the real one is an attribute, and not every method is passed on."""
+    """As Equinox and Flax wrap JAX's stages: the real one is an attribute, and not every method is
+    passed on.
+    """
 
     def __init__(self, **kept):
         self.__dict__.update(kept)
@@ -373,7 +464,11 @@ def test_what_other_libraries_jit():
 
     a = put((8, 16), P("x"))
     lowered = Wrapped().lower(a)
-    for f, args in ((Wrapped(), (a,)), (lowered, ()), (Stage(compiled=lowered.lowered.compile()), ())):
+    for f, args in (
+        (Wrapped(), (a,)),
+        (lowered, ()),
+        (Stage(compiled=lowered.lowered.compile()), ()),
+    ):
         found = collectives(f, *args)
         assert found == {"all-reduce": 1} and found.moves[0].axes == ("x",)
 
@@ -396,13 +491,19 @@ def test_a_mesh_inside_the_program_names_the_axes():
     other = make_mesh((4, 2), ("rows", "columns"))
 
     def inner(a):
-        summed = jax.shard_map(lambda a: lax.psum(a, "rows"), mesh=other, in_specs=P("rows"), out_specs=P())
+        summed = jax.shard_map(
+            lambda a: lax.psum(a, "rows"), mesh=other, in_specs=P("rows"), out_specs=P()
+        )
         return summed(a)
 
-    whole = jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=NamedSharding(make_mesh((8,), "d"), P("d")))
+    whole = jax.ShapeDtypeStruct(
+        (8, 16), jnp.float32, sharding=NamedSharding(make_mesh((8,), "d"), P("d"))
+    )
     for a in (A, jnp.ones((8, 16)), whole):
         found = collectives(inner, a)
-        assert [move.axes for move in found.moves if move.kind == "all-reduce"] == [("rows",)], found
+        assert [move.axes for move in found.moves if move.kind == "all-reduce"] == [("rows",)], (
+            found
+        )
 
     # Results on the mesh of the argument: only the program itself tells the other mesh.
     def outer(a):
@@ -413,8 +514,15 @@ def test_a_mesh_inside_the_program_names_the_axes():
 
 
 def test_a_text_that_names_its_mesh():
-    body = "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, to_apply=%add"
-    names = {"mesh['d'=8] {'d'}": ("d",), "mesh['axis_0'=8] {'axis_0'}": None, "{{0,1,2,3,4,5,6,7}}": None}
+    body = (
+        "  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={}, "
+        "to_apply=%add"
+    )
+    names = {
+        "mesh['d'=8] {'d'}": ("d",),
+        "mesh['axis_0'=8] {'axis_0'}": None,
+        "{{0,1,2,3,4,5,6,7}}": None,
+    }
     for groups, axes in names.items():
         text = program(body.replace("replica_groups={}", f"replica_groups={groups}"))
         assert read_program(text).moves[0].axes == collectives(text).moves[0].axes == axes
@@ -425,7 +533,8 @@ def test_a_text_that_names_its_mesh():
 
 def program(body, computations="", partitions=8):
     return (
-        f"HloModule m, num_partitions={partitions}\n\n{computations}ENTRY %main (p: f32[4]) -> f32[4] {{\n{body}\n}}\n"
+        f"HloModule m, num_partitions={partitions}\n\n{computations}ENTRY %main (p: f32[4]) -> "
+        f"f32[4] {{\n{body}\n}}\n"
     )
 
 
@@ -439,13 +548,22 @@ replica_groups=[2,4]<=[8], dimensions={0}, use_global_device_ids=true
   %ar = (f32[4,4]{1,0}, bf16[8]{0}) all-reduce-start(%p, /*index=1*/%q), replica_groups=[4,2]<=[2,4]T(1,0)
   %ard = (f32[4,4]{1,0}, bf16[8]{0}) all-reduce-done(%ar)
   %cp = (f32[4,4]{1,0}, f32[4,4]{1,0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
-  ROOT %cpd = f32[4,4]{1,0} collective-permute-done(%cp)""")
+  ROOT %cpd = f32[4,4]{1,0} collective-permute-done(%cp)""")  # noqa: E501
     found = read_program(text, MESH)
     assert found == {"all-gather": 1, "all-reduce": 1, "collective-permute": 1}
     assert all(move.asynchronous for move in found.moves)
     gather, reduce, permute = found.moves
-    assert (gather.operands, gather.results, gather.axes, gather.bytes) == (("f32[4,4]",), ("f32[16,4]",), ("y",), 192)
-    assert reduce.operands == ("f32[4,4]", "bf16[8]") and reduce.axes == ("x",) and reduce.bytes == 64 + 16
+    assert (gather.operands, gather.results, gather.axes, gather.bytes) == (
+        ("f32[4,4]",),
+        ("f32[16,4]",),
+        ("y",),
+        192,
+    )
+    assert (
+        reduce.operands == ("f32[4,4]", "bf16[8]")
+        and reduce.axes == ("x",)
+        and reduce.bytes == 64 + 16
+    )
     assert permute.results == ("f32[4,4]",) and permute.bytes == 64
 
 
@@ -492,7 +610,11 @@ def test_collectives_in_called_computations_and_in_async_wrappers():
         ("mesh['x'=2,'y'=4] {'y':(1)2}", None, (0, 2)),
         ("mesh['x'=2,'y'=4] {'x','y':(1)2}", None, (0, 2, 4, 6)),
         ("mesh['a'=8] {'a':(2)4}", ("y",), (4, 5, 6, 7)),
-        ("mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("y",), (0, 1, 2, 3)),
+        (
+            "mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
+            ("y",),
+            (0, 1, 2, 3),
+        ),
         ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", ("x",), (0, 4)),
         ("mesh['a'=2,'b'=4], device_ids=(0,1,4,5,2,3,6,7) {'b'}", None, (0, 1, 4, 5)),
         ("mesh['a'=2,'b'=4], device_ids=(0,4,1,5,2,6,3,7) {'a'}", None, (0, 2)),
@@ -501,9 +623,14 @@ def test_collectives_in_called_computations_and_in_async_wrappers():
     ],
 )
 def test_every_spelling_of_groups(groups, axes, one):
-    body = f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={groups}, to_apply=%add"
+    body = (
+        f"  %p = f32[4] parameter(0)\n  ROOT %r = f32[4] all-reduce(%p), replica_groups={groups}, "
+        "to_apply=%add"
+    )
     (move,) = read_program(program(body), MESH).moves
-    assert move.axes == axes and one in move.groups and sorted(sum(move.groups, ())) == list(range(8))
+    assert (
+        move.axes == axes and one in move.groups and sorted(sum(move.groups, ())) == list(range(8))
+    )
 
 
 @pytest.mark.parametrize(
@@ -527,7 +654,10 @@ def test_what_cannot_be_read_is_shown(line):
 def test_types_have_their_sizes():
     types = ["f64[3]", "bf16[5]", "pred[8]", "s4[4]", "f8e4m3fn[2]"]
     body = "\n".join(f"  %p{i} = {kind} parameter({i})" for i, kind in enumerate(types))
-    body += f"\n  ROOT %r = ({', '.join(types)}) all-gather(%p0, %p1, %p2, %p3, %p4), replica_groups=[1,2]<=[2]"
+    body += (
+        f"\n  ROOT %r = ({', '.join(types)}) all-gather(%p0, %p1, %p2, %p3, %p4), "
+        "replica_groups=[1,2]<=[2]"
+    )
     (move,) = read_program(program(body, partitions=2)).moves
     assert move.bytes == 24 + 10 + 8 + 2 + 2
 
@@ -572,7 +702,11 @@ def test_recordings_cover_every_place_and_the_oldest_jax():
 
 @pytest.mark.parametrize(("file", "name"), RECORDED)
 def test_programs_for_tpus(file, name):
-    text, known, sizes = RECORDED[file, name], PROGRAMS[name].known, PLACES[file.partition("-jax-")[0]][2]
+    text, known, sizes = (
+        RECORDED[file, name],
+        PROGRAMS[name].known,
+        PLACES[file.partition("-jax-")[0]][2],
+    )
     mesh = make_mesh(sizes.values(), tuple(sizes))
     if known is None:
         with pytest.raises(UnreadableProgram, match="megascale"):
@@ -580,8 +714,11 @@ def test_programs_for_tpus(file, name):
         return
     found = read_program(text, mesh)
     agree(found, known(sizes))
-    # Every start is counted, and nothing else is in the background: no step, no end of what was started.
-    starts = len(re.findall(r'"AsyncCollectiveStart"|(?:all|collective)-[a-z-]*-start\(| call-start\(', text))
+    # Every start is counted, and nothing else is in the background: no step, no end of what was
+    # started.
+    starts = len(
+        re.findall(r'"AsyncCollectiveStart"|(?:all|collective)-[a-z-]*-start\(| call-start\(', text)
+    )
     assert sum(move.asynchronous for move in found.moves) == starts
     assert text.count('"AsyncCollectiveStart"') == text.count('"AsyncCollectiveDone"')
     for move in found.moves:
@@ -593,8 +730,8 @@ def test_programs_for_tpus(file, name):
 def test_the_recordings_hold_what_is_hard_to_read():
     texts = "".join(RECORDED.values())
     for form in (
-        '"AsyncCollectiveStart"', "%async_collective_fusion", "calls=%all-reduce-scatter", " call-start(",
-        " all-to-all-start(", " ragged-all-to-all(", " while(", "/*index=5*/", "is_host_transfer=true",
+        '"AsyncCollectiveStart"', "%async_collective_fusion", "calls=%all-reduce-scatter", " call-start(",  # noqa: E501
+        " all-to-all-start(", " ragged-all-to-all(", " while(", "/*index=5*/", "is_host_transfer=true",  # noqa: E501
     ):  # fmt: skip
         assert form in texts
     assert "known_trip_count" not in texts  # for TPUs the number of turns is to be found
@@ -602,9 +739,12 @@ def test_the_recordings_hold_what_is_hard_to_read():
 
 # CPUs do not exchange ragged arrays, and they send bfloat16 as float32.
 NOT_ON_CPUS = (
-    "ragged exchange", "gather weights of layers", "train layers", "two matmuls of a model cut along y",
+    "ragged exchange",
+    "gather weights of layers",
+    "train layers",
+    "two matmuls of a model cut along y",
     "sum across slices",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_ON_CPUS])
@@ -661,11 +801,18 @@ def loop(compare, step, first):
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["LT", "LE", "GT", "GE", "NE"]), st.integers(-20, 20), st.integers(-4, 4),
-    st.sampled_from(["%five", "%l.1"]), st.booleans(),
-)  # fmt: skip
+    st.sampled_from(["LT", "LE", "GT", "GE", "NE"]),
+    st.integers(-20, 20),
+    st.integers(-4, 4),
+    st.sampled_from(["%five", "%l.1"]),
+    st.booleans(),
+)
 def test_loops_that_count(direction, first, step, limit, mirrored):
-    said = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction) if mirrored else direction
+    said = (
+        {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
+        if mirrored
+        else direction
+    )
     sides = f"{limit}, %i.1" if mirrored else f"%i.1, {limit}"
     found = read_program(loop(f"compare({sides}), direction={said}", step, first))
     assert found == {"all-reduce": turns(direction, first, 5, step)}
@@ -678,9 +825,13 @@ def test_loops_that_do_not_merely_count_are_unknown():
         "less(%i.1, %five)",
         "and(%i.1, %five)",
     ):
-        text = loop(compare, 1, 0).replace("%five = s32[]", "%unknown = s32[] rng(), a=b\n  %five = s32[]")
+        text = loop(compare, 1, 0).replace(
+            "%five = s32[]", "%unknown = s32[] rng(), a=b\n  %five = s32[]"
+        )
         assert read_program(text) == {"all-reduce": None}
-    squared = loop("compare(%i.1, %five), direction=LT", 1, 2).replace("add(%step, %i)", "multiply(%i, %i)")
+    squared = loop("compare(%i.1, %five), direction=LT", 1, 2).replace(
+        "add(%step, %i)", "multiply(%i, %i)"
+    )
     assert read_program(squared) == {"all-reduce": None}
 
 
@@ -703,7 +854,7 @@ STARTED = """\
   ROOT %e = f32[4] dynamic-slice(%r), dynamic_slice_sizes={4}
 }
 
-"""
+"""  # noqa: E501
 IN_FUSIONS = """\
   %p = f32[4] parameter(0)
   %s = (f32[4], f32[16]) fusion(%p), kind=kCustom, calls=%starting
@@ -716,7 +867,11 @@ def test_collectives_in_fusions():
     assert found == {"all-gather": 1, "reduce-scatter": 1}
     gather, scatter = found.moves
     assert gather.asynchronous and gather.axes == ("y",) and gather.bytes == 3 * 16
-    assert not scatter.asynchronous and scatter.operands == ("f32[16]",) and scatter.results == ("f32[4]",)
+    assert (
+        not scatter.asynchronous
+        and scatter.operands == ("f32[16]",)
+        and scatter.results == ("f32[4]",)
+    )
     assert scatter.bytes == 3 * 16
 
 
@@ -729,7 +884,8 @@ def test_collectives_in_fusions():
             "channel_id=4, replica_groups=[2,4]<=[8], frontend",
             "%h",
         ),
-        (', frontend_attributes={chain_id="0"}', "", "%g"),  # a gather in a fusion, for no reason that we know
+        # a gather in a fusion, for no reason that we know
+        (', frontend_attributes={chain_id="0"}', "", "%g"),
         ("ROOT %r = f32[4] fusion", "ROOT %r = f32[5] fusion", "fusion"),  # no part of the sum
         ("calls=%ending", "calls=%elsewhere", "elsewhere"),
         ("dynamic-slice(%r)", "all-mixing(%r)", "all-mixing"),
@@ -767,7 +923,7 @@ KERNEL = """\
   %p = f32[4] parameter(0)
   ROOT %k = f32[4] custom-call(%p), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
 "mesh_axes":"x"
-}}, backend_config={"custom_call_config":{"has_communication":true}}"""
+}}, backend_config={"custom_call_config":{"has_communication":true}}"""  # noqa: E501
 
 
 def test_kernels_that_send_are_refused():

@@ -1,4 +1,6 @@
-"""programs.lifetimes: the walk through a program agrees with its collectives, and with what it must do with a layer."""
+"""programs.lifetimes: the walk through a program agrees with its collectives, and with what it must
+do with a layer.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +45,12 @@ def test_every_collective_is_a_step_of_its_layer(program):
         assert sum(labels(lane).count(kind) for lane in made.lanes.values()) == count
     for lane in made.lanes.values():
         assert labels(lane)[0] == "all-gather" and labels(lane)[-1] == "reduce-scatter"
-    at = [step for lane in made.lanes.values() for label, step, _ in lane if not label.startswith("waits")]
+    at = [
+        step
+        for lane in made.lanes.values()
+        for label, step, _ in lane
+        if not label.startswith("waits")
+    ]
     assert sorted(at) == list(range(made.steps))  # each step is that of one layer
     timeline(made.lanes, unit="steps")
 
@@ -51,7 +58,10 @@ def test_every_collective_is_a_step_of_its_layer(program):
 def test_layers_run_in_order_and_backwards_again():
     made = lifetimes(TWICE, STACK, X)
     gathered = sorted(
-        (start, lane) for lane, held in made.lanes.items() for what, start, _ in held if what[4:] == "gather"
+        (start, lane)
+        for lane, held in made.lanes.items()
+        for what, start, _ in held
+        if what[4:] == "gather"
     )
     forward = [f"layer {i}" for i in range(LAYERS)]
     assert [lane for _, lane in gathered] == forward + forward[::-1]

@@ -19,7 +19,9 @@ X = np.arange(64 * 128, dtype="float32").reshape(64, 128)
 
 
 def shift(waits):
-    """A jitted function that sends each device's rows to the next one, and may read them without a wait."""
+    """A jitted function that sends each device's rows to the next one, and may read them without a
+    wait.
+    """
 
     def kernel(x_ref, y_ref, sent, arrived):
         to = lax.rem(lax.axis_index("x") + 1, 8)
@@ -27,16 +29,22 @@ def shift(waits):
         copy.start()
         copy.wait() if waits else copy.wait_send()
 
-    return jax.jit(jax.shard_map(called(kernel), mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+    return jax.jit(
+        jax.shard_map(called(kernel), mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    )
 
 
 def called(kernel):
     def call(x):
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         return pl.pallas_call(
-            kernel, out_shape=jax.ShapeDtypeStruct((8, 128), "float32"), in_specs=[anywhere], out_specs=anywhere,
-            scratch_shapes=[pltpu.SemaphoreType.DMA] * 2, interpret=pltpu.InterpretParams(),
-        )(x)  # fmt: skip
+            kernel,
+            out_shape=jax.ShapeDtypeStruct((8, 128), "float32"),
+            in_specs=[anywhere],
+            out_specs=anywhere,
+            scratch_shapes=[pltpu.SemaphoreType.DMA] * 2,
+            interpret=pltpu.InterpretParams(),
+        )(x)
 
     return call
 
@@ -48,7 +56,8 @@ def test_a_missing_wait_is_found_and_leaves_nothing_behind(capfd):
     assert found and all(text.startswith("RACE DETECTED\n") and "kernel)" in text for text in found)
     assert len({text.splitlines()[1] for text in found}) > 1, "one text for each race"
     assert races(shift(True), x) == []
-    np.testing.assert_array_equal(shift(True)(x), np.roll(X, 8, axis=0))  # no error of an earlier call comes back
+    # no error of an earlier call comes back
+    np.testing.assert_array_equal(shift(True)(x), np.roll(X, 8, axis=0))
     assert capfd.readouterr() == ("", "") and logging.getLogger().handlers == handlers
 
 
@@ -68,8 +77,12 @@ def test_kernels_that_are_not_watched_are_an_error():
     def double(x_ref, y_ref):
         y_ref[...] = 2 * x_ref[...]
 
-    before = pl.pallas_call(double, out_shape=jax.ShapeDtypeStruct((8, 128), "float32"), interpret=True)
-    with pytest.raises(ValueError, match=r"the kernel double was made with interpret=True.*inside the function"):
+    before = pl.pallas_call(
+        double, out_shape=jax.ShapeDtypeStruct((8, 128), "float32"), interpret=True
+    )
+    with pytest.raises(
+        ValueError, match=r"the kernel double was made with interpret=True.*inside the function"
+    ):
         races(before, np.ones((8, 128), "float32"))
     with pytest.raises(ValueError, match=r"calls no kernel.*pl\.pallas_call"):
         races(lambda x: x + 1, np.ones(4))

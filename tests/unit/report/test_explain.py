@@ -23,7 +23,9 @@ from shardlab.report.explain import compare, explain
 pytestmark = pytest.mark.reads("src/shardlab")
 
 D, F, B = 64, 256, 32
-MESH = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:8])
+MESH = jax.make_mesh(
+    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:8]
+)
 SPECS = {"up": P("data", "model"), "down": P("model", "data")}
 
 
@@ -37,7 +39,11 @@ def struct(shape, *spec, dtype="float32"):
 
 def weights(layers, dtype="float32"):
     shapes = {"up": (D, F), "down": (F, D)}
-    return {"layers": [{k: struct(shapes[k], *SPECS[k], dtype=dtype) for k in shapes} for _ in range(layers)]}
+    return {
+        "layers": [
+            {k: struct(shapes[k], *SPECS[k], dtype=dtype) for k in shapes} for _ in range(layers)
+        ]
+    }
 
 
 def model(params, x):
@@ -84,18 +90,24 @@ def test_the_moves_are_all_of_the_collectives(trained):
 def test_a_gather_has_the_line_that_needs_the_array_its_pass_and_the_name_of_the_argument(trained):
     gathers = [move for move in trained.moves if move.kind == "all-gather"]
     found = {(move.phase, move.line, move.array): move for move in gathers}
-    assert {("forward", UP, "state[0]['layers'][*]['up']"), ("forward", DOWN, "state[0]['layers'][*]['down']"),
+    assert {("forward", UP, "state[0]['layers'][*]['up']"),
+        ("forward", DOWN, "state[0]['layers'][*]['down']"),
             ("backward", DOWN, "state[0]['layers'][*]['down']")} <= found.keys()  # fmt: skip
     first = found["forward", UP, "state[0]['layers'][*]['up']"]
     assert first.file == __file__ and first.axes == ("data",) and first.group == 4
-    assert first.times == 3 and first.bytes == 3 * (D // 4) * (F // 2) * 4  # what a device has goes to three others
+    # what a device has goes to three others
+    assert first.times == 3 and first.bytes == 3 * (D // 4) * (F // 2) * 4
     assert first.operation == "dot_general" and "FSDP" in first.cause and first.overlap == "waits"
 
 
 def test_gradients_and_partial_sums_are_told_apart(trained):
     reduces = [move for move in trained.moves if move.kind == "all-reduce"]
     (partial,) = (move for move in reduces if move.phase == "forward" and move.line == DOWN)
-    assert partial.axes == ("model",) and partial.times == 3 and "contracting dimension" in partial.cause
+    assert (
+        partial.axes == ("model",)
+        and partial.times == 3
+        and "contracting dimension" in partial.cause
+    )
     gradients = [move for move in reduces if move.axes == ("data",) and move.phase == "backward"]
     assert gradients and all("gradient" in move.cause for move in gradients if move.total > 100)
     assert any(move.array.startswith("result[0]") for move in gradients)
@@ -104,8 +116,15 @@ def test_gradients_and_partial_sums_are_told_apart(trained):
 def test_memory_is_that_of_the_compiler_and_of_the_shards(trained):
     sizes = {array.name: array for array in trained.arrays}
     up, moment = sizes["state[0]['layers'][0]['up']"], sizes["state[1]['layers'][0]['up']"]
-    assert (up.bytes, up.whole, up.spec, up.replicated) == (D * F * 4 // 8, D * F * 4, 'P("data", "model")', ())
-    assert moment.bytes == D * F * 4 and moment.replicated == ("data", "model") and up.donated is False
+    assert (up.bytes, up.whole, up.spec, up.replicated) == (
+        D * F * 4 // 8,
+        D * F * 4,
+        'P("data", "model")',
+        (),
+    )
+    assert (
+        moment.bytes == D * F * 4 and moment.replicated == ("data", "model") and up.donated is False
+    )
     assert sum(array.bytes for array in trained.arrays) == trained.memory["arguments"]
 
 
@@ -125,7 +144,8 @@ def test_at_most_is_never_less_than_what_is_stored_at_once(trained):
 def test_replicated_moments_and_a_state_that_is_not_donated_are_found(trained):
     titles = {finding.title: finding.says for finding in trained.findings}
     assert titles.keys() == {"replicated", "other sharding", "not donated"}
-    assert "6 arrays of state[1]" in titles["replicated"] and "98.3 kB" in titles["replicated"]  # a quarter of 393 kB
+    # a quarter of 393 kB
+    assert "6 arrays of state[1]" in titles["replicated"] and "98.3 kB" in titles["replicated"]
     assert 'donate_argnames="state"' in titles["not donated"]
 
 
@@ -136,10 +156,15 @@ def says(report, title):
 
 def test_a_replicated_array_is_told_with_the_dimension_that_divides():
     (odd,) = says(explain(lambda a: a.sum(), struct((511, 64))), "replicated")
-    assert "in shards along data, which divides dimension 1, it would be 32.7 kB" in odd  # 511 * 64 * 4 / 4
+    # 511 * 64 * 4 / 4
+    assert "in shards along data, which divides dimension 1, it would be 32.7 kB" in odd
     half = explain(lambda a, b: a + b, struct((64, 64), "model", "data"), struct((64, 64), "model"))
-    assert "along data; in shards along data, which divides dimension 1, it" in says(half, "replicated")[0]
-    assert says(explain(lambda a: a.sum(), struct((511, 63))), "replicated") == []  # no axis divides a dimension
+    assert (
+        "along data; in shards along data, which divides dimension 1, it"
+        in says(half, "replicated")[0]
+    )
+    # no axis divides a dimension
+    assert says(explain(lambda a: a.sum(), struct((511, 63))), "replicated") == []
 
 
 def test_a_replicated_result_is_told():
@@ -150,39 +175,57 @@ def test_a_replicated_result_is_told():
         return jnp.zeros_like(w), x
 
     (whole,) = says(explain(init, weights, BATCH), "replicated result")
-    assert whole.startswith("result[0], 65.5 kB on each device, 94% of arguments and results, stored whole along data")
+    assert whole.startswith(
+        "result[0], 65.5 kB on each device, 94% of arguments and results, stored whole along data"
+    )
     assert "along data, which divides dimension 0, it would be 16.4 kB" in whole
     sharded = jax.jit(init, out_shardings=(on("data", "model"), on("data")))
     assert says(explain(sharded, weights, BATCH), "replicated result") == []
-    assert says(explain(lambda w: 2 * w, struct((D, F))), "replicated result") == []  # said of the argument
+    # said of the argument
+    assert says(explain(lambda w: 2 * w, struct((D, F))), "replicated result") == []
 
 
 def test_a_result_on_one_device_is_told():
     """A program that uses none of the arrays on a mesh is compiled for one device."""
     weights = struct((D, F), "data", "model")
     (alone,) = says(explain(jnp.zeros_like, weights), "result on one device")
-    assert alone.startswith("result, 65.5 kB, is on one device, although arguments are on a mesh of 8")
-    assert explain(jax.jit(jnp.zeros_like, out_shardings=on("data", "model")), weights).findings == ()
+    assert alone.startswith(
+        "result, 65.5 kB, is on one device, although arguments are on a mesh of 8"
+    )
+    assert (
+        explain(jax.jit(jnp.zeros_like, out_shardings=on("data", "model")), weights).findings == ()
+    )
 
 
 def test_arguments_are_those_of_the_program_with_their_names_and_specs():
     report = explain(lambda unused, v, w: v @ w, BATCH, BATCH, np.ones((D, D), "float32"))
-    assert [(array.name, array.spec) for array in report.arrays] == [("w", "P()"), ("v", 'P("data")')]
+    assert [(array.name, array.spec) for array in report.arrays] == [
+        ("w", "P()"),
+        ("v", 'P("data")'),
+    ]
     assert sum(array.bytes for array in report.arrays) == report.memory["arguments"]
-    several = explain(lambda *args: (args[0] @ args[1]["w"], args[1]), BATCH, {"w": struct((D, D), "data")})
+    several = explain(
+        lambda *args: (args[0] @ args[1]["w"], args[1]), BATCH, {"w": struct((D, D), "data")}
+    )
     assert {array.name for array in several.arrays} == {"args[0]", "args[1]['w']"}
     assert "jax.jit(..., donate_argnums=(0, 1))" in says(several, "not donated")[0]
 
 
 def test_a_result_that_does_not_have_the_sharding_of_what_it_replaces_is_told(trained):
     (changes,) = says(trained, "other sharding")
-    assert "6 results, first result[0][1]['layers'][0]['down'], have the types of state[1]" in changes
+    assert (
+        "6 results, first result[0][1]['layers'][0]['down'], have the types of state[1]" in changes
+    )
     assert 'P("model", "data")' in changes and "P()" in changes and "compiles again" in changes
     donated = jax.jit(lambda w: 2 * w, donate_argnums=0, out_shardings=on("data"))
     (other,) = says(explain(donated, struct((64, 64), None, "data")), "other sharding")
-    assert other.startswith('result has the type of w, but the sharding P("data") instead of P(None, "data")')
-    assert says(explain(donated, struct((64, 64), "data", None)), "other sharding") == []  # the same, spelt out
-    assert says(explain(lambda a: a.T, struct((64, 64), "data")), "other sharding") == []  # replaces nothing
+    assert other.startswith(
+        'result has the type of w, but the sharding P("data") instead of P(None, "data")'
+    )
+    # the same, spelt out
+    assert says(explain(donated, struct((64, 64), "data", None)), "other sharding") == []
+    # replaces nothing
+    assert says(explain(lambda a: a.T, struct((64, 64), "data")), "other sharding") == []
 
 
 def test_a_gradient_replaces_no_argument():
@@ -194,7 +237,9 @@ def test_a_gradient_replaces_no_argument():
     for f in (jax.grad(loss), jax.jit(jax.value_and_grad(loss))):
         report = explain(f, params, BATCH)
         assert says(report, "not donated") == says(report, "other sharding") == []
-    updated = explain(lambda p, x: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, x)), params, BATCH)
+    updated = explain(
+        lambda p, x: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, x)), params, BATCH
+    )
     assert len(says(updated, "not donated")) == 1
 
 
@@ -204,7 +249,9 @@ def test_the_gradient_of_the_only_parameter_is_told_from_a_partial_sum():
         return w - 0.1 * m, m
 
     moves = explain(train, struct((D, D)), struct((D, D)), BATCH).moves
-    assert [(move.kind, move.cause.partition(":")[0]) for move in moves] == [("all-reduce", "a gradient")]
+    assert [(move.kind, move.cause.partition(":")[0]) for move in moves] == [
+        ("all-reduce", "a gradient")
+    ]
 
 
 def test_only_what_a_result_could_replace_should_be_donated():
@@ -216,8 +263,12 @@ def test_only_what_a_result_could_replace_should_be_donated():
         "results have the types and shardings of 4,096 bytes of x; if they replace it, "
         'jax.jit(..., donate_argnames="x") lets them take its memory'
     ]
-    assert says(explain(lambda w, x: w @ x, struct((64, 64)), struct((64, 64))), "not donated") == []  # which of them?
-    assert says(explain(lambda a: a.T, struct((64, 64), "data")), "not donated") == []  # another sharding
+    # which of them?
+    assert (
+        says(explain(lambda w, x: w @ x, struct((64, 64)), struct((64, 64))), "not donated") == []
+    )
+    # another sharding
+    assert says(explain(lambda a: a.T, struct((64, 64), "data")), "not donated") == []
 
 
 def test_what_was_repaired_is_gone(trained):
@@ -231,13 +282,18 @@ def test_what_was_repaired_is_gone(trained):
     assert any(line.startswith("- replicated: 6 arrays") for line in lines)
     assert not any(line.startswith("+ ") for line in lines)
     page = explain.compare(trained, better)._repr_html_()
-    assert "<td>arguments</td><td>446 kB</td><td>102 kB</td>" in page and "<li>- <strong>replicated</strong>: 6" in page
+    assert (
+        "<td>arguments</td><td>446 kB</td><td>102 kB</td>" in page
+        and "<li>- <strong>replicated</strong>: 6" in page
+    )
     with pytest.raises(TypeError, match="two reports of explain"):
         compare(trained, step)
 
 
 def test_a_scan_says_how_often_and_names_the_stacked_arguments():
-    stacked = {k: struct((3, *one.shape), None, *SPECS[k]) for k, one in weights(1)["layers"][0].items()}
+    stacked = {
+        k: struct((3, *one.shape), None, *SPECS[k]) for k, one in weights(1)["layers"][0].items()
+    }
 
     def scanned(params, x):
         def body(x, layer):
@@ -245,7 +301,11 @@ def test_a_scan_says_how_often_and_names_the_stacked_arguments():
 
         return lax.scan(body, x, params)[0]
 
-    found = {move.array: move for move in explain(scanned, stacked, BATCH).moves if move.kind == "all-gather"}
+    found = {
+        move.array: move
+        for move in explain(scanned, stacked, BATCH).moves
+        if move.kind == "all-gather"
+    }
     assert found.keys() == {"params['up']", "params['down']"}
     assert all(move.times == 3 and move.line == line_of(scanned, "tanh") for move in found.values())
 
@@ -273,8 +333,14 @@ def test_products_that_are_repeated_are_told_from_a_twentieth_of_all():
         return first, b @ c
 
     def told(rows):
-        return bool(says(explain(f, struct((64, 64)), struct((rows, 64), ("data", "model")), struct((64, 64))),
-                         "repeated work"))  # fmt: skip
+        return bool(
+            says(
+                explain(
+                    f, struct((64, 64)), struct((rows, 64), ("data", "model")), struct((64, 64))
+                ),
+                "repeated work",
+            )
+        )
 
     # Of 8 times 64 rows seven times 64 are repeated: 448 of 512 + rows.
     assert told(8 * 1000) and not told(8 * 1100)
@@ -300,34 +366,59 @@ def test_what_follows_the_backward_pass_is_the_update():
 
     p, m = (jax.ShapeDtypeStruct((D, D), "float32", sharding=sharding) for sharding in specs)
     moves = explain(jax.jit(train, out_shardings=specs), p, m, BATCH).moves
-    assert ("all-gather", "update", "m", UPDATE) in [(one.kind, one.phase, one.array, one.cause) for one in moves]
+    assert ("all-gather", "update", "m", UPDATE) in [
+        (one.kind, one.phase, one.array, one.cause) for one in moves
+    ]
     assert {"backward", "update"} <= {move.phase for move in moves}
-    alone = explain(jax.jit(update, out_shardings=specs[0]), p, m).moves  # nothing was differentiated
+    # nothing was differentiated
+    alone = explain(jax.jit(update, out_shardings=specs[0]), p, m).moves
     assert alone and not any(move.phase == "update" or move.cause == UPDATE for move in alone)
 
 
-UPDATE = "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+UPDATE = (
+    "the update needs whole what is stored in shards: optimiser and parameters have other specs"
+)
 
 
 def test_causes_that_the_program_names():
-    reshard = explain(lambda a: lax.with_sharding_constraint(2 * a, on(None, "data")), struct((64, 64), "data"))
-    assert [move.kind for move in reshard.moves] == ["all-to-all"] and reshard.moves[0].phase == "forward"
-    by_hand = jax.shard_map(lambda a: lax.psum(a, "data"), mesh=MESH, in_specs=P("data"), out_specs=P())
+    reshard = explain(
+        lambda a: lax.with_sharding_constraint(2 * a, on(None, "data")), struct((64, 64), "data")
+    )
+    assert [move.kind for move in reshard.moves] == ["all-to-all"] and reshard.moves[
+        0
+    ].phase == "forward"
+    by_hand = jax.shard_map(
+        lambda a: lax.psum(a, "data"), mesh=MESH, in_specs=P("data"), out_specs=P()
+    )
     (move,) = explain(by_hand, struct((64, 64), "data")).moves
-    assert move.kind == "all-reduce" and move.cause == "written in a shard_map" and move.array == "a"
+    assert (
+        move.kind == "all-reduce" and move.cause == "written in a shard_map" and move.array == "a"
+    )
 
 
-ROWS, COLUMNS, EIGHT = struct((64, 64), "data"), struct((64, 64), None, "data"), struct((8, 8), "data")
+ROWS, COLUMNS, EIGHT = (
+    struct((64, 64), "data"),
+    struct((64, 64), None, "data"),
+    struct((8, 8), "data"),
+)
 
 
 def mapped_sum(w, x):
-    return jax.shard_map(lambda w, x: lax.psum(jnp.sum(x @ w), "data"), mesh=MESH, in_specs=(P(), P("data")),
-                         out_specs=P())(w, x)  # fmt: skip
+    return jax.shard_map(
+        lambda w, x: lax.psum(jnp.sum(x @ w), "data"),
+        mesh=MESH,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+    )(w, x)
 
 
 def ring(x):
-    return jax.shard_map(lambda x: lax.ppermute(jnp.sin(x), "data", [(i, (i + 1) % 4) for i in range(4)]), mesh=MESH,
-                         in_specs=P("data"), out_specs=P("data"))(x)  # fmt: skip
+    return jax.shard_map(
+        lambda x: lax.ppermute(jnp.sin(x), "data", [(i, (i + 1) % 4) for i in range(4)]),
+        mesh=MESH,
+        in_specs=P("data"),
+        out_specs=P("data"),
+    )(x)
 
 
 def look_up(table, indices):
@@ -342,56 +433,81 @@ def descend(p, m, x):
 def factored(a):
     """A call into foreign code: LAPACK's LU decomposition."""
     shapes = ((64, 64), "float32"), ((64,), "int32"), ((), "int32")
-    return jax.ffi.ffi_call("lapack_sgetrf_ffi", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes))(a)[0]
+    return jax.ffi.ffi_call(
+        "lapack_sgetrf_ffi", tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    )(a)[0]
 
 
 def in_groups(x, k):
-    return lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
-                                    feature_group_count=4)  # fmt: skip
+    return lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=4
+    )
 
 
 def from_the_host(a):
-    return jax.pure_callback(np.tanh, jax.ShapeDtypeStruct(a.shape, a.dtype), a, vmap_method="broadcast_all")
+    return jax.pure_callback(
+        np.tanh, jax.ShapeDtypeStruct(a.shape, a.dtype), a, vmap_method="broadcast_all"
+    )
 
 
-unchecked_sum = jax.shard_map(lambda w, x: lax.psum(jnp.sum(x @ w), "data"), mesh=MESH, in_specs=(P(), P("data")),
-                              out_specs=P(), check_vma=False)  # fmt: skip
+unchecked_sum = jax.shard_map(
+    lambda w, x: lax.psum(jnp.sum(x @ w), "data"),
+    mesh=MESH,
+    in_specs=(P(), P("data")),
+    out_specs=P(),
+    check_vma=False,
+)
 
-# A program for each cause: what it is called with, the kind of a collective in it, and how its cause begins.
+# A program for each cause: what it is called with, the kind of a collective in it, and how its
+# cause begins.
 CAUSES = [
     (mapped_sum, (struct((64,)), ROWS), "all-reduce", "written in a shard_map"),
-    (jax.grad(mapped_sum), (struct((64,)), ROWS), "all-reduce", "added by the backward pass of a shard_map"),
+    (jax.grad(mapped_sum), (struct((64,)), ROWS), "all-reduce",
+        "added by the backward pass of a shard_map"),
     (jax.grad(lambda x: (ring(x) ** 2).sum()), (ROWS,), "collective-permute",
      "the backward pass of a collective in a shard_map"),
     (jax.grad(unchecked_sum), (struct((64,)), ROWS), "all-reduce",
      "added by the backward pass of a shard_map with check_vma=False"),
-    (lambda a: lax.with_sharding_constraint(a, on(None, "data")), (ROWS,), "all-to-all", "asked for: a sharding"),
+    (lambda a: lax.with_sharding_constraint(a, on(None, "data")), (ROWS,), "all-to-all",
+        "asked for: a sharding"),
     (from_the_host, (ROWS,), "all-gather", "a callback runs on one device"),
     (factored, (ROWS,), "all-gather", "XLA does not split a call into foreign code"),
-    (jax.jit(in_groups, out_shardings=on("data")), (struct((16, 8, 8, 32), "data"), struct((3, 3, 8, 64))),
+    (jax.jit(in_groups, out_shardings=on("data")),
+        (struct((16, 8, 8, 32), "data"), struct((3, 3, 8, 64))),
      "all-gather", "a convolution in groups"),
-    (lambda a: lax.map(jnp.cumsum, a), (ROWS,), "all-gather", "a loop (scan, map) goes along the dimension"),
-    (lambda a, i: lax.dynamic_slice_in_dim(jnp.sin(a), i[0], 10), (ROWS, struct((1,), dtype="int32")), "all-gather",
+    (lambda a: lax.map(jnp.cumsum, a), (ROWS,), "all-gather",
+        "a loop (scan, map) goes along the dimension"),
+    (lambda a, i: lax.dynamic_slice_in_dim(jnp.sin(a), i[0], 10),
+        (ROWS, struct((1,), dtype="int32")), "all-gather",
      "a slice along a dimension that is sharded: any"),
     (lambda a: jnp.exp(a[:50]), (ROWS,), "all-gather", "a result that is stored whole"),
     (lambda a: a.T.reshape(-1)[:, None] * jnp.ones((1, 2)), (ROWS,), "all-gather",
      "an argument that is sharded along a dimension that this line"),
-    (lambda a: jnp.sin(a).T.reshape(-1)[:, None] * jnp.ones((1, 2)), (ROWS,), "all-gather", "cause not known"),
-    (lambda a, b: jnp.sin(a) * jnp.cos(b), (struct((64, 64), ("data", "model")), struct((64, 64), "model")),
+    (lambda a: jnp.sin(a).T.reshape(-1)[:, None] * jnp.ones((1, 2)), (ROWS,), "all-gather",
+        "cause not known"),
+    (lambda a, b: jnp.sin(a) * jnp.cos(b),
+        (struct((64, 64), ("data", "model")), struct((64, 64), "model")),
      "all-gather", "two arrays with specs that clash"),
     (lambda a: jnp.linalg.cholesky(a), (ROWS,), "all-gather", "XLA has no distributed cholesky"),
     (lambda a: jnp.linalg.qr(a), (ROWS,), "all-gather", "XLA has no distributed qr"),
-    (lambda a, b: jnp.linalg.solve(a, b), (ROWS, ROWS), "all-gather", "XLA has no distributed solve"),
+    (lambda a, b: jnp.linalg.solve(a, b), (ROWS, ROWS), "all-gather",
+        "XLA has no distributed solve"),
     (jnp.fft.fftn, (ROWS,), "all-gather", "a Fourier transform needs the whole dimension"),
     (lambda a: jnp.cumsum(a, 0), (ROWS,), "all-gather", "cumsum goes along the whole dimension"),
-    (lambda a: jnp.argmax(a, 0), (ROWS,), "all-gather", "a maximum and its index over a sharded dimension"),
-    (look_up, (ROWS, EIGHT), "all-reduce", "a computed index into a sharded dimension: each device looks up"),
-    (look_up, (COLUMNS, EIGHT), "all-gather", "a computed index into a sharded dimension: any device may need"),
+    (lambda a: jnp.argmax(a, 0), (ROWS,), "all-gather",
+        "a maximum and its index over a sharded dimension"),
+    (look_up, (ROWS, EIGHT), "all-reduce",
+        "a computed index into a sharded dimension: each device looks up"),
+    (look_up, (COLUMNS, EIGHT), "all-gather",
+        "a computed index into a sharded dimension: any device may need"),
     (lambda a, b: a.at[b[:, 0].astype(int)].set(b), (struct((64, 8), "data"), EIGHT), "all-gather",
      "an update at computed indices"),
-    (lambda a, b: jnp.concatenate([a, b]), (ROWS, ROWS), "all-to-all", "a concatenation along a sharded"),
-    (lambda a: a[::-1], (ROWS,), "collective-permute", "an array is reversed along a dimension that is sharded"),
-    (lambda a: lax.with_sharding_constraint(jnp.sin(a), on(("model", "data"))), (struct((64, 64), ("data", "model")),),
+    (lambda a, b: jnp.concatenate([a, b]), (ROWS, ROWS), "all-to-all",
+        "a concatenation along a sharded"),
+    (lambda a: a[::-1], (ROWS,), "collective-permute",
+        "an array is reversed along a dimension that is sharded"),
+    (lambda a: lax.with_sharding_constraint(jnp.sin(a), on(("model", "data"))),
+        (struct((64, 64), ("data", "model")),),
      "collective-permute", "asked for: a sharding"),
     (lambda a: lax.associative_scan(jnp.add, a), (ROWS,), "collective-permute",
      "shards go to other devices; cause not known"),
@@ -399,18 +515,25 @@ CAUSES = [
     (lambda a, b: a @ b, (COLUMNS, ROWS), "all-reduce", "the contracting dimension is sharded"),
     (jax.grad(lambda w, x: jnp.mean(jnp.tanh(x @ w) ** 2)), (struct((64, 64)), ROWS), "all-reduce",
      "a gradient: devices with other data add theirs"),
-    (lambda a, b: jnp.sin(a) + jnp.cos(b), (ROWS, COLUMNS), "all-to-all", "the shards go from one dimension"),
-    (lambda a, b: jnp.vdot(a, b), (COLUMNS, COLUMNS), "all-gather", "a reshape (as in ravel and vdot)"),
-    (jax.jit(descend, out_shardings=(on(None, "model"), on("data"))), (struct((64, 64), None, "model"), ROWS, ROWS),
+    (lambda a, b: jnp.sin(a) + jnp.cos(b), (ROWS, COLUMNS), "all-to-all",
+        "the shards go from one dimension"),
+    (lambda a, b: jnp.vdot(a, b), (COLUMNS, COLUMNS), "all-gather",
+        "a reshape (as in ravel and vdot)"),
+    (jax.jit(descend, out_shardings=(on(None, "model"), on("data"))),
+        (struct((64, 64), None, "model"), ROWS, ROWS),
      "all-gather", "the update needs whole what is stored in shards"),
-    (lambda x, w: x @ w, (ROWS, ROWS), "all-gather", "an argument that is sharded along a dimension that this product"),
+    (lambda x, w: x @ w, (ROWS, ROWS), "all-gather",
+        "an argument that is sharded along a dimension that this product"),
     (lambda x, w: x @ jnp.sin(w), (ROWS, ROWS), "all-gather", "a product needs this operand whole"),
-    (jax.pmap(lambda x: lax.psum(x, "each"), axis_name="each"), (np.ones((8, 4), "float32"),), "all-reduce",
+    (jax.pmap(lambda x: lax.psum(x, "each"), axis_name="each"), (np.ones((8, 4), "float32"),),
+        "all-reduce",
      "a sum that is written in the function which pmap maps"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("f", "arguments", "kind", "words"), CAUSES, ids=[words for *_, words in CAUSES])
+@pytest.mark.parametrize(
+    ("f", "arguments", "kind", "words"), CAUSES, ids=[words for *_, words in CAUSES]
+)
 def test_a_program_for_each_cause(f, arguments, kind, words):
     report = explain(f, *arguments)
     causes = {move.cause for move in report.moves if move.kind == kind}
@@ -422,7 +545,9 @@ def test_each_cause_that_can_be_told_has_a_program():
     for node in ast.walk(ast.parse(inspect.getsource(causes))):
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
             parts = node.value.values if isinstance(node.value, ast.JoinedStr) else [node.value]
-            texts.add("".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts))
+            texts.add(
+                "".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts)
+            )
     assert len(texts) > 20
     for text in texts - {""}:  # of a kind that no compiler makes of JAX's operations
         longest = max(text.split("*"), key=len)
@@ -445,23 +570,32 @@ def test_random_numbers_of_the_old_generator_are_told():
 
 
 def test_what_a_shard_map_sends_is_told_from_what_its_backward_pass_adds():
-    mapped = jax.shard_map(lambda w, x: lax.psum(jnp.sum(x @ w), "data"), mesh=MESH, in_specs=(P(), P("data")),
-                           out_specs=P())  # fmt: skip
+    mapped = jax.shard_map(
+        lambda w, x: lax.psum(jnp.sum(x @ w), "data"),
+        mesh=MESH,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+    )
     report = explain(jax.grad(mapped), struct((64,)), struct((64, 64), "data"))
     (move,) = report.moves
     assert (move.kind, move.phase, move.array) == ("all-reduce", "backward", "result")
     assert move.cause.startswith("added by the backward pass of a shard_map")
-    moves = explain(jax.value_and_grad(lambda x: (ring(x) ** 2).sum()), struct((64, 64), "data")).moves
+    moves = explain(
+        jax.value_and_grad(lambda x: (ring(x) ** 2).sum()), struct((64, 64), "data")
+    ).moves
     assert {move.cause for move in moves if move.kind == "collective-permute"} == {
-        "written in a shard_map", "the backward pass of a collective in a shard_map"
-    }  # fmt: skip
+        "written in a shard_map",
+        "the backward pass of a collective in a shard_map",
+    }
 
 
 def test_only_what_is_added_for_a_result_has_its_name():
     def forward(x, up, down):
         return jnp.tanh(jnp.tanh(x @ up) @ down)
 
-    report = explain(forward, struct((B, D), "data"), struct((D, F), None, "model"), struct((F, D), "model"))
+    report = explain(
+        forward, struct((B, D), "data"), struct((D, F), None, "model"), struct((F, D), "model")
+    )
     assert [(move.kind, move.array) for move in report.moves] == [("all-reduce", "")]
     last = explain(lambda x, w: x @ w, struct((B, D), None, "model"), struct((D, F), "model"))
     assert [(move.kind, move.array) for move in last.moves] == [("all-reduce", "result")]
@@ -469,10 +603,16 @@ def test_only_what_is_added_for_a_result_has_its_name():
 
 def test_a_closed_over_array_is_found():
     held = np.random.default_rng(0).normal(size=(256, 256)).astype("float32")
-    found = {finding.title: finding.says for finding in explain(lambda a: a @ held, struct((64, 256), "data")).findings}
+    found = {
+        finding.title: finding.says
+        for finding in explain(lambda a: a @ held, struct((64, 256), "data")).findings
+    }
     assert "1 constant of 262 kB" in found["closed-over constant"]
     assert "closed-over constant" not in {
-        finding.title for finding in explain(lambda a, w: a @ w, struct((64, 256), "data"), struct((256, 256))).findings
+        finding.title
+        for finding in explain(
+            lambda a, w: a @ w, struct((64, 256), "data"), struct((256, 256))
+        ).findings
     }
 
 
@@ -484,12 +624,16 @@ def test_a_donation_that_cannot_be_used_is_told():
 
 def turned(a):
     """From one layout to another between which the partitioner knows no way."""
-    mesh = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
+    mesh = jax.make_mesh(
+        (2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8]
+    )
     b = lax.with_sharding_constraint(a, NamedSharding(mesh, P("x", None, "z")))
     return lax.with_sharding_constraint(b * 2, NamedSharding(mesh, P(None, ("y", "x"), None)))
 
 
-CUBES = jax.make_mesh((2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
+CUBES = jax.make_mesh(
+    (2, 2, 2), ("x", "y", "z"), axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8]
+)
 CUBE = jax.ShapeDtypeStruct((8, 8, 8), "float32", sharding=NamedSharding(CUBES, P("x", "y", "z")))
 
 
@@ -498,16 +642,27 @@ def test_a_full_rematerialisation_is_told_with_its_line_and_still_printed(capfd)
     assert "asked for: a sharding constraint or a reshard" in {move.cause for move in report.moves}
     (said,) = says(report, "full rematerialisation")
     first, second = line_of(turned, '"x", None'), line_of(turned, "b * 2")
-    assert "1 array" in said and "f32[4,8,4]" in said and re.search(rf"in test_explain.py:({first}|{second}):", said)
+    assert (
+        "1 array" in said
+        and "f32[4,8,4]" in said
+        and re.search(rf"in test_explain.py:({first}|{second}):", said)
+    )
     assert "Involuntary full rematerialization" in capfd.readouterr().err
 
 
 def test_a_full_rematerialisation_is_seen_in_the_program_where_the_compiler_says_nothing():
     text = jax.jit(turned).lower(CUBE).compile().as_text()
     (said,) = says(explain(text), "full rematerialisation")
-    assert "f32[8,8,8] is gathered" in said and "keeps only a shard" in said and "test_explain.py:" in said
+    assert (
+        "f32[8,8,8] is gathered" in said
+        and "keeps only a shard" in said
+        and "test_explain.py:" in said
+    )
     needed = explain(lambda a, w: a @ w, struct((64, 64), "data"), struct((64, 64), "data"))
-    assert "all-gather" in {move.kind for move in needed.moves} and says(needed, "full rematerialisation") == []
+    assert (
+        "all-gather" in {move.kind for move in needed.moves}
+        and says(needed, "full rematerialisation") == []
+    )
 
 
 def test_matrix_products_that_devices_repeat_are_told_with_the_factor():
@@ -528,8 +683,12 @@ def test_matrix_products_that_devices_repeat_are_told_with_the_factor():
     stacked = struct((3, D, D))
     (said,) = says(explain(jax.grad(scanned), stacked, struct((B, D))), "repeated work")
     assert "8 times the FLOPs" in said
-    mapped = jax.shard_map(lambda w, x: x @ w, mesh=MESH, in_specs=(P(), P(("data", "model"))),
-                           out_specs=P(("data", "model")))  # fmt: skip
+    mapped = jax.shard_map(
+        lambda w, x: x @ w,
+        mesh=MESH,
+        in_specs=(P(), P(("data", "model"))),
+        out_specs=P(("data", "model")),
+    )
     assert says(explain(mapped, w, struct((B, D), ("data", "model"))), "repeated work") == []
 
 
@@ -538,9 +697,14 @@ def test_operations_that_every_device_computes_whole_are_told():
         return jnp.linalg.cholesky(a)
 
     (said,) = says(explain(factor, struct((128, 128), "data")), "repeated work")
-    assert said.startswith(f"test_explain.py:{line_of(factor, 'linalg')}: XLA has no distributed cholesky")
+    assert said.startswith(
+        f"test_explain.py:{line_of(factor, 'linalg')}: XLA has no distributed cholesky"
+    )
     assert says(explain(factor, struct((64, 64, 64), "data")), "repeated work") == []
-    (said,) = says(explain(lambda a: jnp.fft.fftn(a), struct((64, 64), "data", dtype="complex64")), "repeated work")
+    (said,) = says(
+        explain(lambda a: jnp.fft.fftn(a), struct((64, 64), "data", dtype="complex64")),
+        "repeated work",
+    )
     assert "a Fourier transform needs the whole dimension" in said
 
 
@@ -555,14 +719,31 @@ def test_a_gradient_that_is_added_twice_is_told():
     twice = mapped(lambda w, x: lax.psum(jax.grad(loss)(w, x), "data"))
     (said,) = says(twice, "added twice")
     assert "4 times too large" in said and "along data" in said
-    assert len(says(mapped(lambda w, x: lax.psum(0.5 * jax.grad(loss)(w, x), "data")), "added twice")) == 1
+    assert (
+        len(says(mapped(lambda w, x: lax.psum(0.5 * jax.grad(loss)(w, x), "data")), "added twice"))
+        == 1
+    )
     assert says(mapped(jax.grad(loss)), "added twice") == []
-    over_both = jax.shard_map(lambda x: lax.psum(lax.psum(x, "data"), "model"), mesh=MESH,
-                              in_specs=P("data", "model"), out_specs=P())  # fmt: skip
+    over_both = jax.shard_map(
+        lambda x: lax.psum(lax.psum(x, "data"), "model"),
+        mesh=MESH,
+        in_specs=P("data", "model"),
+        out_specs=P(),
+    )
     assert says(explain(over_both, struct((B, D), "data", "model")), "added twice") == []
-    (both,) = says(explain(jax.shard_map(lambda x: lax.psum(lax.psum(x, "data"), ("data", "model")), mesh=MESH,
-                                         in_specs=P("data", "model"), out_specs=P(), check_vma=False),
-                           struct((B, D), "data", "model")), "added twice")  # fmt: skip
+    (both,) = says(
+        explain(
+            jax.shard_map(
+                lambda x: lax.psum(lax.psum(x, "data"), ("data", "model")),
+                mesh=MESH,
+                in_specs=P("data", "model"),
+                out_specs=P(),
+                check_vma=False,
+            ),
+            struct((B, D), "data", "model"),
+        ),
+        "added twice",
+    )
     assert "4 times too large" in both and "along data, model" in both
     line = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:8])
     x = jax.ShapeDtypeStruct((B, D), "float32", sharding=NamedSharding(line, P("d")))
@@ -591,16 +772,22 @@ def test_bf16_that_this_backend_widens_is_told_and_a_pod_answers():
     there = explain(model, params, struct((B, D), "data", dtype="bfloat16"), mesh=Pod("v5e:4x2"))
     assert there.compiled_for == "v5e:4x2" and there.chip == "v5e" and there.devices == 8
     assert "bf16 widened" not in {finding.title for finding in there.findings}
-    assert there.memory["peak"] > there.memory["arguments"] and "the compiler's peak" in " ".join(repr(there).split())
+    assert there.memory["peak"] > there.memory["arguments"] and "the compiler's peak" in " ".join(
+        repr(there).split()
+    )
     moves = {move.array: move for move in there.moves if move.kind == "all-gather"}
     assert moves["params['layers'][*]['up']"].bytes == 3 * (D // 4) * (F // 2) * 2
-    assert moves["params['layers'][*]['up']"].line == UP and moves["params['layers'][*]['down']"].line == DOWN
+    assert (
+        moves["params['layers'][*]['up']"].line == UP
+        and moves["params['layers'][*]['down']"].line == DOWN
+    )
 
 
 def test_every_pod_names_a_chip_for_the_times(monkeypatch):
     square = lambda a: (a * a).sum(0)  # noqa: E731
     assert explain(square, struct((B, D), "data"), mesh=Pod("tpu7x:2x2x1")).chip == "tpu7x"
-    monkeypatch.setattr(Pod, "like", lambda self, *args: args)  # a compiler for GPUs is not always installed
+    # a compiler for GPUs is not always installed
+    monkeypatch.setattr(Pod, "like", lambda self, *args: args)
     assert explain(square, struct((B, D), "data"), mesh=Pod("h100:1x8")).chip == "H100"
 
 
@@ -618,23 +805,37 @@ def test_it_takes_a_program_in_any_form(form):
         assert report.memory["arguments"] == (2 * D * F // 8 + B * D // 4) * 4
     assert report.bytes == collectives(model, *arguments).bytes
     assert {move.array for move in report.moves if move.kind == "all-gather"} == {
-        "params['layers'][*]['up']", "params['layers'][*]['down']"
-    }  # fmt: skip
+        "params['layers'][*]['up']",
+        "params['layers'][*]['down']",
+    }
 
 
 def test_arguments_with_empty_places_have_their_specs():
     """Equinox leaves None in the places of what it keeps outside of the program."""
-    report = explain(lambda tree, x: x @ tree["w"], {"static": None, "w": np.ones((D, F), "float32")}, BATCH)
-    assert {array.name: array.spec for array in report.arrays} == {"tree['w']": "P()", "x": 'P("data")'}
+    report = explain(
+        lambda tree, x: x @ tree["w"], {"static": None, "w": np.ones((D, F), "float32")}, BATCH
+    )
+    assert {array.name: array.spec for array in report.arrays} == {
+        "tree['w']": "P()",
+        "x": 'P("data")',
+    }
 
 
 def test_nnx_functions_are_taken_too():
     nnx = pytest.importorskip("flax.nnx")
     layer = nnx.Linear(D, F, rngs=nnx.Rngs(0))
     nnx.update(layer, jax.tree.map(lambda one: jax.device_put(one, on()), nnx.state(layer)))
-    report = explain(nnx.jit(lambda layer, x: layer(x).sum()), layer, jax.device_put(jnp.ones((B, D)), on("data")))
+    report = explain(
+        nnx.jit(lambda layer, x: layer(x).sum()),
+        layer,
+        jax.device_put(jnp.ones((B, D)), on("data")),
+    )
     assert report.bytes == collectives(lambda a: a.sum(), struct((B, D), "data")).bytes
-    assert {array.type for array in report.arrays} == {f"f32[{D},{F}]", f"f32[{F}]", f"f32[{B},{D}]"}
+    assert {array.type for array in report.arrays} == {
+        f"f32[{D},{F}]",
+        f"f32[{F}]",
+        f"f32[{B},{D}]",
+    }
 
 
 def test_forty_layers_print_on_one_screen():
@@ -646,17 +847,28 @@ def test_forty_layers_print_on_one_screen():
 
 
 def test_a_table_that_is_too_wide_goes_on_below_and_loses_nothing():
-    deep = {"the_decoder_of_the_model": {"layers_of_attention_and_mlp": {"projection_of_the_queries": struct((D, F))}}}
+    deep = {
+        "the_decoder_of_the_model": {
+            "layers_of_attention_and_mlp": {"projection_of_the_queries": struct((D, F))}
+        }
+    }
 
     def project(weights, x):
-        return x @ weights["the_decoder_of_the_model"]["layers_of_attention_and_mlp"]["projection_of_the_queries"]
+        return (
+            x
+            @ weights["the_decoder_of_the_model"]["layers_of_attention_and_mlp"][
+                "projection_of_the_queries"
+            ]
+        )
 
     report = explain(project, deep, struct((B, D), None, ("data", "model")))
     shown = repr(report)
     assert max(map(len, shown.splitlines())) <= reports.WIDE
     for array in report.arrays:
         assert "".join(array.name.split()) in "".join(shown.split()) and array.spec in shown
-    code = next(line.strip() for line in inspect.getsource(project).splitlines() if "return" in line)
+    code = next(
+        line.strip() for line in inspect.getsource(project).splitlines() if "return" in line
+    )
     assert f"`{code[:58]} …`" in " ".join(shown.split())
 
 
@@ -677,13 +889,19 @@ def test_a_list_of_layers_is_one_row_and_parts_of_a_state_are_not():
 
     text = repr(explain(run, [struct((D, D), "data") for _ in range(6)], BATCH))
     assert re.search(r"6 ×  layers\[\*\] ", text) and "layers[0]" not in text
-    state = explain(lambda state: jax.tree.map(lambda a: 2 * a, state), (struct((D, D)), struct((D, D))))
+    state = explain(
+        lambda state: jax.tree.map(lambda a: 2 * a, state), (struct((D, D)), struct((D, D)))
+    )
     assert "state[0]" in repr(state) and "state[1]" in repr(state)
 
 
 def test_a_cell_of_a_notebook_has_its_number(monkeypatch):
     file = "/tmp/ipykernel_12/345.py"
-    assert where(file, 2) == "cell:2" and where(__file__, 2) == "test_explain.py:2" and where("", 0) == "not known"
+    assert (
+        where(file, 2) == "cell:2"
+        and where(__file__, 2) == "test_explain.py:2"
+        and where("", 0) == "not known"
+    )
     cells = SimpleNamespace(format_code_name={file: ("Cell", "In[3]")}.get)
     kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=cells))
     monkeypatch.setitem(sys.modules, "IPython", kernel)
@@ -696,11 +914,15 @@ def test_it_is_printed_as_html_and_as_json(trained):
     page = trained._repr_html_()
     assert page.count("<tr>") > len(trained.moves) and "<strong>replicated</strong>" in page
     assert "<code>h = jnp.tanh(x @ layer[&quot;up&quot;])</code>" in page and "f32[16,128]" in page
-    repeated = explain(lambda a: jnp.fft.fftn(a), ROWS)._repr_html_()  # a finding that names a line of the table
+    # a finding that names a line of the table
+    repeated = explain(lambda a: jnp.fft.fftn(a), ROWS)._repr_html_()
     assert re.search(
-        r'<li data-place="(test_explain\.py:\d+)" tabindex="0"><strong>repeated work</strong>: \1', repeated
+        r'<li data-place="(test_explain\.py:\d+)" tabindex="0"><strong>repeated work</strong>: \1',
+        repeated,
     )
-    assert f"test_explain.py:{UP}" in repr(trained) and "It sends nothing." in repr(explain(jnp.tanh, BATCH))
+    assert f"test_explain.py:{UP}" in repr(trained) and "It sends nothing." in repr(
+        explain(jnp.tanh, BATCH)
+    )
 
 
 def test_a_program_for_one_device_says_that_the_others_are_idle():
@@ -711,7 +933,10 @@ def test_a_program_for_one_device_says_that_the_others_are_idle():
 
 
 def test_what_is_no_program_is_refused():
-    with pytest.raises(TypeError, match="takes a function, a Lowered or Compiled program or the text of one, not int"):
+    with pytest.raises(
+        TypeError,
+        match="takes a function, a Lowered or Compiled program or the text of one, not int",
+    ):
         explain(3)
     with pytest.raises(ValueError, match="no ENTRY in this text"):
         explain("HloModule nothing")

@@ -1,4 +1,6 @@
-"""The tools on Auto, explicit and mixed meshes, and for arrays with partial sums or reduced copies in their types."""
+"""The tools on Auto, explicit and mixed meshes, and for arrays with partial sums or reduced copies
+in their types.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ from shardlab import (
     draw_shard_map,
     explain,
     same_layout,
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -24,7 +26,9 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 LEFT, RIGHT = np.arange(128, dtype=np.float32).reshape(8, 16), np.ones((16, 8), np.float32)
 
 
-@pytest.fixture(params=[(AUTO, AUTO), (EXPLICIT, EXPLICIT), (EXPLICIT, AUTO)], ids=["auto", "explicit", "mixed"])
+@pytest.fixture(
+    params=[(AUTO, AUTO), (EXPLICIT, EXPLICIT), (EXPLICIT, AUTO)], ids=["auto", "explicit", "mixed"]
+)
 def mesh(request):
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=request.param)
     with jax.set_mesh(mesh):
@@ -39,7 +43,9 @@ def test_each_tool_takes_arrays_of_each_type_of_mesh(mesh):
     rows = NamedSharding(mesh, P("x", None))
     w, x = jax.device_put(RIGHT, NamedSharding(mesh, P())), jax.device_put(LEFT, rows)
     report = explain(jax.grad(loss), w, x)
-    assert [move.kind for move in report.moves] == ["all-reduce"] and "replicated" not in repr(report).split("\n")[0]
+    assert [move.kind for move in report.moves] == ["all-reduce"] and "replicated" not in repr(
+        report
+    ).split("\n")[0]
     assert collectives(jax.grad(loss), w, x) == {"all-reduce": 1}
     assert describe(x).spec == (("x",), ()) and len(draw(x=x)._repr_html_()) > 1000
     assert_equal_to_one_device(loss, (w, x), (w.sharding, rows))
@@ -68,7 +74,9 @@ def test_explain_takes_partial_sums_as_argument_and_as_result(explicit):
     assert explain(product, a, b).moves == ()
     report = explain(lambda sums: jax.sharding.reshard(sums, P()), sums)
     assert [move.kind for move in report.moves] == ["all-reduce"]
-    assert report.arrays[0].spec == "P(None, None, unreduced={'x'})" and report.arrays[0].replicated == ("y",)
+    assert report.arrays[0].spec == "P(None, None, unreduced={'x'})" and report.arrays[
+        0
+    ].replicated == ("y",)
     assert "unreduced" in repr(report)
 
 
@@ -85,8 +93,9 @@ def test_the_backward_pass_of_a_reduced_cast_and_of_a_gather_to_reduced_is_drawn
         return lax.psum(jnp.sum(x @ lax.all_gather(w, "x", tiled=True, to="reduced")), "x")
 
     for body, spec, forward, backward in (
-        (cast, P(), "cast to reduced x", "psum x"), (gathered, P("x"), "all_gather x", "psum_scatter x"),
-    ):  # fmt: skip
+        (cast, P(), "cast to reduced x", "psum x"),
+        (gathered, P("x"), "all_gather x", "psum_scatter x"),
+    ):
         w, x = jax.device_put(RIGHT, spec), jax.device_put(LEFT, P("x"))
         line = draw_backward(body, (spec, P("x")), P(), w, x).text.splitlines()[1]
         assert line.endswith(f"forward {forward}, backward {backward}.")
@@ -97,7 +106,9 @@ def test_an_operation_across_devices_that_is_not_known_is_refused(explicit, monk
 
     monkeypatch.setattr(backward, "_DRAWN", {})
     with pytest.raises(ValueError, match=r"does not know JAX's operation .*would leave it out"):
-        draw_backward(lambda x: lax.psum(x, "x"), P("x"), P(), jax.ShapeDtypeStruct((8,), "float32"))
+        draw_backward(
+            lambda x: lax.psum(x, "x"), P("x"), P(), jax.ShapeDtypeStruct((8,), "float32")
+        )
 
 
 def test_the_kind_of_what_is_not_yet_reduced_and_reduced_axes_are_written():
@@ -111,5 +122,9 @@ def test_the_kind_of_what_is_not_yet_reduced_and_reduced_axes_are_written():
     if kinds is None:
         pytest.skip("this version of JAX has sums alone")
     most = NamedSharding(mesh, P("x", None, unreduced={"y"}, unreduced_kind=kinds.max))
-    assert "2 partial maxima" in str(describe(most, (8, 4))) and "partial maxima" in repr(draw(most, shape=(8, 4)))
-    assert not same_layout(describe(most, (8, 4)), NamedSharding(mesh, P("x", None, unreduced={"y"})))
+    assert "2 partial maxima" in str(describe(most, (8, 4))) and "partial maxima" in repr(
+        draw(most, shape=(8, 4))
+    )
+    assert not same_layout(
+        describe(most, (8, 4)), NamedSharding(mesh, P("x", None, unreduced={"y"}))
+    )

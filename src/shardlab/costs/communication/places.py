@@ -39,21 +39,27 @@ def mesh_places(setting, parallelism):
 def _stated_places(chip, sizes, torus_axes):
     """Places of axes that run over stated numbers of torus axes, as rings within one slice."""
     if not isinstance(torus_axes, Mapping):
-        raise ValueError(f"torus_axes={torus_axes!r}; use a dict such as {{'fsdp': 2, 'tensor': 1}}")
+        raise ValueError(
+            f"torus_axes={torus_axes!r}; use a dict such as {{'fsdp': 2, 'tensor': 1}}"
+        )
     for axis, number in torus_axes.items():
         if axis not in MESH_AXES:
             raise ValueError(
-                f"torus_axes has an axis {axis!r}; known are {', '.join(MESH_AXES)}{nearest(axis, MESH_AXES)}"
+                f"torus_axes has an axis {axis!r}; known are "
+                f"{', '.join(MESH_AXES)}{nearest(axis, MESH_AXES)}"
             )
         if not np.all((np.asarray(number) > 0) & (np.asarray(number) <= 3)):
             raise ValueError(
-                f"torus_axes[{axis!r}] is {number!r}; use a number above 0 and up to 3, the axes of a torus"
+                f"torus_axes[{axis!r}] is {number!r}; use a number above 0 and up to 3, the "
+                "axes of a torus"
             )
     if not chip.torus:
         raise ValueError(f"torus_axes is given, but a switch connects {chip.name}: leave it out")
     stated = {}
     for axis, size in sizes.items():
-        axes = np.asarray(torus_axes.get("fsdp" if axis in ("sharded", "routed") else axis, 1), float)
+        axes = np.asarray(
+            torus_axes.get("fsdp" if axis in ("sharded", "routed") else axis, 1), float
+        )
         side = size ** (1 / np.maximum(axes, 1))  # chips along each torus axis
         hops = np.maximum(axes, 1) * side / 2 * (size > 1)
         stated[axis] = Place(size, np.asarray(1), 2 * axes, hops, side / 8, np.asarray(1))
@@ -72,11 +78,15 @@ def replica_places(setting):
         chips = np.multiply(np.multiply(tensor, expert), pipeline)
         if np.any(machine.chips % chips):
             wrong = first(chips, machine.chips % chips != 0)
-            raise ValueError(f"replicas of {wrong} chips do not fill {machine.name} evenly; use a divisor")
+            raise ValueError(
+                f"replicas of {wrong} chips do not fill {machine.name} evenly; use a divisor"
+            )
         replicas = machine.chips // chips
         return place(lambda _: machine, [tensor, expert, pipeline, replicas])[:3]
     if np.any(np.multiply(expert, pipeline) > 1):
-        raise ValueError("expert and pipeline need a machine, on which their axes are placed; give machine=")
+        raise ValueError(
+            "expert and pipeline need a machine, on which their axes are placed; give machine="
+        )
     alone = Place(one, one, 1.0, 0, 0.0, one)
     if not chip.torus:
         near = np.minimum(tensor, chip.node_chips)

@@ -1,4 +1,6 @@
-"""Kinds of rematerialisation as data: what a layer keeps and where, and what is computed again, reads and sends."""
+"""Kinds of rematerialisation as data: what a layer keeps and where, and what is computed again,
+reads and sends.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,29 +10,41 @@ from shardlab.machines.models import Model
 
 __all__ = ["POLICIES", "REMAT", "Remat"]
 
-# The arrays of a layer that can be kept, and their widths: of the model, queries, keys or values, the MLP's products.
-# Nothing in the backward pass needs the result of the MLP, so JAX keeps none of it where a policy names it.
-_WIDTHS = {"inputs": 0, "query": 1, "key": 2, "value": 2, "context": 1, "out": 0, "up": 3, "down": None}
+# The arrays of a layer that can be kept, and their widths: of the model, queries, keys or values,
+# the MLP's products. Nothing in the backward pass needs the result of the MLP, so JAX keeps none of
+# it where a policy names it.
+_WIDTHS = {
+    "inputs": 0,
+    "query": 1,
+    "key": 2,
+    "value": 2,
+    "context": 1,
+    "out": 0,
+    "up": 3,
+    "down": None,
+}
 
 
 @dataclass(frozen=True)
 class Remat:
-    """What the forward pass of a training step keeps for the backward pass, and what that computes again.
+    """What the forward pass of a training step keeps for the backward pass, and what that computes
+    again.
 
     >>> costs.REMAT["mlp"].recomputes
     ('query', 'key', 'value', 'out', 'scores')
 
     Attributes:
       label: what is computed again, in words.
-      keeps: for each token and layer, how many arrays as wide as the model, as the queries, as the keys or values, and
-        as the inputs of the MLP's first products the chip keeps.
-      recomputes: what is computed again, of the projections "query", "key", "value" and "out", "mlp" (all but its last
-        product) and "scores".
+      keeps: for each token and layer, how many arrays as wide as the model, as the queries, as the
+        keys or values, and as the inputs of the MLP's first products the chip keeps.
+      recomputes: what is computed again, of the projections "query", "key", "value" and "out",
+        "mlp" (all but its last product) and "scores".
       reads: how often each micro-batch reads a parameter.
       pairs: the gathers and scatters that a tensor group does again in each layer, in pairs.
       hosts: as `keeps`, what goes to the host's memory and comes back.
 
-    Source: counted from the layer's operations; see `activation_bytes`, `training_flops` and `step_cost`.
+    Source: counted from the layer's operations; see `activation_bytes`, `training_flops` and
+    `step_cost`.
     """
 
     label: str
@@ -42,10 +56,12 @@ class Remat:
 
     @classmethod
     def of(cls, device: Iterable[str] = ("inputs",), host: Iterable[str] = ()) -> "Remat":
-        """The kind that keeps some arrays of a layer on the chip and others in the host's memory, and no more.
+        """The kind that keeps some arrays of a layer on the chip and others in the host's memory,
+        and no more.
 
-        The names are those of MaxText's `remat_policy: custom`, without "_proj": "inputs" (`decoder_layer_input`),
-        "query", "key", "value", "context" (the result of attention), "out", "up" (`mlpwi`) and "down" (`mlpwo`).
+        The names are those of MaxText's `remat_policy: custom`, without "_proj": "inputs"
+        (`decoder_layer_input`), "query", "key", "value", "context" (the result of attention),
+        "out", "up" (`mlpwi`) and "down" (`mlpwo`).
 
         >>> costs.Remat.of(host=["inputs", "query", "key", "value"]).recomputes
         ('out', 'mlp', 'scores')
@@ -58,22 +74,34 @@ class Remat:
           ValueError: an unknown name, with the nearest; or the inputs of the layers are in neither.
         """
         host = tuple(one_of("host", name, tuple(_WIDTHS)) for name in host)
-        device = tuple(name for name in device if one_of("device", name, tuple(_WIDTHS)) not in host)
+        device = tuple(
+            name for name in device if one_of("device", name, tuple(_WIDTHS)) not in host
+        )
         if "inputs" not in (*device, *host):
             raise ValueError(
-                f"a layer is computed again from its inputs, and {', '.join((*device, *host)) or 'nothing'} has none; "
-                "add 'inputs' to device or host"
+                "a layer is computed again from its inputs, and "
+                f"{', '.join((*device, *host)) or 'nothing'} has none; add 'inputs' to device "
+                "or host"
             )
-        widths = ([sum(_WIDTHS[name] == width for name in kept) for width in range(4)] for kept in (device, host))
+        widths = (
+            [sum(_WIDTHS[name] == width for name in kept) for width in range(4)]
+            for kept in (device, host)
+        )
         kept = {*device, *host}
         again = tuple(part for part in ("query", "key", "value", "out") if part not in kept)
         again += ("mlp",) * ("up" not in kept) + ("scores",) * ("context" not in kept)
-        scattered = ("out" not in kept) + ("up" not in kept) + (not kept >= {"query", "key", "value"})
+        scattered = (
+            ("out" not in kept) + ("up" not in kept) + (not kept >= {"query", "key", "value"})
+        )
         where = " and ".join(
-            f"{', '.join(kept)} {place}" for kept, place in ((device, "kept"), (host, "offloaded")) if kept
+            f"{', '.join(kept)} {place}"
+            for kept, place in ((device, "kept"), (host, "offloaded"))
+            if kept
         )
         keeps, hosts = widths
-        return cls(where, tuple(keeps), again, 3 if "mlp" in again else 2, scattered / 2, tuple(hosts))
+        return cls(
+            where, tuple(keeps), again, 3 if "mlp" in again else 2, scattered / 2, tuple(hosts)
+        )
 
     @property
     def whole_layers(self) -> bool:
@@ -104,18 +132,22 @@ def _width(counts, model):
 _ATTENTION = ("query", "key", "value", "out")
 _LAYER = (*_ATTENTION, "mlp", "scores")
 REMAT = {
-    # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and its output's input
+    # x, its norm, q, k, v, attention's result; x after attention, its norm, the MLP's products, and
+    # its output's input
     "none": Remat("nothing", (4, 2, 2, 2)),
     "matmuls": Remat("attention scores", (2, 1, 2, 1), ("scores",)),
     "mlp": Remat("attention", (1, 0, 0, 1), (*_ATTENTION, "scores"), pairs=0.5),
     "block": Remat("whole layers", (1, 0, 0, 0), _LAYER, reads=3, pairs=1.5),
-    "offload": Remat("layers, offloaded", (0, 0, 0, 0), _LAYER, reads=3, pairs=1.5, hosts=(1, 0, 0, 0)),
+    "offload": Remat(
+        "layers, offloaded", (0, 0, 0, 0), _LAYER, reads=3, pairs=1.5, hosts=(1, 0, 0, 0)
+    ),
 }
 
 
 _PROJECTIONS = ("inputs", "query", "key", "value")
-# What MaxText calls its `remat_policy` (src/maxtext/layers/decoders.py at e591f30, get_remat_policy), and Megatron-LM
-# its `--recompute-granularity`: "full" is that of both. Of each, the inputs of the layers stay on the chip.
+# What MaxText calls its `remat_policy` (src/maxtext/layers/decoders.py at e591f30,
+# get_remat_policy), and Megatron-LM its `--recompute-granularity`: "full" is that of both. Of each,
+# the inputs of the layers stay on the chip.
 POLICIES = {
     "full": REMAT["block"],
     "selective": REMAT["matmuls"],
@@ -132,7 +164,9 @@ POLICIES = {
 
 
 def remat_of(kind: str | Remat) -> Remat:
-    """The kind that is called so, here or in `POLICIES`; ValueError for others, with the nearest."""
+    """The kind that is called so, here or in `POLICIES`; ValueError for others, with the
+    nearest.
+    """
     if isinstance(kind, Remat):
         return kind
     named = REMAT | POLICIES

@@ -1,4 +1,6 @@
-"""What a training step costs on each chip, by part: compute, memory, and the collectives along each axis."""
+"""What a training step costs on each chip, by part: compute, memory, and the collectives along each
+axis.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,13 +47,16 @@ class StepCost:
       flops: of one chip, with what is rematerialised.
       compute_seconds, hbm_seconds: the time of its FLOPs, and of its bytes to and from HBM.
       host_seconds: the time of its bytes to and from the host's memory, with "offload".
-      axes: the `AxisCost` of each axis by its name: "data", "fsdp", "tensor", "pipeline", "context", "expert".
+      axes: the `AxisCost` of each axis by its name: "data", "fsdp", "tensor", "pipeline",
+        "context", "expert".
       bubble: the time that a pipeline waits, as a share of the time that it works.
       memory: a `Memory`.
       fits: whether its total is no more than the chip's HBM, less the reserve.
-      mfu: model FLOPs utilisation: the share of the peak that useful FLOPs reach, if all communication is overlapped.
-      expected_seconds: the time to expect: products at the share of the peak that their sizes reach, communication at
-        the share of the bandwidth that collectives reach, and what of it cannot overlap added; see `FITTED`.
+      mfu: model FLOPs utilisation: the share of the peak that useful FLOPs reach, if all
+        communication is overlapped.
+      expected_seconds: the time to expect: products at the share of the peak that their sizes
+        reach, communication at the share of the bandwidth that collectives reach, and what of it
+        cannot overlap added; see `FITTED`.
       exposed_seconds: of that, the communication that nothing hides.
     """
 
@@ -70,7 +75,11 @@ class StepCost:
     @property
     def parts(self) -> dict[str, Numbers]:
         """The time of each part, in seconds: of "compute", "hbm", "host" and each axis."""
-        of_chip = {"compute": self.compute_seconds, "hbm": self.hbm_seconds, "host": self.host_seconds}
+        of_chip = {
+            "compute": self.compute_seconds,
+            "hbm": self.hbm_seconds,
+            "host": self.host_seconds,
+        }
         return of_chip | {axis: cost.seconds for axis, cost in self.axes.items()}
 
     def _parts(self):
@@ -78,12 +87,16 @@ class StepCost:
 
     @property
     def seconds(self) -> Numbers:
-        """The time of the largest part, and of the bubble: a lower bound, if everything else overlaps with it."""
+        """The time of the largest part, and of the bubble: a lower bound, if everything else
+        overlaps with it.
+        """
         return (self._parts().max(0) * (1 + self.bubble))[()]
 
     @property
     def serial_seconds(self) -> Numbers:
-        """The time if nothing overlaps: compute or HBM, whichever is more, plus all that is sent, plus the bubble."""
+        """The time if nothing overlaps: compute or HBM, whichever is more, plus all that is sent,
+        plus the bubble.
+        """
         sent = self.host_seconds + sum(cost.seconds for cost in self.axes.values())
         return (np.maximum(self.compute_seconds, self.hbm_seconds) + sent) * (1 + self.bubble)
 
@@ -121,14 +134,15 @@ def step_cost(
 ) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
-    Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in the forward and
-    once in the backward pass of each micro-batch, and reduce-scatters gradients. Tensor parallelism all-gathers the
-    activations of its group before attention and before the MLP and reduce-scatters the results, in the forward and the
-    backward pass, and for "block" all but the last in the rematerialised forward pass too. A pipeline sends the
-    activations of each micro-batch from stage to stage, and their gradients back. Context parallelism sends keys and
-    values around a ring, and in the backward pass them and their gradients; expert parallelism sends each token to its
-    experts and back, in both passes. With "offload" the inputs of the layers go to the host's memory in the forward
-    pass and return in the backward pass.
+    Data parallelism sends an all-reduce of a chip's gradients. FSDP all-gathers parameters, once in
+    the forward and once in the backward pass of each micro-batch, and reduce-scatters gradients.
+    Tensor parallelism all-gathers the activations of its group before attention and before the MLP
+    and reduce-scatters the results, in the forward and the backward pass, and for "block" all but
+    the last in the rematerialised forward pass too. A pipeline sends the activations of each
+    micro-batch from stage to stage, and their gradients back. Context parallelism sends keys and
+    values around a ring, and in the backward pass them and their gradients; expert parallelism
+    sends each token to its experts and back, in both passes. With "offload" the inputs of the
+    layers go to the host's memory in the forward pass and return in the backward pass.
 
     >>> fsdp = costs.Parallelism(fsdp=512)
     >>> step = costs.step_cost("llama-3-70b", "v5p", fsdp, 4 * 2**20)
@@ -137,34 +151,40 @@ def step_cost(
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.
-      machine: a `shardlab.hardware.Machine`; or a `Chip` or the name of one, for the machine that as many of them form
-        as the parallelism has.
-      parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with `batch_tokens`.
+      machine: a `shardlab.hardware.Machine`; or a `Chip` or the name of one, for the machine that
+        as many of them form as the parallelism has.
+      parallelism: a `Parallelism`, of numbers or arrays: one step for each, broadcast with
+        `batch_tokens`.
       batch_tokens: tokens in the global batch.
       sequence: tokens that each token attends to.
-      remat: as for `training_flops`. What offloads needs a chip whose `host_bytes_per_second` is known.
-      torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs over, all of them as
-        rings: a dict such as {"fsdp": 2, "tensor": 1}.
+      remat: as for `training_flops`. What offloads needs a chip whose `host_bytes_per_second` is
+        known.
+      torus_axes: instead of the places of a machine, how many of a TPU's torus axes each axis runs
+        over, all of them as rings: a dict such as {"fsdp": 2, "tensor": 1}.
       efficiency: share of the peak FLOP/s that products reach, in all times but the expected ones.
-      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once in a step, if the
-        gathered parameters and their gradients are kept until its end (ZeRO-1).
-      products: dtype of the matrix products of the layers; attention and the output matrix stay in bf16.
+      gathers: how often fsdp gathers a parameter: 2, in both passes of each micro-batch; or 1, once
+        in a step, if the gathered parameters and their gradients are kept until its end (ZeRO-1).
+      products: dtype of the matrix products of the layers; attention and the output matrix stay in
+        bf16.
       parameters, gradients, moments, master, activations, logits: dtypes, as for `training_memory`.
-      dispatch: how a token reaches its experts on other nodes: "expert", once for each of them, as an all-to-all sends
-        it; or "node", once for each node, which passes it on, as DeepEP does.
-      overlap: of "tensor" and "expert", the axes whose collectives the framework overlaps with products: in Megatron
-        Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It changes the expected time alone.
+      dispatch: how a token reaches its experts on other nodes: "expert", once for each of them, as
+        an all-to-all sends it; or "node", once for each node, which passes it on, as DeepEP does.
+      overlap: of "tensor" and "expert", the axes whose collectives the framework overlaps with
+        products: in Megatron Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It
+        changes the expected time alone.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
 
     Raises:
-      ValueError: an axis is not a whole number, or their product is not the number of chips; there is no such machine;
-        the tensor axis does not divide the heads; an unknown chip, axis, remat or dtype. The message names the value.
+      ValueError: an axis is not a whole number, or their product is not the number of chips; there
+        is no such machine; the tensor axis does not divide the heads; an unknown chip, axis, remat
+        or dtype. The message names the value.
 
-    Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last table, of which
-    this counts attention too. Where an axis leaves the node or slice: `hierarchical_seconds`. For "node": DeepSeek-V3
-    (https://arxiv.org/abs/2412.19437), section 3.2.2, whose tokens go to at most four nodes; that limit is not counted.
+    Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last
+    table, of which this counts attention too. Where an axis leaves the node or slice:
+    `hierarchical_seconds`. For "node": DeepSeek-V3 (https://arxiv.org/abs/2412.19437), section
+    3.2.2, whose tokens go to at most four nodes; that limit is not counted.
     """
     model, remat = known_model(model), remat_of(remat)
     on_machine = isinstance(machine, Machine)
@@ -190,9 +210,13 @@ def cost_on(setting, parallelism):
     """The `StepCost` of a `TrainingSetting` on one mesh or many: what `step_cost` gives."""
     _check_mesh(setting, parallelism)
     model, chip, remat = setting.model, setting.chip, setting.remat
-    memory = memory_of(model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers)
+    memory = memory_of(
+        model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers
+    )
     bytes_of = setting.dtypes.sizes
-    tensor, pipeline, context = (np.asarray(getattr(parallelism, axis), float) for axis in _OF_TOKENS)
+    tensor, pipeline, context = (
+        np.asarray(getattr(parallelism, axis), float) for axis in _OF_TOKENS
+    )
     micro = np.asarray(parallelism.microbatches, float)
     tokens = setting.batch_tokens / (parallelism.groups * context)  # of a tensor group, in all
 
@@ -206,15 +230,18 @@ def cost_on(setting, parallelism):
     if "scores" in remat.recomputes:
         scores_again = scores * (model.layers / pipeline) * tokens / tensor
     in_layers = 3 * in_layers + again - scores_again
-    products_seconds = in_layers / chip.peak(setting.products) + (flops - in_layers) / chip.peak("bf16")
+    products_seconds = in_layers / chip.peak(setting.products) + (flops - in_layers) / chip.peak(
+        "bf16"
+    )
     seconds = {"compute": products_seconds / setting.efficiency}
 
-    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are written and read;
-    # the optimiser reads and writes its state.
+    # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are
+    # written and read; the optimiser reads and writes its state.
     passes = micro * (remat.reads * bytes_of["parameters"] + bytes_of["gradients"])
     passes = passes * sum(_here(model, parallelism))
     update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
-    for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]  # of one element of its width
+    # of one element of its width
+    for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
     kept, offloaded = remat.kept_width(model) * for_token, remat.host_width(model) * for_token
     seconds["hbm"] = (passes + update + 2 * kept + 4 * offloaded) / chip.hbm_bytes_per_second
     seconds["host"] = 0.0 * offloaded
@@ -224,7 +251,9 @@ def cost_on(setting, parallelism):
     near, far, late, sent = _sent(setting, parallelism, _arrays(setting, parallelism, tokens))
     seconds |= {axis: np.maximum(near[axis], far[axis]) for axis in MESH_AXES}
     all_sent = near, far, late, seconds["host"]
-    expected, exposed = expected_seconds(setting, parallelism, tokens, flops, in_layers, all_sent, update)
+    expected, exposed = expected_seconds(
+        setting, parallelism, tokens, flops, in_layers, all_sent, update
+    )
     parts = {
         "flops": flops,
         **{f"{part}_seconds": seconds[part] for part in ("compute", "hbm", "host")},
@@ -236,8 +265,14 @@ def cost_on(setting, parallelism):
         "expected_seconds": expected,
         "exposed_seconds": exposed,
     }
-    parts = {name: array[()] for name, array in zip(parts, np.broadcast_arrays(*parts.values()), strict=True)}
-    axes = {axis: AxisCost(parts.pop(f"{axis} seconds"), parts.pop(f"{axis} bytes")) for axis in MESH_AXES}
+    parts = {
+        name: array[()]
+        for name, array in zip(parts, np.broadcast_arrays(*parts.values()), strict=True)
+    }
+    axes = {
+        axis: AxisCost(parts.pop(f"{axis} seconds"), parts.pop(f"{axis} bytes"))
+        for axis in MESH_AXES
+    }
     step = StepCost(memory=memory, axes=axes, **parts)
     return replace(step, mfu=step.mfu / step.seconds)
 
@@ -251,13 +286,16 @@ def _check_mesh(setting, parallelism):
     if machine and np.any(total != machine.chips):
         wrong = first(total, total != machine.chips)
         raise ValueError(
-            f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has {machine.chips}"
+            f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has "
+            f"{machine.chips}"
         )
     check_layers(setting.model, parallelism)
 
 
 def _here(model, parallelism):
-    """(parameters of the routed experts, all others) that a chip multiplies with: its part of its stage's layers."""
+    """(parameters of the routed experts, all others) that a chip multiplies with: its part of its
+    stage's layers.
+    """
     tensor, pipeline, expert = (
         np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert")
     )
@@ -266,7 +304,9 @@ def _here(model, parallelism):
 
 
 def _arrays(setting, parallelism, tokens):
-    """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their arrays)."""
+    """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their
+    arrays).
+    """
     model, remat, bytes_of = setting.model, setting.remat, setting.dtypes.sizes
     tensor, pipeline, context, expert = (
         np.asarray(getattr(parallelism, axis), float) for axis in (*_OF_TOKENS, "expert")
@@ -274,19 +314,33 @@ def _arrays(setting, parallelism, tokens):
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
     routed, dense = _here(model, parallelism)
     gather, scatter = setting.rounds(micro)
-    once = min(bytes_of["parameters"], bytes_of["activations"])  # wider parameters are cast before they are gathered
-    activations = tokens * model.d_model * bytes_of["activations"]  # the activations of a layer, in a tensor group
-    pairs = layers * (4 + remat.pairs) + 2  # of a gather and a scatter; two for the embedding and the output matrix
-    keys = (model.kv_rank + model.rope_dim) if model.kv_rank else 2 * model.kv_heads * model.head_dim / tensor
-    blocks = (3 + ("scores" in remat.recomputes)) * layers * micro  # of keys and values around the ring
-    # If layers are computed again, to the experts and back once more: the router's gradient needs what comes back.
+    # wider parameters are cast before they are gathered
+    once = min(bytes_of["parameters"], bytes_of["activations"])
+    # the activations of a layer, in a tensor group
+    activations = tokens * model.d_model * bytes_of["activations"]
+    # of a gather and a scatter; two for the embedding and the output matrix
+    pairs = layers * (4 + remat.pairs) + 2
+    keys = (
+        (model.kv_rank + model.rope_dim)
+        if model.kv_rank
+        else 2 * model.kv_heads * model.head_dim / tensor
+    )
+    # of keys and values around the ring
+    blocks = (3 + ("scores" in remat.recomputes)) * layers * micro
+    # If layers are computed again, to the experts and back once more: the router's gradient needs
+    # what comes back.
     chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * remat.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
 
     def sharded(place, parameters):
         return [
             (place, "all-gather", gather * layers, gather * parameters * once),
-            (place, "reduce-scatter", scatter * layers, scatter * parameters * bytes_of["gradients"]),
+            (
+                place,
+                "reduce-scatter",
+                scatter * layers,
+                scatter * parameters * bytes_of["gradients"],
+            ),
         ]
 
     summed = (dense + routed * expert) * tensor / parallelism.shards * bytes_of["gradients"]
@@ -296,14 +350,18 @@ def _arrays(setting, parallelism, tokens):
         "data": [("data", "all-reduce", layers, summed)],
         "fsdp": sharded("sharded", dense) + (sharded("routed", routed) if model.experts else []),
         "tensor": [("tensor", "all-reduce", micro * pairs, pairs * activations)],
-        "pipeline": [("pipeline", "collective-permute", crossings * micro, crossings * activations / tensor)],
+        "pipeline": [
+            ("pipeline", "collective-permute", crossings * micro, crossings * activations / tensor)
+        ],
         "context": [("context", "collective-permute", blocks * (context - 1), around)],
         "expert": [("expert", "all-to-all", calls, chosen * activations / tensor)],
     }
 
 
 def _sent(setting, parallelism, arrays):
-    """For each axis: the time within a slice or node, that between them, what calls take besides, and the bytes."""
+    """For each axis: the time within a slice or node, that between them, what calls take besides,
+    and the bytes.
+    """
     chip, placed = setting.chip, mesh_places(setting, parallelism)
     experts = setting.model.experts_per_token if setting.dispatch == "node" else 0
     near, far, late, sent = {}, {}, {}, {}
@@ -316,5 +374,7 @@ def _sent(setting, parallelism, arrays):
             near[axis], far[axis] = near[axis] + within, far[axis] + between
             late[axis] = late[axis] + count * call_seconds(kind, place, chip)
             devices = place.near * place.far
-            sent[axis] = sent[axis] + np.where(devices > 1, collective_bytes(kind, nbytes, devices), 0.0)
+            sent[axis] = sent[axis] + np.where(
+                devices > 1, collective_bytes(kind, nbytes, devices), 0.0
+            )
     return near, far, late, sent

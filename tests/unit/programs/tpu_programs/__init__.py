@@ -1,9 +1,9 @@
 """Programs for TPUs whose communication is known by construction, and what is known of it.
 
-scripts/record_tpu_programs.py compiles them and keeps the compiler's text in this folder, in one file for each place
-and version of JAX; `zless` shows it, with a line on top that says what made it, and when. test_collectives.py reads it.
-What is expected comes from arithmetic on shapes and on the sizes of mesh axes, never from a parser; where the compiler
-is free to choose, there are bounds.
+scripts/record_tpu_programs.py compiles them and keeps the compiler's text in this folder, in one
+file for each place and version of JAX; `zless` shows it, with a line on top that says what made it,
+and when. test_collectives.py reads it. What is expected comes from arithmetic on shapes and on the
+sizes of mesh axes, never from a parser; where the compiler is free to choose, there are bounds.
 """
 
 import gzip
@@ -33,7 +33,8 @@ class Known:
 
     Attributes:
       kinds: how often each kind of collective runs; None if the compiler is free to choose.
-      least, most: bounds of the bytes that a device sends in all, on rings; None if only the run decides.
+      least, most: bounds of the bytes that a device sends in all, on rings; None if only the run
+        decides.
       axes: along which axes devices talk; None if the compiler is free.
       times: how often a collective may run; None among them if only the run decides.
     """
@@ -51,9 +52,11 @@ class Program:
 
     Attributes:
       build: from a mesh to a jitted function and its abstract arguments.
-      known: from the sizes of the mesh axes to `Known`; None if we cannot read the program, and must say so.
+      known: from the sizes of the mesh axes to `Known`; None if we cannot read the program, and
+        must say so.
       slices: on how many slices it runs.
-      options: the compiler's, by the kind of chip; if there are any, on other chips the program is left out.
+      options: the compiler's, by the kind of chip; if there are any, on other chips the program is
+        left out.
     """
 
     build: Callable
@@ -63,7 +66,9 @@ class Program:
 
     def belongs(self, place):
         """Whether it is compiled at this place."""
-        return PLACES[place][1] == self.slices and (not self.options or place.partition("-")[0] in self.options)
+        return PLACES[place][1] == self.slices and (
+            not self.options or place.partition("-")[0] in self.options
+        )
 
 
 def recordings():
@@ -77,7 +82,7 @@ def recordings():
     return found
 
 
-# --- What a device sends on a ring of n, if it holds so many bytes -----------------------------------------
+# --- What a device sends on a ring of n, if it holds so many bytes --------------------------------
 
 
 def summed(n, held):
@@ -97,7 +102,7 @@ def exactly(kind, sent, *axes, times=1):
     return Known({kind: times}, times * sent, times * sent, axes, (times,))
 
 
-# --- Programs of each device: its collectives are those that are written -----------------------------------
+# --- Programs of each device: its collectives are those that are written --------------------------
 
 
 def put(mesh, shape, *spec, dtype=jnp.float32):
@@ -105,14 +110,23 @@ def put(mesh, shape, *spec, dtype=jnp.float32):
 
 
 def manual(f, *inputs, out):
-    """A function from a mesh to a program of each device; inputs are (shape, spec) or (shape, spec, dtype)."""
+    """A function from a mesh to a program of each device; inputs are (shape, spec) or (shape, spec,
+    dtype).
+    """
 
     def build(mesh):
         specs = tuple(P(*spec) for _, spec, *_ in inputs)
         program = jax.shard_map(
-            lambda *arrays: f(*arrays, n=mesh.shape["y"]), mesh=mesh, in_specs=specs, out_specs=out, check_vma=False
+            lambda *arrays: f(*arrays, n=mesh.shape["y"]),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=out,
+            check_vma=False,
         )
-        arrays = [put(mesh, shape, *spec, dtype=dtype[0] if dtype else jnp.float32) for shape, spec, *dtype in inputs]
+        arrays = [
+            put(mesh, shape, *spec, dtype=dtype[0] if dtype else jnp.float32)
+            for shape, spec, *dtype in inputs
+        ]
         return jax.jit(program), *arrays
 
     return build
@@ -143,7 +157,9 @@ def counting_up(a, n):
 
 
 def by_twos(a, n):
-    return lax.while_loop(lambda c: c[0] < 11, lambda c: (c[0] + 2, lax.pmax(c[1], "y") / 2), (0, a))[1]
+    return lax.while_loop(
+        lambda c: c[0] < 11, lambda c: (c[0] + 2, lax.pmax(c[1], "y") / 2), (0, a)
+    )[1]
 
 
 def counting_down(a, n):
@@ -158,7 +174,9 @@ def nested(a, n):
 
 
 def many_carried(a, n):
-    """Seven arrays are carried, so that the compiler numbers them with comments where it names their types."""
+    """Seven arrays are carried, so that the compiler numbers them with comments where it names
+    their types.
+    """
     start = tuple(a + i for i in range(7))
     step = lambda c, _: (tuple(jnp.sin(shift(v, n)) + i for i, v in enumerate(c)), None)  # noqa: E731
     return sum(lax.scan(step, start, None, length=3)[0])
@@ -196,17 +214,25 @@ def layers_trained(weights, x, n):
 
 
 DEEP, SIDE = 6, 1024
-WEIGHTS, INPUT = ((DEEP, SIDE, SIDE), (None, "y"), jnp.bfloat16), ((1024, SIDE), ("y",), jnp.bfloat16)
+WEIGHTS, INPUT = (
+    ((DEEP, SIDE, SIDE), (None, "y"), jnp.bfloat16),
+    ((1024, SIDE), ("y",), jnp.bfloat16),
+)
 
 
-# --- Programs of all devices: the compiler decides what is sent ----------------------------------------------
+# --- Programs of all devices: the compiler decides what is sent -----------------------------------
 
 
 def whole(f, *inputs, out=None):
-    """A function from a mesh to a jitted function; inputs are (shape, spec) or (shape, spec, dtype)."""
+    """A function from a mesh to a jitted function; inputs are (shape, spec) or (shape, spec,
+    dtype).
+    """
 
     def build(mesh):
-        arrays = [put(mesh, shape, *spec, dtype=dtype[0] if dtype else jnp.float32) for shape, spec, *dtype in inputs]
+        arrays = [
+            put(mesh, shape, *spec, dtype=dtype[0] if dtype else jnp.float32)
+            for shape, spec, *dtype in inputs
+        ]
         return jax.jit(f, out_shardings=None if out is None else NamedSharding(mesh, out)), *arrays
 
     return build
@@ -232,7 +258,8 @@ def trained_in_a_scan(weights, x, y):
 
 PROGRAMS = {
     "nothing sent": Program(
-        lambda mesh: (jax.jit(jnp.sin), put(mesh, (64, 128), "x", "y")), lambda sizes: Known({}, axes=())
+        lambda mesh: (jax.jit(jnp.sin), put(mesh, (64, 128), "x", "y")),
+        lambda sizes: Known({}, axes=()),
     ),
     "printing": Program(manual(printing, CUT, out=SAME), lambda sizes: Known({}, axes=())),
     "sum along x": Program(
@@ -245,12 +272,16 @@ PROGRAMS = {
     ),
     "sum along both": Program(
         manual(lambda a, n: lax.psum(a, ("x", "y")), CUT, out=P()),
-        lambda sizes: exactly("all-reduce", summed(sizes["x"] * sizes["y"], block(sizes)), "x", "y"),
+        lambda sizes: exactly(
+            "all-reduce", summed(sizes["x"] * sizes["y"], block(sizes)), "x", "y"
+        ),
     ),
     "maximum, and sum of columns": Program(
         manual(lambda a, n: (lax.pmax(a, "y"), lax.psum(a.sum(0), "y")), CUT, out=(P("x"), P("x"))),
         lambda sizes: Known(
-            {"all-reduce": 2}, *[summed(sizes["y"], block(sizes) + 128 / sizes["y"] * 4)] * 2, axes=("y",)
+            {"all-reduce": 2},
+            *[summed(sizes["y"], block(sizes) + 128 / sizes["y"] * 4)] * 2,
+            axes=("y",),
         ),
     ),
     "gather rows": Program(
@@ -283,7 +314,9 @@ PROGRAMS = {
     ),
     "scatter a sum of columns": Program(
         manual(
-            lambda a, n: lax.psum_scatter(a, "y", scatter_dimension=1, tiled=True), ((8192, 512), ()), out=P(None, "y")
+            lambda a, n: lax.psum_scatter(a, "y", scatter_dimension=1, tiled=True),
+            ((8192, 512), ()),
+            out=P(None, "y"),
         ),
         lambda sizes: exactly("reduce-scatter", scattered(sizes["y"], 8192 * 512 * 4), "y"),
     ),
@@ -300,33 +333,44 @@ PROGRAMS = {
         ),
         lambda sizes: Known({"ragged-all-to-all": 1}, None, None, ("y",)),
     ),
-    "permute": Program(manual(shift, CUT, out=SAME), lambda sizes: exactly("collective-permute", block(sizes), "y")),
+    "permute": Program(
+        manual(shift, CUT, out=SAME), lambda sizes: exactly("collective-permute", block(sizes), "y")
+    ),
     "counting up": Program(
-        manual(counting_up, CUT, out=SAME), lambda sizes: exactly("collective-permute", block(sizes), "y", times=7)
+        manual(counting_up, CUT, out=SAME),
+        lambda sizes: exactly("collective-permute", block(sizes), "y", times=7),
     ),
     "counting by twos": Program(
         manual(by_twos, CUT, out=SAME),
         lambda sizes: exactly("all-reduce", summed(sizes["y"], block(sizes)), "y", times=6),
     ),
     "counting down": Program(
-        manual(counting_down, CUT, out=SAME), lambda sizes: exactly("collective-permute", block(sizes), "y", times=7)
+        manual(counting_down, CUT, out=SAME),
+        lambda sizes: exactly("collective-permute", block(sizes), "y", times=7),
     ),
     "loop in a loop": Program(
-        manual(nested, CUT, out=SAME), lambda sizes: exactly("collective-permute", block(sizes), "y", times=21)
+        manual(nested, CUT, out=SAME),
+        lambda sizes: exactly("collective-permute", block(sizes), "y", times=21),
     ),
     "loop that carries much": Program(
         manual(many_carried, CUT, out=SAME),
-        lambda sizes: Known({"collective-permute": 21}, 21 * block(sizes), 21 * block(sizes), ("y",), (3,)),
+        lambda sizes: Known(
+            {"collective-permute": 21}, 21 * block(sizes), 21 * block(sizes), ("y",), (3,)
+        ),
     ),
     "loop unrolled by two": Program(  # of nine turns one is left over
         manual(unrolled, CUT, ((9,), ()), out=(SAME, P())),
-        lambda sizes: Known({"all-reduce": 9}, *[9 * summed(sizes["y"], block(sizes))] * 2, ("y",), (4, 1)),
+        lambda sizes: Known(
+            {"all-reduce": 9}, *[9 * summed(sizes["y"], block(sizes))] * 2, ("y",), (4, 1)
+        ),
     ),
     "perhaps": Program(
-        manual(perhaps, CUT, out=SAME), lambda sizes: Known({"all-reduce": None}, None, None, ("x",), (None,))
+        manual(perhaps, CUT, out=SAME),
+        lambda sizes: Known({"all-reduce": None}, None, None, ("x",), (None,)),
     ),
     "until": Program(
-        manual(until, CUT, out=SAME), lambda sizes: Known({"all-reduce": None}, None, None, ("x",), (None,))
+        manual(until, CUT, out=SAME),
+        lambda sizes: Known({"all-reduce": None}, None, None, ("x",), (None,)),
     ),
     "gather beside matmuls": Program(
         manual(
@@ -335,7 +379,9 @@ PROGRAMS = {
             ((4096, 4096), ()),
             out=(P("x"), P()),
         ),
-        lambda sizes: exactly("all-gather", gathered(sizes["y"], 8192 * 4096 * 4 / (sizes["x"] * sizes["y"])), "y"),
+        lambda sizes: exactly(
+            "all-gather", gathered(sizes["y"], 8192 * 4096 * 4 / (sizes["x"] * sizes["y"])), "y"
+        ),
     ),
     "exchange beside matmuls": Program(
         manual(
@@ -344,12 +390,21 @@ PROGRAMS = {
             ((4096, 4096), ()),
             out=(P(None, "y"), P()),
         ),
-        lambda sizes: exactly("all-to-all", scattered(sizes["y"], 8192 * 4096 * 4 / sizes["y"]), "y"),
+        lambda sizes: exactly(
+            "all-to-all", scattered(sizes["y"], 8192 * 4096 * 4 / sizes["y"]), "y"
+        ),
         options={"v5e": {"xla_tpu_enable_async_all_to_all": "true"}},
     ),
     "sum beside matmuls": Program(
-        manual(beside(lambda a: lax.psum(a, "y")), (WIDE, ("x", "y")), ((4096, 4096), ()), out=(P("x"), P())),
-        lambda sizes: exactly("all-reduce", summed(sizes["y"], 8192 * 4096 * 4 / (sizes["x"] * sizes["y"])), "y"),
+        manual(
+            beside(lambda a: lax.psum(a, "y")),
+            (WIDE, ("x", "y")),
+            ((4096, 4096), ()),
+            out=(P("x"), P()),
+        ),
+        lambda sizes: exactly(
+            "all-reduce", summed(sizes["y"], 8192 * 4096 * 4 / (sizes["x"] * sizes["y"])), "y"
+        ),
         options={
             "v5e": {
                 "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
@@ -361,9 +416,12 @@ PROGRAMS = {
     ),
     "gather weights of layers": Program(
         manual(lambda w, x, n: layers(x, w, n), WEIGHTS, INPUT, out=P("y")),
-        lambda sizes: exactly("all-gather", gathered(sizes["y"], SIDE * SIDE * 2 / sizes["y"]), "y", times=DEEP),
+        lambda sizes: exactly(
+            "all-gather", gathered(sizes["y"], SIDE * SIDE * 2 / sizes["y"]), "y", times=DEEP
+        ),
     ),
-    # Forwards, each layer's weights are gathered (and kept); backwards, the sum of their gradients is scattered.
+    # Forwards, each layer's weights are gathered (and kept); backwards, the sum of their gradients
+    # is scattered.
     "train layers": Program(
         manual(layers_trained, WEIGHTS, INPUT, out=P(None, "y")),
         lambda sizes: Known(
@@ -381,7 +439,8 @@ PROGRAMS = {
         whole(jnp.dot, ((64, 128), (None, "y")), ((128, 64), ("y",))),
         lambda sizes: exactly("all-reduce", summed(sizes["y"], 64 * 64 * 4), "y"),
     ),
-    # Each device must at least receive its part once; at most, all is added up and its parts are moved.
+    # Each device must at least receive its part once; at most, all is added up and its parts are
+    # moved.
     "matmul of what is cut alike, result cut": Program(
         whole(jnp.dot, ((1024, 1024), (None, "y")), ((1024, 1024), ("y",)), out=P("y")),
         lambda sizes: Known(
@@ -392,10 +451,12 @@ PROGRAMS = {
     ),
     "matmul with gathered weights": Program(
         whole(jnp.dot, ((1024, 1024), ("y",)), ((1024, 256), (None, "y")), out=P("y")),
-        lambda sizes: Known(None, 1024 * 256 * 2 / sizes["y"], gathered(sizes["y"], 1024 * 256 * 4 / sizes["y"])),
+        lambda sizes: Known(
+            None, 1024 * 256 * 2 / sizes["y"], gathered(sizes["y"], 1024 * 256 * 4 / sizes["y"])
+        ),
     ),
-    # Rows and inner columns are gathered, and the sum of results is scattered, in bfloat16; where the compiler makes
-    # rings of permutations of these, it may go around once more.
+    # Rows and inner columns are gathered, and the sum of results is scattered, in bfloat16; where
+    # the compiler makes rings of permutations of these, it may go around once more.
     "two matmuls of a model cut along y": Program(
         whole(
             lambda x, a, b: jax.nn.relu(x @ a) @ b,
@@ -422,7 +483,11 @@ PROGRAMS = {
     # Per layer: weights gathered at most twice, their gradient added up whole.
     "train in a scan on weights cut": Program(
         whole(trained_in_a_scan, ((DEEP, 2048, 2048), (None, "y")), *[((512, 2048), ("y",))] * 2),
-        lambda sizes: Known(None, DEEP * 2048 * 2048 * 2 / sizes["y"], DEEP * 2048 * 2048 * 4 * 5, times=(DEEP, 1)),
+        lambda sizes: Known(
+            None, DEEP * 2048 * 2048 * 2 / sizes["y"], DEEP * 2048 * 2048 * 4 * 5, times=(DEEP, 1)
+        ),
     ),
-    "sum across slices": Program(manual(lambda a, n: lax.psum(a, ("x", "y")), CUT, out=P()), None, slices=2),
+    "sum across slices": Program(
+        manual(lambda a, n: lax.psum(a, ("x", "y")), CUT, out=P()), None, slices=2
+    ),
 }
