@@ -496,6 +496,7 @@ def plan(
         dispatch=dispatch,
         overlap=overlap,
     )
+    setting.check()
     search = _Search(axes, microbatches, stages, gathers)
     choices, uneven = _choices(setting, search)
     if not choices:

@@ -55,9 +55,6 @@ class TrainingSetting:
       batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap:
         as for `step_cost`, but the remat as a `Remat`.
       dtypes: the `Dtypes`.
-
-    Raises:
-      ValueError: one of them is wrong.
     """
 
     model: Model
@@ -74,7 +71,8 @@ class TrainingSetting:
     dispatch: str = "expert"
     overlap: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """ValueError if a part of it is wrong, whatever the mesh, which is to be checked first."""
         if not 0 < self.efficiency <= 1:
             raise ValueError(
                 f"efficiency={self.efficiency} is no share of the peak; use a number above 0 "
@@ -97,7 +95,6 @@ class TrainingSetting:
         # Without these there is no step, though `training_memory` may leave them out.
         for name in ("parameters", "gradients", "activations"):
             dtype_bytes(name, getattr(self.dtypes, name))
-        self.chip.peak(self.products)
         one_of("dispatch", self.dispatch, DISPATCHES)
 
     @property

@@ -209,6 +209,7 @@ def step_cost(
 def cost_on(setting, parallelism):
     """The `StepCost` of a `TrainingSetting` on one mesh or many: what `step_cost` gives."""
     _check_mesh(setting, parallelism)
+    setting.check()
     model, chip, remat = setting.model, setting.chip, setting.remat
     memory = memory_of(
         model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers
