@@ -210,6 +210,7 @@ def cost_on(setting, parallelism):
     """The `StepCost` of a `TrainingSetting` on one mesh or many: what `step_cost` gives."""
     _check_mesh(setting, parallelism)
     setting.check()
+    check_layers(setting.model, parallelism)
     model, chip, remat = setting.model, setting.chip, setting.remat
     memory = memory_of(
         model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers
@@ -290,7 +291,6 @@ def _check_mesh(setting, parallelism):
             f"the axes of this mesh have {wrong:g} chips, their product; {machine.name} has "
             f"{machine.chips}"
         )
-    check_layers(setting.model, parallelism)
 
 
 def _here(model, parallelism):
