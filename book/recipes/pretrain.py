@@ -1,6 +1,4 @@
-"""Pretrain a decoder on a mesh of data x fsdp x context x tensor devices, in bfloat16 with a
-float32 state.
-"""
+"""Pretrain a decoder on data x fsdp x context x tensor devices, in bf16 with a float32 state."""
 
 import argparse
 from functools import partial

@@ -1,6 +1,4 @@
-"""Train on all devices; stop at any time, and resume on any number of devices: python train.py
-FOLDER STEPS
-"""
+"""Train on all devices; stop and resume on any number of them: python train.py FOLDER STEPS"""
 
 import sys
 from pathlib import Path
@@ -25,7 +23,7 @@ OPTIMIZER = optax.chain(
 )
 
 
-# put yours here: this one has statistics and random numbers beside its parameters
+# Put yours here: this one has statistics and random numbers beside its parameters.
 class Network(nnx.Module):
     def __init__(self, rngs):
         self.hidden = nnx.Linear(32, 128, rngs=rngs)
@@ -47,7 +45,7 @@ def create():  # the whole state of a run
     return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
 
 
-# depends on the step's number alone, so that a resumed run reads what it would have read
+# The step's number alone decides it, so a resumed run reads what it would have read.
 def batch_of(step):
     x = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
     return x, x[:, :8].argmax(1)

@@ -230,240 +230,61 @@ _GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(
-            "v4",
-            {"bf16": 275e12, "int8": 275e12},
-            32 * 2**30,
-            1200e9,
-            45e9,
-            torus=(16, 16, 16),
-            node_chips=4,
-            network_bytes_per_second=6.25e9,
-            host_bytes_per_second=16e9,
-            **_TPU,
-        ),  # [v4], [SB]
-        Chip(
-            "v5e",
-            {"bf16": 197e12, "int8": 393e12},
-            16e9,
-            819e9,
-            45e9,
-            torus=(16, 16),
-            node_chips=8,
-            # [v5e], links [SB]
-            network_bytes_per_second=3.125e9,
-            host_bytes_per_second=16e9,
-            **_TPU,
-        ),
-        Chip(
-            "v5p",
-            {"bf16": 459e12, "int8": 918e12},
-            95e9,
-            2765e9,
-            90e9,
-            torus=(16, 20, 28),
-            node_chips=4,
-            # [v5p], links and int8 [SB]
-            network_bytes_per_second=6.25e9,
-            host_bytes_per_second=16e9,
-            **_TPU,
-        ),
-        Chip(
-            "v6e",
-            {"bf16": 918e12, "int8": 1836e12},
-            32e9,
-            1600e9,
-            90e9,
-            torus=(16, 16),
-            node_chips=8,
-            # [v6e], links [SB]
-            network_bytes_per_second=12.5e9,
-            host_bytes_per_second=32e9,
-            **_TPU,
-        ),
-        Chip(
-            "tpu7x",
-            {"bf16": 2307e12, "fp8": 4614e12},
-            192 * 2**30,
-            7380e9,
-            90e9,
-            torus=(16, 24, 24),
-            node_chips=4,
-            network_bytes_per_second=12.5e9,
-            **_TPU,
-        ),  # [tpu7x]
-        Chip(
-            "A100",
-            {"bf16": 312e12, "int8": 624e12},
-            80e9,
-            2039e9,
-            300e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=25e9,
-            host_bytes_per_second=32e9,
-            **_GPU,
-        ),  # [A100], [NCCL]
-        Chip(
-            "H100",
-            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
-            80e9,
-            3350e9,
-            450e9,
-            torus=(),
-            node_chips=8,
-            # [H100], [POD], [NCCL]
-            network_bytes_per_second=50e9,
-            host_bytes_per_second=64e9,
-            **_GPU,
-        ),
-        Chip(
-            "H200",
-            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
-            141e9,
-            4800e9,
-            450e9,
-            torus=(),
-            node_chips=8,
-            # [H200], [POD], [NCCL]
-            network_bytes_per_second=50e9,
-            host_bytes_per_second=64e9,
-            **_GPU,
-        ),
-        Chip(
-            "B200",
-            {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12},
-            180e9,
-            8000e9,
-            900e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            **_GPU,
-        ),  # [B200], [POD], [NCCL]
-        Chip(
-            "GB200",
-            {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15},
-            186e9,
-            8000e9,
-            900e9,
-            torus=(),
-            node_chips=72,
-            host_chips=4,
-            network_bytes_per_second=50e9,
-            **_GPU,
-        ),  # [GB200], [NCCL]
-        Chip(
-            "H800",
-            {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12},
-            80e9,
-            3350e9,
-            200e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            **_GPU,
-        ),  # [H800], [NCCL]
-        Chip(
-            "H20",
-            {"bf16": 148e12, "fp8": 296e12, "int8": 296e12},
-            96e9,
-            4000e9,
-            450e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            **_GPU,
-        ),  # [H20], [NCCL]
-        Chip(
-            "MI300X",
-            {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12},
-            192e9,
-            5300e9,
-            448e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            host_bytes_per_second=64e9,
-            peers=7,
-            **_GPU,
-        ),  # [MI300X]; latencies as [NCCL]
-        Chip(
-            "A100-40GB",
-            {"bf16": 312e12, "int8": 624e12},
-            40e9,
-            1555e9,
-            300e9,
-            torus=(),
-            node_chips=8,
-            # [A100-40GB], [A100], [NCCL]
-            network_bytes_per_second=25e9,
-            host_bytes_per_second=32e9,
-            **_GPU,
-        ),
-        Chip(
-            "L40S",
-            {"bf16": 362e12, "fp8": 733e12, "int8": 733e12},
-            48e9,
-            864e9,
-            32e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=6.25e9,
-            host_bytes_per_second=32e9,
-            **_GPU,
-        ),  # [L40S], [NCCL]
-        Chip(
-            "B300",
-            {"bf16": 2250e12, "fp8": 4500e12, "fp4": 12.6e15},
-            262.5e9,
-            8000e9,
-            900e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=100e9,
-            **_GPU,
-        ),  # [B300], [NCCL]
-        Chip(
-            "GB300",
-            {"bf16": 2500e12, "fp8": 5000e12, "fp4": 15e15},
-            277.8e9,
-            8000e9,
-            900e9,
-            torus=(),
-            node_chips=72,
-            host_chips=4,
-            network_bytes_per_second=100e9,
-            **_GPU,
-        ),  # [GB300], [NCCL]
-        Chip(
-            "MI325X",
-            {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12},
-            256e9,
-            6000e9,
-            448e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            host_bytes_per_second=64e9,
-            peers=7,
-            **_GPU,
-        ),  # [MI325X], [MI300X]; latencies as [NCCL]
-        Chip(
-            "MI355X",
-            {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15},
-            288e9,
-            8000e9,
-            535.5e9,
-            torus=(),
-            node_chips=8,
-            network_bytes_per_second=50e9,
-            host_bytes_per_second=64e9,
-            peers=7,
-            **_GPU,
-        ),  # [MI355X]; latencies as [NCCL]
+        Chip("v4", {"bf16": 275e12, "int8": 275e12}, 32 * 2**30, 1200e9, 45e9, torus=(16, 16, 16),
+             node_chips=4, network_bytes_per_second=6.25e9, host_bytes_per_second=16e9,
+             **_TPU),  # [v4], [SB]
+        Chip("v5e", {"bf16": 197e12, "int8": 393e12}, 16e9, 819e9, 45e9, torus=(16, 16),
+             node_chips=8, network_bytes_per_second=3.125e9, host_bytes_per_second=16e9,
+             **_TPU),  # [v5e], links [SB]
+        Chip("v5p", {"bf16": 459e12, "int8": 918e12}, 95e9, 2765e9, 90e9, torus=(16, 20, 28),
+             node_chips=4, network_bytes_per_second=6.25e9, host_bytes_per_second=16e9,
+             **_TPU),  # [v5p], links and int8 [SB]
+        Chip("v6e", {"bf16": 918e12, "int8": 1836e12}, 32e9, 1600e9, 90e9, torus=(16, 16),
+             node_chips=8, network_bytes_per_second=12.5e9, host_bytes_per_second=32e9,
+             **_TPU),  # [v6e], links [SB]
+        Chip("tpu7x", {"bf16": 2307e12, "fp8": 4614e12}, 192 * 2**30, 7380e9, 90e9,
+             torus=(16, 24, 24), node_chips=4, network_bytes_per_second=12.5e9, **_TPU),  # [tpu7x]
+        Chip("A100", {"bf16": 312e12, "int8": 624e12}, 80e9, 2039e9, 300e9, torus=(), node_chips=8,
+             network_bytes_per_second=25e9, host_bytes_per_second=32e9, **_GPU),  # [A100], [NCCL]
+        Chip("H100", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 450e9,
+             torus=(), node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9,
+             **_GPU),  # [H100], [POD], [NCCL]
+        Chip("H200", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 141e9, 4800e9, 450e9,
+             torus=(), node_chips=8, network_bytes_per_second=50e9, host_bytes_per_second=64e9,
+             **_GPU),  # [H200], [POD], [NCCL]
+        Chip("B200", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 180e9, 8000e9, 900e9,
+             torus=(), node_chips=8, network_bytes_per_second=50e9,
+             **_GPU),  # [B200], [POD], [NCCL]
+        Chip("GB200", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 10e15}, 186e9, 8000e9, 900e9,
+             torus=(), node_chips=72, host_chips=4, network_bytes_per_second=50e9,
+             **_GPU),  # [GB200], [NCCL]
+        Chip("H800", {"bf16": 989.5e12, "fp8": 1979e12, "int8": 1979e12}, 80e9, 3350e9, 200e9,
+             torus=(), node_chips=8, network_bytes_per_second=50e9, **_GPU),  # [H800], [NCCL]
+        Chip("H20", {"bf16": 148e12, "fp8": 296e12, "int8": 296e12}, 96e9, 4000e9, 450e9, torus=(),
+             node_chips=8, network_bytes_per_second=50e9, **_GPU),  # [H20], [NCCL]
+        Chip("MI300X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 192e9, 5300e9,
+             448e9, torus=(), node_chips=8, network_bytes_per_second=50e9,
+             host_bytes_per_second=64e9, peers=7, **_GPU),  # [MI300X]; latencies as [NCCL]
+        Chip("A100-40GB", {"bf16": 312e12, "int8": 624e12}, 40e9, 1555e9, 300e9, torus=(),
+             node_chips=8, network_bytes_per_second=25e9, host_bytes_per_second=32e9,
+             **_GPU),  # [A100-40GB], [A100], [NCCL]
+        Chip("L40S", {"bf16": 362e12, "fp8": 733e12, "int8": 733e12}, 48e9, 864e9, 32e9, torus=(),
+             node_chips=8, network_bytes_per_second=6.25e9, host_bytes_per_second=32e9,
+             **_GPU),  # [L40S], [NCCL]
+        Chip("B300", {"bf16": 2250e12, "fp8": 4500e12, "fp4": 12.6e15}, 262.5e9, 8000e9, 900e9,
+             torus=(), node_chips=8, network_bytes_per_second=100e9, **_GPU),  # [B300], [NCCL]
+        Chip("GB300", {"bf16": 2500e12, "fp8": 5000e12, "fp4": 15e15}, 277.8e9, 8000e9, 900e9,
+             torus=(), node_chips=72, host_chips=4, network_bytes_per_second=100e9,
+             **_GPU),  # [GB300], [NCCL]
+        Chip("MI325X", {"bf16": 1307.4e12, "fp8": 2614.9e12, "int8": 2614.9e12}, 256e9, 6000e9,
+             448e9, torus=(), node_chips=8, network_bytes_per_second=50e9,
+             host_bytes_per_second=64e9, peers=7,
+             **_GPU),  # [MI325X], [MI300X]; latencies as [NCCL]
+        Chip("MI355X", {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15}, 288e9,
+             8000e9, 535.5e9, torus=(), node_chips=8, network_bytes_per_second=50e9,
+             host_bytes_per_second=64e9, peers=7, **_GPU),  # [MI355X]; latencies as [NCCL]
     )
-}
+}  # fmt: skip
 
 # For each kind of TPU that there is a compiler for: the axes of its torus, and how many JAX devices
 # a chip is.
