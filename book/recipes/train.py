@@ -13,18 +13,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from shardlab import apply_rules, shardings, target
 from shardlab.cluster.join import restore_newest
 
-# the first rule that matches an array's path gives its layout; moments and EMA have such paths too
-RULES = [
+RULES = [  # the first that matches an array's path gives its layout; moments have such paths too
     (r"(hidden|out)/kernel", P("data")),  # FSDP: each device stores its rows
     (r"", P()),  # the rest, replicated
 ]
-OPTIMIZER = optax.chain(
-    optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(3e-3, 1000))
-)
+SCHEDULE = optax.cosine_decay_schedule(3e-3, 1000)
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(SCHEDULE))
 
 
-# Put yours here: this one has statistics and random numbers beside its parameters.
-class Network(nnx.Module):
+class Network(nnx.Module):  # put yours here; this one has statistics and random numbers too
     def __init__(self, rngs):
         self.hidden = nnx.Linear(32, 128, rngs=rngs)
         self.norm = nnx.BatchNorm(128, rngs=rngs)
@@ -35,8 +32,7 @@ class Network(nnx.Module):
         return self.out(self.dropout(jax.nn.relu(self.norm(self.hidden(x)))))
 
 
-def parts(model):
-    # its definition, its parameters, and statistics, keys and counters
+def parts(model):  # its definition, its parameters, and statistics, keys and counters
     return nnx.split(model, nnx.Param, ...)
 
 
@@ -45,8 +41,7 @@ def create():  # the whole state of a run
     return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
 
 
-# The step's number alone decides it, so a resumed run reads what it would have read.
-def batch_of(step):
+def batch_of(step):  # the step alone decides, so a resumed run reads what it would have read
     x = np.random.default_rng(step).normal(size=(64, 32)).astype(np.float32)
     return x, x[:, :8].argmax(1)
 
@@ -72,20 +67,16 @@ def main(folder, steps):
 
     update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
-    # else Orbax looks into the newest checkpoint, which may be damaged
-    handler = ocp.StandardCheckpointHandler()
-    with ocp.CheckpointManager(
-        Path(folder).absolute(), item_handlers=handler, options=options
-    ) as manager:
+    handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest, maybe damaged one
+    with ocp.CheckpointManager(folder, item_handlers=handler, options=options) as manager:
         last, state = restore_newest(manager, goal)
         state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
         for step in range(last + 1, steps + 1):
-            state, loss = update(
-                state, jax.device_put(batch_of(step), NamedSharding(mesh, P("data")))
-            )
+            batch = jax.device_put(batch_of(step), NamedSharding(mesh, P("data")))
+            state, loss = update(state, batch)
             print(f"step {step}: loss {loss:.6f}", flush=True)
             manager.save(step, args=ocp.args.StandardSave(state), force=step == steps)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(Path(sys.argv[1]).absolute(), int(sys.argv[2]))

@@ -30,7 +30,12 @@ class Judgement:
 
 
 def judge(located: Located, moves: Sequence[Move]) -> Judgement:
-    """Judge a program by its text: what it sends, and what its devices repeat."""
+    """Judge a program by its text: what it sends, and what its devices repeat.
+
+    Args:
+      located: the program, and its collectives with their origins.
+      moves: the rows of its report, in which each line of the source stands once.
+    """
     sent, origins, compiled = located.collectives, located.origins, located.compiled
     causes = [(origin, why) for (*_, origin), why in zip(sent, located.causes, strict=True)]
     found = (

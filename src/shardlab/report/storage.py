@@ -46,7 +46,11 @@ class Array:
 
 
 def results(compiled: Any, lowered: Any) -> list[Array]:
-    """The results as `Array`s, in order."""
+    """The results as `Array`s, in order.
+
+    Args:
+      compiled, lowered: the program, as JAX's ahead-of-time compilation returns it.
+    """
     try:
         info = getattr(compiled, "out_info", None)
     except AssertionError:
@@ -95,7 +99,13 @@ def arguments(
 
 
 def memory(compiled: Any, backend: str, text: str) -> dict[str, int]:
-    """Bytes of each device, by what stores them; the peak is a bound."""
+    """Bytes of each device, by what stores them; the peak is a bound.
+
+    Args:
+      compiled: the program, which says what its arguments, results and temporaries take.
+      backend: what it is compiled for, such as "cpu" or "v5e": only TPUs' peaks are taken as said.
+      text: its text, which has its constants.
+    """
     analysis = compiled.memory_analysis()
     sizes = {
         "arguments": analysis.argument_size_in_bytes,
