@@ -78,7 +78,8 @@ def run(
       progress: a `bookbinder.progress.Progress`, which reports what is going on.
       stop: the `bookbinder.stopping.Stop` of the caller; by default signals stop this run alone.
       before: called before chapters run, if any must run.
-      ended: called with the name of a chapter as soon as it has run well.
+      ended: called with the name of a chapter as soon as its outputs are there: at once, if they
+        were before.
 
     Returns:
       A `Result` for each chapter, in the order given.
@@ -110,6 +111,9 @@ def run(
         if ended and report.ok:
             ended(planned_run.name)
 
+    for planned_run in planned if ended else ():
+        if runs.known(planned_run):
+            ended(planned_run.name)
     reports = runs.run(
         planned,
         first=[chapter.name for chapter in book.chapters][:FIRST],

@@ -83,7 +83,7 @@ def build(book, *, without=(), jobs=None, progress=None):
             book.check()
             # it can fail, so rather before chapters run for minutes
             before = partial(notebooks.make, book)
-            with _EarlyPages(book, folder, lock, stop, progress) as pages:
+            with _EarlyPages(book, lock, stop, progress, without) as pages:
                 options = {"without": without, "jobs": jobs, "progress": progress}
                 results = execute.run(book, **options, stop=stop, before=before, ended=pages.note)
             if any(result.failure for result in results):
@@ -136,19 +136,16 @@ class _EarlyPages:
     is wrong with a page is left to the build to say, when all have run.
     """
 
-    def __init__(self, book, folder, lock, stop, progress):
-        self._book, self._folder, self._lock, self._stop, self._progress = (
-            book,
-            folder,
-            lock,
-            stop,
-            progress,
-        )
+    def __init__(self, book, lock, stop, progress, without):
+        self._book, self._lock, self._stop, self._progress = book, lock, stop, progress
+        running = [chapter.name for chapter in book.chapters if chapter.runs]
+        self._opening = set([name for name in running if name not in without][:OPENING])
+        self._folder = book.build_folder
         self._began, self._ran, self._end = time.monotonic(), set(), threading.Event()
         self._thread = None if is_complete(book) else threading.Thread(target=self._keep_making)
 
     def note(self, name):
-        """A chapter has run."""
+        """A chapter has run, now or before."""
         self._ran.add(name)
 
     def __enter__(self):
@@ -162,15 +159,11 @@ class _EarlyPages:
             self._thread.join()
 
     def _keep_making(self):
-        opening = {
-            chapter.name
-            for chapter in [chapter for chapter in self._book.chapters if chapter.runs][:OPENING]
-        }
         due = self._began + EARLIEST
         with suppress(Stopped, SiteError, OSError):
             while not self._end.wait(0.2):
                 self._stop.check()
-                if time.monotonic() >= due and opening <= self._ran:
+                if time.monotonic() >= due and self._opening <= self._ran:
                     self._make()
                     due = self._began + 2 * (time.monotonic() - self._began)
 
