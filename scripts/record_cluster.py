@@ -1,12 +1,12 @@
 """Record what clusters.md and stencils.md show, by running batch scripts on a real Slurm of two
 nodes on this machine.
 
-    sudo .venv/bin/python scripts/record_cluster.py           # or with the word "grid": only grid.py
+    sudo .venv/bin/python scripts/record_cluster.py     # or with the word "grid": only grid.py
 
 Needs root and Debian's slurm-wlm and munge. Writes book/cluster/recordings/ and
 src/shardlab/cluster/recordings/; tests/cluster/test_slurm.py compares new runs with them. Times are
 better on a machine with nothing else to do.
-"""  # noqa: E501
+"""
 
 import argparse
 import datetime

@@ -2,7 +2,7 @@
 """Measure the GPU of this machine, and record what the book says of it. Needs JAX with CUDA and one
 GPU.
 
-    PYTHONPATH=src python scripts/record_gpu.py               # all, in about eight minutes; into the checkout
+    PYTHONPATH=src python scripts/record_gpu.py               # all, in about eight minutes
     PYTHONPATH=src python scripts/record_gpu.py --only adam steps --out gpu
 
 Writes src/shardlab/machines/measured/h200.json, after the name of the GPU, and
@@ -10,7 +10,7 @@ book/cluster/recordings/gpu.txt, which is what the programs of readers print the
 first chapter, the script of the recipes, and the cluster chapter's two. Each time is the best of
 five rounds of calls that are dispatched together and waited for once; each measurement is printed
 and written when it is made.
-"""  # noqa: E501
+"""
 
 import argparse
 import dataclasses

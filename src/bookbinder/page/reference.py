@@ -114,8 +114,11 @@ def page(folder):
     folder = Path(folder).resolve()
     package = griffe.load(folder.name, search_paths=[folder.parent], allow_inspection=False)
     sections = []
-    listed = rf"^- `{folder.name}\.([\w.]+)`: (.*)(?<! \(inside\))$"
-    for module, does in re.findall(listed, package.docstring.value, re.MULTILINE):
+    listed = rf"^- `{folder.name}\.([\w.]+)`: (.*(?:\n  .*)*)"
+    for module, job in re.findall(listed, package.docstring.value, re.MULTILINE):
+        does = " ".join(job.split())
+        if does.endswith("(inside)"):
+            continue
         node = package[module]
         prose = node.docstring.value.partition("\n\n")[2]
         sections += [f"## `{package.name}.{module}`: {does}", _prose(prose)]

@@ -113,27 +113,7 @@ def follow(program: Callable, mesh: Mesh, *, chunks: int = 1, steps: int | None 
       ValueError: there are too many devices or chunks, or the program does more with chunks than
         move and add them.
     """
-    if not isinstance(program, Callable):
-        raise TypeError(
-            f"program must be a function of one device's chunks, not {type(program).__name__}"
-        )
-    if not isinstance(mesh, jax.sharding.Mesh):
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}; jax.make_mesh makes one"
-        )
-    for number, what, least, most in (
-        (mesh.size, "devices", 1, _MOST),
-        (chunks, "chunks", 1, _MOST),
-        (0 if steps is None else steps, "steps", 0, 64),
-    ):
-        if not isinstance(number, Integral):
-            raise TypeError(f"{what} must be a whole number, not {number!r}")
-        if not least <= number <= most:
-            raise ValueError(
-                f"{number} {what}, but a picture shows {least} to {most}; fewer show the same "
-                "pattern"
-            )
-
+    _check(program, mesh, chunks, steps)
     n, spec = mesh.size, P(tuple(mesh.axis_names))
     marks = np.eye(n * chunks, dtype=np.int32)
     # A program that only moves and adds rows does to any rows what it does to the marks.
@@ -204,6 +184,30 @@ def follow(program: Callable, mesh: Mesh, *, chunks: int = 1, steps: int | None 
             lines = tuple(dict.fromkeys(line for _, used in new for line in used)) if sends else ()
         frames.append(Frame(title, slots, sends, lines))
     return Flow(tuple(device.id for device in mesh.devices.flat), chunks, tuple(frames))
+
+
+def _check(program, mesh, chunks, steps):
+    """TypeError or ValueError for what `follow` cannot show."""
+    if not isinstance(program, Callable):
+        raise TypeError(
+            f"program must be a function of one device's chunks, not {type(program).__name__}"
+        )
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, not {type(mesh).__name__}; jax.make_mesh makes one"
+        )
+    for number, what, least, most in (
+        (mesh.size, "devices", 1, _MOST),
+        (chunks, "chunks", 1, _MOST),
+        (0 if steps is None else steps, "steps", 0, 64),
+    ):
+        if not isinstance(number, Integral):
+            raise TypeError(f"{what} must be a whole number, not {number!r}")
+        if not least <= number <= most:
+            raise ValueError(
+                f"{number} {what}, but a picture shows {least} to {most}; fewer show the same "
+                "pattern"
+            )
 
 
 def _parts(row, chunks):

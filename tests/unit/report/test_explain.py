@@ -847,19 +847,11 @@ def test_forty_layers_print_on_one_screen():
 
 
 def test_a_table_that_is_too_wide_goes_on_below_and_loses_nothing():
-    deep = {
-        "the_decoder_of_the_model": {
-            "layers_of_attention_and_mlp": {"projection_of_the_queries": struct((D, F))}
-        }
-    }
+    queries = {"projection_of_queries": struct((D, F))}
+    deep = {"the_decoder_of_the_model": {"attention_layers": queries}}
 
     def project(weights, x):
-        return (
-            x
-            @ weights["the_decoder_of_the_model"]["layers_of_attention_and_mlp"][
-                "projection_of_the_queries"
-            ]
-        )
+        return x @ weights["the_decoder_of_the_model"]["attention_layers"]["projection_of_queries"]
 
     report = explain(project, deep, struct((B, D), None, ("data", "model")))
     shown = repr(report)
