@@ -278,7 +278,7 @@ def pages_of(file):
 
 def main(arguments=None):
     """Write the PDF; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="pdf.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="pdf.py", description=__doc__.partition("\n\n")[0])
     parser.add_argument(
         "--site",
         type=Path,
