@@ -275,18 +275,13 @@ def test_they_end_all_processes_if_one_fails(cluster, login, tmp_path, script, r
     )
 
 
+def endless(folder):
+    """A training that ends by a signal alone, and saves nothing before."""
+    return "train.py", "--folder", folder, "--steps", ENDLESS, "--every", 1000, "--pause", 0.05
+
+
 def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login, tmp_path):
-    what = (
-        "train.py",
-        "--folder",
-        tmp_path / "run",
-        "--steps",
-        ENDLESS,
-        "--every",
-        1000,
-        "--pause",
-        0.05,
-    )
+    what = endless(tmp_path / "run")
     run = login("ssh.sh", *what)
     seen = []
     while not seen or "step 3 " not in seen[-1]:
@@ -302,17 +297,7 @@ def test_sigterm_to_one_process_stops_training_at_one_saved_step(cluster, login,
 
 
 def test_sigterm_stops_a_single_process_too(tmp_path):
-    what = (
-        "train.py",
-        "--folder",
-        tmp_path / "run",
-        "--steps",
-        ENDLESS,
-        "--every",
-        1000,
-        "--pause",
-        0.05,
-    )
+    what = endless(tmp_path / "run")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = [sys.executable, "-u", *map(str, what)]
     with subprocess.Popen(command, cwd=FOLDER, env=outside_slurm() | on_cpus(4), **pipes) as run:

@@ -162,21 +162,21 @@ def _execute(app, env, added, changed, removed):
     read = getattr(env, "bookbinder_records", {})
     env.bookbinder_records = now
     others = getattr(env, "bookbinder_used", {})
-    stale = {prefix + name for name in now if now[name] != read.get(name)}
-    stale |= {name for name, used in _used(app).items() if used != others.get(name, used)}
+    outdated = {prefix + name for name in now if now[name] != read.get(name)}
+    outdated |= {name for name, used in _used(app).items() if used != others.get(name, used)}
     glossary = terms.entries(book)
     if (glossary, book.titles) != getattr(env, "bookbinder_names", (glossary, book.titles)):
-        stale |= env.found_docs  # they may stand in any chapter
+        outdated |= env.found_docs  # they may stand in any chapter
     env.bookbinder_names = glossary, book.titles
     env.bookbinder_glossary = glossary
     minutes = {chapter.name: chapter.minutes for chapter in book.chapters}
     if minutes != getattr(env, "bookbinder_minutes", minutes):
-        stale.add(app.config.root_doc)  # which says them
+        outdated.add(app.config.root_doc)  # which says them
     env.bookbinder_minutes = minutes
     if book.paths != getattr(env, "bookbinder_paths", book.paths):
-        stale |= {prefix + name for name in now}  # each says where it stands on them
+        outdated |= {prefix + name for name in now}  # each says where it stands on them
     env.bookbinder_paths = book.paths
-    return sorted(stale & env.found_docs - added)
+    return sorted(outdated & env.found_docs - added)
 
 
 def _facts(book, name):

@@ -101,19 +101,15 @@ def run(
         if planned_run.name in without and not runs.known(planned_run)
     }
     planned = [planned_run for planned_run in planned if planned_run.name not in left_out]
-    saved, at = (
-        _sources(book),
-        {planned_run.place: book.chapter(planned_run.name) for planned_run in planned},
-    )
+    saved = _sources(book)
+    at = {planned_run.place: book.chapter(planned_run.name) for planned_run in planned}
 
     def finished(planned_run, report):
-        progress.finished(_result(at[planned_run.place], report))
+        if not report.reused:
+            progress.finished(_result(at[planned_run.place], report))
         if ended and report.ok:
             ended(planned_run.name)
 
-    for planned_run in planned if ended else ():
-        if runs.known(planned_run):
-            ended(planned_run.name)
     reports = runs.run(
         planned,
         first=[chapter.name for chapter in book.chapters][:FIRST],
@@ -166,10 +162,14 @@ def _result(chapter, report):
 
 
 def telling(progress):
-    """What `bookbinder.run.runs.run` calls when a run has ended, to say so."""
-    return lambda planned_run, report: progress.finished(
-        Result(planned_run.name, "ran" if report.ok else "failed", seconds=report.seconds)
-    )
+    """What `bookbinder.run.runs.run` calls when a run has ended, to say so if it ran now."""
+
+    def finished(planned_run, report):
+        if not report.reused:
+            status = "ran" if report.ok else "failed"
+            progress.finished(Result(planned_run.name, status, seconds=report.seconds))
+
+    return finished
 
 
 def failure_of(chapter, report):

@@ -267,7 +267,8 @@ def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, 
       progress: a `bookbinder.progress.Progress`, which is told of cells.
       stop: a `bookbinder.stopping.Stop`.
       before: called once before notebooks run, if any must run.
-      finished: called with a run and its `Report` as soon as it is there.
+      finished: called with a run and its `Report` as soon as it is there: at once, if it is of an
+        earlier run.
 
     Returns:
       A `Report` for each run, in the order given.
@@ -280,6 +281,8 @@ def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, 
         report = None if fresh else known(planned)
         if report:
             reports[number] = report
+            if finished:
+                finished(planned, report)
         else:
             last = next((record for record in map(_read, _earlier(planned)) if record), {})
             waiting.append((last.get("seconds", planned.cells), number, planned))

@@ -114,7 +114,7 @@ def build(book, *, without=(), jobs=None, progress=None):
 
 
 def _published(folder):
-    """Whether the published files are still those that were made, as a digest."""
+    """A digest of the published files, which changes if they do."""
     return stale.published(folder / name for name in PUBLISHED)
 
 
