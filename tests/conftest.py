@@ -20,6 +20,7 @@ from shardlab import emulate  # before anything starts JAX
 
 emulate(64)
 
+import contract  # noqa: E402
 import oracle  # noqa: E402
 import proofs  # noqa: E402
 import retry  # noqa: E402
@@ -50,7 +51,7 @@ def tiny(tmp_path):
 # process waits for another's last file. Chapters of Colab's notebooks and of the book, which the
 # browser's tests need built, run at the same time. `make check` leaves out those that need the book
 # to be built, a browser, a cluster, or many processes.
-ROOMS = ("book", "cluster", "browser", "build", "repo", "unit")
+ROOMS = ("book", "cluster", "contracts", "browser", "build", "repo", "unit")
 SLOW_ROOMS = {"cluster", "browser", "build"}
 
 
@@ -65,6 +66,7 @@ def pytest_addoption(parser):
         "recorded for pods"
     )
     parser.addoption("--again", action="store_true", help=text)
+    contract.add_options(parser)
     retry.add_options(parser)
     proofs.add_options(parser)
 
@@ -129,6 +131,7 @@ def pytest_configure(config):
     )
     for marker in markers:
         config.addinivalue_line("markers", marker)
+    contract.configure(config)
     retry.configure(config)
     proofs.configure(config, partial(known, is_again=config.option.again))
 
