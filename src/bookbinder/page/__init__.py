@@ -11,5 +11,6 @@
   picked one
 - `bookbinder.page.teaching`: all exercises with their times, and the errors that predictions look
   for
+- `bookbinder.page.contracts`: how the functions that readers copy are tested
 - `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
 """

@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxRole
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
-from bookbinder.page import pages, questions, reference, search, teaching, terms
+from bookbinder.page import contracts, pages, questions, reference, search, teaching, terms
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation, package
 from bookbinder.run import execute, stale
@@ -49,6 +49,7 @@ def setup(app):
     app.connect("doctree-resolved", _link_terms)
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _note_shown)
+    contracts.setup(app)
     pages.setup(app)
     questions.setup(app)
     reference.setup(app)

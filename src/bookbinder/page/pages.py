@@ -22,7 +22,7 @@ from sphinx.errors import ExtensionError
 
 from bookbinder import disk
 from bookbinder.page import cards
-from bookbinder.read import citation, package
+from bookbinder.read import citation, excerpts, package
 from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
 from bookbinder.run.execute import LEFT_OUT
 
@@ -128,6 +128,7 @@ def setup(app):
     app.connect("builder-inited", _our_files_only, priority=900)
     app.connect("doctree-resolved", _fold, priority=900)
     app.connect("doctree-resolved", _code, priority=901)
+    app.connect("doctree-resolved", _excerpts, priority=901)
     app.connect("doctree-resolved", _outputs, priority=901)
     app.connect("doctree-resolved", _key_figure, priority=899)
     app.connect("doctree-resolved", _say_that_it_runs, priority=898)
@@ -218,6 +219,33 @@ def _code(app, doctree, docname):
             details["data-before"] = str(len(before.split("\n")))
             source.replace_self(_with_text(source, shown))
             cell.append(details)
+
+
+def _excerpts(app, doctree, docname):
+    """Offer the functions that readers take, each with all that it needs; book.js shows the
+    button.
+    """
+    cells = [
+        cell
+        for cell in doctree.findall(nodes.container)
+        if f"tag_{excerpts.COPY}" in cell.get("classes", ())
+    ]
+    if not cells:
+        return
+    chapter = app.bookbinder_book.chapter(docname)
+    for cell, excerpt in zip(cells, excerpts.of_chapter(chapter), strict=True):
+        label = f"Copy {in_words_of(excerpt.names)} with all imports"
+        button = (
+            f'<button type="button" class="copy whole" hidden aria-label="{label}" '
+            f'data-needs="{html.escape(excerpt.needs)}">Copy with imports</button>'
+        )
+        cell.append(nodes.raw("", button, format="html"))
+
+
+def in_words_of(names):
+    """Names as one says them: "a", "a and b", "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _with_text(block, text):

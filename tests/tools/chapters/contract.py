@@ -21,6 +21,7 @@ import inspect
 import linecache
 import re
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -37,6 +38,7 @@ KINDS = ("normal", "zeros", "ones", "tiny", "huge", "nan", "inf")
 HANGS = 300  # seconds after which a draw counts as one that hangs
 FOLDER = ROOT / "_build" / "contracts"  # where a draw that ends the process leaves its input
 _OWN = "<excerpt "  # how the file names of excerpts begin
+_drawn = SimpleNamespace(seed=0)  # of the input that is being tried
 
 
 def add_options(parser):
@@ -88,17 +90,21 @@ def contract(chapter, *names, draws, quick=False, **choices):
       draws: how many inputs are drawn.
       quick: whether `make check` runs it.
       choices: for each part of an input its values, or a strategy of hypothesis. An input consists
-        of plain values, so that it can be printed.
+        of plain values, so that it can be printed. The seed of `values` is one without being asked
+        for.
     """
-    parts = {
+    parts = {"seed": st.integers(0, 10**6)} | {
         name: values if isinstance(values, st.SearchStrategy) else st.sampled_from(list(values))
         for name, values in choices.items()
     }
 
     def decorated(check):
-        asked = [n for n in inspect.signature(check).parameters if n in names]
+        parameters = inspect.signature(check).parameters
+        asked, takes_seed = [n for n in parameters if n in names], "seed" in parameters
 
         def attempt(case):
+            _drawn.seed = case["seed"]
+            arguments = {n: v for n, v in case.items() if n != "seed" or takes_seed}
             functions = {name: copied(chapter, name) for name in asked}
             file = FOLDER / f"{check.__name__}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +113,7 @@ def contract(chapter, *names, draws, quick=False, **choices):
             filtering = jax.config.jax_traceback_filtering
             jax.config.update("jax_traceback_filtering", "off")  # `refusal` asks who raised it
             try:
-                check(**functions, **case)
+                check(**functions, **arguments)
             except BaseException as error:
                 path = f"tests/contracts/test_{chapter}.py::{check.__name__}"
                 error.add_note(f'Again: .venv/bin/python -m pytest {path} --case "{case}"')
@@ -182,8 +188,11 @@ def mesh_of(*sizes, names="xyz", types=AxisType.Auto):
 
 
 def values(kind, shape, dtype="float32", seed=0):
-    """An array of a kind: plain numbers, the same, or some that make arithmetic fail."""
-    rng = np.random.default_rng(seed)
+    """An array of a kind: plain numbers, the same, or some that make arithmetic fail.
+
+    Others for each input that is drawn, and for each `seed`.
+    """
+    rng = np.random.default_rng([_drawn.seed, seed])
     normal = rng.normal(size=shape)
     one = rng.random(shape) < 1 / 8
     if normal.size:

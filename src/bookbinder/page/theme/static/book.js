@@ -46,15 +46,17 @@
     return (example ? source.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line)).map((line) => line.slice(4)) : source).join("\n");
   };
 
-  // A button on each piece of code.
+  // A button on each piece of code. Functions that readers take have one of the page, with all that they need.
   for (const code of document.querySelectorAll("article .cell, article section > [class*=highlight-]")) {
     const box = code.querySelector(".highlight:not(.cell_output .highlight)");
-    const button = Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
-    button.setAttribute("aria-label", "Copy this code");
+    const whole = code.querySelector("button.whole");
+    const button = whole ?? Object.assign(document.createElement("button"), { type: "button", className: "copy", textContent: "Copy" });
+    if (whole) whole.hidden = false; else button.setAttribute("aria-label", "Copy this code");
+    const label = button.textContent;
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(sourceOf(code));
+      await navigator.clipboard.writeText([button.dataset.needs, sourceOf(code)].filter(Boolean).join("\n\n\n"));
       button.textContent = "Copied";
-      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+      setTimeout(() => { button.textContent = label; }, 2000);
     });
     box?.append(button);
   }
