@@ -114,6 +114,7 @@ class SaysAtOnce:
         if report.failed:
             self.terminal.write_line(
                 f"\n{report.nodeid} ({report.when}):\n{report.longreprtext[-4000:]}"
+                f"{contract.last_words(report.nodeid)}"
             )
 
 

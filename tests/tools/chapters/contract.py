@@ -52,6 +52,16 @@ def configure(config):
     config.addinivalue_line("markers", "contract(chapter, names): of functions that readers copy")
 
 
+def last_words(nodeid):
+    """What a contract leaves whose process has ended: its input, and where it hung."""
+    file = _left_by(nodeid)
+    return f"\n{file.read_text()}" if file.is_file() else ""
+
+
+def _left_by(nodeid):
+    return FOLDER / f"{nodeid.rpartition('/')[2].replace('.py::', '-')}.txt"
+
+
 def reads(chapter):
     """The mark of a file of contracts: what its tests depend on."""
     return pytest.mark.reads(f"book/{chapter}.md", "_config.yml", "_toc.yml", "src")
@@ -98,6 +108,8 @@ def contract(chapter, *names, draws, quick=False, **choices):
         for name, values in choices.items()
     }
 
+    place = f"tests/contracts/test_{chapter}.py"
+
     def decorated(check):
         parameters = inspect.signature(check).parameters
         asked, takes_seed = [n for n in parameters if n in names], "seed" in parameters
@@ -106,22 +118,23 @@ def contract(chapter, *names, draws, quick=False, **choices):
             _drawn.seed = case["seed"]
             arguments = {n: v for n, v in case.items() if n != "seed" or takes_seed}
             functions = {name: copied(chapter, name) for name in asked}
-            file = FOLDER / f"{check.__name__}.txt"
+            again = f'Again: .venv/bin/python -m pytest {place}::{check.__name__} --case "{case}"'
+            file = _left_by(f"{place}::{check.__name__}")
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(repr(case))
-            faulthandler.dump_traceback_later(HANGS, exit=True)
             filtering = jax.config.jax_traceback_filtering
             jax.config.update("jax_traceback_filtering", "off")  # `refusal` asks who raised it
-            try:
-                check(**functions, **arguments)
-            except BaseException as error:
-                path = f"tests/contracts/test_{chapter}.py::{check.__name__}"
-                error.add_note(f'Again: .venv/bin/python -m pytest {path} --case "{case}"')
-                raise
-            finally:
-                jax.config.update("jax_traceback_filtering", filtering)
-                faulthandler.cancel_dump_traceback_later()
-            file.unlink()
+            with file.open("w") as left:
+                print(again, file=left, flush=True)
+                faulthandler.dump_traceback_later(HANGS, exit=True, file=left)
+                try:
+                    check(**functions, **arguments)
+                except BaseException as error:
+                    error.add_note(again)
+                    raise
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
+                    jax.config.update("jax_traceback_filtering", filtering)
+                    file.unlink()
 
         def test(request):
             if only := request.config.option.case:
