@@ -23,7 +23,7 @@ from playwright.sync_api import expect
 from repository import BOOK
 from waiting import SOON, wait_until
 
-from bookbinder.read import address
+from bookbinder.read import address, excerpts
 
 WHERE = address.of(BOOK.config)
 CHAPTERS = [chapter.name for chapter in BOOK.chapters]
@@ -665,6 +665,20 @@ def test_the_copy_button_copies_the_code_and_nothing_else(reader, name, how):
         expect(button).to_have_accessible_name(re.compile("cop", re.IGNORECASE))
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied.strip() == BOOK.chapter(f"book/{name}.md").cells[number].source.strip()
+
+
+def test_functions_to_copy_are_offered_with_all_that_they_need(reader):
+    page = reader("stencils", permissions=["clipboard-read", "clipboard-write"])
+    (excerpt, *_) = excerpts.of_chapter(BOOK.chapter("stencils"))
+    button = page.locator("button.copy.whole").first
+    button.scroll_into_view_if_needed()
+    expect(button).to_have_css("opacity", "1")  # without a pointer on its cell
+    expect(button).to_have_accessible_name(f"Copy {excerpt.names[0]} with all imports")
+    button.click()
+    expect(button).to_have_text("Copied")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert excerpt.needs and copied.split() == excerpt.code.split()
+    compile(copied, "pasted", "exec")
 
 
 def test_the_copy_button_copies_an_example_without_prompts_and_results(reader):

@@ -19,6 +19,7 @@ from bookbinder.notebook import markdown
 from bookbinder.progress import AS_TEXT
 from bookbinder.read import address as addresses, package
 from bookbinder.read.book import BookError, split_assertions
+from bookbinder.read.excerpts import COPY
 from bookbinder.run.compare import VARIES
 from bookbinder.run.environments import COLAB
 from bookbinder.run.run_notebook import UNCACHED
@@ -26,7 +27,7 @@ from bookbinder.run.run_notebook import UNCACHED
 # folded, since Colab hides nothing for good
 FOLD_TAGS = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 # for the page only
-PAGE_TAGS = {"hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}
+PAGE_TAGS = {COPY, "hide-output", "key-figure", "remove-output", "remove-stdout", "remove-stderr"}
 RUN_TAGS = {UNCACHED, VARIES}  # for those who run it
 PYTHON_MAGICS = {"processes", "time", "timeit", "capture", "px"}
 CHECKS = "checks"  # the tag of a cell that has the assertions of the cell before it
