@@ -54,9 +54,9 @@ def races(function: Callable, *args: Any) -> list[str]:
       One text for each race, which begins with `RACE DETECTED`, as JAX reports it: both accesses
       with their buffer, its range, the thread and the source line. The first number of a thread is
       its device, or a DMA's number, which is 100 or more. After these, one text for each semaphore
-      that is left: `SEMAPHORE LEFT kernels end with semaphore 14 at 4096 on device 2`. A kernel's
-      semaphores are numbered in the order of its scratch; a barrier's number is its
-      `collective_id`. The count of a DMA semaphore is in bytes.
+      that is left: `SEMAPHORE LEFT kernels end with semaphore 2000 at 4096 on device 2`. A kernel's
+      own semaphores are numbered in the order of its scratch (from 2000 in JAX 0.12); a barrier's
+      number is its `collective_id`. The count of a DMA semaphore is in bytes.
 
     Raises:
       ValueError: the function calls no kernel, or one that was made before this call, with another
