@@ -123,14 +123,15 @@ def _leftovers():
     clear = getattr(module, "_clear_shared_memory", None)
 
     def look_and_clear():
-        with contextlib.suppress(AttributeError):
+        # An error here would leave the other devices waiting for ever.
+        with contextlib.suppress(Exception):
             memory = module._get_shared_memory()
-            for semaphore in [*memory.sem.values(), *getattr(memory, "fixed_id_sem", {}).values()]:
+            for number, semaphore in {**memory.sem, **getattr(memory, "fixed_id_sem", {})}.items():
                 old = getattr(semaphore, "counts", ())
                 for core, count in enumerate(getattr(semaphore, "count_by_core", old)):
                     if count:
                         device = core // memory.num_cores_per_device
-                        left.add((device, int(semaphore.id), int(count)))
+                        left.add((device, int(number), int(count)))
         clear()
 
     if clear is None:
