@@ -13,6 +13,9 @@ from shardlab.programs.hlo import Instruction, metadata
 __all__ = ["calls", "communicates", "declared_bytes", "inner_jaxprs", "name", "title", "written"]
 
 
+_CALLS = ("pallas_call", "mpmd_map")  # as `pl.pallas_call` and `pl.kernel` are named in a jaxpr
+
+
 def communicates(instruction: Instruction) -> bool:
     """Whether an instruction of a compiled program calls a kernel that communicates, for TPUs or
     GPUs.
@@ -26,9 +29,7 @@ def communicates(instruction: Instruction) -> bool:
 def name(instruction: Instruction) -> str:
     """The name of the kernel that an instruction calls, as `pl.pallas_call(name=...)` gives it."""
     parts = metadata(instruction.line).get("op_name", "").split("/")
-    return next(
-        (part for part in reversed(parts) if part and part != "pallas_call"), instruction.name
-    )
+    return next((part for part in reversed(parts) if part and part not in _CALLS), instruction.name)
 
 
 def declared_bytes(instruction: Instruction) -> int | None:
@@ -59,7 +60,7 @@ def calls(jaxpr: Any) -> Iterator[Any]:
     and functions.
     """
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "pallas_call":
+        if equation.primitive.name in _CALLS:
             yield equation
             continue
         for inner in inner_jaxprs(equation):
@@ -71,7 +72,9 @@ def title(equation: Any) -> str:
     its function's.
     """
     given = equation.params.get("name") or equation.params.get("name_and_src_info")
-    known = given or getattr(equation.params["jaxpr"].debug_info, "func_name", None) or "kernel"
+    body = equation.params["jaxpr" if "jaxpr" in equation.params else "jaxprs"]
+    first = body[0] if isinstance(body, tuple) else body
+    known = given or getattr(first.debug_info, "func_name", None) or "kernel"
     return str(known).split()[0]
 
 
