@@ -29,7 +29,7 @@ def rms(x, w=1):
 
 
 @contract(
-    "kernels", "norm", draws=30,
+    "kernels", "norm", "norm_kernel", draws=30,
     rows=[0, 1, 7, 8, 13], columns=[1, 5], kind=KINDS, dtype=[*FLOATS, "int32"],
 )  # fmt: skip
 def test_norm(norm, rows, columns, kind, dtype):
@@ -155,7 +155,7 @@ def on_chip(x):
     )
 
 
-@contract("kernels", "varying", draws=8, devices=DEVICES, dtype=FLOATS)
+@contract("kernels", "varying", draws=10, devices=DEVICES, dtype=FLOATS)
 def test_varying(varying, devices, dtype):
     """`varying` takes the shape and type of a kernel's result and the mesh axes over which it
     varies, and names them in the way of the JAX at hand.

@@ -29,7 +29,7 @@ def interpreted(f, devices):
 
 
 @contract(
-    "remote_dma", "gather", draws=12,
+    "remote_dma", "gather", "gather_kernel", "local", draws=12,
     devices=DEVICES, rows=[0, 1, 5], kind=KINDS, dtype=["float32", "bfloat16", "int32"],
 )  # fmt: skip
 def test_gather(gather, devices, rows, kind, dtype):
