@@ -107,7 +107,7 @@ def gradient(attend):
 
 
 @contract(
-    "kernels", "flash", draws=12,
+    "kernels", "flash", "flash_forward", "flash_backward", draws=12,
     queries=[1, 6, 40], keys=[1, 7, 40], kind=["normal", "zeros", "ones", "tiny"], dtype=FLOATS,
 )  # fmt: skip
 def test_flash(flash, queries, keys, kind, dtype):
@@ -123,7 +123,7 @@ def test_flash(flash, queries, keys, kind, dtype):
 
 
 @contract(
-    "kernels", "flash_ring", draws=16,
+    "kernels", "flash_ring", "join", draws=16,
     devices=DEVICES, tokens=[1, 6, 48], kind=FINITE, dtype=FLOATS, axis=["x", "y"],
 )  # fmt: skip
 def test_flash_ring(flash_ring, devices, tokens, kind, dtype, axis):

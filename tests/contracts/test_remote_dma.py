@@ -45,7 +45,7 @@ def test_gather(gather, devices, rows, kind, dtype):
 
 
 @contract(
-    "remote_dma", "all_to_all", draws=12,
+    "remote_dma", "all_to_all", "all_to_all_kernel", draws=12,
     devices=DEVICES, more=[0, 0, 1], rows=[0, 1, 5], kind=KINDS,
     dtype=["float32", "bfloat16", "int32"],
 )  # fmt: skip
