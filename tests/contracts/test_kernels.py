@@ -178,7 +178,7 @@ def square(x, w):
 
 
 @contract(
-    "kernels", "scaled", draws=16,
+    "kernels", "scaled", "scaled_forward", "scaled_backward", draws=16,
     devices=DEVICES, rows=[1, 5, 8], kind=["normal", "zeros", "ones", "tiny", "nan"],
     weights=[3, 4],
 )  # fmt: skip
@@ -198,7 +198,7 @@ def hashed(n):
 
 
 @contract(
-    "kernels", "dropout", "keep", draws=25,
+    "kernels", "dropout", "keep", "mix", "dropout_kernel", draws=25,
     rows=[0, 1, 5, 8], columns=[1, 3, 16], start=[(0, 0), (3, 2), (10**6, 5)],
     key=[0, 1, 7, 8, 2**32 - 1, -1], kind=KINDS, dtype=[*FLOATS, "int32"],
 )  # fmt: skip
