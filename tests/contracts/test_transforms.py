@@ -88,6 +88,30 @@ def test_forward(forward, backward, sizes, shape, kind, more, check):
 
 
 @contract(
+    "transforms", "frequencies", "squares", "poisson_on", draws=25,
+    sizes=MESHES, shape=SHAPES, kind=KINDS,
+)  # fmt: skip
+def test_poisson_on(poisson_on, sizes, shape, kind):
+    """`poisson_on` takes a mesh with the axes `rows` and `columns`, and the shape of any grid of
+    period 2π; the solver takes the grid as `forward` does, and ignores its mean.
+    """
+    f = values(kind, shape)
+    found = cut(solver(poisson_on, sizes, shape)(stored(f, sizes)), shape)
+    if not np.isfinite(f).all():
+        assert not np.isfinite(found).any()
+        return
+    k2 = sum(k**2 for k in np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in shape), indexing="ij"))
+    u = np.fft.fftn(f.astype("float64")) / np.where(k2 == 0, np.inf, k2)
+    scale = abs(f).max(initial=1e-30)
+    np.testing.assert_allclose(found / scale, np.fft.ifftn(u).real / scale, atol=2e-6)
+
+
+@cache
+def solver(poisson_on, sizes, shape):
+    return poisson_on(grid_mesh(sizes), shape)
+
+
+@contract(
     "transforms", "sample_sort", draws=80,
     devices=DEVICES, keys=[0, 1, 3, 41], room=[0, 1, 2, 8],
     kind=[*KINDS, "few", "sorted", "zero signs"],
