@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 pytestmark = reads("ensembles")
 
 SHAPES = [(1, 3), (1, 4), (2, 7), (4, 400)]
-KINDS = ["normal", "zeros", "tiny", "huge", "nan", "inf", "stuck"]
+KINDS = ["normal", "zeros", "tiny", "huge", "nan", "inf", "stuck", "still"]
 
 
 @cache
@@ -26,22 +26,23 @@ def diagnostic(name, devices, check=True):
 
 
 @contract(
-    "ensembles", "split_rhat", draws=40, devices=DEVICES, shape=SHAPES, kind=KINDS,
-    check=[True, False],
+    "ensembles", "centred", "split_rhat", draws=60, devices=DEVICES, shape=SHAPES, kind=KINDS,
+    check=[True, False], dtype=["float32", "bfloat16"], level=[0.1, 1 / 3, -7.0],
 )  # fmt: skip
-def test_split_rhat(devices, shape, kind, check):
-    """`split_rhat` takes the draws of a device's chains, at least four of each; chains that do not
-    move make it NaN.
+def test_split_rhat(devices, shape, kind, check, dtype, level):
+    """`split_rhat` takes the draws of a device's chains, at least four of each, of any float type;
+    if no chain moves it is NaN.
     """
     chains, steps = shape
-    draws = values("normal" if kind == "stuck" else kind, (devices * chains, steps))
-    if kind == "tiny":
-        draws *= 1e6  # squares of distances that are smaller vanish
+    drawn = "normal" if kind in ("stuck", "still") else kind
+    draws = values(drawn, (devices * chains, steps), dtype)
+    if kind == "still":
+        draws = np.full(draws.shape, level, "float32")
     if kind == "stuck":
-        draws += 10 * np.arange(len(draws), dtype="float32")[:, None]
+        draws = draws + 10 * np.arange(len(draws), dtype="float32")[:, None].astype(draws.dtype)
     with refusal(steps < 4, steps):
         found = float(diagnostic("split_rhat", devices, check)(draws))
-        if kind in ("zeros", "nan", "inf"):
+        if kind in ("zeros", "nan", "inf", "still"):
             assert math.isnan(found)
             return
         halves = draws[:, : steps // 2 * 2].astype("float64").reshape(2 * len(draws), -1)
@@ -61,11 +62,11 @@ def autoregressive(phi, chains, steps, seed):
 @contract(
     "ensembles", "effective_size", draws=40, devices=DEVICES, chains=[1, 4],
     steps=[3, 5, 2000], phi=[-0.99, -0.9, -0.5, 0.0, 0.5, 0.9],
-    kind=["known", "known", "zeros", "nan"], scale=[1e-12, 1.0, 1e12],
+    kind=["known", "known", "zeros", "nan"], scale=[1e-22, 1.0, 1e20],
 )  # fmt: skip
 def test_effective_size(devices, chains, steps, phi, kind, scale, seed):
-    """`effective_size` takes the draws of a device's chains, at least four of each; for N draws it
-    is at most N times log₁₀ N, and chains that do not move make it NaN.
+    """`effective_size` takes what `split_rhat` does; for N draws it is at most N times log₁₀ N, and
+    if no chain moves it is NaN.
     """
     draws = autoregressive(phi, devices * chains, steps, seed) * np.float32(scale)
     if kind != "known":
@@ -107,7 +108,7 @@ def slopes(devices, check):
 )  # fmt: skip
 def test_summed(devices, rows, labels, kind, check, seed):
     """`summed` takes the log likelihood of a device's rows, which may be integers, and the mesh
-    axes over which they are sharded.
+    axes over which they are sharded; it has first derivatives, with respect to `theta` alone.
     """
     x = values(kind, (devices * rows, 3))
     y = (np.random.default_rng(seed).random(devices * rows) < 0.5).astype(labels)

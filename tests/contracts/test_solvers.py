@@ -52,9 +52,9 @@ def solver(name, devices):
     return jax.jit(solve, in_shardings=(rows, rows, None), out_shardings=(rows, None, None))
 
 
-def try_solver(name, devices, kind, system, tol, seed):
+def try_solver(name, devices, kind, system, tol, scale, seed):
     rng = np.random.default_rng(seed)
-    a, b = matrix(system, rng), values(kind, (ROWS,))
+    a, b = matrix(system, rng), values(kind, (ROWS,)) * np.float32(scale)
     x, steps, converged = map(np.asarray, solver(name, devices)(a, b, tol))
     if kind in ("nan", "inf"):
         assert not converged and np.isnan(x).all()
@@ -71,14 +71,15 @@ def try_solver(name, devices, kind, system, tol, seed):
 
 DRAWN = {
     "devices": [1, 2, 3, 4, 8], "kind": KINDS, "system": MATRICES, "tol": [1e-2, 1e-4],
+    "scale": [1.0, 1e-10, 1e10],
 }  # fmt: skip
 
 
 @contract("solvers", "with_unit_scale", "checked", "cg", draws=60, **DRAWN)
 def test_cg(seed, **case):
-    """`cg` takes a symmetric positive definite operator and a right side of any scale, in float32
-    or float64. It says whether the residual of its solution, computed anew, is within ten times the
-    tolerance; with a NaN it is not.
+    """`cg` takes a symmetric positive definite operator and a right side of any scale from 1e-30
+    on, in float32. It says whether the residual of its solution, computed anew, is within ten times
+    the tolerance; with a NaN it is not.
     """
     try_solver("cg", seed=seed, **case)
 

@@ -48,19 +48,20 @@ def same(found, expected):
 
 
 @contract(
-    "transforms", "swap", "pencils", draws=25,
+    "transforms", "swap", "check_z", "pencils", draws=30,
     sizes=MESHES, shape=SHAPES, kind=KINDS, more=[0, 0, 0, 50], check=[True, False],
+    z=[0, 0, 0, 2],
 )  # fmt: skip
-def test_pencils(pencils, sizes, shape, kind, more, check):
+def test_pencils(pencils, sizes, shape, kind, more, check, z):
     """`pencils` takes a device's shard of any grid: where the mesh does not divide a dimension,
     padding stands behind it, and `shape` is the grid without padding, which it refuses if the
     shards do not hold it.
     """
     grid = values(kind, shape) + 1j * values("normal", shape, seed=1)
     asked = (shape[0], shape[1] + more, shape[2])
-    with refusal(more, asked[1]):
+    with refusal(more or z, shape[2] if z else asked[1]):
         f = bound(pencils, shape=asked)
-        a = stored(grid.astype("complex64"), sizes)
+        a = np.pad(stored(grid.astype("complex64"), sizes), [(0, 0), (0, 0), (0, z)])
         found = mapped(f, grid_mesh(sizes), SPACE, WAVES, check)(a)
         same(cut(found, shape), whole(np.fft.fftn, grid))
 
@@ -68,8 +69,9 @@ def test_pencils(pencils, sizes, shape, kind, more, check):
 @contract(
     "transforms", "forward", "backward", draws=25,
     sizes=MESHES, shape=SHAPES, kind=KINDS, more=[0, 0, 0, 50], check=[True, False],
+    z=[0, 0, 0, 2],
 )  # fmt: skip
-def test_forward(forward, backward, sizes, shape, kind, more, check):
+def test_forward(forward, backward, sizes, shape, kind, more, check, z):
     """`forward` and `backward` take a device's shard of any real grid, and of its transform, in
     float32: where the mesh does not divide a dimension, zeros stand behind it, and `shape` is the
     grid without them; they refuse a `shape` that the shards do not hold.
@@ -77,9 +79,9 @@ def test_forward(forward, backward, sizes, shape, kind, more, check):
     grid = values(kind, shape)
     asked = (shape[0] + more, shape[1], shape[2])
     mesh = grid_mesh(sizes)
-    with refusal(more, asked[0]):
+    with refusal(more or z, shape[2] if z else asked[0]):
         there = mapped(bound(forward, shape=asked), mesh, SPACE, WAVES, check)
-        found = there(stored(grid, sizes))
+        found = there(np.pad(stored(grid, sizes), [(0, 0), (0, 0), (0, z)]))
         half = (shape[0], shape[1], shape[2] // 2 + 1)
         same(cut(found, half), whole(np.fft.rfftn, grid))
         again = mapped(bound(backward, shape=asked), mesh, WAVES, SPACE, check)(found)
