@@ -28,7 +28,9 @@ def test_each_function_has_a_contract_that_says_what_the_page_says(name):
         own = [c for c in CONTRACTS if c.chapter == name and {*c.names} & {*excerpt.names}]
         missing = set(excerpt.names) - {function for c in own for function in c.names}
         line = f"book/{name}.md:{excerpt.line}"
-        assert not missing, f"{line}: no contract in tests/contracts/test_{name}.py: {missing}"
+        assert not missing, (
+            f"{line}: no contract in tests/contracts/test_{name}_contract.py: {missing}"
+        )
         for each in own:
             assert each.says == excerpt.takes, f"{line}: its contract says otherwise"
 
@@ -152,6 +154,6 @@ def test_a_contract_that_fails_says_how_to_repeat_it(tmp_path, body, said):
         text=True,
         timeout=300,
     )
-    left = contracts_of_tests.last_words("test_stencils.py::test_made_to_fail")
+    left = contracts_of_tests.last_words("test_stencils_contract.py::test_made_to_fail")
     assert done.returncode and said in done.stdout + left, done.stdout + done.stderr
     assert ("Timeout" in left) == ("sleep" in body)

@@ -108,7 +108,7 @@ def contract(chapter, *names, draws, quick=False, **choices):
         for name, values in choices.items()
     }
 
-    place = f"tests/contracts/test_{chapter}.py"
+    place = f"tests/contracts/test_{chapter}_contract.py"
 
     def decorated(check):
         parameters = inspect.signature(check).parameters

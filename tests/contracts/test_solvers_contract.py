@@ -77,9 +77,9 @@ DRAWN = {
 
 @contract("solvers", "with_unit_scale", "checked", "cg", draws=60, **DRAWN)
 def test_cg(seed, **case):
-    """`cg` takes a symmetric positive definite operator and a right side of any scale from 1e-30
-    on, in float32. It says whether the residual of its solution, computed anew, is within ten times
-    the tolerance; with a NaN it is not.
+    """`cg` takes a symmetric positive definite operator and a right side of any scale above
+    float32's smallest numbers. It says whether the residual of its solution, computed anew, is
+    within ten times the tolerance; with a NaN it is not.
     """
     try_solver("cg", seed=seed, **case)
 
