@@ -2,8 +2,8 @@
 
 In a page the line `% contracts of the book` is replaced by a table: for each chapter with cells to
 copy, how many functions they define, how many of these have a contract, and how many inputs are
-drawn for them. The contracts are read from the tests (`tests/contracts/test_NAME_contract.py`), which are
-not run for it.
+drawn for them. The contracts are read from the tests (`tests/contracts/test_NAME_contract.py`),
+which are not run for it.
 """
 
 import ast
