@@ -673,7 +673,7 @@ def test_functions_to_copy_are_offered_with_all_that_they_need(reader):
     button = page.locator("button.copy.whole").first
     button.scroll_into_view_if_needed()
     expect(button).to_have_css("opacity", "1")  # without a pointer on its cell
-    expect(button).to_have_accessible_name(f"Copy {excerpt.names[0]} with all imports")
+    expect(button).to_have_accessible_name(f"Copy with imports: {excerpt.names[0]}")
     button.click()
     expect(button).to_have_text("Copied")
     copied = page.evaluate("navigator.clipboard.readText()")

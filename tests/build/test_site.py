@@ -344,10 +344,12 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
 
     text = " ".join(article(pages["status"]).get_text().split())
     assert f"jax {version('jax')}" in text and f"numpy {version('numpy')}" in text
-    built, matrix = article(pages["status"]).select("table")
+    built, contracts, matrix = article(pages["status"]).select("table")
     rows = {row.a["href"].removesuffix(".html"): row for row in built.select("tbody tr")}
     shown = [chapter.name for chapter in BOOK.chapters if chapter.name in PROGRAMS]
     assert list(rows) == shown and built.th.get_text() == "Chapter"
+    sums = [cell.get_text() for cell in contracts.select("tbody tr")[-1].select("td")]
+    assert sums[0] == "all" and sums[1] == sums[2] and int(sums[1]) > 50
     for name in shown[1:]:  # behind the home page, in the order of the book and with its titles
         assert rows[name].a.get_text() == BOOK.titles[name]
     ran = {chapter.name for chapter in complete}

@@ -234,7 +234,7 @@ def _excerpts(app, doctree, docname):
         return
     chapter = app.bookbinder_book.chapter(docname)
     for cell, excerpt in zip(cells, excerpts.of_chapter(chapter), strict=True):
-        label = f"Copy {in_words_of(excerpt.names)} with all imports"
+        label = f"Copy with imports: {in_words_of(excerpt.names)}"
         button = (
             f'<button type="button" class="copy whole" hidden aria-label="{label}" '
             f'data-needs="{html.escape(excerpt.needs)}">Copy with imports</button>'
