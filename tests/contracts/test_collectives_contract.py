@@ -1,9 +1,9 @@
 """What readers copy from `collectives`, against NumPy."""
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
-from contract import DEVICES, KINDS, close, contract, mapped, mesh_of, reads, refusal, values
+from contract import DEVICES, KINDS, bound, close, contract, mapped, mesh_of, reads, refusal, values
 from jax.sharding import PartitionSpec as P
 
 pytestmark = reads("collectives")
@@ -128,11 +128,6 @@ def test_exchange(exchange, devices, shape, more, kind, dtype, check_vma):
         close(on_each(exchange, devices, x, check_vma), np.swapaxes(x, 0, 1), 0)
 
 
-@cache
-def product(collective_matmul):
-    return partial(collective_matmul, axis="x")
-
-
 @contract(
     "collectives", "collective_matmul", draws=30, quick=True,
     devices=DEVICES, rows=[0, 1, 2], inner=[1, 5], columns=[1, 3], kind=KINDS, dtype=DTYPES,
@@ -145,18 +140,13 @@ def test_matmul(collective_matmul, devices, rows, inner, columns, kind, dtype, c
     a = numbers(kind, (devices * rows, inner), dtype)
     b = numbers("normal", (inner, devices * columns), dtype)
     specs = (P("x"), P(None, "x")), P(None, "x")
-    found = mapped(product(collective_matmul), mesh_of(devices), *specs, check_vma)(a, b)
+    found = mapped(bound(collective_matmul, axis="x"), mesh_of(devices), *specs, check_vma)(a, b)
     assert found.dtype == a.dtype
     with np.errstate(invalid="ignore"):
         expected = a.astype("float64") @ b.astype("float64")
     if dtype == "int32":
         expected = expected.astype("int32")
     close(found, expected, {"bfloat16": 3e-2}.get(dtype, 1e-5))
-
-
-@cache
-def wider(with_halo, dim):
-    return partial(with_halo, axis="x", dim=dim)
 
 
 @contract(
@@ -170,7 +160,7 @@ def test_halo(with_halo, devices, points, dim, kind, dtype, check_vma):
     x = numbers(kind, (devices * points, 3), dtype)
     spec = P(*[None] * dim, "x")
     with refusal(points < 1, points):
-        f = wider(with_halo, dim)
+        f = bound(with_halo, axis="x", dim=dim)
         wide = mapped(f, mesh_of(devices), spec, spec, check_vma)(x if dim == 0 else x.T)
         padded = np.pad(x, ((1, 1), (0, 0)))
         shards = [padded[n * points : (n + 1) * points + 2] for n in range(devices)]

@@ -132,15 +132,12 @@ def test_flash_ring(flash_ring, devices, tokens, kind, dtype, axis):
     """
     qkv = [values(kind, (2, devices * tokens, 4), dtype, seed) for seed in range(3)]
     spec = P(None, axis)
-    ring = mapped(over(flash_ring, axis), mesh_of(devices, names=axis), spec, spec, check_vma=False)
+    ring = mapped(
+        bound(flash_ring, axis=axis), mesh_of(devices, names=axis), spec, spec, check_vma=False
+    )
     out, lse = ring(*qkv)
     assert out.dtype == lse.dtype == "float32"
     close((out, lse), attention(*qkv), FLOATS[dtype])
-
-
-@cache
-def over(f, axis):
-    return partial(f, axis=axis)
 
 
 def on_chip(x):

@@ -5,17 +5,11 @@ from itertools import product
 
 import jax
 import numpy as np
-from contract import DEVICES, KINDS, close, contract, mapped, mesh_of, reads, refusal, values
+from contract import DEVICES, KINDS, bound, close, contract, mapped, mesh_of, reads, refusal, values
 from jax.sharding import PartitionSpec as P
 
 pytestmark = reads("particles")
 SIDE_BY_SIDE = P("d")
-
-
-@cache
-def bound(f, **keywords):
-    """The same object for the same arguments, so that its program is compiled once."""
-    return partial(f, **keywords)
 
 
 @cache

@@ -5,17 +5,11 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contract import DEVICES, KINDS, close, contract, mapped, mesh_of, reads, refusal, values
+from contract import DEVICES, KINDS, bound, close, contract, mapped, mesh_of, reads, refusal, values
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 pytestmark = reads("stencils")
 ANY = ("float32", "bfloat16", "int32")
-
-
-@cache
-def bound(f, **keywords):
-    """The same object for the same arguments, so that its program is compiled once."""
-    return partial(f, **keywords)
 
 
 @contract(
@@ -83,7 +77,7 @@ def test_roll_in_zeros(roll_in_zeros, devices, points, by, dim, kind, dtype):
     source = at - by
     inside = (source >= 0) & (source < len(at))
     expected = np.take(u, np.clip(source, 0, len(at) - 1), dim)
-    expected[(inside == False) if dim == 0 else (slice(None), ~inside)] = 0  # noqa: E712
+    expected[~inside if dim == 0 else (slice(None), ~inside)] = 0
     assert rolled.dtype == u.dtype
     close(rolled, expected)
 

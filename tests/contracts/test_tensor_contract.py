@@ -1,19 +1,12 @@
 """What readers copy from `tensor`, against one device."""
 
-from functools import cache, partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from contract import close, contract, mapped, mesh_of, reads, values
+from contract import bound, close, contract, mapped, mesh_of, reads, values
 from jax.sharding import PartitionSpec as P
 
 pytestmark = reads("tensor")
-
-
-@cache
-def on(sharded_losses):
-    return partial(sharded_losses, axes="x")
 
 
 @contract(
@@ -31,7 +24,9 @@ def test_losses(sharded_losses, devices, columns, kind, outside, dtype, check_vm
     if outside is not None:
         targets[0, 1] = -1 if outside < 0 else size
     specs = (P(), P(None, "x"), P()), P()
-    found = mapped(on(sharded_losses), mesh_of(devices), *specs, check_vma)(x, table, targets)
+    found = mapped(bound(sharded_losses, axes="x"), mesh_of(devices), *specs, check_vma)(
+        x, table, targets
+    )
     logits = np.asarray(x, "float32") @ np.asarray(table, "float32")
     picked = np.take_along_axis(logits, np.clip(targets, 0, size - 1)[..., None], -1)[..., 0]
     right = np.asarray(jax.nn.logsumexp(jnp.asarray(logits), axis=-1)) - picked

@@ -1,21 +1,15 @@
 """What readers copy from `transforms`, against NumPy on one device."""
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
-from contract import DEVICES, KINDS, contract, mapped, mesh_of, reads, refusal, values
+from contract import DEVICES, KINDS, bound, contract, mapped, mesh_of, reads, refusal, values
 from jax.sharding import PartitionSpec as P
 
 pytestmark = reads("transforms")
 SPACE, WAVES = P("rows", "columns"), P(None, "rows", "columns")
 MESHES = ((1, 1), (2, 4), (3, 2), (8, 1), (1, 3))
 SHAPES = ((1, 1, 1), (5, 7, 6), (6, 8, 12), (2, 3, 1), (9, 1, 5))
-
-
-@cache
-def bound(f, **keywords):
-    """The same object for the same arguments, so that its program is compiled once."""
-    return partial(f, **keywords)
 
 
 def grid_mesh(sizes):

@@ -65,13 +65,19 @@ def of_chapter(chapter):
     Raises `BookError` for a cell that cannot be copied: one that runs something, one that uses a
     value of the chapter's run, or one without its paragraph.
     """
+    tagged = [
+        cell
+        for cell in chapter.cells
+        if COPY in chapter.notebook.cells[cell.position].metadata.get("tags", ())
+    ]
+    if not tagged:
+        return []
     found, known = [], {}
     for cell in chapter.cells:
-        tags = chapter.notebook.cells[cell.position].metadata.get("tags", ())
         own = _statements(cell)
         for statement in own:
             _bind(statement, known)
-        if COPY in tags:
+        if cell in tagged:
             found.append(_excerpt(chapter, cell, own, known))
     return found
 

@@ -20,7 +20,7 @@ import faulthandler
 import inspect
 import linecache
 import re
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import jax
@@ -237,6 +237,12 @@ def close(actual, expected, tolerance=1e-5):
         scale = np.abs(b[finite]).max(initial=0)
         np.testing.assert_array_equal(np.isnan(a), np.isnan(b), f"NaN in array {number}")
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * scale)
+
+
+@cache
+def bound(f, **keywords):
+    """The same object for the same arguments, so that its program is compiled once."""
+    return partial(f, **keywords)
 
 
 @cache
