@@ -7,6 +7,7 @@ import numpy as np
 from contract import (
     DEVICES,
     KINDS,
+    bound,
     close,
     contract,
     copied,
