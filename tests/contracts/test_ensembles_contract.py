@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 pytestmark = reads("ensembles")
 
-SHAPES = [(1, 3), (1, 4), (2, 7), (4, 400)]
+SHAPES = [(1, 0), (1, 3), (1, 4), (2, 7), (4, 400)]
 KINDS = ["normal", "zeros", "tiny", "huge", "nan", "inf", "stuck", "still"]
 
 

@@ -52,16 +52,18 @@ def solver(name, devices):
     return jax.jit(solve, in_shardings=(rows, rows, None), out_shardings=(rows, None, None))
 
 
-def try_solver(name, devices, kind, system, tol, scale, seed):
+def try_solver(name, devices, kind, system, tol, scale, unit, seed):
     rng = np.random.default_rng(seed)
-    a, b = matrix(system, rng), values(kind, (ROWS,)) * np.float32(scale)
+    a, b = matrix(system, rng) * np.float32(unit), values(kind, (ROWS,)) * np.float32(scale)
+    expected = np.abs(np.linalg.solve(a.astype("float64"), b.astype("float64"))).max()
     x, steps, converged = map(np.asarray, solver(name, devices)(a, b, tol))
     if kind in ("nan", "inf"):
         assert not converged and np.isnan(x).all()
     elif kind == "zeros":
         assert converged and steps == 0 and not x.any()
     else:
-        assert converged or system in ("stiff", "indefinite")
+        representable = 1e-30 < expected < 1e37
+        assert converged or system in ("stiff", "indefinite") or not representable
         assert steps <= MOST
     if converged and kind != "zeros":
         exact = a.astype("float64") @ x.astype("float64")
@@ -71,7 +73,7 @@ def try_solver(name, devices, kind, system, tol, scale, seed):
 
 DRAWN = {
     "devices": [1, 2, 3, 4, 8], "kind": KINDS, "system": MATRICES, "tol": [1e-2, 1e-4],
-    "scale": [1.0, 1e-10, 1e10],
+    "scale": [1.0, 1e-10, 1e10], "unit": [1.0, 1e-20, 1e20],
 }  # fmt: skip
 
 
@@ -104,8 +106,8 @@ def factorisation(devices):
 )  # fmt: skip
 def test_block_cholesky(devices, own, width, more, kind, seed):
     """`block_cholesky` takes a positive definite matrix of (rows, blocks of a device, devices,
-    width) with as many columns as rows, and leaves what is above the diagonal as it comes; of any
-    other matrix it makes NaN.
+    width) with as many columns as rows, of which it reads the lower half of blocks, and leaves what
+    is above the diagonal as it comes; if the matrix is not positive definite, the factor has NaN.
     """
     n = own * devices * width
     normal = np.random.default_rng(seed).normal(size=(n, n))
@@ -134,7 +136,7 @@ def tall(devices, check):
 
 @contract(
     "solvers", "tsqr", draws=30,
-    devices=DEVICES, rows=[1, 2, 4, 7], columns=[1, 3, 4],
+    devices=DEVICES, rows=[0, 1, 2, 4, 7], columns=[1, 3, 4],
     kind=["normal", "ones", "zeros", "tiny", "huge", "nan"],
 )  # fmt: skip
 def test_tsqr(devices, rows, columns, kind):
@@ -142,10 +144,11 @@ def test_tsqr(devices, rows, columns, kind):
     devices.
     """
     a = values(kind, (devices * rows, columns))
-    q, r = (np.asarray(part, "float64") for part in tall(devices, False)(a))
-    if kind == "nan":
-        assert np.isnan(q).any() and np.isnan(r).any()
-        return
-    close(q @ r, a, 1e-5)
-    assert not np.tril(r, -1).any()
-    np.testing.assert_allclose(q.T @ q, np.eye(q.shape[1]), atol=1e-5)
+    with refusal(rows < 1, rows, columns):
+        q, r = (np.asarray(part, "float64") for part in tall(devices, False)(a))
+        if kind == "nan":
+            assert np.isnan(q @ r).any()
+            return
+        close(q @ r, a, 1e-5)
+        assert not np.tril(r, -1).any()
+        np.testing.assert_allclose(q.T @ q, np.eye(q.shape[1]), atol=1e-5)
