@@ -491,8 +491,8 @@ class Pod:
         on these chips.
 
         `pod.compile(matmul, *pod.like(A, B))` compiles for this pod a product that the CPU has just
-        computed. The mesh has the same axes with the same sizes, and neighbours in it are
-        neighbours on the torus.
+        computed. The mesh has the same axes with the same sizes and types, and neighbours in it are
+        neighbours on the torus, unless it has more axes than the torus, which then share some.
 
         Args:
           *args: arrays or `jax.ShapeDtypeStruct`s with a `NamedSharding` each, or pytrees of them.
@@ -512,7 +512,13 @@ class Pod:
                 f"{len(meshes)}"
             )
         theirs = next(iter(meshes))
-        mesh = self.mesh(theirs.axis_sizes, theirs.axis_names)
+        shape, axes, types = theirs.axis_sizes, theirs.axis_names, theirs.axis_types
+        try:
+            mesh = self.mesh(shape, axes, axis_types=types)
+        except ValueError as error:
+            if "split=True" not in str(error):
+                raise
+            mesh = self.mesh(shape, axes, axis_types=types, split=True)
 
         def abstract(leaf):
             sharding = getattr(leaf, "sharding", None)

@@ -153,6 +153,8 @@ class _Swap:
         if id(atom) not in variables:
             new = copy.copy(atom)
             new.aval = atom.aval.update(sharding=self(sharding))
+            if hasattr(atom, "val"):  # newer versions keep a type of its own in a number
+                new.val = np.asarray(atom.val)
             variables[id(atom)] = new
         return variables[id(atom)]
 

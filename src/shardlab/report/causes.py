@@ -1,6 +1,7 @@
 """What causes a collective: what the program says, and what it does not say is called not known."""
 
 import re
+from collections.abc import Collection
 from linecache import getline
 
 import jax
@@ -9,9 +10,10 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["SAME", "cause"]
+__all__ = ["AT_INDICES", "SAME", "cause"]
 
 SAME = "every device computes the same"
+AT_INDICES = "an update at computed indices"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
 # A function of jnp.linalg in the name of an operation, or else what it calls.
@@ -21,7 +23,7 @@ _FACTORISATIONS = (
 )
 _ALONG = r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b"
 _RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
-_CALLBACKS = {"debug_callback", "io_callback", "pure_callback"}
+_CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SHIFTS = {
     "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
     "pad": "padding",
@@ -48,7 +50,13 @@ _OF_TWO = (
 )
 
 
-def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bool = False) -> str:
+def cause(
+    move: Collective,
+    origin: Origin,
+    is_checked: bool = True,
+    is_pmap: bool = False,
+    weights: Collection[str] | None = None,
+) -> str:
     """What causes a collective, in words.
 
     Args:
@@ -56,6 +64,8 @@ def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bo
       origin: its `shardlab.programs.origins.Origin`.
       is_checked: whether the program has no `jax.shard_map` with `check_vma=False`.
       is_pmap: whether `jax.pmap` compiles the program: then the function has all its collectives.
+      weights: the arguments that meet, in a product, a batch in shards along an axis of theirs;
+        None if unknown.
     """
     if is_pmap and KINDS[move.kind].adds:
         several = ", or several that the compiler has joined" if len(move.operands) > 1 else ""
@@ -66,7 +76,7 @@ def cause(move: Collective, origin: Origin, is_checked: bool = True, is_pmap: bo
     if reason := _of_what_is_special(origin):
         return reason
     if move.kind == "all-gather":
-        return _along(origin) or _of_a_gather(origin)
+        return _along(origin) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
         return _of_a_sum(origin)
     if move.kind == "all-to-all":
@@ -148,8 +158,8 @@ def _along(origin):
         return f"a Fourier transform needs the whole dimension: {SAME}"
     if any(operation.startswith("scatter") for operation in operations):
         return (
-            "an update at computed indices (.at[].set): any device may have to write; vmap over "
-            "the sharded dimension"
+            "an update at computed indices (.at[].set): any device may have to write; vmap "
+            "lax.dynamic_update_slice over the sharded dimension"
         )
     if "gather" in operations:
         return "a computed index into a sharded dimension: any device may need any of it"
@@ -172,7 +182,7 @@ def _along(origin):
     return ""
 
 
-def _of_a_gather(origin):
+def _of_a_gather(origin, weights):
     if origin.use == "result":
         return (
             "a result that is stored whole: by out_shardings, or because the devices do not "
@@ -187,9 +197,9 @@ def _of_a_gather(origin):
         return f"a convolution in groups, for which XLA gathers this operand: {SAME}"
     if origin.operation in _PRODUCTS or (origin.argument and origin.use in _PRODUCTS):
         if origin.argument:
-            return (
-                "an argument that is sharded along a dimension that this product needs whole "
-                "(FSDP gathers parameters so on purpose)"
+            on_purpose = weights is None or origin.argument in weights
+            return "an argument that is sharded along a dimension that this product needs whole" + (
+                " (FSDP gathers parameters so on purpose)" if on_purpose else ""
             )
         return "a product needs this operand whole along a dimension that is sharded"
     if origin.argument:

@@ -10,6 +10,7 @@ text read.
 """
 
 import os
+import re
 import sys
 import tempfile
 from contextlib import contextmanager, nullcontext
@@ -24,6 +25,7 @@ from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
+from shardlab.programs.inherited import follow
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import findings, storage
 from shardlab.report.judgement import judge
@@ -92,21 +94,30 @@ def explain(
         )
     backend, pod = jax.default_backend(), mesh
     if isinstance(pod, Pod):
-        given, (backend, args) = args, (mesh.name, mesh.like(*args))
+        given, names_mesh = _with_own_shardings(f, args, kwargs)
+        backend, args = mesh.name, mesh.like(*given)
         shardings = (leaf.sharding for leaf in jax.tree.leaves(args))
         mesh = next(one.mesh for one in shardings if isinstance(one, NamedSharding))
         if not isinstance(mesh, Mesh):
             needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
             raise ValueError(f"no compiler for {backend} is installed here; {needs}")
     on_a_pod = isinstance(pod, Pod) and not jax.sharding.get_abstract_mesh().empty
+    own_mesh = jax.sharding.get_mesh() if on_a_pod else None
     with _words_of_the_compiler() as messages, jax.set_mesh(mesh) if on_a_pod else nullcontext():
         try:
+            if isinstance(pod, Pod) and names_mesh:
+                with jax.set_mesh(own_mesh) if on_a_pod else nullcontext():
+                    f = transferred(f, given, kwargs, mesh)
             lowered, compiled = collectives.stages(f, args, kwargs)
         except ValueError as error:
-            if not isinstance(pod, Pod) or "incompatible devices" not in str(error):
+            words = r"incompatible devices|should match the (aval mesh|mesh passed)"
+            if not isinstance(pod, Pod) or names_mesh or not re.search(words, str(error)):
                 raise
-            f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
+            # it names a mesh of these devices inside
+            with jax.set_mesh(own_mesh) if on_a_pod else nullcontext():
+                f = transferred(f, given, kwargs, mesh)
             lowered, compiled = collectives.stages(f, args, kwargs)
+    backend = _checked(backend, compiled, pod if isinstance(pod, Pod) else None, mesh)
     text = compiled.as_text()
     own, own_by_path = own_names(compiled, f, args, kwargs)
     arrays = storage.arguments(compiled, text, args, kwargs, own)
@@ -120,6 +131,8 @@ def explain(
     if wrapper == "nnx":  # whose functions return the changed arguments first
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
     jaxpr = _traced(f, args, kwargs)
+    shardings = storage.shardings(compiled, args, kwargs)
+    is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
     program = Compiled(
         text,
         meshes,
@@ -129,19 +142,29 @@ def explain(
         messages,
         is_checked=jaxpr is None or are_checked(jaxpr),
         is_pmap=wrapper == "pmap",
+        flow=follow(jaxpr, shardings) if is_followed else None,
+        names={array.number: array.name for array in arrays},
+        data=findings.data(arrays, results),
     )
     report, located, judgement = _report(program, chip, _name(f))
     is_gradient = located.origins.is_gradient
     sizes = storage.memory(compiled, backend, text)
     sizes |= {"gathered": judgement.kept} if judgement.kept else {}
-    found = [*findings.of_arrays(arrays, results, report.mesh, report.devices)]
+    # an axis that a constraint drops is not lacking in the arguments
+    mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
+    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices)]
     declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     for kernel, size in report.kernels.items():
         declared[kernel] = size or declared.get(kernel, size)
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
     repeats, trained = judgement.repeats, judgement.forward
-    found += findings.of_batch(arrays, results, report.moves, report.mesh, repeats, trained)
+    flow = program.flow
+    tensor = flow.tensor if flow is not None else ()
+    if not judgement.is_in_specs:
+        found += findings.of_batch(
+            arrays, results, report.moves, mesh_left, repeats, trained, tensor
+        )
     if wrapper == "pmap" and located.origins.is_differentiated:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
@@ -209,6 +232,46 @@ def _traced(f, args, kwargs):
         return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
     except Exception:
         return None
+
+
+def _with_own_shardings(f, args, kwargs):
+    """Arguments with the shardings that a jitted function gives them by `in_shardings`, and whether
+    it gives any: they name a mesh of these devices.
+    """
+    if not hasattr(f, "trace"):
+        return args, False
+    try:
+        equations = jax.make_jaxpr(f)(*args, **kwargs).jaxpr.eqns
+    except Exception:  # static arguments, or what no trace can take: the compiler will say it
+        return args, False
+    leaves, tree = jax.tree.flatten(args)
+    own = equations[0].params.get("in_shardings", ()) if len(equations) == 1 else ()
+    own = [one if isinstance(one, NamedSharding) else None for one in own][: len(leaves)]
+    if not any(own) or len(own) != len(leaves):
+        return args, False
+    given = [
+        leaf if one is None else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=one)
+        for leaf, one in zip(leaves, own, strict=True)
+    ]
+    return jax.tree.unflatten(tree, given), True
+
+
+def _checked(backend, compiled, pod, mesh):
+    """What a program was compiled for, by the devices that its shardings name."""
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    devices = [
+        one.mesh.devices.flat[0]
+        for one in shardings
+        if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)
+    ]
+    wanted = mesh.devices.flat[0].platform if pod else jax.default_backend()
+    other = next((device for device in devices if device.platform != wanted), None)
+    if pod and other is not None:
+        raise ValueError(
+            f"the program was compiled for {other.platform}, not for {pod.name}, because it names "
+            "a mesh of other devices; leave its shardings out, and give them to the arguments"
+        )
+    return backend if other is None else other.device_kind
 
 
 def _name(f):

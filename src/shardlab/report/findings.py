@@ -17,15 +17,15 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import SAME
+from shardlab.report.causes import AT_INDICES, SAME
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
-    "Finding", "by_harm", "constant_sizes", "kept_for_backward", "of_arrays", "of_batch",
-    "of_constants", "of_donation",
-    "of_loops", "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products",
-    "of_replacement",
-    "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying", "of_widening",
+    "Finding", "by_harm", "constant_sizes", "data", "is_of_data", "kept_for_backward", "of_arrays",
+    "of_avoidable", "of_batch", "of_constants", "of_donation", "of_indices", "of_loops",
+    "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products",
+    "of_replacement", "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying",
+    "of_widening", "repeated_products",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -60,9 +60,11 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added twice", "same noise",
-    "full rematerialisation",
-    "data without an axis", "repeated work", "summed in a loop", "many small collectives",
-    "result on one device",
+    "constraint without an axis", "axis on two dimensions", "order of axes",
+    "columns after columns", "reshape of shards",
+    "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
+    "summed in a loop", "indices gathered", "avoidable communication",
+    "many small collectives", "result on one device",
     "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result",
     "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
@@ -100,7 +102,18 @@ def of_arrays(
                 )
         return
     total = sum(array.bytes for array in arguments)
-    yield from _replicated("replicated", arguments, total, "the arguments", mesh)
+    data_names, used = data(arguments, results), set()
+    for array in arguments:
+        if array.name not in data_names:
+            used |= set(mesh) - {*array.replicated}
+    advised = [  # not data in shards that are replicated along the axes of weights
+        array
+        for array in arguments
+        if array.name not in data_names
+        or array.bytes == array.whole
+        or not used >= {axis for axis in array.replicated if axis in mesh}
+    ]
+    yield from _replicated("replicated", advised, total, "the arguments", mesh)
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
@@ -113,6 +126,23 @@ def of_arrays(
 def _layout(array):
     """An array's type, and how it is stored: equal for specs that mean the same."""
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
+
+
+def data(arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[str]:
+    """The names of the arguments that no result can replace, as it replaces parameters.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+    """
+    known = {array.type for array in results}
+    return frozenset(
+        array.name for array in arguments if not array.donated and array.type not in known
+    )
+
+
+def is_of_data(axis: str) -> bool:
+    """Whether an axis has a name of those that divide the batch, or weights as in FSDP."""
+    return re.search(r"fsdp|zero|shard|dp|data|batch|replica", axis) is not None
 
 
 def _roots(arrays):
@@ -231,6 +261,7 @@ def of_batch(
     mesh: Mapping[str, int],
     repeats: float,
     trained: Collection[str],
+    tensor: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
@@ -243,25 +274,31 @@ def of_batch(
       repeats: how many times the FLOPs of the program's products all devices compute together.
       trained: the names of the arguments with respect to which it is differentiated, or else of
         those that the forward pass uses.
+      tensor: axes of tensor parallelism, along which data are replicated on purpose.
     """
+    roots = _roots(arguments)
     known, named_axes = Counter(map(_layout, results)), set()
     for array in sorted(arguments, key=lambda array: -array.bytes):
         is_data = array.spec not in ("", "P()") and not array.donated and not known[_layout(array)]
         if not is_data or array.bytes < 1024:
             continue
         for axis in {*_divided(array, mesh)} - named_axes:
+            if axis in tensor and not is_of_data(axis):
+                continue
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
             stored = [one for one in stored if one.name in trained and one.bytes < one.whole]
-            # in both passes, and their gradients
-            gathered = 3 * (ways - 1) * sum(one.bytes for one in stored)
+            if any(roots[one.name] == roots[array.name] for one in stored):
+                continue  # it is a weight itself
+            # in both passes, and their gradients in an all-reduce
+            gathered = 4 * sum(one.whole - one.bytes for one in stored)
             sent = sum(
                 move.total or 0
                 for move in moves
                 if move.axes and axis in move.axes and not move.array
             )
             is_repeated = repeats > 0.9 * ways and not sent
-            if not stored or not (is_repeated or sent > 4 * gathered):
+            if not stored or not (is_repeated or sent > gathered):
                 continue
             named_axes.add(axis)
             yield Finding(
@@ -275,7 +312,7 @@ def of_batch(
                     if is_repeated
                     else f"what is computed from it sends {bytes_text(sent)} along {axis}; "
                     "gathering the arguments in "
-                    "shards along it, for both passes, and adding their gradients would send "
+                    "shards along it whole, for both passes, and adding their gradients would send "
                     f"{bytes_text(gathered)}"
                 ),
             )
@@ -291,16 +328,26 @@ def _is_step(arguments, results):
 def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
     """Arguments on no mesh, in the place of which a step returns arrays that are on one.
 
+    Of small arguments, such as a counter of steps, only the path tells which result replaces them.
+
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
     """
     known = Counter(map(_layout, results))
+    same_path = {
+        (path, result.type) for result in results if result.spec and (path := _path(result.name))
+    }
     loose = [
         array
         for array in arguments
-        if array.placed is False and array.whole >= 1024 and known[_layout(array)] > 0
+        if array.placed is False
+        and known[_layout(array)] > 0
+        and (array.whole >= 1024 or (_path(array.name), array.type) in same_path)
     ]
-    if loose and _is_step(arguments, results) and any(array.placed for array in arguments):
+    are_placed = any(array.placed or (array.placed is None and array.spec) for array in arguments)
+    replaced = {(_path(array.name), array.type) for array in arguments} & same_path
+    is_step = _is_step(arguments, results) or len(replaced) > 1
+    if loose and is_step and are_placed:
         first = loose[0]
         names = first.name if len(loose) == 1 else f"{len(loose)} arguments, first {first.name},"
         yield Finding(
@@ -308,9 +355,17 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
             (
                 f"{names} {'is' if len(loose) == 1 else 'are'} on no mesh, and what replaces it "
                 f"has the sharding {first.spec}: the first call moves it to all devices, and the "
-                "second compiles again; make it with jax.device_put or out_shardings"
+                "second has to compile again; make it with jax.device_put or out_shardings"
             ),
         )
+
+
+def _path(name):
+    """The keys of an array's name below its root: ['step'] for state['step'] and result[0]['step'];
+    None where it has none.
+    """
+    keys = re.search(r"(\[['\"].*|\.\w.*)$", name)
+    return keys and keys[1]
 
 
 def of_donation(
@@ -390,7 +445,11 @@ def of_partitioner(
       origins: the program's `Origins`.
       said: the lines that the compiler wrote.
     """
-    seen = [line for line in said if "full rematerialization" in line]
+    # Of a stand-in the partitioner only asks what it would cost, and a callback's device is meant.
+    left_out = r"%fake_parameter|maximal device="
+    seen = [
+        line for line in said if "full rematerialization" in line and not re.search(left_out, line)
+    ]
     advice = "put a sharding constraint between the two that differs from each in one axis only"
     if seen:
         places = {line: _place_said(line, moves, origins) for line in seen}
@@ -418,6 +477,12 @@ def of_partitioner(
     ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
+        if origin.operation == "sharding_constraint" and origin.phase != "forward":
+            advice = (
+                "this is the backward pass of a constraint, which holds for the gradient too; "
+                "leave the constraint out if the compiler gathers the array by itself, or give it "
+                "a jax.custom_vjp whose backward pass keeps the shards"
+            )
         yield Finding(
             "full rematerialisation",
             (
@@ -470,10 +535,10 @@ def of_repeated_operations(causes: Iterable[tuple[Origin, str]]) -> Iterator[Fin
         )
 
 
-def of_repeated_products(
+def repeated_products(
     whole: Counter | None, each: Counter | None, devices: int
-) -> Iterator[Finding]:
-    """Lines whose matrix products several devices repeat.
+) -> dict[tuple[str, int], tuple[int, int]]:
+    """The lines whose matrix products several devices repeat: FLOPs of all, and of one.
 
     Args:
       whole: FLOPs by (file, line) of the program before it was partitioned; None if unknown.
@@ -481,15 +546,26 @@ def of_repeated_products(
       devices: how many devices.
     """
     if not whole or not each:
-        return
+        return {}
     whole, each = _matched(whole, each)
-    again = {
+    return {
         place: (devices * each[place], flops)
         for place, flops in whole.items()
         if devices * each[place] >= 1.5 * flops
     }
+
+
+def of_repeated_products(
+    again: Mapping[tuple[str, int], tuple[int, int]], total: float
+) -> Iterator[Finding]:
+    """Lines whose matrix products several devices repeat.
+
+    Args:
+      again: FLOPs of all devices and of one by line, as `repeated_products` returns them.
+      total: FLOPs of all products on all devices.
+    """
     more = sum(flops_done - flops for flops_done, flops in again.values())
-    if more > _LEAST * devices * sum(each.values()):
+    if more > _LEAST * total:
         flops_done, flops = map(sum, zip(*again.values(), strict=True))
         first = max(again, key=lambda place: again[place][0])
         lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
@@ -703,6 +779,84 @@ def _elements_of(kind):
     """Elements of a type such as "f32[8,4]", or of several such as "2 × f32[8,4]"."""
     count, _, kind = kind.rpartition(" × ")
     return int(count or 1) * math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
+
+
+# What causes communication that other code does without, by words of `cause`, and what to write.
+_REMEDIES = {
+    "a concatenation along a sharded dimension":
+        "concatenate along another dimension, or before the arrays are in shards",
+    "a reshape (as in ravel and vdot)":
+        "in a dimension that is merged, the one that is in shards has to come first; or reshape "
+        "each shard in a shard_map",
+    "goes along the whole dimension, which is sharded":
+        "let another dimension be in shards there, with a constraint before the line, or combine "
+        "the shards' own results in a shard_map",
+    "a loop (scan, map) goes along the dimension that is sharded":
+        "shard another dimension of what the loop takes apart",
+    "a slice along a dimension that is sharded":
+        "let another dimension be in shards there, with a constraint before the line",
+    "a callback runs on one device":
+        "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
+        "its shard",
+    "random numbers, which JAX does not draw in shards":
+        'set jax.config.update("jax_threefry_partitionable", True)',
+    "two arrays with specs that clash": "give both the same spec",
+    "a computed index into a sharded dimension: any device may need any of it":
+        "let another dimension be in shards there; or compare the index with jnp.arange, select "
+        "and add up, which sends sums alone",
+}  # fmt: skip
+_AVOIDABLE = 1 / 50  # of all bytes
+
+
+def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
+    """Communication of an operation that another way of writing the same does not need.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    total, groups = sum(move.total or 0 for move in moves), {}
+    for move in moves:
+        words = next((words for words in _REMEDIES if words in move.cause), "")
+        if words.startswith("two arrays") and move.phase != "forward":
+            continue  # as an update with sharded moments does on purpose
+        # an embedding in shards is looked up on purpose
+        if not words or (words.startswith("a computed index") and move.array):
+            continue
+        key = move.file, move.line, words
+        sent, kinds, cause = groups.get(key, (0, (), move.cause))
+        groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
+    for (file, line, words), (sent, kinds, cause) in groups.items():
+        if sent >= max(_AVOIDABLE * total, 1024):
+            several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
+            yield Finding(
+                "avoidable communication",
+                f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
+                f"{sent / total:.0%} of all; {_REMEDIES[words]}",
+            )
+
+
+def of_indices(moves: Sequence[Any]) -> Iterator[Finding]:
+    """Updates at computed indices in the forward pass, for which indices or values are gathered.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    total, places = sum(move.total or 0 for move in moves), {}
+    for move in moves:
+        if move.kind == "all-gather" and move.phase != "backward" and AT_INDICES in move.cause:
+            sent, axes = places.get((move.file, move.line), (0, ()))
+            axes = dict.fromkeys((*axes, *(move.axes or ())))
+            places[move.file, move.line] = sent + (move.total or 0), tuple(axes)
+    for place, (sent, axes) in places.items():
+        if sent >= max(_LEAST * total, 1024):
+            along = f" along {' and '.join(axes)}" if axes else ""
+            yield Finding(
+                "indices gathered",
+                f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered{along}, "
+                "because an update at computed indices may write to any device's shard. If each "
+                "row of a sharded dimension writes to itself, say so: jax.vmap over that dimension "
+                "of lax.dynamic_update_slice, or jnp.where with a mask, sends nothing",
+            )
 
 
 def of_many(moves: Sequence[Any]) -> Iterator[Finding]:

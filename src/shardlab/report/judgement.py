@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardlab.report import findings
+from shardlab.programs.origins import where
+from shardlab.report import findings, specs
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.program import Located
@@ -21,12 +22,16 @@ class Judgement:
       repeats: how many times the FLOPs of the unpartitioned program's products all devices compute
         together.
       forward: the names of the arguments that the forward pass uses.
+      lost: the axes that constraints lack, which their operands have.
+      is_in_specs: whether specs are at fault: then it is not the data.
     """
 
     findings: tuple[Finding, ...]
     kept: int
     repeats: float
     forward: frozenset[str]
+    lost: frozenset[str]
+    is_in_specs: bool
 
 
 def judge(located: Located, moves: Sequence[Move]) -> Judgement:
@@ -38,16 +43,51 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     """
     sent, origins, compiled = located.collectives, located.origins, located.compiled
     causes = [(origin, why) for (*_, origin), why in zip(sent, located.causes, strict=True)]
+    whole, each = located.products
+    devices, lost = located.program.devices, {}
+    again = findings.repeated_products(whole, each, devices)
+    found = []
+    if compiled.flow is not None:
+        mesh = {
+            str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
+        }
+        lost = specs.lost_axes(compiled.flow, moves, again)
+        found += specs.of_lost_axes(compiled.flow, lost, again, mesh)
+        found += specs.of_mapped(compiled.flow, mesh, compiled.names)
+        orders = [*specs.of_order(compiled.flow, moves, compiled.names)]
+        found += orders or specs.of_columns(compiled.flow, moves, compiled.names, compiled.data)
+        found += specs.of_contested(compiled.flow, moves, again, compiled.names)
+        found += specs.of_merged(compiled.flow, moves, again, devices)
+        found += specs.of_casts(compiled.flow, moves, compiled.backend)
+    explained = {
+        (place.file, place.line)
+        for losses in lost.values()
+        for loss in losses
+        for place in compiled.flow.repeated[loss]
+    }
+    again = {place: flops for place, flops in again.items() if place not in explained}
+    partitioner = findings.of_partitioner(sent, origins, compiled.messages)
+    constraints = {(place.file, place.line) for place, *_ in lost}
     found = (
+        *found,
         *findings.of_sums(sent),
         *findings.of_repeated_operations(causes),
         *findings.of_loops(sent, origins),
         *findings.of_stacks(sent, origins),
         *findings.of_many(moves),
-        *findings.of_repeated_products(*located.products, located.program.devices),
-        *findings.of_partitioner(sent, origins, compiled.messages),
+        *findings.of_indices(moves),
+        *findings.of_avoidable(moves),
+        *findings.of_repeated_products(again, devices * sum((each or {}).values())),
+        *(
+            one
+            for one in partitioner
+            if not any(where(*place) in one.says for place in constraints)
+        ),
         *findings.of_constants(compiled.text),
         *findings.of_widening(compiled.text, compiled.backend),
     )
     kept = findings.kept_for_backward(sent, origins)
-    return Judgement(found, kept, located.repeats, origins.forward_arguments())
+    axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
+    is_in_specs = any(one.title in ("columns after columns", "order of axes") for one in found)
+    forward = origins.forward_arguments()
+    return Judgement(found, kept, located.repeats, forward, axes, is_in_specs)

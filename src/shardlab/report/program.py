@@ -9,6 +9,7 @@ from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective
 from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Instruction, Program
+from shardlab.programs.inherited import Flow
 from shardlab.programs.origins import Origin, Origins
 from shardlab.report.causes import cause
 
@@ -28,6 +29,9 @@ class Compiled:
       messages: the lines that the compiler wrote.
       is_checked: whether the program has no `jax.shard_map` with `check_vma=False`.
       is_pmap: whether `jax.pmap` compiles it.
+      flow: what following the axes of its arguments through its jaxpr has shown; None if unknown.
+      names: those of its arguments, by their numbers; {} if unknown.
+      data: the names of the arguments that no result can replace.
     """
 
     text: str
@@ -38,6 +42,9 @@ class Compiled:
     messages: Sequence[str] = ()
     is_checked: bool = True
     is_pmap: bool = False
+    flow: Flow | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    data: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -112,9 +119,20 @@ def locate(compiled: Compiled) -> Located:
         (move, start, origins.of(start, move.axes or move.within))
         for move, start in collectives.find(program, meshes, kernels)
     ]
-    flags = compiled.is_checked, compiled.is_pmap
+    flags = compiled.is_checked, compiled.is_pmap, _weights(compiled)
     causes = [cause(move, origin, *flags) for move, _, origin in located]
     return Located(compiled, program, before, origins, meshes, located, causes, kernels)
+
+
+def _weights(compiled):
+    """The names of the arguments that meet in a product what has an axis of theirs, as weights that
+    FSDP gathers meet the batch; None if unknown.
+    """
+    if compiled.flow is None or not compiled.names:
+        return None
+    return {
+        compiled.names[number] for number, _ in compiled.flow.gathered if number in compiled.names
+    }
 
 
 def _unpartitioned(compiled):

@@ -14,7 +14,7 @@ from shardlab.arrays.layout import axes_named, itemsize, spec_text
 from shardlab.report import findings
 from shardlab.report.names import parameter_names, path_text, type_text
 
-__all__ = ["Array", "arguments", "memory", "results", "whole_memory"]
+__all__ = ["Array", "arguments", "memory", "results", "shardings", "whole_memory"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Array:
       donated: whether its memory may be used for a result; None if unknown, and for a result.
       placed: whether it is on devices by name; False for a NumPy array, and for one that JAX put on
         the default device; None if unknown, and for a result.
+      number: its place among all arguments of the traced program, from 0; -1 for a result.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Array:
     replicated: tuple[str, ...]
     donated: bool | None
     placed: bool | None = None
+    number: int = -1
 
 
 def results(compiled: Any, lowered: Any) -> list[Array]:
@@ -76,10 +78,7 @@ def arguments(
       args, kwargs: the values with which it was compiled.
       own: their names as the function has them; () where it has none.
     """
-    info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
-    values = jax.tree.leaves((args, kwargs))
-    values = values if len(values) == len(info) else [None] * len(info)
-    placed = tree.flatten_up_to(compiled.input_shardings) if info else []
+    info, values, placed = _passed(compiled, args, kwargs)
     # jit drops from a program what it does not use; for this it has no sharding.
     used = [n for n, sharding in enumerate(placed) if sharding is not None]
     info, values, placed = ([them[n] for n in used] for them in (info, values, placed))
@@ -87,15 +86,40 @@ def arguments(
     found = []
     for number, (path, argument) in enumerate(info):
         aval = getattr(argument, "_aval", None) or argument
-        # The compiler decides where an array goes that is on no mesh.
-        both = placed[number], getattr(values[number], "sharding", None)
-        sharding = next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
+        sharding = _sharding(placed[number], values[number])
         name = names[number] if len(names) == len(info) else own[number] if own else path_text(path)
         array = _array(name, tuple(aval.shape), aval.dtype, sharding, argument.donated)
         is_committed = getattr(values[number], "committed", None)
         is_placed = False if isinstance(values[number], np.ndarray) else is_committed
-        found.append(replace(array, placed=is_placed))
+        found.append(replace(array, placed=is_placed, number=used[number]))
     return sorted(found, key=lambda array: -array.bytes)
+
+
+def shardings(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The sharding of each argument, also of those that the program does not use; None if unknown.
+
+    Args:
+      compiled: the program.
+      args, kwargs: the values with which it was compiled.
+    """
+    _, values, placed = _passed(compiled, args, kwargs)
+    return list(map(_sharding, placed, values))
+
+
+def _passed(compiled, args, kwargs):
+    """What JAX says of each argument with its path, its value (None if unknown), and where the
+    program wants it (None where it does not use it).
+    """
+    info, tree = jax.tree_util.tree_flatten_with_path(getattr(compiled, "args_info", None))
+    values = jax.tree.leaves((args, kwargs))
+    values = values if len(values) == len(info) else [None] * len(info)
+    return info, values, tree.flatten_up_to(compiled.input_shardings) if info else []
+
+
+def _sharding(placed, value):
+    """The sharding of an argument: the compiler decides where an array goes that is on no mesh."""
+    both = placed, getattr(value, "sharding", None)
+    return next((s for s in both if isinstance(s, NamedSharding)), both[0] or both[1])
 
 
 def memory(compiled: Any, backend: str, text: str) -> dict[str, int]:

@@ -1,0 +1,764 @@
+"""The mesh axes along which the values of a traced program can be in shards.
+
+Before XLA's partitioner decides anything, a program says much of its layouts: its arguments are in
+shards, constraints name specs, and most operations keep the dimensions of their operands. So the
+axes of each value are followed through the jaxpr, from the arguments on. Where a constraint, or the
+`in_specs` of a shard_map, lacks an axis which its operand has, what is computed from it is followed
+too: the matrix products in which no operand has the axis, every device along it repeats.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shardlab.arrays.layout import short_dtype, spec_text
+from shardlab.costs.communication.kinds import OPERATIONS
+from shardlab.programs.kernels import inner_jaxprs
+
+__all__ = ["Column", "Flow", "Loss", "Order", "Place", "corrected", "follow", "text_of"]
+
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/|^<")
+_EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
+_CONSTRAINTS = ("sharding_constraint", "reshard")
+_LAYOUT = {
+    "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
+    "pbroadcast", "pcast", "pvary", "reduce_precision", "reshape", "squeeze", "stop_gradient",
+    "transpose", *_CONSTRAINTS,
+}  # fmt: skip
+_ELEMENTWISE = {
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
+    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p",
+    "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
+    "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
+    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or",
+    "pcast", "population_count", "pow", "pvary", "real", "reduce_precision", "rem", "round",
+    "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
+    "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
+}  # fmt: skip
+_REDUCTIONS = {
+    "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+    "reduce_sum", "reduce_xor",
+}  # fmt: skip
+_ALONG = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an equation stands: the (file, line) of the user's innermost frame, and of its callers.
+
+    Attributes:
+      file, line: of the source; "" and 0 if unknown.
+      callers: the (file, line) of the calls that lead there, the innermost first.
+    """
+
+    file: str = ""
+    line: int = 0
+    callers: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A spec that lacks an axis which its operand has.
+
+    Attributes:
+      kind: "constraint" (a sharding constraint or a reshard) or "in_specs" (of a shard_map).
+      axis: the mesh axis.
+      place: of the constraint or of the shard_map.
+      number: which argument of the shard_map, from 0; 0 for a constraint.
+      spec: for each dimension the axes of the spec.
+      dimension: the dimension of the operand that is in shards along the axis.
+      order: all axes of this dimension.
+      type: of the whole operand, such as "f32[64,256]".
+      argument: the number of the argument that is the operand; None for a computed one.
+    """
+
+    kind: str
+    axis: str
+    place: Place
+    number: int
+    spec: tuple[tuple[str, ...], ...]
+    dimension: int
+    order: tuple[str, ...]
+    type: str
+    argument: int | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """An array that is divided along the same axes as what it meets, but in another order.
+
+    Attributes:
+      place: of the operation in which they meet.
+      spec, other: the specs of the array and of what it meets, as text.
+      better: a spec of the array with which nothing would be exchanged, as text.
+      argument: the number of the argument that is the array; None for a computed one.
+      axes: the axes whose order differs.
+    """
+
+    place: Place
+    spec: str
+    other: str
+    better: str
+    argument: int | None
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Column:
+    """An argument that a product contracts along one dimension, and that is in shards along
+    another, by the axis of the computed array that it meets.
+
+    Attributes:
+      axis: along which the computed array is in shards in the dimension that is contracted.
+      contracted: the size of this dimension.
+      divided: the size of the dimension of the argument that is in shards along the axis.
+      place: of the product.
+    """
+
+    axis: str
+    contracted: int
+    divided: int
+    place: Place
+
+
+@dataclass
+class Flow:
+    """What following a program has shown.
+
+    Attributes:
+      flops: of all matrix products, on all devices together, each once.
+      repeated: FLOPs of the products in which no operand has the axis of a `Loss`, by the `Loss`
+        and the `Place` of the product.
+      mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
+        `Place` of the product).
+      orders: the `Order`s, each once, in the order of the program.
+      casts: how often a gathered array is cast to a smaller type afterwards, by the `Place` of the
+        gather, its type, and the smaller type.
+      columns: the `Column`s, by (argument, axis).
+      merged: reshapes after which shards along an axis are not contiguous, each by its `Place`, the
+        axis, and the types before and after.
+      contested: the results that get an axis along two dimensions, by the axis: the `Place`, the
+        type, the number of the argument from which one of them comes, and the spec that leaves it
+        to the other.
+      tensor: the axes along which an argument is in shards in a dimension that a product with a
+        computed array keeps, or contracts where that array has the axis too, as in tensor
+        parallelism.
+      gathered: (argument, axis) where the argument meets in a product what has this axis in
+        another dimension than the contracting one: as FSDP's weights meet the batch.
+    """
+
+    flops: int = 0
+    repeated: dict[Loss, Counter] = field(default_factory=dict)
+    mapped: Counter = field(default_factory=Counter)
+    orders: dict[Order, None] = field(default_factory=dict)
+    casts: Counter = field(default_factory=Counter)
+    columns: dict[tuple[int, str], Column] = field(default_factory=dict)
+    merged: dict[tuple[Place, str, str, str], None] = field(default_factory=dict)
+    contested: dict[str, tuple[Place, str, int, str]] = field(default_factory=dict)
+    tensor: set[str] = field(default_factory=set)
+    gathered: set[tuple[int, str]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value: for each dimension its axes; the argument that it is, if nothing but its layout
+    changes; the losses that it descends from; in a shard_map the axes along which it differs;
+    whether its axes are known; where it was gathered, and its type then, if it is only that; and
+    the axis that it gets along two dimensions, with what `Flow.contested` says of it.
+    """
+
+    axes: tuple[tuple[str, ...], ...] = ()
+    argument: int | None = None
+    lost: frozenset = frozenset()
+    differs: frozenset = frozenset()
+    is_known: bool = True
+    gathered: tuple | None = None
+    contested: tuple | None = None
+
+    @property
+    def named(self):
+        return {axis for axes in self.axes for axis in axes}
+
+
+def follow(jaxpr: Any, shardings: Sequence[Any]) -> Flow:
+    """Follow the axes of a program's arguments through it.
+
+    >>> from shardlab.programs.inherited import corrected, follow
+    >>> def f(x, w):
+    ...     x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P()))
+    ...     return x @ w
+    >>> sharding = NamedSharding(mesh, P("y"))
+    >>> traced = jax.jit(f).trace(jnp.ones((16, 8)), jnp.ones((8, 8)))
+    >>> flow = follow(traced.jaxpr.jaxpr, [sharding, None])
+    >>> [(loss.axis, corrected([loss]), flops.total()) for loss, flops in flow.repeated.items()]
+    [('y', 'P("y")', 2048)]
+
+    Args:
+      jaxpr: as `jax.jit(f).trace(...).jaxpr.jaxpr` is.
+      shardings: of its arguments, in order; None where there is none that names axes.
+    """
+    follower = _Follower()
+    values = [
+        _of_sharding(sharding, variable.aval, number)
+        for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
+    ]
+    follower.run(jaxpr, values, 1, frozenset(), None)
+    return follower.flow
+
+
+def _of_sharding(sharding, aval, number=None):
+    rank = len(getattr(aval, "shape", ()))
+    if not isinstance(sharding, NamedSharding):
+        return _Value(((),) * rank, number)
+    return _Value(_by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
+
+
+def _by_dimension(spec, rank, sizes=None):
+    """For each dimension the axes of a spec; with `sizes` those that have several devices."""
+    entries = list(getattr(spec, "partitions", spec))[:rank]
+    entries += [None] * (rank - len(entries))
+    tuples = [
+        () if not isinstance(one, str | tuple) else (one,) if isinstance(one, str) else one
+        for one in entries
+    ]
+    if sizes is None:
+        return tuple(tuples)
+    return tuple(tuple(axis for axis in one if sizes.get(axis, 1) > 1) for one in tuples)
+
+
+class _Follower:
+    """Runs jaxprs on values; `times` is how often a computation runs, `within` the axes along which
+    the branch or loop that it is in differs, `manual` the axes of the shard_map around it.
+    """
+
+    def __init__(self):
+        self.flow = Flow()
+        self.sizes = {}
+        self.places = {}
+
+    def run(self, jaxpr, inputs, times, within, manual):
+        """The values of a jaxpr's results."""
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(atom):
+            rank = len(getattr(atom.aval, "shape", ()))
+            if hasattr(atom, "val"):
+                return _Value(((),) * rank)
+            return known.get(atom) or _Value(((),) * rank)
+
+        for equation in jaxpr.eqns:
+            values = [read(atom) for atom in equation.invars]
+            results = self._results(equation, values, times, within, manual)
+            known |= dict(zip(equation.outvars, results, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def _results(self, equation, values, times, within, manual):
+        name = equation.primitive.name
+        for value in values:
+            if value.contested and name not in _CONSTRAINTS:
+                self.flow.contested.setdefault(value.contested[0], value.contested[1:])
+        inside = self._of_what_it_contains(equation, values, times, within, manual)
+        if inside is not None:
+            return inside
+        if name == "optimization_barrier":
+            return values
+        try:
+            axes = self._axes(name, equation, values) if manual is None and values else None
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            axes = None  # an operation in a form that this version of JAX alone has
+        is_known = all(value.is_known for value in values)
+        is_known &= axes is not None or manual is not None or not values
+        results = self._simple(equation, values, axes, is_known, times, within, manual)
+        if name == "reshape" and axes is not None:
+            types = _type(equation.invars[0].aval), _type(equation.outvars[0].aval)
+            for axis in values[0].named - {axis for one in axes for axis in one}:
+                self.flow.merged.setdefault((self._place(equation), axis, *types))
+        if name in ("gather", "dot_general") and is_known and len(results) == 1:
+            results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
+        if name in _CONSTRAINTS:
+            results = [self._constrained(equation, values[0], results[0])]
+        return results
+
+    def _of_what_it_contains(self, equation, values, times, within, manual):
+        """The results of an equation that contains jaxprs; None for another one."""
+        name, params = equation.primitive.name, equation.params
+        if name == "shard_map":
+            return self._mapped(equation, values, times, within)
+        if name == "scan":
+            return self._scan(equation, values, times, within, manual)
+        if name == "while":
+            return self._while(params, values, times, within, manual)
+        if name == "cond":
+            inside = within | values[0].differs
+            branches = [
+                self.run(_opened(branch), values[1:], times, inside, manual)
+                for branch in params["branches"]
+            ]
+            return [_joined(results, inside) for results in zip(*branches, strict=True)]
+        inner = [
+            one
+            for one in inner_jaxprs(equation)
+            if len(one.invars) == len(values) and len(one.outvars) == len(equation.outvars)
+        ]
+        return self.run(inner[0], values, times, within, manual) if inner else None
+
+    def _simple(self, equation, values, axes, is_known, times, within, manual):
+        """The results of an equation that contains no jaxpr."""
+        name, params = equation.primitive.name, equation.params
+        lost = frozenset().union(*(value.lost for value in values))
+        differs = frozenset().union(*(value.differs for value in values))
+        if name in OPERATIONS or name == "axis_index":
+            differs = self._communicated(name, params, differs)
+        if name in ("dot_general", "conv_general_dilated"):
+            lost = self._product(equation, values, lost, differs | within, times, manual)
+        moved = values[0] if name in _LAYOUT and values else _Value()
+        gathered = moved.gathered
+        if name == "all_gather":
+            gathered = self._place(equation), _type(equation.outvars[0].aval)
+        if name == "convert_element_type" and gathered and _narrows(equation):
+            self.flow.casts[(*gathered, str(params["new_dtype"]))] += max(times, 1)
+        results = []
+        for variable in equation.outvars:
+            rank = len(getattr(variable.aval, "shape", ()))
+            own = axes if axes is not None and len(axes) == rank else ((),) * rank
+            own = _explicit(variable.aval, own)
+            named = {axis for one in own for axis in one}
+            left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
+            results.append(_Value(own, moved.argument, left, differs, is_known, gathered))
+        return results
+
+    @staticmethod
+    def _communicated(name, params, differs):
+        """The axes along which the result of a collective differs."""
+        along = params.get("axes", params.get("axis_name", params.get("axis", ())))
+        along = along if isinstance(along, tuple | list) else (along,)
+        along = {axis for axis in along if isinstance(axis, str)}
+        equal = ("psum", "pmax", "pmin", "all_gather", "all_gather_invariant", "psum_invariant")
+        if name.startswith(equal) and params.get("axis_index_groups") is None:
+            return frozenset(differs - along)
+        return frozenset(differs | along)
+
+    def _axes(self, name, equation, values):
+        """For each dimension of the first result its axes; None where the operation mixes them."""
+        out = equation.outvars[0].aval
+        shape, params = getattr(out, "shape", ()), equation.params
+        first = values[0].axes
+        operand = getattr(equation.invars[0].aval, "shape", ())
+        if name == "transpose":
+            return tuple(first[d] for d in params["permutation"])
+        if name == "broadcast_in_dim":
+            places = dict(zip(params["broadcast_dimensions"], range(len(first)), strict=True))
+            return tuple(
+                first[places[d]] if d in places and operand[places[d]] == size else ()
+                for d, size in enumerate(shape)
+            )
+        if name == "reshape":
+            return _reshaped(operand, first, shape)
+        if name == "squeeze":
+            gone = {d % len(operand) for d in params["dimensions"]}
+            return tuple(axes for d, axes in enumerate(first) if d not in gone)
+        if name in _REDUCTIONS:
+            return tuple(axes for d, axes in enumerate(first) if d not in params["axes"])
+        if name == "dot_general":
+            return _of_product(params["dimension_numbers"], values)
+        if name == "conv_general_dilated":
+            numbers = params["dimension_numbers"]
+            axes = [()] * len(shape)
+            axes[numbers.out_spec[0]] = first[numbers.lhs_spec[0]]
+            axes[numbers.out_spec[1]] = values[1].axes[numbers.rhs_spec[0]]
+            return tuple(axes)
+        if name == "gather":
+            return _looked_up(params, values, operand, shape)
+        if name in ("slice", "dynamic_slice", "pad", "dynamic_update_slice") or name in _ALONG:
+            along = {params.get("axis", params.get("dimension"))} if name in _ALONG else set()
+            along |= set(params.get("dimensions", ()) if name in _ALONG else ())
+            return tuple(
+                axes if size == before and d not in along else ()
+                for d, (axes, size, before) in enumerate(zip(first, shape, operand, strict=True))
+            )
+        if name == "concatenate":
+            merged = self._met(equation, values, shape)
+            return tuple(() if d == params["dimension"] else a for d, a in enumerate(merged))
+        if name in _ELEMENTWISE and all(
+            not one or _spreads(one, shape)
+            for one in (getattr(atom.aval, "shape", ()) for atom in equation.invars)
+        ):
+            return self._met(equation, values, shape)
+        return None
+
+    def _met(self, equation, values, shape):
+        """The axes of arrays of one shape that meet, and where their orders differ."""
+        merged = ((),) * len(shape)
+        for value in values:
+            if len(value.axes) != len(shape):
+                continue
+            if merged != value.axes and sorted(sum(merged, ())) == sorted(sum(value.axes, ())):
+                self._ordered(equation, value, merged, merged)
+            merged = tuple(
+                mine if len(mine) >= len(theirs) else theirs
+                for mine, theirs in zip(merged, value.axes, strict=True)
+            )
+        return merged
+
+    def _ordered(self, equation, value, other, better):
+        moved = {
+            axis
+            for before, after in zip(value.axes, better, strict=True)
+            if before != after
+            for axis in (*before, *after)
+        }
+        specs = (text_of(axes) for axes in (value.axes, other, better))
+        order = Order(self._place(equation), *specs, value.argument, tuple(sorted(moved)))
+        self.flow.orders.setdefault(order)
+
+    def _product(self, equation, values, lost, differs, times, manual):
+        """Notes the FLOPs of a product; returns the losses that its result descends from."""
+        flops = times * _flops(equation)
+        sides = values[:2]
+        if manual is not None:
+            alike = [axis for axis, size in manual.items() if size > 1 and axis not in differs]
+            devices = math.prod(manual.values())
+            together = flops * devices // math.prod(manual[axis] for axis in alike)
+            self.flow.flops += together
+            for axis in alike:
+                self.flow.mapped[axis, self._place(equation)] += together
+            return lost
+        self.flow.flops += flops
+        named = set().union(*(value.named for value in sides))
+        for value, other in (sides, sides[::-1]):
+            if value.argument is not None:
+                self.flow.gathered |= {(value.argument, axis) for axis in value.named & other.named}
+        if not all(value.is_known for value in sides):
+            return frozenset()
+        if equation.primitive.name == "dot_general":
+            self._columns(equation, *sides)
+        for loss in lost:
+            if loss.axis not in named:
+                places = self.flow.repeated.setdefault(loss, Counter())
+                places[self._place(equation)] += flops
+        return frozenset(loss for loss in lost if loss.axis not in named)
+
+    def _contested(self, equation, values, result):
+        """The axis that a result has along two dimensions, one of them a weight's; or None."""
+        flat = [axis for axes in result.axes for axis in axes]
+        weight, batch = values[:2] if equation.primitive.name == "gather" else values[1::-1]
+        for axis in flat:
+            if flat.count(axis) > 1 and weight.argument is not None and axis in batch.named:
+                first = next(d for d, axes in enumerate(result.axes) if axis in axes)
+                own = [axes if d == first else () for d, axes in enumerate(result.axes)]
+                kind = _type(equation.outvars[0].aval)
+                return axis, self._place(equation), kind, weight.argument, text_of(own)
+        return None
+
+    def _columns(self, equation, left, right):
+        """Notes an argument whose shards do not meet those of what it is multiplied by."""
+        (left_dims, right_dims), _ = equation.params["dimension_numbers"]
+        shapes = [atom.aval.shape for atom in equation.invars[:2]]
+        sides = (left, left_dims, right, right_dims, shapes[1])
+        for one, dims, other, others, shape in (
+            sides,
+            (right, right_dims, left, left_dims, shapes[0]),
+        ):
+            if one.argument is not None or other.argument is None:
+                continue
+            kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
+            self.flow.tensor |= kept - one.named
+            for d, e in zip(dims, others, strict=True):
+                self.flow.tensor |= set(one.axes[d]) & set(other.axes[e])
+                for axis in set(one.axes[d]) - set(other.axes[e]):
+                    free = [
+                        n for n, axes in enumerate(other.axes) if axis in axes and n not in others
+                    ]
+                    if free:
+                        column = Column(axis, shape[e], shape[free[0]], self._place(equation))
+                        self.flow.columns.setdefault((other.argument, axis), column)
+
+    def _constrained(self, equation, value, result):
+        """The value after a constraint: the axes of its spec, and of the dimensions that it leaves
+        open those of the operand.
+        """
+        params = equation.params
+        sharding = params.get("sharding", params.get("dst_sharding"))
+        aval = equation.invars[0].aval
+        if not isinstance(sharding, NamedSharding):
+            return result
+        rank, sizes = len(aval.shape), sharding.mesh.shape
+        free = set(params.get("unconstrained_dims") or ())
+        new = _by_dimension(sharding.spec, rank, sizes)
+        new = tuple(value.axes[d] if d in free else axes for d, axes in enumerate(new))
+        kept = {axis for axes in new for axis in axes}
+        lost = {loss for loss in value.lost if loss.axis not in kept}
+        flat = [axis for axes in value.axes for axis in axes]
+        moved = [d for d in range(rank) if value.axes[d] and value.axes[d] != new[d]]
+        if len(moved) > 1 and sorted(flat) == sorted(axis for axes in new for axis in axes):
+            self._ordered(equation, value, new, new)
+        for d, (before, after) in enumerate(zip(value.axes, new, strict=True)):
+            missing = [axis for axis in before if axis not in kept and sizes.get(axis, 1) > 1]
+            if set(after) <= set(before) and after and before[: len(after)] != after:
+                better = list(value.axes)
+                better[d] = after + tuple(axis for axis in before if axis not in after)
+                self._ordered(equation, value, new, tuple(better))
+            for axis in missing:
+                loss = Loss(
+                    "constraint",
+                    axis,
+                    self._place(equation),
+                    0,
+                    _by_dimension(sharding.spec, rank),
+                    d,
+                    before,
+                    _type(aval),
+                    value.argument,
+                )
+                lost.add(loss)
+        is_known = value.is_known or not free
+        gathered = result.gathered
+        if lost and value.argument is not None:
+            gathered = self._place(equation), _type(aval)
+        return _Value(new, value.argument, frozenset(lost), value.differs, is_known, gathered)
+
+    def _mapped(self, equation, values, times, within):
+        params = equation.params
+        body, mesh = _opened(params["jaxpr"]), params["mesh"]
+        ins, outs = params.get("in_specs"), params.get("out_specs")
+        ranks = [len(getattr(one.aval, "shape", ())) for one in equation.outvars]
+        if ins is None or outs is None or len(ins) != len(values):
+            return [_Value(((),) * rank) for rank in ranks]
+        sizes = dict(mesh.shape)
+        manual = params.get("manual_axes") or frozenset(sizes)
+        manual = {axis: int(size) for axis, size in sizes.items() if axis in manual}
+        inputs, lost = [], set()
+        for number, (value, spec, variable) in enumerate(
+            zip(values, ins, equation.invars, strict=True)
+        ):
+            rank = len(getattr(variable.aval, "shape", ()))
+            named = {axis for axes in _by_dimension(spec, rank, sizes) for axis in axes}
+            inputs.append(_Value(((),) * rank, None, value.lost, frozenset(named)))
+            for d, axes in enumerate(value.axes):
+                lost |= {
+                    Loss(
+                        "in_specs",
+                        axis,
+                        self._place(equation),
+                        number,
+                        _by_dimension(spec, rank),
+                        d,
+                        axes,
+                        _type(variable.aval),
+                        value.argument,
+                    )
+                    for axis in axes
+                    if axis in manual and axis not in named
+                }
+        before = Counter(self.flow.mapped)
+        results = self.run(body, inputs, times, within, manual)
+        for loss in lost:
+            again = {
+                place: flops - before[axis, place]
+                for (axis, place), flops in self.flow.mapped.items()
+                if axis == loss.axis and flops > before[axis, place]
+            }
+            if again:
+                self.flow.repeated.setdefault(loss, Counter()).update(again)
+        return [
+            _Value(_by_dimension(spec, rank, sizes), None, result.lost)
+            for result, spec, rank in zip(results, outs, ranks, strict=True)
+        ]
+
+    def _scan(self, equation, values, times, within, manual):
+        params = equation.params
+        body, length = _opened(params["jaxpr"]), params["length"]
+        consts, carried = params.get("num_consts"), params.get("num_carry")
+        if consts is None:  # newer versions say it in another way
+            consts, carried = _parts_of_scan(equation, body)
+        start, stacked = values[consts : consts + carried], values[consts + carried :]
+        rows = [replace(one, axes=one.axes[1:]) for one in stacked]
+        carry = start
+        flow = self.flow
+        for _ in range(3):  # until what is carried stays as it is
+            self.flow = Flow()
+            results = self.run(body, [*values[:consts], *carry, *rows], 0, within, manual)
+            new = [_either(one, two) for one, two in zip(carry, results[:carried], strict=True)]
+            if new == carry:
+                break
+            carry = new
+        self.flow = flow
+        results = self.run(body, [*values[:consts], *carry, *rows], times * length, within, manual)
+        stacks = [replace(one, axes=((), *one.axes), argument=None) for one in results[carried:]]
+        return [*carry, *stacks]
+
+    def _while(self, params, values, times, within, manual):
+        tests, consts = params["cond_nconsts"], params["body_nconsts"]
+        fixed, carry = values[tests : tests + consts], values[tests + consts :]
+        body = _opened(params["body_jaxpr"])
+        flow = self.flow
+        for _ in range(3):
+            self.flow = Flow()
+            (goes_on,) = self.run(
+                _opened(params["cond_jaxpr"]), [*values[:tests], *carry], 0, within, manual
+            )
+            inside = within | goes_on.differs
+            results = self.run(body, [*fixed, *carry], 0, inside, manual)
+            carry = [_either(one, two) for one, two in zip(carry, results, strict=True)]
+        self.flow = flow
+        self.run(body, [*fixed, *carry], times, inside, manual)
+        return [replace(one, differs=one.differs | inside) for one in carry]
+
+    def _place(self, equation):
+        traceback = equation.source_info.traceback
+        if id(traceback) not in self.places:
+            frames = []
+            for frame in getattr(traceback, "frames", None) or ():
+                if _EXPLAIN.search(frame.file_name):
+                    break
+                if not _INSTALLED.search(frame.file_name):
+                    frames.append((frame.file_name, frame.line_num))
+            place = Place(*frames[0], tuple(frames[1:])) if frames else Place()
+            self.places[id(traceback)] = traceback, place
+        return self.places[id(traceback)][1]
+
+
+def _explicit(aval, axes):
+    """The axes of a value, by its own type where this names them."""
+    sharding = getattr(aval, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        return axes
+    own = _by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
+    return tuple(mine or theirs for mine, theirs in zip(own, axes, strict=True))
+
+
+def _joined(results, differs):
+    first, *others = results
+    for other in others:
+        first = _either(first, other)
+    return _Value(first.axes, None, first.lost, first.differs | differs, first.is_known)
+
+
+def _either(one, two):
+    """A value that is either of two: the axes that both have, the losses of both."""
+    axes = tuple(
+        mine if mine == theirs else () for mine, theirs in zip(one.axes, two.axes, strict=True)
+    )
+    is_known = one.is_known and two.is_known and one.axes == two.axes
+    return _Value(axes, None, one.lost | two.lost, one.differs | two.differs, is_known)
+
+
+def _parts_of_scan(equation, body):
+    rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
+    carried = sum(
+        rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True)
+    )
+    stacked = sum(
+        rank(stack) > rank(one) for stack, one in zip(equation.invars, body.invars, strict=True)
+    )
+    return len(equation.invars) - carried - stacked, carried
+
+
+def _opened(jaxpr):
+    """A jaxpr without its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def _spreads(shape, other):
+    """Whether an array of a shape is repeated, along dimensions of one element, to another one."""
+    return len(shape) == len(other) and all(
+        size in (1, whole) for size, whole in zip(shape, other, strict=True)
+    )
+
+
+def _reshaped(old, axes, new):
+    """The axes after a reshape: those of a dimension that is kept, or that leads a merged or split
+    one.
+    """
+    result, i, j = [()] * len(new), 0, 0
+    while i < len(old) and j < len(new):
+        first_old, first_new, a, b = i, j, old[i], new[j]
+        i, j = i + 1, j + 1
+        while a != b and (i < len(old) or j < len(new)):
+            if a < b and i < len(old):
+                a, i = a * old[i], i + 1
+            elif b < a and j < len(new):
+                b, j = b * new[j], j + 1
+            else:
+                break
+        result[first_new] = axes[first_old]
+        if old[first_old] == 1 and i - first_old > 1:
+            result[first_new] = next((axes[d] for d in range(first_old, i) if axes[d]), ())
+    return tuple(result)
+
+
+def _of_product(numbers, values):
+    (left_contracted, right_contracted), (left_batch, right_batch) = numbers
+    left, right = (value.axes for value in values[:2])
+    batch = [left[d] or right[e] for d, e in zip(left_batch, right_batch, strict=True)]
+    free = [a for d, a in enumerate(left) if d not in (*left_contracted, *left_batch)]
+    free += [a for d, a in enumerate(right) if d not in (*right_contracted, *right_batch)]
+    return tuple(batch + free)
+
+
+def _looked_up(params, values, operand, shape):
+    """Of a lookup: the axes of the indices, and of the dimensions that are taken whole."""
+    numbers = params["dimension_numbers"]
+    gone = {*numbers.collapsed_slice_dims, *getattr(numbers, "operand_batching_dims", ())}
+    offsets = [d for d in range(len(operand)) if d not in gone]
+    axes, indices = [()] * len(shape), list(values[1].axes[:-1])
+    for place, d in zip(numbers.offset_dims, offsets, strict=True):
+        axes[place] = values[0].axes[d] if params["slice_sizes"][d] == operand[d] else ()
+    rest = [d for d in range(len(shape)) if d not in numbers.offset_dims]
+    for place, one in zip(rest, indices, strict=False):
+        axes[place] = one
+    return tuple(axes)
+
+
+def _narrows(equation):
+    """Whether a cast makes floats smaller."""
+    old, new = (jnp.dtype(one.aval.dtype) for one in (equation.invars[0], equation.outvars[0]))
+    are_floats = all(jnp.issubdtype(one, jnp.floating) for one in (old, new))
+    return are_floats and new.itemsize < old.itemsize
+
+
+def _flops(equation):
+    """FLOPs of a matrix product or a convolution, of the shapes that it has."""
+    out = math.prod(equation.outvars[0].aval.shape)
+    left, right = (atom.aval.shape for atom in equation.invars[:2])
+    if equation.primitive.name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * out * math.prod(left[d] for d in contracted)
+    numbers = equation.params["dimension_numbers"]
+    return 2 * out * math.prod(right) // max(right[numbers.rhs_spec[0]], 1)
+
+
+def corrected(losses: Sequence[Loss]) -> str:
+    """The spec that some `Loss`es of one operand are about, with all their axes, as text."""
+    entries = list(losses[0].spec)
+    for loss in losses:
+        if any(loss.axis in axes for axes in entries):  # of several dimensions the first
+            continue
+        here = {*entries[loss.dimension], loss.axis}
+        ordered = tuple(axis for axis in loss.order if axis in here)
+        entries[loss.dimension] = (
+            *(axis for axis in entries[loss.dimension] if axis not in ordered),
+            *ordered,
+        )
+    return text_of(entries)
+
+
+def text_of(entries: Sequence[Any]) -> str:
+    """A spec as text, without the dimensions at its end that are whole."""
+    entries = [
+        None if not entry or not isinstance(entry, str | tuple) else entry for entry in entries
+    ]
+    entries = [e[0] if isinstance(e, tuple) and len(e) == 1 else e for e in entries]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return spec_text(PartitionSpec(*entries))
+
+
+def _type(aval):
+    return f"{short_dtype(str(aval.dtype))}[{','.join(map(str, aval.shape))}]"

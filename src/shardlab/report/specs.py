@@ -1,0 +1,306 @@
+"""Judge the specs of a program: axes that a constraint or a shard_map drops, and their order.
+
+Each function that begins with `of_` yields a `Finding` for each fault, as those of
+`shardlab.report.findings` do, from what `shardlab.programs.inherited.follow` has shown.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from shardlab.arrays.layout import bytes_text
+from shardlab.programs.inherited import Flow, corrected, text_of
+from shardlab.programs.origins import where
+from shardlab.report.findings import Finding, is_of_data
+
+__all__ = [
+    "lost_axes",
+    "of_casts",
+    "of_columns",
+    "of_contested",
+    "of_lost_axes",
+    "of_mapped",
+    "of_merged",
+    "of_order",
+]
+
+_LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
+_EXCHANGES = ("all-to-all", "collective-permute")
+
+
+def lost_axes(
+    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]]
+) -> dict[tuple, list]:
+    """The losses of constraints that cost something, by their place and spec.
+
+    A loss counts if products without its axis follow, and if the compiled program gathers for the
+    constraint or repeats these products: the partitioner may have found another way.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      again: the (file, line) of products that several devices compute.
+    """
+    groups = {}
+    for loss, places in flow.repeated.items():
+        if loss.kind != "constraint" or places.total() < _LEAST * flow.flops:
+            continue
+        place = loss.place.file, loss.place.line
+        is_gathered = any(
+            (move.file, move.line) == place and loss.axis in (move.axes or move.within or ())
+            for move in moves
+        )
+        if is_gathered or any((one.file, one.line) in again for one in places):
+            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+    return groups
+
+
+def of_lost_axes(
+    flow: Flow, groups: Mapping[tuple, list], again: Collection[tuple[str, int]], mesh: Mapping
+) -> Iterator[Finding]:
+    """Constraints without an axis which their operand has, so that devices compute or store more.
+
+    Args:
+      flow: what following the program has shown.
+      groups: the losses that cost something, as `lost_axes` returns them.
+      again: the (file, line) of products that several devices compute.
+      mesh: sizes by axis.
+    """
+    seen = set()
+    for (place, spec, kind), losses in groups.items():
+        axes = tuple(dict.fromkeys(loss.axis for loss in losses))
+        key = place.file, place.line, place.callers[:1], axes
+        if key in seen:  # the backward pass has the constraints of the forward pass once more
+            continue
+        seen.add(key)
+        products = sum((flow.repeated[loss] for loss in losses), Counter())
+        first = max(products, key=products.get)
+        called = f", called in {where(*place.callers[0])}" if place.callers else ""
+        ways = math.prod(mesh[axis] for axis in axes)
+        done = (
+            f"and repeat the products of {where(first.file, first.line)}"
+            if any((one.file, one.line) in again for one in products)
+            else f"and nothing in the products of {where(first.file, first.line)} has the axis"
+        )
+        yield Finding(
+            "constraint without an axis",
+            f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
+            f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
+            f"devices along {' and '.join(axes)} all hold the whole of it, {done}; write "
+            f"{corrected(losses)}",
+        )
+
+
+def of_mapped(flow: Flow, mesh: Mapping[str, int], names: Mapping[int, str]) -> Iterator[Finding]:
+    """Products in shard_maps whose operands are equal on several devices.
+
+    Args:
+      flow: what following the program has shown.
+      mesh: sizes by axis.
+      names: those of the program's arguments, by their numbers.
+    """
+    by_place = {}
+    for (axis, place), flops in flow.mapped.items():
+        by_place.setdefault((place.file, place.line), {})[axis] = flops
+    groups = {}
+    for place, axes in by_place.items():
+        groups.setdefault(tuple(sorted(axes)), {})[place] = max(axes.values())
+    for axes, places in groups.items():
+        ways = math.prod(mesh.get(axis, 1) for axis in axes)
+        if ways < 2 or sum(places.values()) * (1 - 1 / ways) < _LEAST * max(flow.flops, 1):
+            continue
+        first = max(places, key=places.get)
+        lines = where(*first) if len(places) == 1 else f"{len(places)} lines, first {where(*first)}"
+        remedies, remaining = [], set(axes)
+        for loss in flow.repeated:
+            if loss.kind != "in_specs" or loss.axis not in remaining:
+                continue
+            name = names.get(loss.argument) or f"its argument {loss.number}"
+            remaining.discard(loss.axis)
+            remedies.append(
+                f"{name}, {loss.type}, arrives in shards along {loss.axis}, and in_specs gather "
+                f"it: write {corrected([loss])} in place of {text_of(loss.spec)}"
+            )
+        if remaining:
+            along = " and ".join(sorted(remaining))
+            remedies.append(f"name {along} for a dimension of an operand in in_specs")
+        yield Finding(
+            "repeated work",
+            f"{lines}: in this shard_map the {ways} devices along {' and '.join(axes)} have equal "
+            f"operands, so each of them computes the whole product: {'; '.join(remedies)}; "
+            "out_specs then name the axis too, or a psum adds what the devices have",
+        )
+
+
+def of_order(flow: Flow, moves: Sequence[Any], names: Mapping[int, str]) -> Iterator[Finding]:
+    """Specs in which the same axes stand in another order than in what the array meets.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+    """
+    total = sum(move.total or 0 for move in moves)
+    seen = set()
+    for order in flow.orders:
+        exchanged = sum(
+            move.total or 0
+            for move in moves
+            if (
+                move.kind in _EXCHANGES
+                or (move.file, move.line) == (order.place.file, order.place.line)
+            )
+            and {*(move.axes or move.within or ("",))} <= {*order.axes}
+        )
+        key = frozenset((order.spec, order.other)), order.argument
+        if key in seen or exchanged < max(_LEAST * total, 1):
+            continue
+        seen.add(key)
+        name = names.get(order.argument) or "an array"
+        place = where(order.place.file, order.place.line)
+        called = f", called in {where(*order.place.callers[0])}" if order.place.callers else ""
+        yield Finding(
+            "order of axes",
+            f"{place}{called}: {name} is in shards by {order.spec} and meets {order.other}, which "
+            f"divides it in another order: {bytes_text(exchanged)} are exchanged along "
+            f"{' and '.join(order.axes)}. With {order.better} for {name}, or the first order for "
+            "both, its shards are already where they are needed",
+        )
+
+
+def of_columns(
+    flow: Flow, moves: Sequence[Any], names: Mapping[int, str], data: Collection[str]
+) -> Iterator[Finding]:
+    """Weights in shards along the dimension that a product keeps, where its other operand is in
+    shards along the dimension that it contracts: columns after columns.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+      data: the names of arguments that no result replaces.
+    """
+    gathered = {
+        axis
+        for move in moves
+        if move.kind == "all-gather"
+        for axis in move.axes or move.within or ()
+    }
+    for (argument, axis), column in flow.columns.items():
+        name = names.get(argument, "")
+        if not name or name in data or axis not in gathered or is_of_data(axis):
+            continue
+        yield Finding(
+            "columns after columns",
+            f"{where(column.place.file, column.place.line)}: this product contracts the dimension "
+            f"of {column.contracted:,}, along which its other operand is in shards along {axis}, "
+            f"but {name} is in shards along {axis} in the dimension of {column.divided:,}: one of "
+            f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}: then "
+            "each device multiplies what it has, and one sum of the results is enough",
+        )
+
+
+def of_contested(
+    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]], names: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Results that get one axis along two dimensions, from the batch and from a weight.
+
+    The compiler can keep it along one of them; if it keeps that of the weight, the batch is
+    gathered from there on. Told if devices repeat products, or send mostly activations along it.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      again: the (file, line) of products that several devices compute.
+      names: those of the program's arguments, by their numbers.
+    """
+    total = sum(move.total or 0 for move in moves)
+    for axis, (place, kind, argument, better) in flow.contested.items():
+        sent = sum(
+            move.total or 0
+            for move in moves
+            if not move.array
+            and axis in (move.axes or ())
+            and move.kind in ("all-gather", *_EXCHANGES)
+        )
+        if again or 2 * sent > total:
+            name = names.get(argument, "a weight")
+            yield Finding(
+                "axis on two dimensions",
+                f"{where(place.file, place.line)}: {kind} gets {axis} along the batch, and along "
+                f"another dimension from {name}, and can keep one of the two. A constraint "
+                f"{better} on it lets the batch keep it, and the weight is gathered instead",
+            )
+
+
+def of_merged(
+    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]], devices: int
+) -> Iterator[Finding]:
+    """Reshapes after which the shards along an axis are not contiguous.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      again: the (file, line) of products that several devices compute.
+      devices: how many devices.
+    """
+    total, seen = sum(move.total or 0 for move in moves), set()
+    for place, axis, before, after in flow.merged:
+        if (place, axis) in seen:
+            continue
+        sent = sum(
+            move.total or 0
+            for move in moves
+            if not move.array
+            and move.kind in ("all-gather", *_EXCHANGES)
+            and axis in (move.axes or move.within or ())
+            and devices * max(map(_elements, move.types)) >= _elements(before)
+        )
+        if sent <= total / 50 and not (again and _elements(before) > 2**14):
+            continue
+        seen.add((place, axis))
+        yield Finding(
+            "reshape of shards",
+            f"{where(place.file, place.line)}: {before} is in shards along {axis}, and in the "
+            f"reshape to {after} this dimension is not the first of those that become one: the "
+            "shards are no longer contiguous, so it is "
+            + (f"exchanged, {bytes_text(sent)}" if sent else "computed whole on each device")
+            + "; put the dimension first, or keep it apart",
+        )
+
+
+def _elements(kind):
+    """Elements of a type such as "f32[8,4]", or of each of several such as "2 × f32[8,4]"."""
+    return math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
+
+
+def of_casts(flow: Flow, moves: Sequence[Any], backend: str) -> Iterator[Finding]:
+    """Arrays that are gathered in a larger type than the one in which they are used.
+
+    Args:
+      flow: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      backend: what the program is compiled for.
+    """
+    total, places = sum(move.total or 0 for move in moves), {}
+    for place, kind, narrow in flow.casts:
+        places.setdefault((place.file, place.line), []).append((kind, narrow))
+    for (file, line), kinds in places.items():
+        wide = kinds[0][0].partition("[")[0]
+        sent = sum(
+            move.total or 0
+            for move in moves
+            if (move.file, move.line) == (file, line)
+            and move.kind == "all-gather"
+            and (backend == "cpu" or any(f"{wide}[" in one for one in move.types))
+        )
+        if sent > _LEAST * total:
+            what = kinds[0][0] if len(kinds) == 1 else f"{len(kinds)} arrays, first {kinds[0][0]},"
+            yield Finding(
+                "gathered before a cast",
+                f"{where(file, line)}: {what} {'is' if len(kinds) == 1 else 'are'} gathered, "
+                f"{bytes_text(sent)}, and cast to {kinds[0][1]} afterwards: cast the shards first, "
+                "and gather what is smaller",
+            )

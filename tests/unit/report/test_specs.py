@@ -1,0 +1,286 @@
+"""explain() on steps that are correct, on the same with one mistake, and on specs that lack an axis
+or have axes in another order."""
+
+import contextlib
+import inspect
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from steps import CORRECT, MISTAKES, grid, struct
+
+from shardlab import Pod
+from shardlab.programs.inherited import follow
+from shardlab.report.explain import explain
+
+pytestmark = pytest.mark.reads("src/shardlab")
+
+ADVICE = {"replicated", "bf16 widened"}  # of memory, and of what this backend cannot show
+HERE = "test_specs.py"
+
+
+def line(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return f"{HERE}:{first + next(n for n, line in enumerate(lines) if text in line)}"
+
+
+def found(report):
+    return [f"{finding.title}: {finding.says}" for finding in report.findings]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("name", CORRECT)
+def test_of_a_correct_step_nothing_is_wrong(name, backend):
+    step, arguments, mesh = CORRECT[name]()
+    if backend != "cpu" and Pod(backend).compiler is None:
+        pytest.skip("no compiler for TPUs is installed")
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        report = explain(step, *arguments, mesh=None if backend == "cpu" else Pod(backend))
+    assert report.compiled_for == backend and report.bytes > 0
+    assert not [f for f in report.findings if f.title not in ADVICE], report
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_first_finding_of_a_mistake_names_it(name):
+    case, title, words = MISTAKES[name]
+    step, arguments = case()
+    report = explain(step, *arguments)
+    assert report.findings and report.findings[0].title == title, found(report)
+    assert all(one in report.findings[0].says for one in words), report.findings[0].says
+
+
+# --- A constraint without an axis -----------------------------------------------------------------
+
+MESH = grid((2, 4), ("data", "model"))
+TABLE, Q = struct(MESH, (32000, 256), "model", None), struct(MESH, (256, 1024), None, "model")
+IDS = struct(MESH, (4096,), "data", dtype="int32")
+
+
+def whole(x):
+    return lax.with_sharding_constraint(x, NamedSharding(MESH, P()))
+
+
+def looked_up(table, q, ids):
+    return jnp.tanh(whole(table[ids]) @ q)  # once
+
+
+def through_a_scan(table, q, ids):
+    x = whole(table[ids])  # before the loop
+    return lax.scan(lambda x, _: (jnp.tanh(x @ q @ q.T), None), x, None, length=3)[0]
+
+
+def checkpointed(table, q, ids):
+    x = whole(table[ids])  # inside
+    return jnp.tanh(jax.checkpoint(lambda x: jnp.tanh(x @ q))(x) @ q.T)
+
+
+def mapped(table, q, ids):
+    x = whole(table[ids])  # and then
+    return jax.vmap(lambda row: jnp.tanh(row @ q))(x)
+
+
+def in_bf16(table, q, ids):
+    x = whole(table[ids].astype("bfloat16"))  # small
+    return jnp.tanh(x @ q.astype("bfloat16"))
+
+
+@pytest.mark.parametrize("f", [looked_up, through_a_scan, checkpointed, mapped, in_bf16])
+@pytest.mark.parametrize("is_gradient", [False, True])
+def test_a_constraint_without_an_axis_is_first(f, is_gradient):
+    """With the call that asks for it, since the constraint stands in a helper."""
+    program = f
+    if is_gradient:
+        program = jax.grad(lambda q, table, ids: jnp.mean(f(table, q, ids) ** 2).astype("float32"))
+        report = explain(program, Q, TABLE, IDS)
+    else:
+        report = explain(program, TABLE, Q, IDS)
+    first = found(report)[0]
+    assert first.startswith("constraint without an axis") and "lacks data" in first, found(report)
+    assert line(whole, "return") in first and f"called in {line(f, 'whole(')}" in first
+    assert first.endswith('write P("data")')
+
+
+def test_on_an_explicit_mesh_a_reshard_is_told_too():
+    mesh = grid((2, 4), ("data", "model"), AxisType.Explicit)
+
+    def f(x, w):
+        x = jax.sharding.reshard(x, P(None, None))  # here
+        return jnp.tanh(x @ w)
+
+    with jax.set_mesh(mesh):
+        report = explain(
+            f, struct(mesh, (4096, 256), "data"), struct(mesh, (256, 512), None, "model")
+        )
+    assert "lacks data" in found(report)[0] and line(f, "# here") in found(report)[0]
+
+
+@pytest.mark.parametrize("shape", [(4096, 256), (4095, 256)])
+def test_axes_of_size_one_stay_in_the_corrected_spec(shape):
+    mesh = grid((1, 1, 8), ("data", "fsdp", "expert"))
+
+    def f(x, w):
+        x = jnp.tanh(x @ w)
+        x = lax.with_sharding_constraint(x, NamedSharding(mesh, P(("data", "fsdp"))))
+        return jnp.tanh(x @ w)
+
+    rows = ("data", "fsdp", "expert") if shape[0] % 8 == 0 else None
+    report = explain(f, struct(mesh, shape, rows), struct(mesh, (256, 256)))
+    told = [one for one in found(report) if one.startswith("constraint")]
+    assert bool(told) == bool(rows)
+    assert all(one.endswith('write P(("data", "fsdp", "expert"))') for one in told)
+
+
+def test_weights_that_a_constraint_gathers_lack_no_axis():
+    def f(w, x):
+        return jnp.tanh(x @ whole(w))
+
+    report = explain(f, struct(MESH, (256, 256), "data"), struct(MESH, (4096, 256), "data"))
+    assert not [one for one in found(report) if one.startswith("constraint")]
+
+
+def test_what_an_operation_does_to_axes_is_unknown_says_nothing():
+    """A sort of both dimensions may be in any shards."""
+
+    def f(x, w):
+        return jnp.fft.fft2(whole(x)).real @ w
+
+    flow = follow(
+        jax.jit(f).trace(*(jnp.ones((64, 64)),) * 2).jaxpr.jaxpr,
+        [NamedSharding(MESH, P("data")), None],
+    )
+    assert not flow.repeated and flow.flops
+
+
+# --- The order of axes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", [("data", "model"), ("model", "data")])
+def test_the_order_of_axes_that_exchanges_shards_is_told(axes):
+    def step(master, x):
+        def loss(master):
+            w = lax.with_sharding_constraint(master, NamedSharding(MESH, P("model")))  # here
+            return jnp.mean((x @ w) ** 2)
+
+        return master - 0.1 * jax.grad(loss)(master)
+
+    master = struct(MESH, (1024, 1024), axes)
+    step_jitted = jax.jit(step, out_shardings=master.sharding, donate_argnums=0)
+    report = explain(step_jitted, master, struct(MESH, (64, 1024), axes))
+    told = [one for one in found(report) if one.startswith("order of axes")]
+    assert bool(told) == (axes == ("data", "model")), found(report)
+    assert all('P(("model", "data")) for master' in one for one in told)
+    assert all(line(step, "# here") in one for one in told)
+
+
+def test_arrays_that_meet_with_dimensions_exchanged_are_told():
+    def f(x, y):
+        return x + jnp.tanh(y)
+
+    pair = struct(MESH, (512, 512), "data", "model"), struct(MESH, (512, 512), "model", "data")
+    assert found(explain(f, *pair))[0].startswith("order of axes")
+    assert not found(explain(f, pair[0], pair[0]))
+
+
+# --- Work that the devices of a shard_map repeat --------------------------------------------------
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("is_gradient", [False, True])
+@pytest.mark.parametrize("in_specs", [P(), P("data"), P(("data", "model"))])
+def test_equal_operands_in_a_shard_map_are_told(in_specs, is_gradient, check_vma):
+    def body(x, w):
+        return jnp.tanh(x @ w)  # here
+
+    f = jax.shard_map(
+        body, mesh=MESH, in_specs=(in_specs, P()), out_specs=in_specs, check_vma=check_vma
+    )
+    program = (lambda w, x: f(x, w)) if not is_gradient else jax.grad(lambda w, x: f(x, w).sum())
+    w, x = struct(MESH, (256, 512)), struct(MESH, (1024, 256), "data")
+    report = explain(program, w, x)
+    told = [one for one in found(report) if "in this shard_map" in one]
+    assert bool(told) == (in_specs != P(("data", "model"))), found(report)
+    for one in told:
+        assert one.startswith("repeated work") and line(body, "# here") in one
+        assert ("8 devices" in one and 'P("data") in place of P()' in one) == (in_specs == P())
+    assert all("FSDP" not in move.cause for move in report.moves)
+
+
+# --- Indices, and what compiles again -------------------------------------------------------------
+
+
+def by_indices(cache, time, k):
+    b, n, h = jnp.ix_(*map(jnp.arange, k.shape))
+    return cache.at[b, time[:, None, None], n, h].set(k)
+
+
+def by_slices(cache, time, k):
+    return jax.vmap(lambda c, t, k: lax.dynamic_update_slice(c, k[None], (t, 0, 0)))(cache, time, k)
+
+
+def by_a_mask(cache, time, k):
+    here = jnp.arange(cache.shape[1]) == time[:, None]
+    return jnp.where(here[:, :, None, None], k[:, None], cache)
+
+
+@pytest.mark.parametrize(
+    ("f", "sends"), [(by_indices, True), (by_slices, False), (by_a_mask, False)]
+)
+def test_an_update_at_indices_is_told_and_its_remedies_send_nothing(f, sends):
+    mesh = grid((4, 2), ("data", "model"))
+    report = explain(
+        jax.jit(f, donate_argnums=0),
+        struct(mesh, (32, 512, 8, 64), "data", None, "model"),
+        struct(mesh, (32,), "data", dtype="int32"),
+        struct(mesh, (32, 8, 64), "data", "model"),
+    )
+    assert (report.bytes > 0) == sends
+    assert [one for one in found(report) if "dynamic_update_slice" in one] == found(report)
+    assert bool(found(report)) == sends
+
+
+@pytest.mark.parametrize("result", ["step", "loss"])
+def test_a_small_array_is_only_told_where_a_result_replaces_it(result):
+    """A learning rate that is handed over at each call has the type of the loss."""
+
+    def step(state, x, rate):
+        grad = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(state["w"])
+        return {
+            "w": state["w"] - rate * grad,
+            result: jnp.mean(grad) if result == "loss" else 1 + state["step"],
+        }
+
+    rows = NamedSharding(MESH, P("data"))
+    state = {"w": jax.device_put(jnp.ones((256, 256)), rows)}
+    state |= {"step": jnp.ones(())} if result == "step" else {}
+    step_jitted = jax.jit(step, donate_argnums=0)
+    report = explain(step_jitted, state, jax.device_put(jnp.ones((64, 256)), rows), jnp.ones(()))
+    told = [one for one in found(report) if one.startswith("not placed")]
+    assert bool(told) == (result == "step"), found(report)
+
+
+# --- For a pod ------------------------------------------------------------------------------------
+
+
+def test_shardings_of_jit_are_transferred_to_the_pod():
+    """They name a mesh of these devices; the program of the pod is the same without them."""
+    if Pod("v5e:2x4").compiler is None:
+        pytest.skip("no compiler for TPUs is installed")
+
+    def step(w, x):
+        return w - jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+
+    w, x = struct(MESH, (512, 512), "data", dtype="bfloat16"), struct(MESH, (64, 512), "data")
+    named = jax.jit(
+        step, in_shardings=(w.sharding, x.sharding), out_shardings=w.sharding, donate_argnums=0
+    )
+    bare = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (w, x)]
+    plain = jax.jit(step, out_shardings=w.sharding, donate_argnums=0)
+    pod = Pod("v5e:2x4")
+    reports = [
+        explain(f, *args, mesh=pod) for f, args in ((named, bare), (named, (w, x)), (plain, (w, x)))
+    ]
+    first, *others = ((one.bytes, one.memory, one.compiled_for) for one in reports)
+    assert all(other == first for other in others) and first[2] == "v5e:2x4"
+    assert {array.name: array.spec for array in reports[0].arrays}["w"] == 'P("data")'
