@@ -91,13 +91,13 @@ def weight(path):
     )
 
 
-def test_no_page_weighs_more_than_118_kib(built):
+def test_no_page_weighs_more_than_110_kib(built):
     """Everything that a page asks for, as a host with gzip sends it."""
     for file, page in built.items():
         asked = [tag["src"] for tag in page.select("script[src], img[src]")]
         asked += [tag["href"] for tag in page.select("link[rel=stylesheet], link[rel=icon]")]
         total = weight(file) + sum(weight(local(file, address)) for address in set(asked))
-        assert total <= 118 * 1024, f"{file.name}: {total / 1024:.0f} KiB"
+        assert total <= 110 * 1024, f"{file.name}: {total / 1024:.0f} KiB"
 
 
 def test_scripts_wait_and_only_the_choice_of_light_or_dark_stands_in_the_page(built):

@@ -109,27 +109,32 @@ def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
 
 
 @contract(
-    "particles", "pack", draws=60,
-    rows=[0, 1, 12], count=[1, 5], capacity=[1, 3], dtype=["float32", "bfloat16", "int32"],
+    "particles", "pack", draws=80,
+    rows=[0, 1, 12], count=[1, 5, 300], capacity=[1, 3],
+    dtype=["float32", "bfloat16", "int32", "uint32", "bool"],
+    of_bins=["int32", "int32", "int8", "uint8", "uint32", "float32"],
 )  # fmt: skip
-def test_pack(pack, rows, count, capacity, dtype, seed):
-    """`pack` takes arrays with a row for each particle, of signed types, and integers `bins`; it
-    drops particles whose bin is not in `range(count)`, and others exactly if the second result is
-    larger than `capacity`.
+def test_pack(pack, rows, count, capacity, dtype, of_bins, seed):
+    """`pack` takes arrays with a row for each particle, and integers `bins`; it drops particles
+    whose bin is not in `range(count)`, and others exactly if the second result is larger than
+    `capacity`. It refuses types that have no −1.
     """
     rng = np.random.default_rng(seed)
-    bins = rng.integers(-2, count + 2, rows).astype("int32")
+    bins = rng.integers(-2, min(count, 250) + 2, rows).astype(of_bins)
     particles = {"id": np.arange(rows, dtype="int32"), "x": values("normal", (rows, 2), dtype)}
-    packed, fullest = program(pack, count=count, capacity=capacity)(bins, particles)
-    valid = (bins >= 0) & (bins < count)
-    assert fullest == np.bincount(bins[valid], minlength=1).max()
-    for number in range(count):
-        ids = np.flatnonzero(bins == number)[:capacity]
-        found = np.asarray(packed["id"][number])
-        np.testing.assert_array_equal(
-            found, np.pad(ids, (0, capacity - len(ids)), constant_values=-1)
-        )
-        close(packed["x"][number][: len(ids)], particles["x"][ids])
+    refused = of_bins if of_bins == "float32" else dtype
+    with refusal(refused in ("uint32", "bool") or of_bins == "float32", refused):
+        packed, fullest = program(pack, count=count, capacity=capacity)(bins, particles)
+        bins = bins.astype("int64")
+        valid = (bins >= 0) & (bins < count)
+        assert fullest == np.bincount(bins[valid], minlength=1).max()
+        for number in range(count):
+            ids = np.flatnonzero(bins == number)[:capacity]
+            found = np.asarray(packed["id"][number])
+            np.testing.assert_array_equal(
+                found, np.pad(ids, (0, capacity - len(ids)), constant_values=-1)
+            )
+            close(packed["x"][number][: len(ids)], particles["x"][ids])
 
 
 BOXES = ((1, 3, 3), (1, 2, 3), (2, 2, 5), (3, 1, 4), (8, 1, 3), (3, 3, 2))

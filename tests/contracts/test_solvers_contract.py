@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from contract import DEVICES, close, contract, copied, mesh_of, reads, refusal, values
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, reshard
 
 pytestmark = reads("solvers")
 
@@ -33,8 +33,8 @@ def matrix(kind, rng):
 
 
 @cache
-def solver(name, devices):
-    mesh = mesh_of(devices)
+def solver(name, devices, preconditioner, types):
+    mesh = mesh_of(devices, types=AxisType[types])
 
     def dots(*pairs):
         def sums(*pairs):
@@ -43,20 +43,29 @@ def solver(name, devices):
 
         return jax.shard_map(sums, mesh=mesh, in_specs=P("x"), out_specs=P())(*pairs)
 
-    def solve(a, b, tol):
+    def solve(a, b, diagonal, tol):
+        def apply(x):
+            return a @ (reshard(x, P()) if types == "Explicit" else x)
+
         more = (dots,) if name == "one_reduction" else ()
         f = copied("solvers", name)
-        return f(lambda x: a @ x, *more, b, tol=tol, most=MOST)
+        divided = {"precondition": lambda r: r / diagonal} if preconditioner == "Jacobi" else {}
+        return f(apply, *more, b, tol=tol, most=MOST, **divided)
 
-    rows = NamedSharding(mesh, P("x"))
-    return jax.jit(solve, in_shardings=(rows, rows, None), out_shardings=(rows, None, None))
+    program, rows = jax.jit(solve), NamedSharding(mesh, P("x"))
+
+    def run(a, b, tol):
+        with jax.set_mesh(mesh):
+            return program(*(jax.device_put(each, rows) for each in (a, b, a.diagonal())), tol)
+
+    return run
 
 
-def try_solver(name, devices, kind, system, tol, scale, unit, seed):
+def try_solver(name, devices, kind, system, preconditioner, types, tol, scale, unit, seed):
     rng = np.random.default_rng(seed)
     a, b = matrix(system, rng) * np.float32(unit), values(kind, (ROWS,)) * np.float32(scale)
     expected = np.abs(np.linalg.solve(a.astype("float64"), b.astype("float64"))).max()
-    x, steps, converged = map(np.asarray, solver(name, devices)(a, b, tol))
+    x, steps, converged = map(np.asarray, solver(name, devices, preconditioner, types)(a, b, tol))
     if kind in ("nan", "inf"):
         assert not converged and np.isnan(x).all()
     elif kind == "zeros":
@@ -74,10 +83,11 @@ def try_solver(name, devices, kind, system, tol, scale, unit, seed):
 DRAWN = {
     "devices": [1, 2, 3, 4, 8], "kind": KINDS, "system": MATRICES, "tol": [1e-2, 1e-4],
     "scale": [1.0, 1e-10, 1e10], "unit": [1.0, 1e-20, 1e20],
+    "preconditioner": ["none", "Jacobi"], "types": ["Auto", "Explicit"],
 }  # fmt: skip
 
 
-@contract("solvers", "with_unit_scale", "checked", "cg", draws=60, **DRAWN)
+@contract("solvers", "with_unit_scale", "checked", "cg", draws=80, **DRAWN)
 def test_cg(seed, **case):
     """`cg` takes a symmetric positive definite operator and a right side of any scale above
     float32's smallest numbers. It says whether the residual of its solution, computed anew, is
@@ -86,7 +96,7 @@ def test_cg(seed, **case):
     try_solver("cg", seed=seed, **case)
 
 
-@contract("solvers", "one_reduction", draws=60, **DRAWN)
+@contract("solvers", "one_reduction", draws=80, **DRAWN)
 def test_one_reduction(seed, **case):
     """`one_reduction` takes and returns what `cg` does, and a function `dots` that sums the
     products of its pairs.

@@ -84,21 +84,24 @@ def test_forward(forward, backward, sizes, shape, kind, more, check, z):
 
 
 @contract(
-    "transforms", "frequencies", "squares", "poisson_on", draws=25,
-    sizes=MESHES, shape=SHAPES, kind=KINDS,
+    "transforms", "frequencies", "squares", "poisson_on", draws=40,
+    sizes=MESHES, shape=SHAPES, kind=KINDS, mean=[0, 0, -1, 1e4, 1e7, 1e30],
 )  # fmt: skip
-def test_poisson_on(poisson_on, sizes, shape, kind):
+def test_poisson_on(poisson_on, sizes, shape, kind, mean):
     """`poisson_on` takes a mesh with the axes `rows` and `columns`, and the shape of any grid of
-    period 2π; the solver takes the grid as `forward` does, and ignores its mean.
+    period 2π; the solver takes the grid as `forward` does, and ignores its mean, however large it
+    is.
     """
-    f = values(kind, shape)
+    f = values(kind, shape) + np.float32(mean)
     found = cut(solver(poisson_on, sizes, shape)(stored(f, sizes)), shape)
     if not np.isfinite(f).all():
         assert not np.isfinite(found).any()
         return
+    f = f.astype("float64")
     k2 = sum(k**2 for k in np.meshgrid(*(np.fft.fftfreq(n, 1 / n) for n in shape), indexing="ij"))
-    u = np.fft.fftn(f.astype("float64")) / np.where(k2 == 0, np.inf, k2)
-    scale = abs(f).max(initial=1e-30)
+    u = np.fft.fftn(f - f.mean()) / np.where(k2 == 0, np.inf, k2)
+    # of the waves, not of the mean, down to what float32 holds beside it
+    scale = max(abs(f - f.mean()).max(), 1e-7 * abs(f).max(), 1e-30)
     np.testing.assert_allclose(found / scale, np.fft.ifftn(u).real / scale, atol=2e-6)
 
 

@@ -8,6 +8,7 @@ belongs to. The templates in `theme/` arrange that. No page is touched after Sph
 import base64
 import hashlib
 import html
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -224,6 +225,9 @@ def _code(app, doctree, docname):
 def _excerpts(app, doctree, docname):
     """Offer the functions that readers take, each with all that it needs; book.js shows the
     button.
+
+    The first button has the page's list of statements, each button the numbers of its own: "0,1 4"
+    for two imports, an empty line, and a definition.
     """
     cells = [
         cell
@@ -232,13 +236,18 @@ def _excerpts(app, doctree, docname):
     ]
     if not cells:
         return
-    chapter = app.bookbinder_book.chapter(docname)
-    for cell, excerpt in zip(cells, excerpts.of_chapter(chapter), strict=True):
+    found = excerpts.of_chapter(app.bookbinder_book.chapter(docname))
+    every = [code for excerpt in found for group in excerpt.statements for code in group]
+    numbers = {code: str(number) for number, code in enumerate(dict.fromkeys(every))}
+    listed = f' data-statements="{html.escape(json.dumps(list(numbers)))}"'
+    for cell, excerpt in zip(cells, found, strict=True):
         label = f"Copy with imports: {in_words_of(excerpt.names)}"
+        needs = " ".join(",".join(map(numbers.get, group)) for group in excerpt.statements)
         button = (
             f'<button type="button" class="copy whole" hidden aria-label="{label}" '
-            f'data-needs="{html.escape(excerpt.needs)}">Copy with imports</button>'
+            f'data-needs="{needs}"{listed}>Copy with imports</button>'
         )
+        listed = ""
         cell.append(nodes.raw("", button, format="html"))
 
 

@@ -32,7 +32,7 @@ class Excerpt:
       line: of the cell's first line of code, in the chapter.
       names: of the functions and classes that the cell defines.
       takes: what they take, as the paragraph above the cell says it.
-      needs: the code of the imports and definitions of other cells that they use.
+      statements: what they use of other cells: the imports, then one definition after another.
       source: the cell's own code.
     """
 
@@ -40,8 +40,13 @@ class Excerpt:
     line: int
     names: tuple[str, ...]
     takes: str
-    needs: str
+    statements: tuple[tuple[str, ...], ...]
     source: str
+
+    @property
+    def needs(self):
+        """The code of what they use of other cells."""
+        return "\n\n".join(map("\n".join, self.statements))
 
     @property
     def code(self):
@@ -118,12 +123,10 @@ def _excerpt(chapter, cell, own, known):
             asked |= statement.uses
     used = {name for statement in needed.union(own) for name in statement.uses}
     rest = sorted(needed, key=lambda statement: statement.place)
-    imports = [_trimmed(s.node, used) for s in rest if _is_import(s.node)]
-    blocks = ["\n".join(imports), *(s.code for s in rest if not _is_import(s.node))]
+    imports = tuple(_trimmed(s.node, used) for s in rest if _is_import(s.node))
+    groups = [imports, *((s.code,) for s in rest if not _is_import(s.node))]
     takes = paragraph.removeprefix(LEAD).strip()
-    return Excerpt(
-        cell.position, cell.line, names, takes, "\n\n".join(filter(None, blocks)), cell.source
-    )
+    return Excerpt(cell.position, cell.line, names, takes, tuple(filter(None, groups)), cell.source)
 
 
 def _statements(cell):

@@ -46,7 +46,10 @@
     return (example ? source.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line)).map((line) => line.slice(4)) : source).join("\n");
   };
 
-  // A button on each piece of code. Functions that readers take have one of the page, with all that they need.
+  // A button on each piece of code. Functions that readers take have one of the page, with all that they need: "0,1 4" of
+  // the page's statements, where a space stands for an empty line.
+  const statements = JSON.parse(document.querySelector("[data-statements]")?.dataset.statements ?? "[]");
+  const needs = (numbers) => numbers.split(" ").map((group) => group.split(",").map((number) => statements[number]).join("\n")).join("\n\n");
   for (const code of document.querySelectorAll("article .cell, article section > [class*=highlight-]")) {
     const box = code.querySelector(".highlight:not(.cell_output .highlight)");
     const whole = code.querySelector("button.whole");
@@ -54,7 +57,7 @@
     if (whole) whole.hidden = false; else button.setAttribute("aria-label", "Copy this code");
     const label = button.textContent;
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText([button.dataset.needs, sourceOf(code)].filter(Boolean).join("\n\n\n"));
+      await navigator.clipboard.writeText([needs(button.dataset.needs ?? ""), sourceOf(code)].filter(Boolean).join("\n\n\n"));
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = label; }, 2000);
     });
