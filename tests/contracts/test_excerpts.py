@@ -90,6 +90,13 @@ def test_what_completes_a_function_comes_along(tiny):
     assert "g.defvjp(lambda x: (x, None), back)" in excerpt.code and "def back" in excerpt.code
 
 
+def test_a_cell_that_runs_in_all_processes_is_copied_without_the_line_that_says_so(tiny):
+    excerpt = excerpt_of(
+        tiny, "%%processes\nimport math", "%%processes\ndef f(x):\n    return math.sqrt(x)"
+    )
+    assert excerpt.code == "import math\n\ndef f(x):\n    return math.sqrt(x)\n"
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [

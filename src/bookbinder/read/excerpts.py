@@ -8,6 +8,7 @@ paragraph above the cell begins with "**To copy:**" and says what the functions 
 
 import ast
 import builtins
+import re
 import symtable
 from dataclasses import dataclass
 
@@ -126,16 +127,24 @@ def _excerpt(chapter, cell, own, known):
     imports = tuple(_trimmed(s.node, used) for s in rest if _is_import(s.node))
     groups = [imports, *((s.code,) for s in rest if not _is_import(s.node))]
     takes = paragraph.removeprefix(LEAD).strip()
-    return Excerpt(cell.position, cell.line, names, takes, tuple(filter(None, groups)), cell.source)
+    statements = tuple(filter(None, groups))
+    return Excerpt(cell.position, cell.line, names, takes, statements, _python(cell).strip("
+"))
+
+
+def _python(cell):
+    """A cell's code, without the line that runs it in all processes."""
+    return re.sub(r"\A%%processes\b.*", "", cell.source)
 
 
 def _statements(cell):
-    """The statements of a cell; none of a cell with a magic."""
+    """The statements of a cell; none of a cell with another magic than `%%processes`."""
+    source = _python(cell)
     try:
-        tree = ast.parse(cell.source)
+        tree = ast.parse(source)
     except SyntaxError:
         return []
-    lines = cell.source.split("\n")
+    lines = source.split("\n")
     statements = []
     for node in tree.body:
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])

@@ -101,19 +101,24 @@ def with_trials(chapter, notebook):
     notebook = copy.deepcopy(notebook)
     codes = [cell for cell in notebook.cells if is_of_chapter(cell)]
     places = dict(zip(chapter.cells, codes[len(codes) - len(chapter.cells) :], strict=True))
-    tried = set()
+    solutions = {}
     for cell, (kind, label) in sections(chapter):
-        if kind != "solution" or label in tried:
-            continue
-        tried.add(label)
-        # The solution's own strict check, put to the stub and to the wrong answers first.
-        magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", cell.source, re.DOTALL).groups(
-            default=""
-        )
-        statements = map(ast.unparse, ast.parse(source).body)
-        strict = "\n".join(
-            s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)
-        )
+        if kind == "solution":
+            solutions.setdefault(label, []).append(cell)
+    for label, cells in solutions.items():
+        # The solution's own strict check, put to the stub and to the wrong answers first. A cell
+        # that readers copy has none: it stands in the next one.
+        cell, strict = cells[0], ""
+        for each in cells:
+            magic, source = re.match(r"(%%processes[^\n]*\n)?(.*)", each.source, re.DOTALL).groups(
+                default=""
+            )
+            statements = map(ast.unparse, ast.parse(source).body)
+            strict = strict or "\n".join(
+                s for s in statements if re.match(r"(with .*:\n\s+)?check\(.*strict=True", s)
+            )
+            if strict:
+                break
         answers = {"stub": magic} | {
             title: f"{magic}{code}\n" for title, code in WRONG_ANSWERS.get(label, {}).items()
         }

@@ -57,7 +57,12 @@
     if (whole) whole.hidden = false; else button.setAttribute("aria-label", "Copy this code");
     const label = button.textContent;
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText([needs(button.dataset.needs ?? ""), sourceOf(code)].filter(Boolean).join("\n\n\n"));
+      const source = whole ? sourceOf(code).replace(/^%%processes.*
+/, "") : sourceOf(code);
+      await navigator.clipboard.writeText([needs(button.dataset.needs ?? ""), source].filter(Boolean).join("
+
+
+"));
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = label; }, 2000);
     });
