@@ -128,8 +128,7 @@ def _excerpt(chapter, cell, own, known):
     groups = [imports, *((s.code,) for s in rest if not _is_import(s.node))]
     takes = paragraph.removeprefix(LEAD).strip()
     statements = tuple(filter(None, groups))
-    return Excerpt(cell.position, cell.line, names, takes, statements, _python(cell).strip("
-"))
+    return Excerpt(cell.position, cell.line, names, takes, statements, _python(cell).strip("\n"))
 
 
 def _python(cell):

@@ -57,12 +57,8 @@
     if (whole) whole.hidden = false; else button.setAttribute("aria-label", "Copy this code");
     const label = button.textContent;
     button.addEventListener("click", async () => {
-      const source = whole ? sourceOf(code).replace(/^%%processes.*
-/, "") : sourceOf(code);
-      await navigator.clipboard.writeText([needs(button.dataset.needs ?? ""), source].filter(Boolean).join("
-
-
-"));
+      const source = whole ? sourceOf(code).replace(/^%%processes.*\n/, "") : sourceOf(code);
+      await navigator.clipboard.writeText([needs(button.dataset.needs ?? ""), source].filter(Boolean).join("\n\n\n"));
       button.textContent = "Copied";
       setTimeout(() => { button.textContent = label; }, 2000);
     });
