@@ -1,0 +1,180 @@
+"""What readers copy from `zero`, against a step on one device."""
+
+from functools import cache
+
+import jax
+import numpy as np
+from contract import (
+    DEVICES,
+    bound,
+    close,
+    contract,
+    copied,
+    mapped,
+    mesh_of,
+    reads,
+    refusal,
+    values,
+)  # fmt: skip
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+from shardlab.networks.transformer import Config, adam_state, init, sums, train_step
+
+pytestmark = reads("zero")
+
+
+@contract(
+    "zero", "shard_matrices", draws=100, quick=True,
+    devices=DEVICES, shape=[
+        (), (5,), (0,), (0, 9), (3, 0), (2, 40, 24), (2, 41, 25), (2, 9, 250), (48, 48), (1, 1009),
+    ],
+)  # fmt: skip
+def test_shard_matrices(shard_matrices, devices, shape):
+    """`shard_matrices` takes a tree of arrays of any shapes; it refuses an array of at least 1,000
+    elements for each entry of dimension 0 if the devices divide no later dimension.
+    """
+    tree = {"layers": {"up": jax.ShapeDtypeStruct(shape, "float32")}}
+    large = len(shape) > 1 and np.prod(shape) >= 1000 * shape[0]
+    fit = [n for n in shape[1:] if n % devices == 0]
+    with refusal(large and not fit, "layers/up", devices, *shape):
+        mesh = mesh_of(devices)
+        spec = shard_matrices(tree, mesh, "x")["layers"]["up"]
+        assert large == ("x" in spec)
+        shard = NamedSharding(mesh, spec).shard_shape(shape)
+        assert np.prod(shard) * (devices if large else 1) == np.prod(shape)
+        if large:
+            assert shape[len(spec) - 1] == max(fit)
+
+
+@contract(
+    "zero", "scatter", draws=60,
+    devices=DEVICES, rows=[0, 1, 24, 20], sharded=[True, False], already=[False, False, True],
+    kind=["normal", "ones", "tiny", "huge", "nan", "inf"], dtype=["float32", "bfloat16"],
+    check_vma=[True, False],
+)  # fmt: skip
+def test_scatter(scatter, devices, rows, sharded, already, kind, dtype, check_vma):
+    """`scatter` takes a device's own gradient and the spec of its parameter, with `check_vma` on or
+    off; it refuses an empty gradient, a size that the devices do not divide and, with the check on,
+    a gradient already summed.
+    """
+    if already and not check_vma:
+        return  # without types nothing shows it
+    uneven = sharded and (not rows or rows % devices != 0)
+    own = values(kind, (devices, rows, 3), dtype)
+    spec = P("x") if sharded else P()
+    with refusal(already or uneven, *([] if already else [devices, rows])):
+        if already:
+            run = mapped(bound(scatter, spec=spec, axis="x"), mesh_of(devices), P(), spec)
+            run(own[0])
+            raise AssertionError("summed twice")
+        run = mapped(of_one(scatter, spec), mesh_of(devices), P("x"), spec, check_vma)
+        with np.errstate(all="ignore"):
+            total = own.astype("float64").sum(0)
+        close(run(own), total, 6e-2 if dtype == "bfloat16" else 1e-5)
+
+
+@cache
+def of_one(scatter, spec):
+    return lambda own: scatter(own[0], spec, "x")
+
+
+# --- Steps ----------------------------------------------------------------------------------------
+
+SIZES = {  # a model that 1, 2, 3 and 8 devices divide, and one that only 1, 2 and 4 do
+    "even": Config(layers=2, model=48, heads=4, kv_heads=4, hidden=96),
+    "odd": Config(layers=2, model=44, heads=2, kv_heads=2, hidden=76),
+}
+STEPS = {
+    "size": ["even", "even", "even", "odd"], "rows": [24, 24, 24, 25, 1],
+    "fault": ["none", "none", "none", "nan", "integer"], "tables": [False, False, True],
+}  # fmt: skip
+
+
+@cache
+def state_of(size):
+    return jax.device_get(adam_state(init(jax.random.key(1), SIZES[size])))
+
+
+alone = jax.jit(train_step)
+
+
+@cache
+def stepping(chapter, name, sizes, names, size, tables, *first):
+    """A step, jitted; where `tables`, the embedding is sharded as well."""
+    mesh, shapes = mesh_of(*sizes, names=names), state_of(size)["parameters"]
+    specs = copied(chapter, "shard_matrices")(shapes, mesh, names[-1])
+    if tables:
+        specs |= {"embed": P(None, names[-1]), "unembed": P(names[-1])}
+    axes = {"shard": "s", "replica": "r"} if name == "hsdp_step" else {"axis": "x"}
+    return jax.jit(copied(chapter, name)(*first, specs, mesh, **axes))
+
+
+def step_is_right(name, sizes, size, rows, fault, tables, *first, tolerance=2e-4):
+    """One step is the same as on one device, or it is refused."""
+    devices, names = int(np.prod(sizes)), "rs"[-len(sizes) :] if len(sizes) > 1 else "x"
+    shards, config = sizes[-1], SIZES[size]
+    state, batch = state_of(size), sums(rows, 11)
+    if fault == "nan":
+        batch["weights"][rows // 2, 3] = np.nan
+    if fault == "integer":
+        state = state | {"parameters": state["parameters"] | {"ids": np.arange(8)}}
+    uneven = config.model % shards or config.hidden % shards
+    named = ["ids"] if fault == "integer" else [devices] if rows % devices else [shards]
+    with refusal(fault == "integer" or rows % devices or uneven, *named):
+        if fault == "integer":
+            specs = jax.tree.map(lambda _: P(), state["parameters"])
+            run = copied("zero", name)(*first, specs, mesh_of(*sizes, names=names), **(
+                {"shard": "s", "replica": "r"} if name == "hsdp_step" else {"axis": "x"}
+            ))  # fmt: skip
+        else:
+            run = stepping("zero", name, sizes, names, size, tables, *first)
+        after, value = run(state, batch)
+        right, expected = alone(state, batch)
+        if fault == "nan":
+            assert np.isnan(value) and np.isnan(expected)
+            return
+        close(value, expected, tolerance)
+        assert jax.tree.all(jax.tree.map(lambda a, b: a.dtype == b.dtype, after, right))
+        for part in ("first", "second"):
+            close(after[part], right[part], 2 * tolerance)
+        if tolerance < 1e-3:
+            close(after["parameters"], right["parameters"], 1e-3)
+
+
+@contract("zero", "zero2_step", draws=12, devices=DEVICES, **STEPS)
+def test_zero2_step(devices, size, rows, fault, tables):
+    """`zero2_step` takes the parameters' specs and any number of devices that divide the batch; it
+    refuses a size that they do not divide and an integer among the parameters.
+    """
+    step_is_right("zero2_step", (devices,), size, rows, fault, tables)
+
+
+@contract("zero", "fsdp_step", "gather_layer", draws=12, devices=DEVICES, **STEPS)
+def test_fsdp_step(devices, size, rows, fault, tables):
+    """`fsdp_step` takes what `zero2_step` does, with any parameter sharded, except along the
+    dimension that scan takes.
+    """
+    step_is_right("fsdp_step", (devices,), size, rows, fault, tables)
+
+
+@contract(
+    "zero", "hsdp_step", draws=12,
+    sizes=[(1, 1), (1, 4), (3, 1), (2, 4), (2, 2)], **STEPS,
+)  # fmt: skip
+def test_hsdp_step(sizes, size, rows, fault, tables):
+    """`hsdp_step` takes what `fsdp_step` does, on a mesh of two axes, and the batch sharded over
+    both.
+    """
+    step_is_right("hsdp_step", sizes, size, rows, fault, tables)
+
+
+@contract(
+    "zero", "mixed_step", draws=12,
+    cast=["cast_first", "cast_last"], devices=DEVICES, **STEPS,
+)  # fmt: skip
+def test_mixed_step(cast, devices, size, rows, fault, tables):
+    """`mixed_step` takes what `fsdp_step` does, in float32, and `cast_last`, or `cast_first` to sum
+    the gradients of sharded arrays in bfloat16.
+    """
+    cast = copied("zero", cast)
+    step_is_right("mixed_step", (devices,), size, rows, fault, tables, cast, tolerance=4e-2)
