@@ -28,6 +28,8 @@ marked (inside) are used by the others alone, and have no section in the referen
   moves (inside)
 - `shardlab.programs.uses`: find the first operations that need a value whole, and how a loop uses a
   sum (inside)
+- `shardlab.programs.inherited`: the mesh axes along which the values of a traced program can be in
+  shards (inside)
 - `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared
   replicated (inside)
 - `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
@@ -63,6 +65,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them
   (inside)
 - `shardlab.report.program`: a compiled program, its collectives, and where each comes from (inside)
+- `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)
 - `shardlab.report.storage`: what a program stores: arguments, results and memory (inside)
 - `shardlab.report.judgement`: what the text of a program tells of what to change (inside)

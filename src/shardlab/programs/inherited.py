@@ -21,7 +21,16 @@ from shardlab.arrays.layout import short_dtype, spec_text
 from shardlab.costs.communication.kinds import OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
 
-__all__ = ["Column", "Flow", "Loss", "Order", "Place", "corrected", "follow", "text_of"]
+__all__ = [
+    "Column",
+    "Inheritance",
+    "Loss",
+    "Order",
+    "Site",
+    "corrected",
+    "inherited_axes",
+    "text_of",
+]
 
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/|^<")
 _EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
@@ -49,7 +58,7 @@ _ALONG = {"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "rev"
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """Where an equation stands: the (file, line) of the user's innermost frame, and of its callers.
 
     Attributes:
@@ -80,7 +89,7 @@ class Loss:
 
     kind: str
     axis: str
-    place: Place
+    place: Site
     number: int
     spec: tuple[tuple[str, ...], ...]
     dimension: int
@@ -101,7 +110,7 @@ class Order:
       axes: the axes whose order differs.
     """
 
-    place: Place
+    place: Site
     spec: str
     other: str
     better: str
@@ -124,26 +133,26 @@ class Column:
     axis: str
     contracted: int
     divided: int
-    place: Place
+    place: Site
 
 
 @dataclass
-class Flow:
+class Inheritance:
     """What following a program has shown.
 
     Attributes:
       flops: of all matrix products, on all devices together, each once.
       repeated: FLOPs of the products in which no operand has the axis of a `Loss`, by the `Loss`
-        and the `Place` of the product.
+        and the `Site` of the product.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
-        `Place` of the product).
+        `Site` of the product).
       orders: the `Order`s, each once, in the order of the program.
-      casts: how often a gathered array is cast to a smaller type afterwards, by the `Place` of the
+      casts: how often a gathered array is cast to a smaller type afterwards, by the `Site` of the
         gather, its type, and the smaller type.
       columns: the `Column`s, by (argument, axis).
-      merged: reshapes after which shards along an axis are not contiguous, each by its `Place`, the
+      merged: reshapes after which shards along an axis are not contiguous, each by its `Site`, the
         axis, and the types before and after.
-      contested: the results that get an axis along two dimensions, by the axis: the `Place`, the
+      contested: the results that get an axis along two dimensions, by the axis: the `Site`, the
         type, the number of the argument from which one of them comes, and the spec that leaves it
         to the other.
       tensor: the axes along which an argument is in shards in a dimension that a product with a
@@ -159,8 +168,8 @@ class Flow:
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
     columns: dict[tuple[int, str], Column] = field(default_factory=dict)
-    merged: dict[tuple[Place, str, str, str], None] = field(default_factory=dict)
-    contested: dict[str, tuple[Place, str, int, str]] = field(default_factory=dict)
+    merged: dict[tuple[Site, str, str, str], None] = field(default_factory=dict)
+    contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
     gathered: set[tuple[int, str]] = field(default_factory=set)
 
@@ -170,7 +179,7 @@ class _Value:
     """A value: for each dimension its axes; the argument that it is, if nothing but its layout
     changes; the losses that it descends from; in a shard_map the axes along which it differs;
     whether its axes are known; where it was gathered, and its type then, if it is only that; and
-    the axis that it gets along two dimensions, with what `Flow.contested` says of it.
+    the axis that it gets along two dimensions, with what `Inheritance.contested` says of it.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -186,17 +195,17 @@ class _Value:
         return {axis for axes in self.axes for axis in axes}
 
 
-def follow(jaxpr: Any, shardings: Sequence[Any]) -> Flow:
+def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
     """Follow the axes of a program's arguments through it.
 
-    >>> from shardlab.programs.inherited import corrected, follow
+    >>> from shardlab.programs.inherited import corrected, inherited_axes
     >>> def f(x, w):
     ...     x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P()))
     ...     return x @ w
     >>> sharding = NamedSharding(mesh, P("y"))
     >>> traced = jax.jit(f).trace(jnp.ones((16, 8)), jnp.ones((8, 8)))
-    >>> flow = follow(traced.jaxpr.jaxpr, [sharding, None])
-    >>> [(loss.axis, corrected([loss]), flops.total()) for loss, flops in flow.repeated.items()]
+    >>> shown = inherited_axes(traced.jaxpr.jaxpr, [sharding, None])
+    >>> [(loss.axis, corrected([loss]), flops.total()) for loss, flops in shown.repeated.items()]
     [('y', 'P("y")', 2048)]
 
     Args:
@@ -209,7 +218,7 @@ def follow(jaxpr: Any, shardings: Sequence[Any]) -> Flow:
         for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
     ]
     follower.run(jaxpr, values, 1, frozenset(), None)
-    return follower.flow
+    return follower.shown
 
 
 def _of_sharding(sharding, aval, number=None):
@@ -238,7 +247,7 @@ class _Follower:
     """
 
     def __init__(self):
-        self.flow = Flow()
+        self.shown = Inheritance()
         self.sizes = {}
         self.places = {}
 
@@ -262,7 +271,7 @@ class _Follower:
         name = equation.primitive.name
         for value in values:
             if value.contested and name not in _CONSTRAINTS:
-                self.flow.contested.setdefault(value.contested[0], value.contested[1:])
+                self.shown.contested.setdefault(value.contested[0], value.contested[1:])
         inside = self._of_what_it_contains(equation, values, times, within, manual)
         if inside is not None:
             return inside
@@ -278,7 +287,7 @@ class _Follower:
         if name == "reshape" and axes is not None:
             types = _type(equation.invars[0].aval), _type(equation.outvars[0].aval)
             for axis in values[0].named - {axis for one in axes for axis in one}:
-                self.flow.merged.setdefault((self._place(equation), axis, *types))
+                self.shown.merged.setdefault((self._place(equation), axis, *types))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:
@@ -322,7 +331,7 @@ class _Follower:
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
         if name == "convert_element_type" and gathered and _narrows(equation):
-            self.flow.casts[(*gathered, str(params["new_dtype"]))] += max(times, 1)
+            self.shown.casts[(*gathered, str(params["new_dtype"]))] += max(times, 1)
         results = []
         for variable in equation.outvars:
             rank = len(getattr(variable.aval, "shape", ()))
@@ -415,7 +424,7 @@ class _Follower:
         }
         specs = (text_of(axes) for axes in (value.axes, other, better))
         order = Order(self._place(equation), *specs, value.argument, tuple(sorted(moved)))
-        self.flow.orders.setdefault(order)
+        self.shown.orders.setdefault(order)
 
     def _product(self, equation, values, lost, differs, times, manual):
         """Notes the FLOPs of a product; returns the losses that its result descends from."""
@@ -425,22 +434,24 @@ class _Follower:
             alike = [axis for axis, size in manual.items() if size > 1 and axis not in differs]
             devices = math.prod(manual.values())
             together = flops * devices // math.prod(manual[axis] for axis in alike)
-            self.flow.flops += together
+            self.shown.flops += together
             for axis in alike:
-                self.flow.mapped[axis, self._place(equation)] += together
+                self.shown.mapped[axis, self._place(equation)] += together
             return lost
-        self.flow.flops += flops
+        self.shown.flops += flops
         named = set().union(*(value.named for value in sides))
         for value, other in (sides, sides[::-1]):
             if value.argument is not None:
-                self.flow.gathered |= {(value.argument, axis) for axis in value.named & other.named}
+                self.shown.gathered |= {
+                    (value.argument, axis) for axis in value.named & other.named
+                }
         if not all(value.is_known for value in sides):
             return frozenset()
         if equation.primitive.name == "dot_general":
             self._columns(equation, *sides)
         for loss in lost:
             if loss.axis not in named:
-                places = self.flow.repeated.setdefault(loss, Counter())
+                places = self.shown.repeated.setdefault(loss, Counter())
                 places[self._place(equation)] += flops
         return frozenset(loss for loss in lost if loss.axis not in named)
 
@@ -468,16 +479,16 @@ class _Follower:
             if one.argument is not None or other.argument is None:
                 continue
             kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
-            self.flow.tensor |= kept - one.named
+            self.shown.tensor |= kept - one.named
             for d, e in zip(dims, others, strict=True):
-                self.flow.tensor |= set(one.axes[d]) & set(other.axes[e])
+                self.shown.tensor |= set(one.axes[d]) & set(other.axes[e])
                 for axis in set(one.axes[d]) - set(other.axes[e]):
                     free = [
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
                     ]
                     if free:
                         column = Column(axis, shape[e], shape[free[0]], self._place(equation))
-                        self.flow.columns.setdefault((other.argument, axis), column)
+                        self.shown.columns.setdefault((other.argument, axis), column)
 
     def _constrained(self, equation, value, result):
         """The value after a constraint: the axes of its spec, and of the dimensions that it leaves
@@ -556,16 +567,16 @@ class _Follower:
                     for axis in axes
                     if axis in manual and axis not in named
                 }
-        before = Counter(self.flow.mapped)
+        before = Counter(self.shown.mapped)
         results = self.run(body, inputs, times, within, manual)
         for loss in lost:
             again = {
                 place: flops - before[axis, place]
-                for (axis, place), flops in self.flow.mapped.items()
+                for (axis, place), flops in self.shown.mapped.items()
                 if axis == loss.axis and flops > before[axis, place]
             }
             if again:
-                self.flow.repeated.setdefault(loss, Counter()).update(again)
+                self.shown.repeated.setdefault(loss, Counter()).update(again)
         return [
             _Value(_by_dimension(spec, rank, sizes), None, result.lost)
             for result, spec, rank in zip(results, outs, ranks, strict=True)
@@ -580,15 +591,15 @@ class _Follower:
         start, stacked = values[consts : consts + carried], values[consts + carried :]
         rows = [replace(one, axes=one.axes[1:]) for one in stacked]
         carry = start
-        flow = self.flow
+        shown = self.shown
         for _ in range(3):  # until what is carried stays as it is
-            self.flow = Flow()
+            self.shown = Inheritance()
             results = self.run(body, [*values[:consts], *carry, *rows], 0, within, manual)
             new = [_either(one, two) for one, two in zip(carry, results[:carried], strict=True)]
             if new == carry:
                 break
             carry = new
-        self.flow = flow
+        self.shown = shown
         results = self.run(body, [*values[:consts], *carry, *rows], times * length, within, manual)
         stacks = [replace(one, axes=((), *one.axes), argument=None) for one in results[carried:]]
         return [*carry, *stacks]
@@ -597,16 +608,16 @@ class _Follower:
         tests, consts = params["cond_nconsts"], params["body_nconsts"]
         fixed, carry = values[tests : tests + consts], values[tests + consts :]
         body = _opened(params["body_jaxpr"])
-        flow = self.flow
+        shown = self.shown
         for _ in range(3):
-            self.flow = Flow()
+            self.shown = Inheritance()
             (goes_on,) = self.run(
                 _opened(params["cond_jaxpr"]), [*values[:tests], *carry], 0, within, manual
             )
             inside = within | goes_on.differs
             results = self.run(body, [*fixed, *carry], 0, inside, manual)
             carry = [_either(one, two) for one, two in zip(carry, results, strict=True)]
-        self.flow = flow
+        self.shown = shown
         self.run(body, [*fixed, *carry], times, inside, manual)
         return [replace(one, differs=one.differs | inside) for one in carry]
 
@@ -619,7 +630,7 @@ class _Follower:
                     break
                 if not _INSTALLED.search(frame.file_name):
                     frames.append((frame.file_name, frame.line_num))
-            place = Place(*frames[0], tuple(frames[1:])) if frames else Place()
+            place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
 

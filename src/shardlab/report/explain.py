@@ -25,7 +25,7 @@ from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
-from shardlab.programs.inherited import follow
+from shardlab.programs.inherited import inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import findings, storage
 from shardlab.report.judgement import judge
@@ -92,32 +92,13 @@ def explain(
             "explain() takes a function, a Lowered or Compiled program or the text of one, "
             f"not {type(f).__name__}; for example explain(step, state, batch)"
         )
-    backend, pod = jax.default_backend(), mesh
-    if isinstance(pod, Pod):
-        given, names_mesh = _with_own_shardings(f, args, kwargs)
-        backend, args = mesh.name, mesh.like(*given)
-        shardings = (leaf.sharding for leaf in jax.tree.leaves(args))
-        mesh = next(one.mesh for one in shardings if isinstance(one, NamedSharding))
-        if not isinstance(mesh, Mesh):
-            needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
-            raise ValueError(f"no compiler for {backend} is installed here; {needs}")
-    on_a_pod = isinstance(pod, Pod) and not jax.sharding.get_abstract_mesh().empty
-    own_mesh = jax.sharding.get_mesh() if on_a_pod else None
-    with _words_of_the_compiler() as messages, jax.set_mesh(mesh) if on_a_pod else nullcontext():
-        try:
-            if isinstance(pod, Pod) and names_mesh:
-                with jax.set_mesh(own_mesh) if on_a_pod else nullcontext():
-                    f = transferred(f, given, kwargs, mesh)
+    backend = mesh.name if isinstance(mesh, Pod) else jax.default_backend()
+    with _words_of_the_compiler() as messages:
+        if isinstance(mesh, Pod):
+            f, args, lowered, compiled, mesh = _compiled_for(mesh, f, args, kwargs)
+        else:
             lowered, compiled = collectives.stages(f, args, kwargs)
-        except ValueError as error:
-            words = r"incompatible devices|should match the (aval mesh|mesh passed)"
-            if not isinstance(pod, Pod) or names_mesh or not re.search(words, str(error)):
-                raise
-            # it names a mesh of these devices inside
-            with jax.set_mesh(own_mesh) if on_a_pod else nullcontext():
-                f = transferred(f, given, kwargs, mesh)
-            lowered, compiled = collectives.stages(f, args, kwargs)
-    backend = _checked(backend, compiled, pod if isinstance(pod, Pod) else None, mesh)
+            backend = _other_backend(compiled) or backend
     text = compiled.as_text()
     own, own_by_path = own_names(compiled, f, args, kwargs)
     arrays = storage.arguments(compiled, text, args, kwargs, own)
@@ -142,9 +123,9 @@ def explain(
         messages,
         is_checked=jaxpr is None or are_checked(jaxpr),
         is_pmap=wrapper == "pmap",
-        flow=follow(jaxpr, shardings) if is_followed else None,
+        inheritance=inherited_axes(jaxpr, shardings) if is_followed else None,
         names={array.number: array.name for array in arrays},
-        data=findings.data(arrays, results),
+        data=findings.unreplaced(arrays, results),
     )
     report, located, judgement = _report(program, chip, _name(f))
     is_gradient = located.origins.is_gradient
@@ -159,8 +140,8 @@ def explain(
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
     repeats, trained = judgement.repeats, judgement.forward
-    flow = program.flow
-    tensor = flow.tensor if flow is not None else ()
+    inheritance = program.inheritance
+    tensor = inheritance.tensor if inheritance is not None else ()
     if not judgement.is_in_specs:
         found += findings.of_batch(
             arrays, results, report.moves, mesh_left, repeats, trained, tensor
@@ -256,22 +237,47 @@ def _with_own_shardings(f, args, kwargs):
     return jax.tree.unflatten(tree, given), True
 
 
-def _checked(backend, compiled, pod, mesh):
-    """What a program was compiled for, by the devices that its shardings name."""
+def _compiled_for(pod, f, args, kwargs):
+    """A function, its arguments, its program and the mesh, all for a pod."""
+    given, names_mesh = _with_own_shardings(f, args, kwargs)
+    args = pod.like(*given)
+    shardings = (leaf.sharding for leaf in jax.tree.leaves(args))
+    mesh = next(one.mesh for one in shardings if isinstance(one, NamedSharding))
+    if not isinstance(mesh, Mesh):
+        needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
+        raise ValueError(f"no compiler for {pod.name} is installed here; {needs}")
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    if not names_mesh:
+        try:
+            with jax.set_mesh(mesh) if is_set else nullcontext():
+                return f, args, *collectives.stages(f, args, kwargs), mesh
+        except ValueError as error:
+            words = r"incompatible devices|should match the (aval mesh|mesh passed)"
+            if not re.search(words, str(error)):
+                raise
+    f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
+    with jax.set_mesh(mesh) if is_set else nullcontext():
+        lowered, compiled = collectives.stages(f, args, kwargs)
+    if other := _other_backend(compiled, mesh.devices.flat[0].platform):
+        raise ValueError(
+            f"the program was compiled for {other}, not for {pod.name}, because it names a mesh of "
+            "other devices; leave its shardings out, and give them to the arguments"
+        )
+    return f, args, lowered, compiled, mesh
+
+
+def _other_backend(compiled, wanted=None):
+    """The kind of devices that the shardings of a program name, if they are not the wanted ones (by
+    default those of this process); else None.
+    """
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
-    devices = [
+    devices = (
         one.mesh.devices.flat[0]
         for one in shardings
         if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)
-    ]
-    wanted = mesh.devices.flat[0].platform if pod else jax.default_backend()
-    other = next((device for device in devices if device.platform != wanted), None)
-    if pod and other is not None:
-        raise ValueError(
-            f"the program was compiled for {other.platform}, not for {pod.name}, because it names "
-            "a mesh of other devices; leave its shardings out, and give them to the arguments"
-        )
-    return backend if other is None else other.device_kind
+    )
+    wanted = wanted or jax.default_backend()
+    return next((one.device_kind for one in devices if one.platform != wanted), None)
 
 
 def _name(f):

@@ -21,11 +21,11 @@ from shardlab.report.causes import AT_INDICES, SAME
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
-    "Finding", "by_harm", "constant_sizes", "data", "is_of_data", "kept_for_backward", "of_arrays",
+    "Finding", "by_harm", "constant_sizes", "is_of_data", "kept_for_backward", "of_arrays",
     "of_avoidable", "of_batch", "of_constants", "of_donation", "of_indices", "of_loops",
     "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products",
     "of_replacement", "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying",
-    "of_widening", "repeated_products",
+    "of_widening", "repeated_products", "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -102,7 +102,7 @@ def of_arrays(
                 )
         return
     total = sum(array.bytes for array in arguments)
-    data_names, used = data(arguments, results), set()
+    data_names, used = unreplaced(arguments, results), set()
     for array in arguments:
         if array.name not in data_names:
             used |= set(mesh) - {*array.replicated}
@@ -128,7 +128,7 @@ def _layout(array):
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
-def data(arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[str]:
+def unreplaced(arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
     Args:

@@ -47,23 +47,25 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
     found = []
-    if compiled.flow is not None:
+    if compiled.inheritance is not None:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
         }
-        lost = specs.lost_axes(compiled.flow, moves, again)
-        found += specs.of_lost_axes(compiled.flow, lost, again, mesh)
-        found += specs.of_mapped(compiled.flow, mesh, compiled.names)
-        orders = [*specs.of_order(compiled.flow, moves, compiled.names)]
-        found += orders or specs.of_columns(compiled.flow, moves, compiled.names, compiled.data)
-        found += specs.of_contested(compiled.flow, moves, again, compiled.names)
-        found += specs.of_merged(compiled.flow, moves, again, devices)
-        found += specs.of_casts(compiled.flow, moves, compiled.backend)
+        lost = specs.lost_axes(compiled.inheritance, moves, again)
+        found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
+        found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
+        orders = [*specs.of_order(compiled.inheritance, moves, compiled.names)]
+        found += orders or specs.of_columns(
+            compiled.inheritance, moves, compiled.names, compiled.data
+        )
+        found += specs.of_contested(compiled.inheritance, moves, again, compiled.names)
+        found += specs.of_merged(compiled.inheritance, moves, again, devices)
+        found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
     explained = {
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
-        for place in compiled.flow.repeated[loss]
+        for place in compiled.inheritance.repeated[loss]
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
     partitioner = findings.of_partitioner(sent, origins, compiled.messages)

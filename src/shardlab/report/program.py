@@ -9,7 +9,7 @@ from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective
 from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Instruction, Program
-from shardlab.programs.inherited import Flow
+from shardlab.programs.inherited import Inheritance
 from shardlab.programs.origins import Origin, Origins
 from shardlab.report.causes import cause
 
@@ -29,7 +29,8 @@ class Compiled:
       messages: the lines that the compiler wrote.
       is_checked: whether the program has no `jax.shard_map` with `check_vma=False`.
       is_pmap: whether `jax.pmap` compiles it.
-      flow: what following the axes of its arguments through its jaxpr has shown; None if unknown.
+      inheritance: what following the axes of its arguments through its jaxpr has shown; None if
+        unknown.
       names: those of its arguments, by their numbers; {} if unknown.
       data: the names of the arguments that no result can replace.
     """
@@ -42,7 +43,7 @@ class Compiled:
     messages: Sequence[str] = ()
     is_checked: bool = True
     is_pmap: bool = False
-    flow: Flow | None = None
+    inheritance: Inheritance | None = None
     names: dict[int, str] = field(default_factory=dict)
     data: frozenset[str] = frozenset()
 
@@ -128,10 +129,12 @@ def _weights(compiled):
     """The names of the arguments that meet in a product what has an axis of theirs, as weights that
     FSDP gathers meet the batch; None if unknown.
     """
-    if compiled.flow is None or not compiled.names:
+    if compiled.inheritance is None or not compiled.names:
         return None
     return {
-        compiled.names[number] for number, _ in compiled.flow.gathered if number in compiled.names
+        compiled.names[number]
+        for number, _ in compiled.inheritance.gathered
+        if number in compiled.names
     }
 
 

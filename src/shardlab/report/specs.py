@@ -1,7 +1,7 @@
 """Judge the specs of a program: axes that a constraint or a shard_map drops, and their order.
 
 Each function that begins with `of_` yields a `Finding` for each fault, as those of
-`shardlab.report.findings` do, from what `shardlab.programs.inherited.follow` has shown.
+`shardlab.report.findings` do, from what `shardlab.programs.inherited.inherited_axes` has shown.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.programs.inherited import Flow, corrected, text_of
+from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.findings import Finding, is_of_data
 
@@ -31,7 +31,7 @@ _EXCHANGES = ("all-to-all", "collective-permute")
 
 
 def lost_axes(
-    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]]
+    inheritance: Inheritance, moves: Sequence[Any], again: Collection[tuple[str, int]]
 ) -> dict[tuple, list]:
     """The losses of constraints that cost something, by their place and spec.
 
@@ -39,13 +39,13 @@ def lost_axes(
     constraint or repeats these products: the partitioner may have found another way.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       again: the (file, line) of products that several devices compute.
     """
     groups = {}
-    for loss, places in flow.repeated.items():
-        if loss.kind != "constraint" or places.total() < _LEAST * flow.flops:
+    for loss, places in inheritance.repeated.items():
+        if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
             continue
         place = loss.place.file, loss.place.line
         is_gathered = any(
@@ -58,12 +58,15 @@ def lost_axes(
 
 
 def of_lost_axes(
-    flow: Flow, groups: Mapping[tuple, list], again: Collection[tuple[str, int]], mesh: Mapping
+    inheritance: Inheritance,
+    groups: Mapping[tuple, list],
+    again: Collection[tuple[str, int]],
+    mesh: Mapping,
 ) -> Iterator[Finding]:
     """Constraints without an axis which their operand has, so that devices compute or store more.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       groups: the losses that cost something, as `lost_axes` returns them.
       again: the (file, line) of products that several devices compute.
       mesh: sizes by axis.
@@ -75,7 +78,7 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
-        products = sum((flow.repeated[loss] for loss in losses), Counter())
+        products = sum((inheritance.repeated[loss] for loss in losses), Counter())
         first = max(products, key=products.get)
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
@@ -93,28 +96,30 @@ def of_lost_axes(
         )
 
 
-def of_mapped(flow: Flow, mesh: Mapping[str, int], names: Mapping[int, str]) -> Iterator[Finding]:
+def of_mapped(
+    inheritance: Inheritance, mesh: Mapping[str, int], names: Mapping[int, str]
+) -> Iterator[Finding]:
     """Products in shard_maps whose operands are equal on several devices.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       mesh: sizes by axis.
       names: those of the program's arguments, by their numbers.
     """
     by_place = {}
-    for (axis, place), flops in flow.mapped.items():
+    for (axis, place), flops in inheritance.mapped.items():
         by_place.setdefault((place.file, place.line), {})[axis] = flops
     groups = {}
     for place, axes in by_place.items():
         groups.setdefault(tuple(sorted(axes)), {})[place] = max(axes.values())
     for axes, places in groups.items():
         ways = math.prod(mesh.get(axis, 1) for axis in axes)
-        if ways < 2 or sum(places.values()) * (1 - 1 / ways) < _LEAST * max(flow.flops, 1):
+        if ways < 2 or sum(places.values()) * (1 - 1 / ways) < _LEAST * max(inheritance.flops, 1):
             continue
         first = max(places, key=places.get)
         lines = where(*first) if len(places) == 1 else f"{len(places)} lines, first {where(*first)}"
         remedies, remaining = [], set(axes)
-        for loss in flow.repeated:
+        for loss in inheritance.repeated:
             if loss.kind != "in_specs" or loss.axis not in remaining:
                 continue
             name = names.get(loss.argument) or f"its argument {loss.number}"
@@ -134,17 +139,19 @@ def of_mapped(flow: Flow, mesh: Mapping[str, int], names: Mapping[int, str]) -> 
         )
 
 
-def of_order(flow: Flow, moves: Sequence[Any], names: Mapping[int, str]) -> Iterator[Finding]:
+def of_order(
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+) -> Iterator[Finding]:
     """Specs in which the same axes stand in another order than in what the array meets.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
     """
     total = sum(move.total or 0 for move in moves)
     seen = set()
-    for order in flow.orders:
+    for order in inheritance.orders:
         exchanged = sum(
             move.total or 0
             for move in moves
@@ -171,13 +178,13 @@ def of_order(flow: Flow, moves: Sequence[Any], names: Mapping[int, str]) -> Iter
 
 
 def of_columns(
-    flow: Flow, moves: Sequence[Any], names: Mapping[int, str], data: Collection[str]
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str], data: Collection[str]
 ) -> Iterator[Finding]:
     """Weights in shards along the dimension that a product keeps, where its other operand is in
     shards along the dimension that it contracts: columns after columns.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
       data: the names of arguments that no result replaces.
@@ -188,7 +195,7 @@ def of_columns(
         if move.kind == "all-gather"
         for axis in move.axes or move.within or ()
     }
-    for (argument, axis), column in flow.columns.items():
+    for (argument, axis), column in inheritance.columns.items():
         name = names.get(argument, "")
         if not name or name in data or axis not in gathered or is_of_data(axis):
             continue
@@ -203,7 +210,10 @@ def of_columns(
 
 
 def of_contested(
-    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]], names: Mapping[int, str]
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    again: Collection[tuple[str, int]],
+    names: Mapping[int, str],
 ) -> Iterator[Finding]:
     """Results that get one axis along two dimensions, from the batch and from a weight.
 
@@ -211,13 +221,13 @@ def of_contested(
     gathered from there on. Told if devices repeat products, or send mostly activations along it.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       again: the (file, line) of products that several devices compute.
       names: those of the program's arguments, by their numbers.
     """
     total = sum(move.total or 0 for move in moves)
-    for axis, (place, kind, argument, better) in flow.contested.items():
+    for axis, (place, kind, argument, better) in inheritance.contested.items():
         sent = sum(
             move.total or 0
             for move in moves
@@ -236,18 +246,18 @@ def of_contested(
 
 
 def of_merged(
-    flow: Flow, moves: Sequence[Any], again: Collection[tuple[str, int]], devices: int
+    inheritance: Inheritance, moves: Sequence[Any], again: Collection[tuple[str, int]], devices: int
 ) -> Iterator[Finding]:
     """Reshapes after which the shards along an axis are not contiguous.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       again: the (file, line) of products that several devices compute.
       devices: how many devices.
     """
     total, seen = sum(move.total or 0 for move in moves), set()
-    for place, axis, before, after in flow.merged:
+    for place, axis, before, after in inheritance.merged:
         if (place, axis) in seen:
             continue
         sent = sum(
@@ -276,16 +286,16 @@ def _elements(kind):
     return math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
 
 
-def of_casts(flow: Flow, moves: Sequence[Any], backend: str) -> Iterator[Finding]:
+def of_casts(inheritance: Inheritance, moves: Sequence[Any], backend: str) -> Iterator[Finding]:
     """Arrays that are gathered in a larger type than the one in which they are used.
 
     Args:
-      flow: what following the program has shown.
+      inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       backend: what the program is compiled for.
     """
     total, places = sum(move.total or 0 for move in moves), {}
-    for place, kind, narrow in flow.casts:
+    for place, kind, narrow in inheritance.casts:
         places.setdefault((place.file, place.line), []).append((kind, narrow))
     for (file, line), kinds in places.items():
         wide = kinds[0][0].partition("[")[0]

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from steps import CORRECT, MISTAKES, grid, struct
 
 from shardlab import Pod
-from shardlab.programs.inherited import follow
+from shardlab.programs.inherited import inherited_axes
 from shardlab.report.explain import explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -146,11 +146,11 @@ def test_what_an_operation_does_to_axes_is_unknown_says_nothing():
     def f(x, w):
         return jnp.fft.fft2(whole(x)).real @ w
 
-    flow = follow(
+    shown = inherited_axes(
         jax.jit(f).trace(*(jnp.ones((64, 64)),) * 2).jaxpr.jaxpr,
         [NamedSharding(MESH, P("data")), None],
     )
-    assert not flow.repeated and flow.flops
+    assert not shown.repeated and shown.flops
 
 
 # --- The order of axes ----------------------------------------------------------------------------
