@@ -246,7 +246,7 @@ def dense_gradient(top):
 
 
 @contract(
-    "experts", "dropless", draws=20,
+    "experts", "dropless", "zeros", draws=20,
     devices=DEVICES, tokens=[1, 5], own=[1, 2], more=[0, 0, 0, 1], top=[1, 2],
     kind=KINDS, router=["normal", "one", "nan"], fault=[False, False, True],
 )  # fmt: skip
@@ -269,7 +269,7 @@ def test_dropless(dropless, devices, tokens, own, more, top, kind, router, fault
 
 
 @contract(
-    "experts", "sorted_mixture", draws=30,
+    "experts", "sorted_mixture", "grouped_mlp", "sort_choices", "unsort", draws=30,
     tokens=[1, 9], count=[1, 3, 8], own=[0, 0, 1], top=[1, 2, 3], kind=KINDS,
     router=["normal", "one", "nan"], dtype=["float32", "bfloat16"], fault=[False, False, True],
 )  # fmt: skip

@@ -77,7 +77,7 @@ def is_right(make, devices, layers, other, pairs, kind, dtype, check_vma, intege
         close(found, on_one(*wide), 6e-2 if dtype == "bfloat16" else 2e-5)
 
 
-@contract("overlap", "in_carry", draws=15, **WAYS)
+@contract("overlap", "in_carry", "run_ahead", "take", "number_of", draws=15, **WAYS)
 def test_in_carry(in_carry, devices, layers, other, pairs, kind, dtype, check_vma):
     """`in_carry` takes what a layer computes, how it is gathered, and at least one layer: a tree of
     arrays that stack the same number of layers.

@@ -24,7 +24,7 @@ pytestmark = reads("zero")
 
 
 @contract(
-    "zero", "shard_matrices", draws=100, quick=True,
+    "zero", "shard_matrices", "name_of", draws=100, quick=True,
     devices=DEVICES, shape=[
         (), (5,), (0,), (0, 9), (3, 0), (2, 40, 24), (2, 41, 25), (2, 9, 250), (48, 48), (1, 1009),
     ],
@@ -47,7 +47,7 @@ def test_shard_matrices(shard_matrices, devices, shape):
 
 
 @contract(
-    "zero", "scatter", draws=60,
+    "zero", "scatter", "to_varying", "varies", draws=60,
     devices=DEVICES, rows=[0, 1, 24, 20], sharded=[True, False], already=[False, False, True],
     kind=["normal", "ones", "tiny", "huge", "nan", "inf"], dtype=["float32", "bfloat16"],
     check_vma=[True, False],
@@ -169,7 +169,7 @@ def test_hsdp_step(sizes, size, rows, fault, tables):
 
 
 @contract(
-    "zero", "mixed_step", draws=12,
+    "zero", "mixed_step", "cast_first", "cast_last", draws=12,
     cast=["cast_first", "cast_last"], devices=DEVICES, **STEPS,
 )  # fmt: skip
 def test_mixed_step(cast, devices, size, rows, fault, tables):
