@@ -3,7 +3,6 @@
 import itertools
 import shutil
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import jax
@@ -11,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-import pytest
-from contract import DEVICES, KINDS, contract, excerpts_of, mesh_of, reads, refusal, values
+from contract import DEVICES, KINDS, contract, excerpts_of, mesh_of, pasted, reads, refusal, values
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec as P
-
-from shardlab import start
 
 pytestmark = reads("checkpoints")
 STEPS = (10, 20, 30)
@@ -158,20 +154,13 @@ def test_last_good(last_good, devices, to, dtype, kind, damages, target):
             np.testing.assert_array_equal(np.asarray(state["W"]), right)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _ends():
-    yield
-    if group.cache_info().currsize:
-        group().stop()
-
-
-@cache
-def group():
-    """Two processes that have pasted the cell."""
-    two = start(2)
+def _code():
+    """The cell of `last_good`, and names for the draws."""
     own = next(e for e in excerpts_of("checkpoints") if "last_good" in e.names)
-    two.run(own.code + "\nfrom jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n")
-    return two
+    return own.code + "\nfrom jax.sharding import AxisType, NamedSharding, PartitionSpec as P\n"
+
+
+group, _ends = pasted(2, _code)
 
 
 @contract(

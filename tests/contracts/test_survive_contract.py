@@ -2,17 +2,12 @@
 out, as a death would.
 """
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from contract import DEVICES, KINDS, contract, excerpts_of, mesh_of, reads, refusal
+from contract import DEVICES, KINDS, contract, excerpts_of, mesh_of, pasted, reads, refusal
 from hypothesis import strategies as st
 from jax.sharding import AxisType
-
-from shardlab import start
 
 pytestmark = reads("survive")
 RANKS = range(4)
@@ -47,19 +42,8 @@ def arrays(seed, step, rows, kind, dtype):
 '''
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _ends():
-    yield
-    if group.cache_info().currsize:
-        group().stop()
-
-
-@cache
-def group():
-    """Four processes that have pasted all cells."""
-    four = start(4)
-    four.run("\n\n".join([IN_EACH, *(e.code for e in excerpts_of("survive"))]))
-    return four
+# four processes that have pasted all cells
+group, _ends = pasted(4, lambda: "\n\n".join([IN_EACH, *(e.code for e in excerpts_of("survive"))]))
 
 
 @contract(

@@ -8,7 +8,6 @@ too: the matrix products in which no operand has the axis, every device along it
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import short_dtype, spec_text
-from shardlab.costs.communication.kinds import OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
+from shardlab.programs.varying import communicated, opened, own_frames, parts_of_scan
 
 __all__ = [
     "Column",
@@ -32,8 +31,6 @@ __all__ = [
     "text_of",
 ]
 
-_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/|^<")
-_EXPLAIN = re.compile(r"/shardlab/(programs/collectives|report/explain)\.py$")
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
@@ -306,7 +303,7 @@ class _Follower:
         if name == "cond":
             inside = within | values[0].differs
             branches = [
-                self.run(_opened(branch), values[1:], times, inside, manual)
+                self.run(opened(branch), values[1:], times, inside, manual)
                 for branch in params["branches"]
             ]
             return [_joined(results, inside) for results in zip(*branches, strict=True)]
@@ -322,8 +319,7 @@ class _Follower:
         name, params = equation.primitive.name, equation.params
         lost = frozenset().union(*(value.lost for value in values))
         differs = frozenset().union(*(value.differs for value in values))
-        if name in OPERATIONS or name == "axis_index":
-            differs = self._communicated(name, params, differs)
+        differs = communicated(equation, differs)
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
         moved = values[0] if name in _LAYOUT and values else _Value()
@@ -341,17 +337,6 @@ class _Follower:
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             results.append(_Value(own, moved.argument, left, differs, is_known, gathered))
         return results
-
-    @staticmethod
-    def _communicated(name, params, differs):
-        """The axes along which the result of a collective differs."""
-        along = params.get("axes", params.get("axis_name", params.get("axis", ())))
-        along = along if isinstance(along, tuple | list) else (along,)
-        along = {axis for axis in along if isinstance(axis, str)}
-        equal = ("psum", "pmax", "pmin", "all_gather", "all_gather_invariant", "psum_invariant")
-        if name.startswith(equal) and params.get("axis_index_groups") is None:
-            return frozenset(differs - along)
-        return frozenset(differs | along)
 
     def _axes(self, name, equation, values):
         """For each dimension of the first result its axes; None where the operation mixes them."""
@@ -536,7 +521,7 @@ class _Follower:
 
     def _mapped(self, equation, values, times, within):
         params = equation.params
-        body, mesh = _opened(params["jaxpr"]), params["mesh"]
+        body, mesh = opened(params["jaxpr"]), params["mesh"]
         ins, outs = params.get("in_specs"), params.get("out_specs")
         ranks = [len(getattr(one.aval, "shape", ())) for one in equation.outvars]
         if ins is None or outs is None or len(ins) != len(values):
@@ -584,10 +569,8 @@ class _Follower:
 
     def _scan(self, equation, values, times, within, manual):
         params = equation.params
-        body, length = _opened(params["jaxpr"]), params["length"]
-        consts, carried = params.get("num_consts"), params.get("num_carry")
-        if consts is None:  # newer versions say it in another way
-            consts, carried = _parts_of_scan(equation, body)
+        body, length = opened(params["jaxpr"]), params["length"]
+        consts, carried = parts_of_scan(equation, body)
         start, stacked = values[consts : consts + carried], values[consts + carried :]
         rows = [replace(one, axes=one.axes[1:]) for one in stacked]
         carry = start
@@ -607,12 +590,12 @@ class _Follower:
     def _while(self, params, values, times, within, manual):
         tests, consts = params["cond_nconsts"], params["body_nconsts"]
         fixed, carry = values[tests : tests + consts], values[tests + consts :]
-        body = _opened(params["body_jaxpr"])
+        body = opened(params["body_jaxpr"])
         shown = self.shown
         for _ in range(3):
             self.shown = Inheritance()
             (goes_on,) = self.run(
-                _opened(params["cond_jaxpr"]), [*values[:tests], *carry], 0, within, manual
+                opened(params["cond_jaxpr"]), [*values[:tests], *carry], 0, within, manual
             )
             inside = within | goes_on.differs
             results = self.run(body, [*fixed, *carry], 0, inside, manual)
@@ -624,12 +607,7 @@ class _Follower:
     def _place(self, equation):
         traceback = equation.source_info.traceback
         if id(traceback) not in self.places:
-            frames = []
-            for frame in getattr(traceback, "frames", None) or ():
-                if _EXPLAIN.search(frame.file_name):
-                    break
-                if not _INSTALLED.search(frame.file_name):
-                    frames.append((frame.file_name, frame.line_num))
+            frames = own_frames(equation)
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
@@ -658,22 +636,6 @@ def _either(one, two):
     )
     is_known = one.is_known and two.is_known and one.axes == two.axes
     return _Value(axes, None, one.lost | two.lost, one.differs | two.differs, is_known)
-
-
-def _parts_of_scan(equation, body):
-    rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
-    carried = sum(
-        rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True)
-    )
-    stacked = sum(
-        rank(stack) > rank(one) for stack, one in zip(equation.invars, body.invars, strict=True)
-    )
-    return len(equation.invars) - carried - stacked, carried
-
-
-def _opened(jaxpr):
-    """A jaxpr without its constants."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _spreads(shape, other):

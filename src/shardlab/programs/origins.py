@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ from shardlab.programs.hlo import (
 )
 from shardlab.programs.uses import Uses, is_in_loop
 
-__all__ = ["Origin", "Origins", "where"]
+__all__ = ["Origin", "Origins", "own_places", "where"]
 
 # XLA puts these between an argument and its gather. Without them one that is cast to bfloat16 on
 # the way would count as computed, and have no name.
@@ -804,10 +804,19 @@ class Origins:
         return sliced
 
 
+def own_places(places: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of the (file, line) of frames that are in no installed package, up to the call of
+    `explain`.
+
+    Args:
+      places: the innermost first.
+    """
+    inside = itertools.takewhile(lambda place: not _EXPLAIN.search(place[0]), places)
+    return [place for place in inside if place[0] and not _INSTALLED.search(place[0])]
+
+
 def _own(chain):
-    """The places of a chain that are in no installed package, up to the call of `explain`."""
-    inside = itertools.takewhile(lambda place: not _EXPLAIN.search(place[0][0]), chain)
-    return [place for place, _ in inside if place[0] and not _INSTALLED.search(place[0])]
+    return own_places(place for place, _ in chain)
 
 
 def where(file: str, line: int) -> str:

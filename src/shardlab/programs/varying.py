@@ -14,8 +14,17 @@ import jax
 from shardlab.arrays.layout import axes_named
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
+from shardlab.programs.origins import own_places
 
-__all__ = ["Mismatch", "are_checked", "mismatches"]
+__all__ = [
+    "Mismatch",
+    "are_checked",
+    "communicated",
+    "mismatches",
+    "opened",
+    "own_frames",
+    "parts_of_scan",
+]
 
 _EQUAL = [
     operation
@@ -84,7 +93,7 @@ def are_checked(jaxpr: Any) -> bool:
 
 def _of_a_map(equation):
     """The mismatches of one shard_map."""
-    body, specs = _opened(equation.params["jaxpr"]), equation.params.get("out_specs")
+    body, specs = opened(equation.params["jaxpr"]), equation.params.get("out_specs")
     sizes = equation.params["mesh"].shape
     if specs is None or len(specs) != len(body.outvars):
         return  # written in a way that we do not read
@@ -125,20 +134,16 @@ class _Body:
         name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
         together = frozenset().union(*(axes for axes, _ in values))
         if name in (*_EQUAL, *_SPREAD):
-            along = params.get("axes", params.get("axis_name", params.get("axis", ())))
-            along = along if isinstance(along, tuple | list) else (along,)
-            along = {axis for axis in along if isinstance(axis, str)}
-            if name in _SPREAD:
-                return [(together | along, False)] * count
-            grouped = params.get("axis_index_groups") is not None
-            each = [axes for axes, _ in values] if len(values) == count else [together] * count
-            return [(axes if grouped else axes - along, False) for axes in each]
+            each = [together] * count
+            if name in _EQUAL and len(values) == count:
+                each = [axes for axes, _ in values]
+            return [(communicated(equation, axes), False) for axes in each]
         if name == "scan":
             return self._scan(equation, values)
         if name == "while":
             return self._while(params, values)
         if name == "cond":
-            branches = [self.run(_opened(branch), values[1:]) for branch in params["branches"]]
+            branches = [self.run(opened(branch), values[1:]) for branch in params["branches"]]
             chosen = values[0][0]
             return [
                 (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
@@ -154,14 +159,8 @@ class _Body:
         return [(together, self._is_noise(equation, values))] * count
 
     def _scan(self, equation, values):
-        body = _opened(equation.params["jaxpr"])
-        rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
-        carried = sum(
-            rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True)
-        )
-        inputs = zip(equation.invars, body.invars, strict=True)
-        stacked = sum(rank(stack) > rank(one) for stack, one in inputs)
-        consts = len(values) - carried - stacked
+        body = opened(equation.params["jaxpr"])
+        consts, carried = parts_of_scan(equation, body)
         carry = values[consts : consts + carried]
         for _ in range(len(self.sizes) + 1):
             results = self.run(body, [*values[:consts], *carry, *values[consts + carried :]])
@@ -172,9 +171,9 @@ class _Body:
         tests, consts = params["cond_nconsts"], params["body_nconsts"]
         carry = values[tests + consts :]
         for _ in range(len(self.sizes) + 1):
-            (ends,) = self.run(_opened(params["cond_jaxpr"]), [*values[:tests], *carry])
+            (ends,) = self.run(opened(params["cond_jaxpr"]), [*values[:tests], *carry])
             results = self.run(
-                _opened(params["body_jaxpr"]), [*values[tests : tests + consts], *carry]
+                opened(params["body_jaxpr"]), [*values[tests : tests + consts], *carry]
             )
             carry = [
                 _either(_either(old, new), (ends[0], old[1]))
@@ -199,12 +198,48 @@ class _Body:
         return not data and name != "dot_general" and ranks[-1] <= max(ranks[:-1])
 
 
+def communicated(equation: Any, axes: frozenset[str]) -> frozenset[str]:
+    """The axes along which a result of a collective, or of an axis index, differs.
+
+    Args:
+      equation: of a jaxpr; of another operation the axes stay as they are.
+      axes: along which the operand differs.
+    """
+    name, params = equation.primitive.name, equation.params
+    along = params.get("axes", params.get("axis_name", params.get("axis", ())))
+    along = along if isinstance(along, tuple | list) else (along,)
+    along = {axis for axis in along if isinstance(axis, str)}
+    if name in _SPREAD:
+        return axes | along
+    is_equal = name in _EQUAL and params.get("axis_index_groups") is None
+    return axes - along if is_equal else axes
+
+
+def parts_of_scan(equation: Any, body: Any) -> tuple[int, int]:
+    """How many operands of a scan are constant, and how many are carried; the others are stacked.
+
+    Args:
+      equation, body: the scan, and the jaxpr of its iterations.
+    """
+    rank = lambda atom: getattr(atom.aval, "ndim", 0)  # noqa: E731
+    carried = sum(
+        rank(out) == rank(one) for out, one in zip(equation.outvars, body.outvars, strict=True)
+    )
+    inputs = zip(equation.invars, body.invars, strict=True)
+    stacked = sum(rank(stack) > rank(one) for stack, one in inputs)
+    return len(equation.invars) - carried - stacked, carried
+
+
 def _either(one, other):
     return one[0] | other[0], one[1] and other[1]
 
 
-def _opened(jaxpr):
-    """A jaxpr without its constants."""
+def opened(jaxpr: Any) -> Any:
+    """The jaxpr of one that is closed over its constants; another one itself.
+
+    Args:
+      jaxpr: as the parameters of equations have them.
+    """
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
@@ -213,13 +248,21 @@ def _named(spec):
     return frozenset(axes_named(spec) if isinstance(spec, jax.sharding.PartitionSpec) else ())
 
 
-def _place(equation):
-    """The innermost frame of an equation's source that is not in an installed package."""
+def own_frames(equation: Any) -> list[tuple[str, int]]:
+    """The (file, line) of an equation's frames that are in no installed package, the innermost
+    first, up to the call of `explain`.
+
+    Args:
+      equation: of a jaxpr.
+    """
     frames = getattr(equation.source_info.traceback, "frames", None) or ()
-    for frame in frames:
-        if not re.search(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/|^<", frame.file_name):
-            return frame.file_name, frame.line_num
-    return "", 0
+    # code such as a dataclass's is in a file named "<string>"
+    named = (frame for frame in frames if not frame.file_name.startswith("<"))
+    return own_places((frame.file_name, frame.line_num) for frame in named)
+
+
+def _place(equation):
+    return next(iter(own_frames(equation)), ("", 0))
 
 
 def _function(body):

@@ -247,17 +247,20 @@ def _compiled_for(pod, f, args, kwargs):
         needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
         raise ValueError(f"no compiler for {pod.name} is installed here; {needs}")
     is_set = not jax.sharding.get_abstract_mesh().empty
-    if not names_mesh:
-        try:
-            with jax.set_mesh(mesh) if is_set else nullcontext():
-                return f, args, *collectives.stages(f, args, kwargs), mesh
-        except ValueError as error:
-            words = r"incompatible devices|should match the (aval mesh|mesh passed)"
-            if not re.search(words, str(error)):
-                raise
-    f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
-    with jax.set_mesh(mesh) if is_set else nullcontext():
-        lowered, compiled = collectives.stages(f, args, kwargs)
+
+    def stages(f):
+        with jax.set_mesh(mesh) if is_set else nullcontext():
+            return collectives.stages(f, args, kwargs)
+
+    f = transferred(f, given, kwargs, mesh) if names_mesh else f
+    try:
+        lowered, compiled = stages(f)
+    except ValueError as error:
+        words = r"incompatible devices|should match the (aval mesh|mesh passed)"
+        if names_mesh or not re.search(words, str(error)):
+            raise
+        f = transferred(f, given, kwargs, mesh)  # it names a mesh of these devices inside
+        lowered, compiled = stages(f)
     if other := _other_backend(compiled, mesh.devices.flat[0].platform):
         raise ValueError(
             f"the program was compiled for {other}, not for {pod.name}, because it names a mesh of "

@@ -21,11 +21,11 @@ from shardlab.report.causes import AT_INDICES, SAME
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
-    "Finding", "by_harm", "constant_sizes", "is_of_data", "kept_for_backward", "of_arrays",
-    "of_avoidable", "of_batch", "of_constants", "of_donation", "of_indices", "of_loops",
-    "of_many", "of_partitioner", "of_repeated_operations", "of_repeated_products",
-    "of_replacement", "of_stacks", "of_sums", "of_unplaced", "of_unsummed", "of_varying",
-    "of_widening", "repeated_products", "unreplaced",
+    "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
+    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation",
+    "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
+    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_unplaced",
+    "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -292,10 +292,8 @@ def of_batch(
                 continue  # it is a weight itself
             # in both passes, and their gradients in an all-reduce
             gathered = 4 * sum(one.whole - one.bytes for one in stored)
-            sent = sum(
-                move.total or 0
-                for move in moves
-                if move.axes and axis in move.axes and not move.array
+            sent = bytes_of(
+                move for move in moves if move.axes and axis in move.axes and not move.array
             )
             is_repeated = repeats > 0.9 * ways and not sent
             if not stored or not (is_repeated or sent > gathered):
@@ -777,8 +775,18 @@ def _elements_stored(array):
 
 def _elements_of(kind):
     """Elements of a type such as "f32[8,4]", or of several such as "2 × f32[8,4]"."""
-    count, _, kind = kind.rpartition(" × ")
-    return int(count or 1) * math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
+    count = kind.rpartition(" × ")[0]
+    return int(count or 1) * elements_of_each(kind)
+
+
+def elements_of_each(kind: str) -> int:
+    """Elements of a type such as "f32[8,4]", or of each of several such as "2 × f32[8,4]"."""
+    return math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
+
+
+def bytes_of(moves: Iterable[Any]) -> int:
+    """Bytes that a device sends in `shardlab.report.explain.Move`s of which they are known."""
+    return sum(move.total or 0 for move in moves)
 
 
 # What causes communication that other code does without, by words of `cause`, and what to write.
@@ -814,7 +822,7 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
     Args:
       moves: the `shardlab.report.explain.Move`s.
     """
-    total, groups = sum(move.total or 0 for move in moves), {}
+    total, groups = bytes_of(moves), {}
     for move in moves:
         words = next((words for words in _REMEDIES if words in move.cause), "")
         if words.startswith("two arrays") and move.phase != "forward":
@@ -841,7 +849,7 @@ def of_indices(moves: Sequence[Any]) -> Iterator[Finding]:
     Args:
       moves: the `shardlab.report.explain.Move`s.
     """
-    total, places = sum(move.total or 0 for move in moves), {}
+    total, places = bytes_of(moves), {}
     for move in moves:
         if move.kind == "all-gather" and move.phase != "backward" and AT_INDICES in move.cause:
             sent, axes = places.get((move.file, move.line), (0, ()))

@@ -46,7 +46,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     whole, each = located.products
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
-    found = []
+    found, at_fault = [], []
     if compiled.inheritance is not None:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
@@ -54,10 +54,10 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         lost = specs.lost_axes(compiled.inheritance, moves, again)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
-        orders = [*specs.of_order(compiled.inheritance, moves, compiled.names)]
-        found += orders or specs.of_columns(
-            compiled.inheritance, moves, compiled.names, compiled.data
-        )
+        at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
+            *specs.of_columns(compiled.inheritance, moves, compiled.names, compiled.data)
+        ]
+        found += at_fault
         found += specs.of_contested(compiled.inheritance, moves, again, compiled.names)
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
@@ -90,6 +90,5 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     )
     kept = findings.kept_for_backward(sent, origins)
     axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
-    is_in_specs = any(one.title in ("columns after columns", "order of axes") for one in found)
     forward = origins.forward_arguments()
-    return Judgement(found, kept, located.repeats, forward, axes, is_in_specs)
+    return Judgement(found, kept, located.repeats, forward, axes, bool(at_fault))

@@ -5,7 +5,6 @@ Each function that begins with `of_` yields a `Finding` for each fault, as those
 """
 
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import where
-from shardlab.report.findings import Finding, is_of_data
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
 
 __all__ = [
     "lost_axes",
@@ -149,11 +148,11 @@ def of_order(
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
     """
-    total = sum(move.total or 0 for move in moves)
+    total = bytes_of(moves)
     seen = set()
     for order in inheritance.orders:
-        exchanged = sum(
-            move.total or 0
+        exchanged = bytes_of(
+            move
             for move in moves
             if (
                 move.kind in _EXCHANGES
@@ -226,10 +225,10 @@ def of_contested(
       again: the (file, line) of products that several devices compute.
       names: those of the program's arguments, by their numbers.
     """
-    total = sum(move.total or 0 for move in moves)
+    total = bytes_of(moves)
     for axis, (place, kind, argument, better) in inheritance.contested.items():
-        sent = sum(
-            move.total or 0
+        sent = bytes_of(
+            move
             for move in moves
             if not move.array
             and axis in (move.axes or ())
@@ -256,19 +255,19 @@ def of_merged(
       again: the (file, line) of products that several devices compute.
       devices: how many devices.
     """
-    total, seen = sum(move.total or 0 for move in moves), set()
+    total, seen = bytes_of(moves), set()
     for place, axis, before, after in inheritance.merged:
         if (place, axis) in seen:
             continue
-        sent = sum(
-            move.total or 0
+        sent = bytes_of(
+            move
             for move in moves
             if not move.array
             and move.kind in ("all-gather", *_EXCHANGES)
             and axis in (move.axes or move.within or ())
-            and devices * max(map(_elements, move.types)) >= _elements(before)
+            and devices * max(map(elements_of_each, move.types)) >= elements_of_each(before)
         )
-        if sent <= total / 50 and not (again and _elements(before) > 2**14):
+        if sent <= total / 50 and not (again and elements_of_each(before) > 2**14):
             continue
         seen.add((place, axis))
         yield Finding(
@@ -281,11 +280,6 @@ def of_merged(
         )
 
 
-def _elements(kind):
-    """Elements of a type such as "f32[8,4]", or of each of several such as "2 × f32[8,4]"."""
-    return math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
-
-
 def of_casts(inheritance: Inheritance, moves: Sequence[Any], backend: str) -> Iterator[Finding]:
     """Arrays that are gathered in a larger type than the one in which they are used.
 
@@ -294,13 +288,13 @@ def of_casts(inheritance: Inheritance, moves: Sequence[Any], backend: str) -> It
       moves: the `shardlab.report.explain.Move`s.
       backend: what the program is compiled for.
     """
-    total, places = sum(move.total or 0 for move in moves), {}
+    total, places = bytes_of(moves), {}
     for place, kind, narrow in inheritance.casts:
         places.setdefault((place.file, place.line), []).append((kind, narrow))
     for (file, line), kinds in places.items():
         wide = kinds[0][0].partition("[")[0]
-        sent = sum(
-            move.total or 0
+        sent = bytes_of(
+            move
             for move in moves
             if (move.file, move.line) == (file, line)
             and move.kind == "all-gather"

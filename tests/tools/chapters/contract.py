@@ -32,6 +32,7 @@ from places import ROOT
 from repository import BOOK
 
 from bookbinder.read import excerpts
+from shardlab import start
 
 DEVICES = (1, 2, 3, 4, 8)
 KINDS = ("normal", "zeros", "ones", "tiny", "huge", "nan", "inf")
@@ -89,6 +90,26 @@ def copied(chapter, name):
         if name in excerpt.names:
             return _loaded(chapter, excerpt.position)[name]
     raise LookupError(f"no cell of book/{chapter}.md with the tag `copy` defines {name}")
+
+
+def pasted(count, code):
+    """A function that returns processes, started once, in which `code()` has run; and the fixture
+    that ends them after a file's tests.
+    """
+
+    @cache
+    def group():
+        processes = start(count)
+        processes.run(code())
+        return processes
+
+    @pytest.fixture(autouse=True, scope="module")
+    def ends():
+        yield
+        if group.cache_info().currsize:
+            group().stop()
+
+    return group, ends
 
 
 def contract(chapter, *names, draws, quick=False, **choices):
