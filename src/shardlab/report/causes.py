@@ -10,7 +10,7 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["AT_INDICES", "SAME", "cause"]
+__all__ = ["AT_INDICES", "SAME", "cause", "is_expected"]
 
 SAME = "every device computes the same"
 AT_INDICES = "an update at computed indices"
@@ -29,6 +29,15 @@ _SHIFTS = {
     "pad": "padding",
     "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
 }  # fmt: skip
+_EXPECTED = (
+    "a gradient:",
+    "a sum that is written",
+    "a sum, mean or maximum",
+    "added by the backward pass of a shard_map:",
+    "the backward pass of a collective in a shard_map",
+    "the contracting dimension",
+    "written in a shard_map",
+)
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_TWO = (
     "add",
@@ -95,6 +104,16 @@ def cause(
                 )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+def is_expected(words: str) -> bool:
+    """Whether a cause is one of those that most correct programs have: sums of parts, parameters
+    that FSDP gathers, and what stands in a shard_map.
+
+    Args:
+      words: of `cause`.
+    """
+    return words.startswith(_EXPECTED) or words.endswith("on purpose)")
 
 
 def _by_hand(move, origin, is_checked):

@@ -4,6 +4,7 @@ Each function that begins with `of_` yields a `Finding` for each fault that it f
 `shardlab.report.explain` calls them all.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -182,7 +183,7 @@ def _replicated(title, arrays, total, whose, mesh):
     )
     for total_bytes, axis, root, free, group in rows:
         ways = mesh[axis]
-        names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
+        names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
         yield Finding(
             title,
@@ -192,6 +193,26 @@ def _replicated(title, arrays, total, whose, mesh):
                 f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
             ),
         )
+
+
+def _named(names, root):
+    """The names of a group of arrays in words: all if they are few, those of alike layers as one,
+    or else what they have in common.
+    """
+    if len(names) == 1:
+        return names[0]
+    patterns = sorted({pattern(name, stacked(names)) for name in names})
+    several = f"{len(names)} arrays"
+    if len(patterns) <= 3:
+        return (
+            f"{_listed(patterns)} ({several})" if len(names) > len(patterns) else _listed(patterns)
+        )
+    keys = [re.findall(r"\w+|\[[^]]*\]|\.\w+", name) for name in patterns]
+    shared = "".join(
+        same[0]
+        for same in itertools.takewhile(lambda one: len(set(one)) == 1, zip(*keys, strict=False))
+    )
+    return f"{several} of {shared or root}, such as {_listed(patterns[:2])}"
 
 
 def _divided(array, mesh):
