@@ -46,6 +46,7 @@ _PASS_ON = (
     "slice",
     "transpose",
 )
+_UNSLICED = set(_PASS_ON) - {"dynamic-slice", "slice"}
 # JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
 # squeeze. To name one of them as the use would blame what stands in no program of the user.
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type",
@@ -274,6 +275,41 @@ class Origins:
             if here is not None and here[name].kind == "while"
             else ""
         )
+
+    def is_kept_in_shards(self, instruction: Instruction) -> bool:
+        """Whether each device keeps a shard of a sum: of a reduce-scatter, or by a slice."""
+        users = self._uses.first(instruction.home, instruction.name)
+        return "scatter" in instruction.line.partition("metadata=")[0] or any(
+            user.kind == "dynamic-slice" for user, _ in itertools.islice(users, 3)
+        )
+
+    @promised()
+    def is_same_in_loop(self, instruction: Instruction) -> bool:
+        """Whether the first operand of an instruction in the body of a loop is the same in each
+        iteration, up to its type and layout.
+        """
+        here, name = instruction.home, instruction.names[0] if instruction.names else None
+        for _ in range(100):
+            maker = here[name] if name in here.lines else None
+            if maker is None:
+                return False
+            if maker.kind == "fusion":
+                inside = {
+                    line.kind for line in map(maker.called().__getitem__, maker.called().lines)
+                }
+                if len(maker.names) != 1 or not inside <= {*_UNSLICED, "parameter"}:
+                    return False
+                name = maker.names[0]
+            elif maker.kind == "get-tuple-element":
+                place = int(maker.attribute("index"))
+                if here[maker.names[0]].kind != "parameter":
+                    return False
+                return self._carried(here, place) is not None
+            elif maker.kind in _UNSLICED:
+                name = maker.names[0]
+            else:
+                return False
+        return False
 
     @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:

@@ -1,7 +1,7 @@
 """What causes a collective: what the program says, and what it does not say is called not known."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from linecache import getline
 
 import jax
@@ -10,7 +10,7 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["AT_INDICES", "SAME", "cause", "is_expected"]
+__all__ = ["AT_INDICES", "SAME", "cause", "is_agreed", "is_expected"]
 
 SAME = "every device computes the same"
 AT_INDICES = "an update at computed indices"
@@ -87,6 +87,8 @@ def cause(
     if move.kind == "all-gather":
         return _along(origin) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
+        if is_agreed(move.operands, origin):
+            return "a while_loop under vmap: devices agree whether one of them has to go on"
         return _of_a_sum(origin)
     if move.kind == "all-to-all":
         if origin.operation == "concatenate":
@@ -104,6 +106,18 @@ def cause(
                 )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+def is_agreed(operands: Sequence[str], origin: Origin) -> bool:
+    """Whether a collective tells the devices of a `while_loop` under `jax.vmap` whether one of them
+    has to go on.
+
+    Args:
+      operands: the types of its operands.
+      origin: where it comes from.
+    """
+    in_vmap = re.search(r"vmap\([^/]*\)/(.*/)?while(/cond\b.*)?$", origin.stack) is not None
+    return in_vmap and bool(operands) and {*operands} <= {"pred[]", "u32[]", "s32[]"}
 
 
 def is_expected(words: str) -> bool:

@@ -17,8 +17,9 @@ from shardlab.costs.communication.kinds import KINDS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
+from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import AT_INDICES, SAME
+from shardlab.report.causes import AT_INDICES, SAME, is_agreed
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
+_MUCH = 1 / 4  # of all bytes: to send less takes memory
 _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
@@ -64,7 +66,8 @@ _HARM = (
     "constraint without an axis", "axis on two dimensions", "order of axes",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
-    "summed in a loop", "indices gathered", "avoidable communication",
+    "summed in a loop", "gathered in a loop", "loop that devices share", "indices gathered",
+    "avoidable communication",
     "many small collectives", "result on one device",
     "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result",
     "closed-over constant",
@@ -646,31 +649,88 @@ def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Fin
 def of_loops(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
 ) -> Iterator[Finding]:
-    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves`
-    as above.
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; arrays
+    that are gathered anew in every iteration; and loops for which devices agree in each whether to
+    go on. `moves` as above.
     """
+    yield from _summed_in_loops(moves, origins)
+    yield from _gathered_in_loops(moves, origins)
+    seen = set()
+    for move, _, origin in moves:
+        place = origin.file, origin.line
+        if move.times is None and is_agreed(move.operands, origin) and place not in seen:
+            seen.add(place)
+            along = f" along {' and '.join(move.axes)}" if move.axes else ""
+            yield Finding(
+                "loop that devices share",
+                f"{_place(origin)}in each iteration the devices{along} agree whether one of them "
+                "has to go on, so each waits for all, and the loop runs until the last is done; "
+                "how often, only the run decides. This is what jax.vmap makes of a while_loop: "
+                "put a shard_map over the batch around it, and each device stops by itself",
+            )
+
+
+def _gathered_in_loops(moves, origins):
+    """Arrays that are the same in each iteration of a loop, and gathered in each."""
+    total = sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
+    arrays = {}
+    for move, start, origin in moves:
+        is_gather = move.kind == "all-gather" and (move.times or 0) > 1 and move.bytes
+        if is_gather and origins.is_same_in_loop(start):
+            key = origin.file, origin.line, move.times
+            arrays.setdefault(key, []).append((move, start, origin))
+    for (file, line, times), gathers in arrays.items():
+        sent = sum(times * move.bytes for move, *_ in gathers)
+        if sent < max(_MUCH * total, 1024):
+            continue
+        size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
+        names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
+        what = _listed(sorted({*names}))
+        yield Finding(
+            "gathered in a loop",
+            f"{where(file, line)}: {what} {'is' if len({*names}) == 1 else 'are'} gathered "
+            f"{times:,} times, once in each iteration, although no iteration changes it: "
+            f"{bytes_text(sent)} are sent. With a constraint that gathers it before the loop it "
+            f"would be {bytes_text(sent // times)}, and each device would hold {bytes_text(size)} "
+            "until the end of the loop",
+        )
+
+
+def _summed_in_loops(moves, origins):
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them."""
     sums = {}
     for move, start, origin in moves:
-        if not _adds(start) or (move.times or 0) < 2 or not move.bytes:
+        if not KINDS[move.kind].adds or (move.times or 0) < 2 or not move.bytes:
+            continue
+        if not _is_sum_of_parts(start):
             continue
         usage = origins.in_loop(start)
-        if usage == "added" or (usage == "stacked" and move.bytes < _SMALL):
+        is_small = move.bytes < _SMALL and move.kind == "all-reduce"
+        if usage == "added" or (usage == "stacked" and is_small):
             key = usage, origin.file, origin.line
-            times, size = sums.get(key, (0, 0))
-            sums[key] = times + move.times, size + move.times * move.bytes
+            times, size, kinds, is_kept = sums.get(key, (0, 0, (), False))
+            sums[key] = (
+                times + move.times,
+                size + move.times * move.bytes,
+                (*kinds, move.kind),
+                is_kept or origins.is_kept_in_shards(start),
+            )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (usage, file, line), (times, size) in sums.items():
+    for (usage, file, line), (times, size, kinds, is_kept) in sums.items():
         if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
+            continue
+        if is_kept and size < _MUCH * all_bytes:  # shards of a sum take less memory
             continue
         place = f"{where(file, line)}: " if line else ""
         if usage == "added":
             yield Finding(
                 "summed in a loop",
                 (
-                    f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, "
+                    f"{place}{counted(times, min(kinds))}, at least one in every iteration, "
                     f"send {bytes_text(size)}, although the loop only adds their results up: let "
                     "each device add up its own part, and sum over devices once after the loop"
+                    + (", which takes memory for the whole sum" if is_kept else "")
                 ),
             )
         else:
@@ -913,9 +973,21 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
 
 
 def _adds(instruction):
-    return instruction.kind.startswith("all-reduce") and any(
-        " add(" in callee.lines[callee.root] for callee, *_ in instruction.calls()
-    )
+    return instruction.kind.startswith("all-reduce") and _is_sum_of_parts(instruction)
+
+
+def _is_sum_of_parts(instruction):
+    """Whether a collective adds; TPUs' compiler writes a reduce-scatter as a fusion around an
+    all-reduce.
+    """
+    if instruction.kind == "fusion":
+        inside = instruction.called()
+        return any(
+            _is_sum_of_parts(inside[name])
+            for name in inside.lines
+            if inside[name].kind.startswith("all-reduce")
+        )
+    return any(" add(" in callee.lines[callee.root] for callee, *_ in instruction.calls())
 
 
 def _sum_before(instruction):
@@ -932,7 +1004,7 @@ def _sum_before(instruction):
         varying = [
             operand
             for operand in producer.names
-            if operand in here.lines and not _is_constant(here[operand])
+            if operand in here.lines and not is_constant(here, operand)
         ]
         scaled = producer.kind in ("divide", "multiply") or (
             producer.kind == "fusion"
@@ -942,15 +1014,6 @@ def _sum_before(instruction):
             return None
         name = varying[0]
     return None
-
-
-def _is_constant(instruction):
-    while (
-        instruction.kind in ("broadcast", "bitcast", "copy", "convert", "reshape")
-        and instruction.names
-    ):
-        instruction = instruction.home[instruction.names[0]]
-    return instruction.kind == "constant"
 
 
 def constant_sizes(text: str) -> list[float]:

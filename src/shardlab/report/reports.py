@@ -95,7 +95,7 @@ class Report:
             under = [_details(move) for move in shown]
             sentences = [_sentence(code, about, cause) for code, about, cause in under]
             blocks = _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
-            fitting = _fitting(blocks, LINES // 3 + 2)
+            fitting = _fitting(blocks, LINES - len(lines) - LINES // 4)
             if fitting < len(blocks):
                 shown = self._shown(fitting - 1)
                 blocks = [blocks[0], *(blocks[1 + self._shown(MOST).index(one)] for one in shown)]
