@@ -389,10 +389,16 @@ class _Follower:
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
         merged = ((),) * len(shape)
+        # An array and its transpose meet in no order that another spec would mend.
+        is_own = len({value.argument for value in values}) == 1 < len(values)
         for value in values:
             if len(value.axes) != len(shape):
                 continue
-            if merged != value.axes and sorted(sum(merged, ())) == sorted(sum(value.axes, ())):
+            if (
+                not (is_own and values[0].argument is not None)
+                and merged != value.axes
+                and sorted(sum(merged, ())) == sorted(sum(value.axes, ()))
+            ):
                 self._ordered(equation, value, merged, merged)
             merged = tuple(
                 mine if len(mine) >= len(theirs) else theirs

@@ -34,22 +34,25 @@ class Alive:
     """A temporary that is alive at the peak.
 
     Attributes:
-      instruction: what makes it, or in a loop writes one of its parts.
+      instruction: what makes it, or in a loop one of its parts.
       type: of the array, such as "f32[4,32,512]".
       bytes: on each device; 0 for what TPUs keep on the chip itself.
+      is_stack: whether its parts are written one by one.
     """
 
     instruction: Instruction
     type: str
     bytes: int
+    is_stack: bool = False
 
 
 @promised()
 def alive_at_peak(program: Program) -> list[Alive]:
-    """The temporaries of a program that a device holds where it holds most, the largest first.
+    """The temporaries of a program that a device holds where it holds most, the largest first;
+    without its results.
 
     >>> from shardlab.programs.liveness import alive_at_peak
-    >>> f = lambda a: jnp.dot(jnp.dot(a, a.T), a)
+    >>> f = lambda a: jnp.dot(jnp.dot(a, a.T), a)  # in between 256 by 256
     >>> text = jax.jit(f).lower(jnp.ones((256, 4))).compile().as_text()
     >>> [(one.type, one.bytes) for one in alive_at_peak(Program(text))][:1]
     [('f32[256,256]', 262144)]
@@ -59,7 +62,12 @@ def alive_at_peak(program: Program) -> list[Alive]:
     """
     walk = _Walk()
     _, alive = walk.peak(program.entry, [])
-    alive = [replace(one, instruction=walk.writers.get(key, one.instruction)) for key, one in alive]
+    alive = [(key, one) for key, one in alive if key not in walk.results]
+    parts = walk.writers
+    alive = [
+        replace(one, instruction=parts[key], is_stack=True) if key in parts else one
+        for key, one in alive
+    ]
     return sorted(alive, key=lambda one: -one.bytes)
 
 
@@ -70,6 +78,7 @@ class _Walk:
 
     def __init__(self):
         self.writers = {}  # what writes a part of a temporary, by its name
+        self.results = frozenset()  # the names of what the program returns
 
     def peak(self, here: Computation, arguments: list) -> tuple[int, list]:
         """The most bytes of temporaries that a computation holds at once, and these by name."""
@@ -100,6 +109,7 @@ class _Walk:
                 most, at_most = total, [*held.items(), *inner]
             for key in [key for key in held if last.get(key, step) <= step and key not in kept]:
                 del held[key]
+        self.results = kept  # at last those of the program itself
         return most, at_most
 
     def _value(self, instruction, used):
@@ -116,7 +126,7 @@ class _Walk:
         if kind.endswith("-done"):
             return frozenset().union(*map(_leaves, used))
         if kind == "dynamic-update-slice":  # writes into the memory of the whole
-            return self._written(instruction, used[0])
+            return self._written(instruction.home[instruction.names[1]], used[0])
         types = array_types(instruction.result)
         if kind.endswith("-start"):  # its operands are in the result too, and a counter
             sizes = list(map(type_bytes, types))
@@ -124,13 +134,15 @@ class _Walk:
             return frozenset({(here, instruction.name, largest)})
         outputs = [frozenset({(here, instruction.name, place)}) for place in range(len(types))]
         if kind == "fusion":
-            for place, number in _updated(instruction.called()).items():
-                outputs[place] = self._written(instruction, used[number])
+            for place, (number, part) in _updated(instruction.called()).items():
+                if part.kind == "parameter":
+                    part = instruction.home[instruction.names[int(part.inside)]]
+                outputs[place] = self._written(part, used[number])
         return tuple(outputs) if instruction.result.startswith("(") else outputs[0]
 
-    def _written(self, instruction, value):
-        """A value, a part of which an instruction writes."""
-        self.writers |= dict.fromkeys(_leaves(value), instruction)
+    def _written(self, part, value):
+        """A value, into which an instruction's result is written as a part."""
+        self.writers |= dict.fromkeys(_leaves(value), part)
         return value
 
 
@@ -151,21 +163,23 @@ def _bytes(kind, layout):
 
 
 def _updated(inside):
-    """Which results of a fusion are an operand in which a part is updated: operand by result."""
+    """Which results of a fusion are an operand in which a part is updated: by the place of the
+    result the operand's number, and what makes the part.
+    """
     root, operands = inside[inside.root], {}
     for place, name in enumerate(root.names if root.kind == "tuple" else [root.name]):
         update = _before(inside, name)
         if update.kind == "dynamic-update-slice":
             whole = _before(inside, update.names[0])
             if whole.kind == "parameter":
-                operands[place] = int(whole.inside)
+                operands[place] = int(whole.inside), _before(inside, update.names[1])
     return operands
 
 
 def _before(here, name):
     """What makes a value, up to its layout."""
     value = here[name]
-    while value.kind == "bitcast":
+    while value.kind in ("bitcast", "broadcast", "copy", "reshape"):
         value = here[value.names[0]]
     return value
 

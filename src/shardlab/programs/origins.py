@@ -276,6 +276,23 @@ class Origins:
             else ""
         )
 
+    def made(self, instruction: Instruction) -> tuple[str, str, str, int]:
+        """The operation and the pass of what makes a value, and its file and line: that of the
+        instruction, or the last known one in its fusion, or of its operand.
+        """
+        for _ in range(20):
+            lines = [instruction.line]
+            if instruction.kind == "fusion":
+                lines += reversed(instruction.called().lines.values())
+            for stack, place in map(self._metadata, lines):
+                if "(" in stack and place[1]:
+                    return _operation(stack), self._phase(stack), *place
+            names = [name for name in instruction.names if name in instruction.home.lines]
+            if instruction.kind not in (*_PASS_ON, *COLLECTIVES) or not names:
+                break
+            instruction = instruction.home[names[0]]
+        return "", "", "", 0
+
     def is_kept_in_shards(self, instruction: Instruction) -> bool:
         """Whether each device keeps a shard of a sum: of a reduce-scatter, or by a slice."""
         users = self._uses.first(instruction.home, instruction.name)

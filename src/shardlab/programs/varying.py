@@ -42,9 +42,11 @@ class Mismatch:
 
     Attributes:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
-        same on devices whose data differ.
+        same on devices whose data differ, "samples" if gradients of single samples are added over
+        devices, "backward" if the backward pass of a sum over devices adds what is equal on them,
+        and "defensive" if that of a whole shard_map does.
       axes: the mesh axes along which that is so.
-      number: which result of the shard_map, from 0; 0 for noise.
+      number: which result of the shard_map, from 0; 0 for the others.
       function: the name of the function that is mapped.
       file, line: of the source: of the operation, or else of the function; "" and 0 if unknown.
     """
@@ -97,18 +99,25 @@ def _of_a_map(equation):
     sizes = equation.params["mesh"].shape
     if specs is None or len(specs) != len(body.outvars):
         return  # written in a way that we do not read
-    noisy = []
+    walk = _Body(sizes)
     inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
-    results = _Body(sizes, noisy).run(body, inputs)
+    results = walk.run(body, inputs)
     function, file, line = _function(body)
     if not equation.params.get("check_vma", True):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
-    for axes, place in noisy[:1]:
-        yield Mismatch(
-            "noise", tuple(sorted(axes)), 0, function, *(place if place[1] else (file, line))
-        )
+    marked = [("noise", walk.noisy[:1]), ("samples", walk.samples[:1])]
+    if not equation.params.get("check_vma", True):
+        is_whole = "transpose(" in str(equation.source_info.name_stack)
+        equal = [
+            (axes, place) for axes, place, in_backward in walk.equal if is_whole or in_backward
+        ]
+        marked += [("defensive" if is_whole else "backward", equal[:1])]
+    for kind, places in marked:
+        for axes, place in places:
+            where = place if place[1] else (file, line)
+            yield Mismatch(kind, tuple(sorted(axes)), 0, function, *where)
 
 
 class _Body:
@@ -116,8 +125,11 @@ class _Body:
     whether it is noise.
     """
 
-    def __init__(self, sizes, noisy):
-        self.sizes, self.noisy = sizes, noisy
+    def __init__(self, sizes):
+        # Where noise meets data that differ, where gradients of single samples are added, and where
+        # what is equal is: pairs of axes and place.
+        self.noisy, self.samples, self.equal = [], [], []
+        self.sizes, self.cast, self.means = sizes, set(), set()
 
     def run(self, jaxpr, inputs):
         """The results of a jaxpr for the values of its inputs."""
@@ -133,6 +145,7 @@ class _Body:
     def _results(self, equation, values):
         name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
         together = frozenset().union(*(axes for axes, _ in values))
+        self._note(equation, values)
         if name in (*_EQUAL, *_SPREAD):
             each = [together] * count
             if name in _EQUAL and len(values) == count:
@@ -157,6 +170,33 @@ class _Body:
         if inner and name != "shard_map":
             return self.run(inner[0], values)
         return [(together, self._is_noise(equation, values))] * count
+
+    def _note(self, equation, values):
+        """Notes sums over devices that a backward pass adds and should not."""
+        name, stack = equation.primitive.name, str(equation.source_info.name_stack)
+        shapes = [getattr(one.aval, "shape", ()) for one in equation.invars]
+        if name in ("pvary", "pcast"):
+            self.cast |= set(shapes)
+        # What is divided by a number of devices before it is added is the gradient of a mean.
+        if name in ("div", "mul") and any(hasattr(atom, "val") for atom in equation.invars):
+            self.means |= set(equation.outvars)
+        if not name.startswith("psum"):
+            return
+        along = frozenset(communicated(equation, frozenset(self.sizes)) ^ frozenset(self.sizes))
+        along = frozenset(axis for axis in along if self.sizes[axis] > 1)
+        in_backward = "transpose(" in stack
+        # vmap(transpose(...)): each element of a batch has a gradient of its own. The parameter has
+        # one dimension less, so it is shared by all of them.
+        is_of_samples = re.search(r"(^|/)vmap\(transpose\(", stack) and any(
+            shape not in self.cast and shape[1:] in self.cast for shape in shapes
+        )
+        if along and is_of_samples:
+            self.samples.append((along, _place(equation)))
+        for atom, (axes, _) in zip(equation.invars, values, strict=False):
+            if equal := along - axes:
+                if in_backward and not hasattr(atom, "val") and atom in self.means:
+                    continue
+                self.equal.append((equal, _place(equation), in_backward))
 
     def _scan(self, equation, values):
         body = opened(equation.params["jaxpr"])

@@ -10,9 +10,10 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["AT_INDICES", "SAME", "cause", "is_agreed", "is_expected"]
+__all__ = ["AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected"]
 
 SAME = "every device computes the same"
+FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
@@ -28,6 +29,7 @@ _SHIFTS = {
     "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
     "pad": "padding",
     "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
+    "split": "a split",
 }  # fmt: skip
 _EXPECTED = (
     "a gradient:",
@@ -96,7 +98,7 @@ def cause(
                 "a concatenation along a sharded dimension: its rows belong to other devices than "
                 "before"
             )
-        return "the shards go from one dimension of the array to another"
+        return FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:
@@ -204,6 +206,11 @@ def _along(origin):
     if origin.operation in ("argmax", "argmin", "reduce"):
         return (
             "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+        )
+    if "roll" in inside:
+        return (
+            "jnp.roll by a computed number, along a dimension that is sharded: any device may "
+            "have its rows"
         )
     if origin.is_loop:
         return (

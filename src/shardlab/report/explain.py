@@ -142,7 +142,9 @@ def explain(
     repeats, trained = judgement.repeats, judgement.forward
     inheritance = program.inheritance
     tensor = inheritance.tensor if inheritance is not None else ()
-    if not judgement.is_in_specs:
+    # Of a program without a backward pass nothing tells weights from data.
+    told_apart = located.origins.is_differentiated or repeats > 1.5
+    if not judgement.is_in_specs and told_apart:
         found += findings.of_batch(
             arrays, results, report.moves, mesh_left, repeats, trained, tensor
         )
@@ -153,11 +155,15 @@ def explain(
         found += findings.of_unplaced(arrays, results)
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    temporaries = tuple(storage.temporaries(located))
+    if not judgement.is_in_specs:
+        found += findings.of_exchanged(report.moves, arrays)
+    found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
     found = tuple(findings.by_harm([*found, *report.findings]))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(report, findings=found, idle=idle, kernels=declared)
-    return replace(report, arrays=tuple(arrays), memory=sizes)
+    return replace(report, arrays=tuple(arrays), memory=sizes, temporaries=temporaries)
 
 
 def compare(before: Report, after: Report) -> Comparison:

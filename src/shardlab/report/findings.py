@@ -19,15 +19,15 @@ from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import AT_INDICES, SAME, is_agreed
+from shardlab.report.causes import AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
 from shardlab.report.names import pattern, stacked
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
-    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation",
+    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation", "of_exchanged",
     "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
-    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_unplaced",
-    "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
+    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
+    "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -35,6 +35,7 @@ _MUCH = 1 / 4  # of all bytes: to send less takes memory
 _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
+_LARGE = 2**20  # bytes of temporaries that are worth a finding
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -62,15 +63,16 @@ class Finding:
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added twice", "same noise",
+    "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "same noise",
     "constraint without an axis", "axis on two dimensions", "order of axes",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
     "summed in a loop", "gathered in a loop", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
-    "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result",
-    "closed-over constant",
+    "gathered before a loop", "stored in other shards", "other sharding", "not placed", "largest temporaries",
+    ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
@@ -79,7 +81,12 @@ def by_harm(found: Iterable[Finding]) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
     memory.
     """
-    return sorted(found, key=lambda finding: _HARM.index(finding.title))
+    places = {
+        title: place
+        for place, titles in enumerate(_HARM)
+        for title in ((titles,) if isinstance(titles, str) else titles)
+    }
+    return sorted(found, key=lambda finding: places[finding.title])
 
 
 def of_arrays(
@@ -117,14 +124,13 @@ def of_arrays(
         or array.bytes == array.whole
         or not used >= {axis for axis in array.replicated if axis in mesh}
     ]
-    yield from _replicated("replicated", advised, total, "the arguments", mesh)
+    rows = [*_replicated("replicated", advised, total, "the arguments", mesh)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
     total += sum(array.bytes for array in results)
-    yield from _replicated(
-        "replicated result", unknown_results, total, "arguments and results", mesh
-    )
+    rows += _replicated("replicated result", unknown_results, total, "arguments and results", mesh)
+    yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
 def _layout(array):
@@ -188,12 +194,15 @@ def _replicated(title, arrays, total, whose, mesh):
         ways = mesh[axis]
         names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
-        yield Finding(
-            title,
-            (
-                f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of "
-                f"{whose}, stored whole along {' and '.join(free)}; in shards along {axis}, which "
-                f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
+        yield (
+            saved((total_bytes, axis)),
+            Finding(
+                title,
+                (
+                    f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of "
+                    f"{whose}, stored whole along {' and '.join(free)}; in shards along {axis}, which "
+                    f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
+                ),
             ),
         )
 
@@ -468,7 +477,7 @@ def of_partitioner(
       said: the lines that the compiler wrote.
     """
     # Of a stand-in the partitioner only asks what it would cost, and a callback's device is meant.
-    left_out = r"%fake_parameter|maximal device="
+    left_out = r"%fake_parameter|maximal device=|single_device"
     seen = [
         line for line in said if "full rematerialization" in line and not re.search(left_out, line)
     ]
@@ -480,7 +489,7 @@ def of_partitioner(
             r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first
         )
         what = (
-            f"{parts[4]}, from {parts[1]} to {parts[2]}"
+            f"{parts[4]}, from {_shards_said(parts[1])} to {_shards_said(parts[2])}"
             if parts
             else first.rpartition("] ")[2][:200]
         )
@@ -512,6 +521,19 @@ def of_partitioner(
                 f"it: XLA's partitioner knows no other way from one layout to the other; {advice}"
             ),
         )
+
+
+def _shards_said(sharding):
+    """A sharding of XLA's partitioner in words, such as "4 shards of dimension 3"; as it is where it
+    is written in another way.
+    """
+    sizes = re.match(r"\{devices=\[([\d,]+)\]", sharding)
+    if not sizes:
+        return sharding
+    parts = list(map(int, sizes[1].split(",")))
+    parts = parts[:-1] if "last_tile_dim_replicate" in sharding else parts
+    shards = [f"{count} shards of dimension {n}" for n, count in enumerate(parts) if count > 1]
+    return " and ".join(shards) or "whole arrays"
 
 
 def _place(origin, calls=False):
@@ -812,6 +834,30 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                     f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}"
                 ),
             )
+        elif kind == "samples":
+            yield Finding(
+                "added over samples",
+                f"{place}: under vmap each sample has a gradient of its own, but the shard_map of "
+                f"`{mapped}` adds them along {along}: devices share the parameter, and the "
+                "gradient of what is shared is a sum over devices, here over samples that have "
+                f"nothing to do with each other. Make the parameter each device's own first: "
+                f'jax.lax.pcast(parameter, {axes!r}, to="varying")',
+            )
+        elif kind == "backward":
+            yield Finding(
+                "added twice",
+                f"{place}: the backward pass of a psum in the shard_map of `{mapped}` adds along "
+                f"{along} what is equal on its devices, because with check_vma=False a psum is the "
+                "transpose of a psum: the gradient is too large by their number. Differentiate "
+                "each device's own part, before the psum, or use check_vma=True",
+            )
+        elif kind == "defensive":
+            yield Finding(
+                "avoidable communication",
+                f"{place}: with check_vma=False the backward pass of the shard_map of `{mapped}` "
+                f"adds along {along} what is equal on its devices already; with check_vma=True JAX "
+                "knows that, and adds nothing",
+            )
         else:
             yield Finding(
                 "same noise",
@@ -884,6 +930,11 @@ _REMEDIES = {
         "shard another dimension of what the loop takes apart",
     "a slice along a dimension that is sharded":
         "let another dimension be in shards there, with a constraint before the line",
+    "jnp.roll by a computed number":
+        "let another dimension be in shards there, with a constraint before the line",
+    "a split along a dimension that is sharded":
+        "give each part a weight of its own; or interleave the parts, so that each device's shard "
+        "has some of every part",
     "a callback runs on one device":
         "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
         "its shard",
@@ -921,6 +972,30 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
                 f"{sent / total:.0%} of all; {_REMEDIES[words]}",
+            )
+
+
+def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Finding]:
+    """Arguments that are stored in shards of one dimension and used in shards of another, so that
+    each call exchanges them.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+      arguments: as `shardlab.report.explain.Array`s.
+    """
+    total, lists = bytes_of(moves), stacked(array.name for array in arguments)
+    specs = {pattern(array.name, lists): array.spec for array in arguments}
+    for move in moves:
+        if move.kind != "all-to-all" or move.phase == "update" or move.array not in specs:
+            continue
+        if (move.total or 0) >= max(_LEAST * total, 1024) and FROM_ONE_TO_OTHER in move.cause:
+            along = f" along {' and '.join(move.axes)}" if move.axes else ""
+            yield Finding(
+                "stored in other shards",
+                f"{where(move.file, move.line)}: {move.array} is stored in shards by "
+                f"{specs[move.array]}, but used here in shards of another dimension, so each call "
+                f"exchanges {bytes_text(move.total)}{along}: give it the spec with which it is "
+                "used",
             )
 
 
@@ -1014,6 +1089,61 @@ def _sum_before(instruction):
             return None
         name = varying[0]
     return None
+
+
+def of_temporaries(
+    temporaries: Sequence[Any], sizes: Mapping[str, int], is_differentiated: bool
+) -> Iterator[Finding]:
+    """Temporaries that are most of what a device holds at once, and how to hold less.
+
+    Args:
+      temporaries: the `shardlab.report.storage.Temporary`s, the most bytes first.
+      sizes: bytes of a device's memory, as `shardlab.report.storage.memory` returns them.
+      is_differentiated: whether the program has a backward pass.
+    """
+    kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
+    kept = [row for row in kept if row.is_stack or row.count > 2]
+    first = next(iter(temporaries), None)
+    peak, least = sizes["peak"], max(2 * sizes["arguments"], _LARGE)
+    if first is None:
+        return
+    alike = [
+        row
+        for row in temporaries
+        if (elements_of_each(row.type), row.bytes // row.count)
+        == (elements_of_each(first.type), first.bytes // first.count)
+    ]
+    size, count = (sum(getattr(row, key) for row in alike) for key in ("bytes", "count"))
+    kept_bytes = sum(row.bytes for row in kept)
+    if kept_bytes > max(2 / 3 * peak, least) and kept_bytes > size:
+        row = kept[0]
+        what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
+        remedy = (
+            "jax.checkpoint around the body of the loop keeps only what the loop carries"
+            if row.is_stack
+            else "jax.checkpoint around a layer keeps only its input, and lax.scan over stacked "
+            "layers reuses their memory"
+        )
+        yield Finding(
+            "largest temporaries",
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
+            f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
+            f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
+        )
+    elif size > max(peak / 3, least):
+        made = f", made by {first.operation}" if first.operation else ""
+        chunks = (
+            "with jax.checkpoint around its body holds one part at a time, also for the backward "
+            "pass"
+            if is_differentiated
+            else "holds one part at a time"
+        )
+        yield Finding(
+            "largest temporaries",
+            f"{where(first.file, first.line)}: {count} × {first.type}{made}, "
+            f"{bytes_text(size)} on each device, {size / peak:.0%} of what it holds at once; a "
+            f"lax.scan over chunks of a dimension {chunks}",
+        )
 
 
 def constant_sizes(text: str) -> list[float]:

@@ -16,7 +16,7 @@ from shardlab.report.causes import is_expected
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.names import pattern, stacked
-from shardlab.report.storage import Array, whole_memory
+from shardlab.report.storage import Array, Temporary, whole_memory
 
 __all__ = ["Comparison", "Report"]
 
@@ -25,6 +25,7 @@ WIDE = 88  # columns
 LINES = 60  # of a report that is printed
 
 _COLUMNS = ("bytes", "ms", "times", "collective", "along", "overlap", "pass", "line")
+_AT_PEAK = ("at the peak", "", "temporary", "made by", "line")
 _STORED = ("stored", "", "argument", "type", "spec")
 
 
@@ -50,6 +51,8 @@ class Report:
         programs.
       kernels: kernels that communicate by themselves, by name, each with the bytes that it
         declares, or None: what they send is not in the program, and not in `bytes`.
+      temporaries: what is alive where a device holds most, as `Temporary`s, the most bytes first;
+        () for a text.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     idle: int = 0
     kernels: dict[str, int | None] = field(default_factory=dict)
+    temporaries: tuple[Temporary, ...] = ()
 
     @property
     def bytes(self) -> int | None:
@@ -109,6 +113,8 @@ class Report:
             left = len(rows) - fitting + 1
             kinds = "kinds" if left > 1 else "kind"
             lines += [f"and {left} {kinds} of smaller ones"] if left else []
+        if at_peak := self._at_peak():
+            lines += ["", *(line for block in _table([_AT_PEAK, *at_peak], "><") for line in block)]
         return "\n".join(lines)
 
     def _repr_html_(self):
@@ -127,6 +133,8 @@ class Report:
         parts += [html_table(_STORED, rows[:MOST])] if rows else []
         if len(rows) > MOST:
             parts.append(paragraph(f"and {len(rows) - MOST} kinds of smaller ones"))
+        if at_peak := self._at_peak():
+            parts.append(html_table(_AT_PEAK, at_peak))
         return "".join(parts)
 
     def _findings_html(self, shown):
@@ -218,6 +226,21 @@ class Report:
         return [
             (bytes_text(total), f"{count} ×" if count > 1 else "", name, kind, spec)
             for (name, kind, spec), (count, total) in rows
+        ]
+
+    def _at_peak(self):
+        """The largest temporaries, where they are a good part of the memory."""
+        if self.memory.get("temporaries", 0) < self.memory.get("peak", 0) / 4:
+            return []
+        return [
+            (
+                bytes_text(one.bytes),
+                f"{one.count} ×" if one.count > 1 else "",
+                one.type,
+                ", ".join(filter(None, (one.operation, one.phase))) or "unknown",
+                where(one.file, one.line),
+            )
+            for one in self.temporaries[:3]
         ]
 
 
