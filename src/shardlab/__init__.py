@@ -35,6 +35,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
 - `shardlab.programs.races`: run kernels that communicate, and list their races
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
+- `shardlab.programs.liveness`: the temporaries that a device holds where it holds most (inside)
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used,
   held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device

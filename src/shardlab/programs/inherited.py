@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
+_SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
 _LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
     "pbroadcast", "pcast", "pvary", "reduce_precision", "reshape", "squeeze", "stop_gradient",
@@ -141,6 +142,7 @@ class Inheritance:
       flops: of all matrix products, on all devices together, each once.
       repeated: FLOPs of the products in which no operand has the axis of a `Loss`, by the `Loss`
         and the `Site` of the product.
+      searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
       orders: the `Order`s, each once, in the order of the program.
@@ -161,6 +163,7 @@ class Inheritance:
 
     flops: int = 0
     repeated: dict[Loss, Counter] = field(default_factory=dict)
+    searched: dict[Loss, Site] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
@@ -322,6 +325,10 @@ class _Follower:
         differs = communicated(equation, differs)
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
+        if name in _SEARCHES and manual is None:
+            for loss in values[0].lost:
+                if loss.axis not in values[0].named:
+                    self.shown.searched.setdefault(loss, self._place(equation))
         moved = values[0] if name in _LAYOUT and values else _Value()
         gathered = moved.gathered
         if name == "all_gather":

@@ -293,12 +293,25 @@ class Origins:
             instruction = instruction.home[names[0]]
         return "", "", "", 0
 
-    def is_kept_in_shards(self, instruction: Instruction) -> bool:
-        """Whether each device keeps a shard of a sum: of a reduce-scatter, or by a slice."""
-        users = self._uses.first(instruction.home, instruction.name)
-        return "scatter" in instruction.line.partition("metadata=")[0] or any(
-            user.kind == "dynamic-slice" for user, _ in itertools.islice(users, 3)
-        )
+    @promised()
+    def is_kept_in_shards(self, instruction: Instruction, devices: int) -> bool:
+        """Whether each of the devices that add keeps a shard of the sum: of a reduce-scatter, or by
+        slices of most of it.
+        """
+        if instruction.kind.startswith(
+            ("reduce-scatter", "fusion")
+        ):  # as TPUs' compiler writes one
+            return True
+        here, whole, sliced = instruction.home, 0, 0
+        users = lambda name: self._uses.users(here).get(name, ())  # noqa: E731
+        parts = [name for name in users(instruction.name) if here[name].kind == "get-tuple-element"]
+        for name in parts or [instruction.name]:
+            size = _elements(here, name)
+            whole += size
+            sliced += size * any(
+                0 < devices * _elements(here, user) <= size for user in users(name)
+            )
+        return 2 * sliced > whole
 
     @promised()
     def is_same_in_loop(self, instruction: Instruction) -> bool:

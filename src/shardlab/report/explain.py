@@ -133,7 +133,7 @@ def explain(
     sizes |= {"gathered": judgement.kept} if judgement.kept else {}
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
-    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices)]
+    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices, judgement.forward)]
     declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     for kernel, size in report.kernels.items():
         declared[kernel] = size or declared.get(kernel, size)

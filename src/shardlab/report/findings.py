@@ -24,7 +24,8 @@ from shardlab.report.names import pattern, stacked
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
-    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation", "of_exchanged",
+    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation",
+    "of_exchanged",
     "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
     "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
     "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
@@ -71,7 +72,8 @@ _HARM = (
     "summed in a loop", "gathered in a loop", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
-    "gathered before a loop", "stored in other shards", "other sharding", "not placed", "largest temporaries",
+    "gathered before a loop", "stored in other shards", "other sharding", "not placed",
+    "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
@@ -86,11 +88,23 @@ def by_harm(found: Iterable[Finding]) -> list[Finding]:
         for place, titles in enumerate(_HARM)
         for title in ((titles,) if isinstance(titles, str) else titles)
     }
-    return sorted(found, key=lambda finding: places[finding.title])
+    # Devices repeat products where a loop or a reshape has gathered what they multiply.
+    is_before = re.compile(r": (a loop \(scan, map\)|a reshape \(as)").search
+
+    def place(finding):
+        if finding.title == "avoidable communication" and is_before(finding.says):
+            return places["reshape of shards"]
+        return places[finding.title]
+
+    return sorted(found, key=place)
 
 
 def of_arrays(
-    arguments: Sequence[Any], results: Sequence[Any], mesh: Mapping[str, int], devices: int
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    mesh: Mapping[str, int],
+    devices: int,
+    forward: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -98,6 +112,8 @@ def of_arrays(
       arguments, results: as `shardlab.report.explain.Array`s.
       mesh: sizes by axis.
       devices: how many devices the program is for.
+      forward: the names of the arguments that the forward pass uses: others, such as an optimiser's
+        state, come before these where they take as much.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -124,7 +140,7 @@ def of_arrays(
         or array.bytes == array.whole
         or not used >= {axis for axis in array.replicated if axis in mesh}
     ]
-    rows = [*_replicated("replicated", advised, total, "the arguments", mesh)]
+    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
@@ -165,7 +181,7 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh):
+def _replicated(title, arrays, total, whose, mesh, forward=()):
     groups, least, roots = {}, {}, _roots(arrays)
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
@@ -194,14 +210,16 @@ def _replicated(title, arrays, total, whose, mesh):
         ways = mesh[axis]
         names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
+        is_used = any(array.name in forward for array, _ in group)
         yield (
-            saved((total_bytes, axis)),
+            saved((total_bytes, axis)) * (1 if is_used else 1.01),
             Finding(
                 title,
                 (
-                    f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of "
-                    f"{whose}, stored whole along {' and '.join(free)}; in shards along {axis}, which "
-                    f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
+                    f"{names}, {bytes_text(total_bytes)} on each device, "
+                    f"{total_bytes / total:.0%} of {whose}, stored whole along "
+                    f"{' and '.join(free)}; in shards along {axis}, which divides dimension "
+                    f"{dimensions}, it would be {bytes_text(total_bytes // ways)}"
                 ),
             ),
         )
@@ -524,8 +542,8 @@ def of_partitioner(
 
 
 def _shards_said(sharding):
-    """A sharding of XLA's partitioner in words, such as "4 shards of dimension 3"; as it is where it
-    is written in another way.
+    """A sharding of XLA's partitioner in words, such as "4 shards of dimension 3"; as it is, where
+    it is written in another way.
     """
     sizes = re.match(r"\{devices=\[([\d,]+)\]", sharding)
     if not sizes:
@@ -735,7 +753,7 @@ def _summed_in_loops(moves, origins):
                 times + move.times,
                 size + move.times * move.bytes,
                 (*kinds, move.kind),
-                is_kept or origins.is_kept_in_shards(start),
+                is_kept or origins.is_kept_in_shards(start, max(map(len, move.groups))),
             )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
@@ -1107,15 +1125,18 @@ def of_temporaries(
     peak, least = sizes["peak"], max(2 * sizes["arguments"], _LARGE)
     if first is None:
         return
-    alike = [
-        row
-        for row in temporaries
-        if (elements_of_each(row.type), row.bytes // row.count)
-        == (elements_of_each(first.type), first.bytes // first.count)
-    ]
-    size, count = (sum(getattr(row, key) for row in alike) for key in ("bytes", "count"))
+    single = first.bytes // first.count
     kept_bytes = sum(row.bytes for row in kept)
-    if kept_bytes > max(2 / 3 * peak, least) and kept_bytes > size:
+    if sizes.get("gathered", 0) > max(peak / 3, _LARGE):
+        kept_bytes = sizes["gathered"]
+        yield Finding(
+            "largest temporaries",
+            f"{bytes_text(kept_bytes)} of arguments are gathered in the forward pass and kept for "
+            f"the backward pass, {kept_bytes / peak:.0%} of what a device holds at once: "
+            "jax.checkpoint around each layer, with what gathers its weights inside, gathers them "
+            "again instead",
+        )
+    elif kept_bytes > max(2 / 3 * peak, least):
         row = kept[0]
         what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
         remedy = (
@@ -1130,7 +1151,7 @@ def of_temporaries(
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
         )
-    elif size > max(peak / 3, least):
+    elif single > max(peak / 3, least) and not first.is_stack:
         made = f", made by {first.operation}" if first.operation else ""
         chunks = (
             "with jax.checkpoint around its body holds one part at a time, also for the backward "
@@ -1140,9 +1161,9 @@ def of_temporaries(
         )
         yield Finding(
             "largest temporaries",
-            f"{where(first.file, first.line)}: {count} × {first.type}{made}, "
-            f"{bytes_text(size)} on each device, {size / peak:.0%} of what it holds at once; a "
-            f"lax.scan over chunks of a dimension {chunks}",
+            f"{where(first.file, first.line)}: {first.type}{made}, {bytes_text(single)} on each "
+            f"device, {single / peak:.0%} of what it holds at once; a lax.scan over chunks of a "
+            f"dimension {chunks}",
         )
 
 

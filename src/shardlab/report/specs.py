@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
+_MUCH = 1 / 4  # of all bytes sent
 _EXCHANGES = ("all-to-all", "collective-permute")
 
 
@@ -43,6 +44,16 @@ def lost_axes(
       again: the (file, line) of products that several devices compute.
     """
     groups = {}
+    for loss in inheritance.searched:
+        sent = bytes_of(
+            move
+            for move in moves
+            if (move.file, move.line) == (loss.place.file, loss.place.line)
+            and move.kind == "all-gather"
+            and loss.axis in (move.axes or move.within or ())
+        )
+        if loss.kind == "constraint" and sent > max(_MUCH * bytes_of(moves), 1024):
+            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
     for loss, places in inheritance.repeated.items():
         if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
             continue
@@ -52,7 +63,8 @@ def lost_axes(
             for move in moves
         )
         if is_gathered or any((one.file, one.line) in again for one in places):
-            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+            group = groups.setdefault((loss.place, loss.spec, loss.type), [])
+            group += [loss] if loss not in group else []
     return groups
 
 
@@ -77,12 +89,15 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
-        products = sum((inheritance.repeated[loss] for loss in losses), Counter())
-        first = max(products, key=products.get)
+        products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
+        searched = [inheritance.searched[loss] for loss in losses if loss in inheritance.searched]
+        first = max(products, key=products.get) if products else searched[0]
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
         done = (
-            f"and repeat the products of {where(first.file, first.line)}"
+            f"and each looks through all of it in {where(first.file, first.line)}"
+            if not products
+            else f"and repeat the products of {where(first.file, first.line)}"
             if any((one.file, one.line) in again for one in products)
             else f"and nothing in the products of {where(first.file, first.line)} has the axis"
         )
