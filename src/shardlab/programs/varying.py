@@ -43,8 +43,9 @@ class Mismatch:
     Attributes:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
         same on devices whose data differ, "samples" if gradients of single samples are added over
-        devices, "backward" if the backward pass of a sum over devices adds what is equal on them,
-        and "defensive" if that of a whole shard_map does.
+        devices, "indices" if devices look up the same places, each in its own shard, "backward" if
+        the backward pass of a sum over devices adds what is equal on them, and "defensive" if that
+        of a whole shard_map does.
       axes: the mesh axes along which that is so.
       number: which result of the shard_map, from 0; 0 for the others.
       function: the name of the function that is mapped.
@@ -100,6 +101,10 @@ def _of_a_map(equation):
     if specs is None or len(specs) != len(body.outvars):
         return  # written in a way that we do not read
     walk = _Body(sizes)
+    walk.divided |= {
+        variable: _by_dimension(spec)
+        for variable, spec in zip(body.invars, equation.params["in_specs"], strict=True)
+    }
     inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
     results = walk.run(body, inputs)
     function, file, line = _function(body)
@@ -107,7 +112,8 @@ def _of_a_map(equation):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
-    marked = [("noise", walk.noisy[:1]), ("samples", walk.samples[:1])]
+    kinds = ("noise", walk.noisy), ("samples", walk.samples), ("indices", walk.elsewhere)
+    marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
         is_whole = "transpose(" in str(equation.source_info.name_stack)
         equal = [
@@ -128,7 +134,8 @@ class _Body:
     def __init__(self, sizes):
         # Where noise meets data that differ, where gradients of single samples are added, and where
         # what is equal is: pairs of axes and place.
-        self.noisy, self.samples, self.equal = [], [], []
+        self.noisy, self.samples, self.equal, self.elsewhere = [], [], [], []
+        self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
         self.sizes, self.cast, self.means = sizes, set(), set()
 
     def run(self, jaxpr, inputs):
@@ -168,6 +175,8 @@ class _Body:
             if len(one.invars) == len(values) and len(one.outvars) == count
         ]
         if inner and name != "shard_map":
+            for atom, variable in zip(equation.invars, inner[0].invars, strict=True):
+                self.divided[variable] = self._axes_of(atom)
             return self.run(inner[0], values)
         return [(together, self._is_noise(equation, values))] * count
 
@@ -177,6 +186,11 @@ class _Body:
         shapes = [getattr(one.aval, "shape", ()) for one in equation.invars]
         if name in ("pvary", "pcast"):
             self.cast |= set(shapes)
+        if name in ("pvary", "pcast", "convert_element_type", "copy"):
+            for atom, variable in zip(equation.invars, equation.outvars, strict=True):
+                self.divided[variable] = self._axes_of(atom)
+        if name == "gather":
+            self._note_indices(equation, values)
         # What is divided by a number of devices before it is added is the gradient of a mean.
         if name in ("div", "mul") and any(hasattr(atom, "val") for atom in equation.invars):
             self.means |= set(equation.outvars)
@@ -197,6 +211,19 @@ class _Body:
                 if in_backward and not hasattr(atom, "val") and atom in self.means:
                     continue
                 self.equal.append((equal, _place(equation), in_backward))
+
+    def _axes_of(self, atom):
+        return () if hasattr(atom, "val") else self.divided.get(atom, ())
+
+    def _note_indices(self, equation, values):
+        """Notes indices of data that devices share along an axis of the dimension that they index:
+        each of them has another part of it.
+        """
+        own, indices = self._axes_of(equation.invars[0]), values[1][0]
+        indexed = equation.params["dimension_numbers"].start_index_map
+        along = {axis for d in indexed if d < len(own) for axis in own[d] if self.sizes[axis] > 1}
+        if indices and along - indices and along & indices:
+            self.elsewhere.append((along - indices, _place(equation)))
 
     def _scan(self, equation, values):
         body = opened(equation.params["jaxpr"])
@@ -286,6 +313,13 @@ def opened(jaxpr: Any) -> Any:
 def _named(spec):
     """The axes that a `PartitionSpec` names; none for what is no spec."""
     return frozenset(axes_named(spec) if isinstance(spec, jax.sharding.PartitionSpec) else ())
+
+
+def _by_dimension(spec):
+    """For each dimension the axes that a `PartitionSpec` names; () for what is no spec."""
+    if not isinstance(spec, jax.sharding.PartitionSpec):
+        return ()
+    return tuple((one,) if isinstance(one, str) else tuple(one or ()) for one in spec)
 
 
 def own_frames(equation: Any) -> list[tuple[str, int]]:

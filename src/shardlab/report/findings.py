@@ -65,7 +65,7 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
-    "same noise",
+    "same noise", "indices into other shards",
     "constraint without an axis", "axis on two dimensions", "order of axes",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
@@ -861,6 +861,14 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"nothing to do with each other. Make the parameter each device's own first: "
                 f'jax.lax.pcast(parameter, {axes!r}, to="varying")',
             )
+        elif kind == "indices":
+            yield Finding(
+                "indices into other shards",
+                f"{place}: devices along {along} look up the same indices in the shard_map of "
+                f"`{mapped}`, each in its own shard of the data: the axes of the data and of their "
+                f"indices differ. Name {along} for both in in_specs, or subtract where each "
+                "device's shard begins, by jax.lax.axis_index",
+            )
         elif kind == "backward":
             yield Finding(
                 "added twice",
@@ -1127,7 +1135,7 @@ def of_temporaries(
         return
     single = first.bytes // first.count
     kept_bytes = sum(row.bytes for row in kept)
-    if sizes.get("gathered", 0) > max(peak / 3, _LARGE):
+    if sizes.get("gathered", 0) > max(peak / 4, _LARGE):
         kept_bytes = sizes["gathered"]
         yield Finding(
             "largest temporaries",

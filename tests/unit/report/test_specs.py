@@ -368,6 +368,18 @@ def test_gradients_of_samples_are_told_from_those_of_members():
     assert "added over samples" not in {f.title for f in members.findings}
 
 
+@pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
+def test_offsets_over_fewer_axes_than_their_tokens_are_told(spec):
+    def kernel(tokens, offsets):
+        return jnp.take(tokens, offsets, axis=0, mode="clip")
+
+    both = ("data", "model")
+    tokens, offsets = struct(MESH, (1024, 64), both), struct(MESH, (64,), *spec, dtype="int32")
+    f = jax.shard_map(kernel, mesh=MESH, in_specs=(P(both), spec), out_specs=P(both))
+    titles = [finding.title for finding in explain(f, tokens, offsets).findings]
+    assert ("indices into other shards" in titles) == (spec == P("data"))
+
+
 @pytest.mark.parametrize("is_mean", [False, True])
 @pytest.mark.parametrize("check", [False, True])
 def test_a_gradient_through_a_sum_over_devices_without_the_check(is_mean, check):
