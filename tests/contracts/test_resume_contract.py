@@ -215,7 +215,7 @@ def test_prefetch_with_state(prefetch_with_state, records, batch, size, in_place
         return Own(own) if in_place else own
 
     right = [each.tolist() for each in loader()]
-    with refusal(size < 1, abs(size)):
+    with refusal(size < 1, size):
         read = loader()
         pairs = list(prefetch_with_state(read, size))
         assert size >= 1 and [each.tolist() for each, _ in pairs] == right

@@ -141,12 +141,13 @@ found = found if isinstance(found, str) else "found"
 
 @contract(
     "survive", "keep", "passing", draws=10,
-    wrong=["replicated", "scalar", "columns", "other mesh", "bool", "complex64", "two axes"],
+    wrong=["replicated", "scalar", "columns", "other mesh", "bool", "complex64", "two axes",
+           "agreed"],
 )  # fmt: skip
 def test_keep_refuses(wrong):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes.
+    last; it refuses other arrays and meshes, and to overwrite that step.
     """
     group().run(f"""
 sharding, wrong, memory = over([0, 1, 2, 3]), {wrong!r}, {{}}
@@ -158,11 +159,13 @@ if wrong == "two axes":
 dtype = wrong if wrong in ("bool", "complex64") else "float32"
 whole = np.ones(() if wrong == "scalar" else (4, 4), dtype)
 state = {{"odd one": put(whole, NamedSharding(mesh, layout))}}
-said = told(keep, memory, 1, state, sharding, None)
+saved = (1, list(mesh.devices.flat)) if wrong == "agreed" else None
+said = told(keep, memory, 1, state, sharding, saved)
 kept = len(memory)
 """)
     for said in group()["said"]:
-        assert said.startswith("ValueError") and "odd one" in said, said
+        named = "agreed on step 1" if wrong == "agreed" else "odd one"
+        assert said.startswith("ValueError") and named in said, said
     assert group()["kept"] == [0] * 4
 
 
@@ -170,7 +173,7 @@ kept = len(memory)
 def test_keep_in_one_process(keep, devices, rows):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes.
+    last; it refuses other arrays and meshes, and to overwrite that step.
     """
     sharding = jax.sharding.NamedSharding(mesh_of(devices), jax.sharding.PartitionSpec("x"))
     a, memory = jnp.arange(devices * rows), {}
