@@ -305,6 +305,26 @@ def test_offsets(offsets, seed, devices, own, more, high):
 
 
 @contract(
+    "experts", "update", draws=60, quick=True,
+    count=[1, 2, 5, 8], rows=[None, None, None, 1, 3], high=[1, 2, 3, 5000],
+    dtype=["float32", "bfloat16"], in_jit=[True, False],
+)  # fmt: skip
+def test_update(update, seed, count, rows, high, dtype, in_jit):
+    """`update` takes the bias of all experts, in float32 or bfloat16, and the choices that each of
+    them got from the tokens of all devices; it refuses loads of another shape.
+    """
+    bias = values("normal", (count,), dtype)
+    shape = (count,) if rows is None else (rows, count)
+    load = np.random.default_rng(seed).integers(0, high, shape)
+    with refusal(rows is not None, count, rows):
+        found = (jitted(update) if in_jit else update)(bias, load)
+        assert found.dtype == dtype and rows is None
+        mean = load.sum() / count
+        right = bias.astype("float64") + 0.01 * ((load < mean) * 1.0 - (load > mean))
+        close(found, right, 1e-2 if dtype == "bfloat16" else 1e-6)
+
+
+@contract(
     "experts", "padded", draws=20,
     devices=[1, 2, 3, 8], own=[1, 2], high=[1, 2, 5], kind=["normal", "nan", "inf", "ones"],
     dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
