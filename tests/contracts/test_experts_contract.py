@@ -330,8 +330,8 @@ def test_update(update, seed, count, rows, high, dtype, in_jit):
     dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
 )  # fmt: skip
 def test_padded(padded, seed, devices, own, high, kind, dtype, check, most):
-    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; a block of more than `most`
-    rows, at least 1, arrives as NaN, so integers take no `most`.
+    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; `most` is at least 1, and
+    for floats alone, because a longer block arrives as NaN.
     """
     count, length = devices * own, devices * 2 * 5 + 3
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")
