@@ -172,7 +172,7 @@ def _of_a_sheet(text):
 
 
 def plain(text):
-    """A text in one line, without what a terminal would obey; of one that is long, the beginning."""
+    """A text in one line, without what a terminal would obey; of a long one, the beginning."""
     text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,1000}(\x07|\x1b\\))?", "", text)
     text = re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", " ", text)
     text = " ".join(text.split())
