@@ -95,6 +95,26 @@ def alone(folder, progress, stop, what="build"):
 
 
 @contextmanager
+def watched(folder):
+    """Make a folder, unless it is there. Yields a function that says whether it still is, and is
+    the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # while it is open, none has its number
+
+    def still():
+        try:
+            return os.path.samestat(os.fstat(held), folder.stat())
+        except OSError:
+            return False
+
+    try:
+        yield still
+    finally:
+        os.close(held)
+
+
+@contextmanager
 def one_of(count, folder, stop):
     """Allow `count` blocks at a time for a folder, in whatever processes; others wait."""
     folder.mkdir(parents=True, exist_ok=True)

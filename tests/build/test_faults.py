@@ -365,6 +365,30 @@ def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
     assert status == 0 and "More." in tiny.page("two") and "while chapters ran" not in err
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("rm -rf ../src", "src/shardlab/value.py: was deleted while chapters ran; restore"),
+        ("mv ../src ../moved", "src/shardlab/value.py: was deleted while chapters ran; restore"),
+        ("rm -rf ../_build", "_build: was deleted or replaced while chapters ran; if a cell"),
+        ("mv ../_build ../moved", "_build: was deleted or replaced while chapters ran; if a cell"),
+        ("rm -rf ../_build; touch ../_build", "_build: was deleted or replaced while chapters ran"),
+    ],
+)
+def test_what_a_cell_deletes_is_told_in_a_line(tiny, command, says):
+    tiny.write("book/two.md", chapter("Two", "print(2)"))
+    tiny.write("book/one.md", chapter("One", f"!{command}"))
+    status, _, err = tiny.build()
+    assert status == 1 and says in err and "Traceback" not in err, err
+
+
+def test_a_file_in_place_of_the_build_folder_is_told_in_a_line(tiny):
+    tiny.write("_build", "")
+    status, _, err = tiny.build()
+    assert status == 1 and "_build: a file, where a folder should be; delete it" in err, err
+    assert err.count("\n") == 1
+
+
 def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
     read = "import subprocess, sys\nprint('alone', open('data/alone.txt').read())\n"
     read += "subprocess.run([sys.executable, '-c', \"open('data/below.txt').read()\"], check=True);"
