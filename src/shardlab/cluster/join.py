@@ -5,6 +5,7 @@ it.
 import faulthandler
 import hashlib
 import inspect
+import ipaddress
 import itertools
 import json
 import os
@@ -31,11 +32,13 @@ def on_this_host(coordinator):
     It has no authentication, and by default listens on all interfaces.
     """
     host, _, port = coordinator.rpartition(":")
-    return (
-        {"coordinator_bind_address": f"127.0.0.1:{port}"}
-        if host in ("localhost", "127.0.0.1")
-        else {}
-    )
+    if host.lower() == "localhost":
+        host = "127.0.0.1"
+    try:
+        own = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name, which other hosts may need to reach
+        own = False
+    return {"coordinator_bind_address": f"{host}:{port}"} if own else {}
 
 
 def port_of_this_step():

@@ -524,3 +524,20 @@ def test_nothing_is_left_when_the_notebook_is_killed():
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "listens"),
+    [
+        ("localhost:8476", "127.0.0.1:8476"),
+        ("LOCALHOST:8476", "127.0.0.1:8476"),
+        ("127.0.0.2:8476", "127.0.0.2:8476"),
+        ("[::1]:8476", "[::1]:8476"),
+        ("10.0.0.7:8476", None),
+        ("node7:8476", None),
+    ],
+)
+def test_a_coordinator_of_this_host_alone_listens_to_no_other(coordinator, listens):
+    from shardlab.cluster.join import on_this_host
+
+    assert on_this_host(coordinator).get("coordinator_bind_address") == listens
