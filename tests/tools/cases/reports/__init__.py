@@ -1,0 +1,108 @@
+"""Public reports of sharded JAX programs that were slow, too large, wrong or compiled again, each
+rebuilt as a small program of our own.
+
+A program of `compute`, `layouts`, `memory` or `serving` returns a function and its arguments, which
+need no memory, and a context in which to compile it, if it needs one. Its decorator says what the
+thread reports, and how to recognise the finding that names the cause: by the thread's own
+resolution, not by what `explain` says. `scripts/record_reports.py` records what it says.
+"""
+
+import contextlib
+import importlib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardlab import Pod
+from shardlab.report.explain import explain
+
+VERDICTS = ("right", "partly", "silent", "false")
+REPORTS = {}  # by thread
+
+
+@dataclass(frozen=True)
+class Report:
+    """A public report.
+
+    Attributes:
+      thread: such as "jax-ml/jax#21562".
+      symptom: what was wrong, in a sentence.
+      finding: a pattern that a finding, "title: says", contains if it names the cause.
+      row: a pattern that a row, "kind array cause axes", contains if it shows the symptom.
+      pod: the compiler to ask, such as "v5e:2x4"; "" for that of CPUs.
+      program: returns the function, its arguments, and a context if it needs one.
+    """
+
+    thread: str
+    symptom: str
+    finding: str
+    row: str
+    pod: str
+    program: Callable
+
+
+def public(thread, symptom, finding, row="", pod=""):
+    """Marks a program as the one of a thread."""
+
+    def mark(program):
+        assert thread not in REPORTS, f"{thread} is there already"
+        REPORTS[thread] = Report(thread, symptom, finding, row, pod, program)
+        return program
+
+    return mark
+
+
+def explained(report):
+    """What `explain` says of a report's program."""
+    function, arguments, *contexts = report.program()
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        return explain(function, *arguments, mesh=Pod(report.pod) if report.pod else None)
+
+
+def verdict(report, said):
+    """What an explanation is worth.
+
+    Args:
+      report: a `Report`.
+      said: the `shardlab.Report` of its program.
+
+    Returns:
+      "right" if the first finding names the cause; "partly" if a later one does, or no finding at
+      all hides the row that shows the symptom; "silent" without either; "false" if findings name
+      other causes only.
+    """
+    named = [
+        bool(re.search(report.finding, f"{finding.title}: {finding.says}", re.DOTALL))
+        for finding in said.findings
+    ]
+    if any(named):
+        return "right" if named[0] else "partly"
+    if named:
+        return "false"
+    rows = [f"{m.kind} {m.array} {m.cause} {' '.join(m.axes or ())}" for m in said.moves]
+    shown = report.row and any(re.search(report.row, row) for row in rows)
+    return "partly" if shown else "silent"
+
+
+def first_finding(report, said):
+    """The first finding's title and words, with lines counted from the program's own first; two
+    empty texts without a finding.
+    """
+    if not said.findings:
+        return "", ""
+    file = inspect.getsourcefile(report.program).rpartition("/")[2]
+    lines, start = inspect.getsourcelines(report.program)
+
+    def place(match):
+        number = int(match[1]) - start + 1
+        return f"line {number}" if 0 < number <= len(lines) else "a helper"
+
+    says = re.sub(rf"\b{re.escape(file)}:(\d+)", place, said.findings[0].says)
+    return said.findings[0].title, says
+
+
+for _name in ("compute", "layouts", "memory", "serving"):
+    importlib.import_module(f"reports.{_name}")

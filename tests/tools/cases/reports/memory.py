@@ -1,0 +1,213 @@
+"""Programs that store more than they need."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from steps import grid, struct
+
+from reports import public
+
+
+@public(
+    "AI-Hypercomputer/maxtext#2242",
+    "The logits of a large vocabulary take most of the memory of a step; computed a chunk of the "
+    "batch at a time they do not.",
+    r"(logits|largest temporar|alive at the peak|chunk)",
+)
+def whole_logits():
+    mesh = grid((8,), ("data",))
+
+    def loss(params, tokens, targets):
+        hidden = params["embed"][tokens]
+        logits = hidden @ params["embed"].T
+        wanted = jnp.where(jnp.arange(8192) == targets[..., None], logits, 0).sum(-1)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - wanted)
+
+    def step(params, tokens, targets):
+        grads = jax.grad(loss)(params, tokens, targets)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = {"embed": struct(mesh, (8192, 64), None, "data")}
+    tokens = struct(mesh, (64, 256), "data", dtype="int32")
+    layouts = jax.tree.map(lambda p: p.sharding, params)
+    return jax.jit(step, donate_argnums=0, out_shardings=layouts), (params, tokens, tokens)
+
+
+@public(
+    "apple/axlearn#1068",
+    "To write many steps into a cache of keys, a one-hot array of batch x steps x length is made, "
+    "too large to store.",
+    r"(one.hot|largest temporar|alive at the peak)",
+)
+def one_hot_of_steps():
+    mesh = grid((8,), ("data",))
+
+    def write(cache, time, keys):
+        at = time[:, None] + jnp.arange(keys.shape[1])
+        hot = jax.nn.one_hot(at, cache.shape[1], dtype=keys.dtype)
+        new = jnp.einsum("bst,bsnh->btnh", hot, keys)
+        return jnp.where((hot.sum(1) > 0)[..., None, None], new, cache)
+
+    cache, keys = (struct(mesh, (8, length, 2, 32), "data") for length in (2048, 1024))
+    arguments = cache, struct(mesh, (8,), "data", dtype="int32"), keys
+    return jax.jit(write, donate_argnums=0), arguments
+
+
+@public(
+    "google-deepmind/optax#548",
+    "The state of the optimiser is made on a single device, although the parameters are sharded.",
+    r"result on one device",
+)
+def optimiser_on_one_device():
+    mesh = grid((8,), ("data",))
+
+    def init(params):
+        return {"first": jax.tree.map(jnp.zeros_like, params), "count": jnp.zeros((), jnp.int32)}
+
+    params = {"w": struct(mesh, (512, 512), "data"), "b": struct(mesh, (512,))}
+    return init, (params,)
+
+
+@public(
+    "jax-ml/jax#15368",
+    "A donated array that keeps its memory under pmap cannot be used any more with jit and "
+    "shard_map: the result is of another size.",
+    r"donation not used",
+)
+def halo_dropped():
+    mesh = grid((8,), ("data",))
+
+    def step(x):
+        left = lax.ppermute(x[:1], "data", [((i + 1) % 8, i) for i in range(8)])
+        right = lax.ppermute(x[-1:], "data", [(i, (i + 1) % 8) for i in range(8)])
+        return jnp.roll(jnp.concatenate([left, x, right]), 1, 0)[2:-2]
+
+    f = jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    return jax.jit(f, donate_argnums=0), (struct(mesh, (512, 1024), "data"),)
+
+
+@public(
+    "google/flax#5172",
+    "Where the optimiser's state is sharded in another way than the model, a step returns the "
+    "model in the optimiser's layout.",
+    r"other sharding",
+)
+def model_takes_the_layout_of_its_optimiser():
+    mesh = grid((2, 4), ("x", "y"))
+
+    def step(params, moments, x, y):
+        def loss(w):
+            return jnp.sum((y - jax.nn.relu(x @ w["up"]) @ w["down"]) ** 2)
+
+        grads = jax.grad(loss)(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, grads)
+        layout = NamedSharding(mesh, P("x", "y"))
+        moments = lax.with_sharding_constraint(moments, {"up": layout, "down": layout})
+        return jax.tree.map(lambda p, m: p - 1e-3 * m, params, moments), moments
+
+    shapes = {"up": (128, 256), "down": (256, 128)}
+    params = {name: struct(mesh, shape) for name, shape in shapes.items()}
+    moments = {name: struct(mesh, shape, "x", "y") for name, shape in shapes.items()}
+    data = struct(mesh, (2048, 128), ("x", "y"))
+    return jax.jit(step, donate_argnums=(0, 1)), (params, moments, data, data)
+
+
+@public(
+    "jax-ml/jax#23543",
+    "Weights are cast to bf16 before they are gathered, by the program's words, but are gathered "
+    "in f32.",
+    r"gathered before a cast",
+    row="all-gather",
+    pod="v5e:2x4",
+)
+def gathered_in_f32():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x):
+        def layer(hidden, w):
+            w = lax.with_sharding_constraint(w, NamedSharding(mesh, P()))
+            return jnp.tanh(hidden @ w.astype(jnp.bfloat16)), None
+
+        return lax.scan(layer, x, w)[0]
+
+    x = struct(mesh, (512, 256), "data", dtype="bfloat16")
+    return jax.jit(step, donate_argnums=1), (struct(mesh, (8, 256, 256), None, "data"), x)
+
+
+@public(
+    "jax-ml/jax#25010",
+    "The weights that are gathered in the forward pass are kept for the backward pass, also under "
+    "jax.checkpoint.",
+    r"(kept for the backward|gathered before a loop|checkpoint)",
+    row="all-gather",
+)
+def gathered_and_kept():
+    mesh = grid((8,), ("data",))
+
+    def loss(params, x):
+        @jax.checkpoint
+        def block(x, w):
+            return jnp.tanh(jnp.tanh(x @ w["up"]) @ w["down"])
+
+        for w in params:
+            x = block(x, w)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    up, down = struct(mesh, (256, 1024), "data"), struct(mesh, (1024, 256), None, "data")
+    params = [{"up": up, "down": down}] * 3
+    layouts = jax.tree.map(lambda p: p.sharding, params)
+    return jax.jit(step, donate_argnums=0, out_shardings=layouts), (
+        params,
+        struct(mesh, (64, 256), "data"),
+    )
+
+
+@public(
+    "jax-ml/jax#24332",
+    "`meshgrid` of two small vectors makes whole arrays on every device.",
+    r"replicated result",
+)
+def grid_of_coordinates():
+    mesh = grid((4, 2), ("x", "y"))
+
+    def coordinates(x, y):
+        return jnp.meshgrid(x, y)
+
+    line = struct(mesh, (2048,))
+    return coordinates, (line, line)
+
+
+@public(
+    "jax-ml/jax#16278",
+    "A jitted loop that closes over a large array runs out of memory; as an argument the same "
+    "array is no problem.",
+    r"closed-over constant",
+)
+def closed_over():
+    mesh = grid((8,), ("data",))
+    big = jnp.sin(jnp.arange(16 * 256 * 256, dtype=jnp.float32)).reshape(16, 256, 256)
+
+    def step(x):
+        return lax.fori_loop(0, 16, lambda i, x: jnp.tanh(x @ big[i]), x)
+
+    return jax.jit(step, donate_argnums=0), (struct(mesh, (512, 256), "data"),)
+
+
+@public(
+    "jax-ml/jax#31250",
+    "A function traces and compiles twice: its argument is on no mesh in the first call and on one "
+    "in the second.",
+    r"not placed|compiles? again",
+)
+def result_on_a_mesh():
+    mesh = grid((8,), ("data",))
+
+    def step(x):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P())) + 1
+
+    return step, (jnp.zeros((), jnp.int32),)
