@@ -140,8 +140,9 @@ def dropout_mask():
 
 
 @public(
-    "patrick-kidger/equinox#759",
-    "`lax.map` over a sharded batch computes all examples on every device.",
+    "microsoft/folx#36",
+    "Samples that are sharded along the batch are computed in a loop over batches, which has to "
+    "stand inside a shard_map for each device to loop over its own samples only.",
     r"(repeated work|avoidable communication): .*(lax\.map|scan, map|loop)",
     row="scan, map",
 )
@@ -152,19 +153,6 @@ def mapped_batch():
         return lax.map(lambda x: jnp.sum(jnp.tanh(x @ w) ** 2), x)
 
     return energies, (struct(mesh, (64, 256)), struct(mesh, (512, 64), "data"))
-
-
-@public(
-    "jax-ml/jax#15680",
-    "A Fourier transform along a dimension that is whole on each device gathers the batch.",
-    r"(avoidable communication|repeated work): .*(fft|Fourier|transform)",
-    row="all-gather.*(fft|whole)",
-    pod="v5e:2x4",
-)
-def batched_transform():
-    mesh = grid((8,), ("data",))
-    f = jax.jit(lambda x: jnp.abs(jnp.fft.fft(x)), out_shardings=NamedSharding(mesh, P("data")))
-    return f, (struct(mesh, (64, 1024), "data", dtype="complex64"),)
 
 
 @public(
@@ -325,3 +313,178 @@ def sorted_shards():
         return x[jnp.argsort(x)] * 2
 
     return jax.jit(order, donate_argnums=0), (struct(mesh, (65536,), "data"),)
+
+
+@public(
+    "marin-community/marin#8370",
+    "Four means of the router are taken over 64 devices in every layer, although the next step or "
+    "the log alone needs them: 48 exposed round trips, 150 ms of a step.",
+    r"summed in a loop",
+    row="written in a shard_map",
+)
+def means_in_each_layer():
+    mesh = grid((8,), ("expert",))
+
+    def layers(w, x):
+        def layer(hidden, w):
+            gate = jax.nn.softmax(hidden @ w["router"])
+            beta = lax.pmean(jnp.mean(gate, 0), "expert")
+            hidden = hidden + jnp.tanh(hidden @ w["up"]) @ w["down"]
+            return hidden, beta
+
+        return lax.scan(layer, x, w)
+
+    f = jax.shard_map(layers, mesh=mesh, in_specs=(P(), P("expert")), out_specs=(P("expert"), P()))
+    w = {
+        "router": struct(mesh, (12, 64, 16)),
+        "up": struct(mesh, (12, 64, 256)),
+        "down": struct(mesh, (12, 256, 64)),
+    }
+    return jax.jit(f, donate_argnums=1), (w, struct(mesh, (65536, 64), "expert"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#5099",
+    "Gradients are added up over the data-parallel devices after each micro-batch, although only "
+    "their sum over the whole step matters.",
+    r"summed in a loop: .*once after the loop",
+    row="a gradient",
+)
+def sums_of_each_microbatch():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x):
+        def body(total, x):
+            return total + jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w), None
+
+        total = lax.scan(body, jnp.zeros_like(w), x)[0]
+        return w - 0.1 * total
+
+    x = struct(mesh, (8, 1024, 64), None, "data")
+    return jax.jit(step, donate_argnums=0), (struct(mesh, (64, 64)), x)
+
+
+@public(
+    "AI-Hypercomputer/maxtext#2208",
+    "With an optimiser that is sharded over data-parallel devices, gradients are added up for each "
+    "micro-batch; the weights gathered before the loop and one sum after it are enough.",
+    r"summed in a loop: .*once after the loop",
+    row="a gradient",
+)
+def gathers_of_each_microbatch():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x):
+        def loss(w, x):
+            w = jax.tree.map(lambda a: lax.with_sharding_constraint(a, whole), w)
+            return jnp.mean((jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)
+
+        whole = NamedSharding(mesh, P())
+
+        def body(total, x):
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None
+
+        total = lax.scan(body, jax.tree.map(jnp.zeros_like, w), x)[0]
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, total)
+
+    w = {"up": struct(mesh, (64, 512), "data"), "down": struct(mesh, (512, 64), None, "data")}
+    layouts = jax.tree.map(lambda a: a.sharding, w)
+    f = jax.jit(step, donate_argnums=0, out_shardings=layouts)
+    return f, (w, struct(mesh, (8, 1024, 64), None, "data"))
+
+
+@public(
+    "openxla/xla#44795",
+    "A stack of layers is sharded along the layers, and the loop over them first gathers all.",
+    r"(gathered before a loop|avoidable communication|repeated work): .*(layer|loop|scan)",
+    row="all-gather.*(scan|loop)",
+)
+def sharded_layers():
+    mesh = grid((8,), ("layers",))
+
+    def step(w, x):
+        def loss(w):
+            hidden = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0]
+            return jnp.mean(hidden**2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w = struct(mesh, (16, 128, 128), "layers")
+    f = jax.jit(step, donate_argnums=0, out_shardings=w.sharding)
+    return f, (w, struct(mesh, (512, 128), "layers"))
+
+
+@public(
+    "jax-ml/jax#23052",
+    "An update at a static slice of a sharded array gathers it, where one at computed indices does "
+    "not.",
+    r"(indices gathered|avoidable communication): .*(slice|update|indices|index)",
+    row="all-gather|collective-permute",
+)
+def static_update():
+    mesh = grid((8,), ("data",))
+
+    def write(x, updates):
+        return x.at[0:3].set(updates)
+
+    arguments = struct(mesh, (64, 4096), "data"), struct(mesh, (3, 4096))
+    return jax.jit(write, donate_argnums=0, out_shardings=arguments[0].sharding), arguments
+
+
+@public(
+    "jax-ml/jax#13087",
+    "A large sharded matrix is copied to every device, and each of them computes the whole "
+    "decomposition.",
+    r"(repeated work|avoidable communication): .*(svd|eigh)",
+    row="all-gather.*(svd|eigh)",
+)
+def whole_decomposition():
+    mesh = grid((8,), ("x",))
+    f = jax.jit(lambda m: jnp.linalg.eigh(m)[0])
+    return f, (struct(mesh, (256, 256), "x"),)
+
+
+@public(
+    "Physical-Intelligence/openpi#112",
+    "Weights that a callback loads while the state is made arrive on one device and are sent to "
+    "all; XLA warns of a full rematerialisation from a maximal sharding.",
+    r"avoidable communication: .*callback",
+    row="callback",
+)
+def weights_from_the_host():
+    mesh = grid((8,), ("fsdp",))
+
+    def load(seed):
+        return np.zeros((512, 512), np.float32) + np.asarray(seed)
+
+    def init(seed):
+        w = jax.pure_callback(load, jax.ShapeDtypeStruct((512, 512), jnp.float32), seed)
+        return {"params": w, "moments": jnp.zeros_like(w)}
+
+    layout = NamedSharding(mesh, P("fsdp"))
+    f = jax.jit(init, out_shardings={"params": layout, "moments": layout})
+    return f, (struct(mesh, ()),)
+
+
+@public(
+    "jax-ml/jax#15895",
+    "With dropout, data-parallel training on two devices is slower than on one.",
+    r"avoidable communication: .*random numbers.*jax_threefry_partitionable",
+    row="random",
+)
+def training_with_dropout():
+    mesh = grid((8,), ("data",))
+
+    def step(w, key, x):
+        def loss(w):
+            hidden = x
+            for n in range(2):
+                mask = jax.random.bernoulli(jax.random.fold_in(key, n), 0.9, hidden.shape)
+                hidden = jnp.where(mask, jnp.tanh(hidden @ w), 0)
+            return jnp.mean(hidden**2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    arguments = struct(mesh, (64, 64)), struct(mesh, (2,), dtype="uint32")
+    arguments = *arguments, struct(mesh, (8192, 64), "data")
+    return jax.jit(step, donate_argnums=0), arguments, jax.threefry_partitionable(False)

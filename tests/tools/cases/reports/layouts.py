@@ -88,7 +88,7 @@ def replicate_major():
     "The layout of Llama's query and output kernels has the axes of data and of the model swapped: "
     "no error, and the wrong sharding.",
     r"(order of axes|columns after columns|axis on two dimensions|swapped)",
-    row="all-gather",
+    row="all-to-all",
 )
 def swapped_axes():
     mesh = grid((2, 4), ("batch", "model"))
@@ -156,8 +156,9 @@ def microbatches_over_all_axes():
 
 
 @public(
-    "apple/axlearn#465",
-    "Split into micro-batches by a reshape, a sharded batch moves between devices in each step.",
+    "openxla/xla#19166",
+    "The reshape that splits a sharded batch into micro-batches divides its sharding, too, which "
+    "costs all-to-alls and permutes around the loop.",
     r"reshape of shards|(avoidable communication|repeated work): .*(reshape|along the dimension)",
     row="reshape|scan, map",
 )

@@ -114,75 +114,6 @@ def model_takes_the_layout_of_its_optimiser():
 
 
 @public(
-    "jax-ml/jax#23543",
-    "Weights are cast to bf16 before they are gathered, by the program's words, but are gathered "
-    "in f32.",
-    r"gathered before a cast",
-    row="all-gather",
-    pod="v5e:2x4",
-)
-def gathered_in_f32():
-    mesh = grid((8,), ("data",))
-
-    def step(w, x):
-        def layer(hidden, w):
-            w = lax.with_sharding_constraint(w, NamedSharding(mesh, P()))
-            return jnp.tanh(hidden @ w.astype(jnp.bfloat16)), None
-
-        return lax.scan(layer, x, w)[0]
-
-    x = struct(mesh, (512, 256), "data", dtype="bfloat16")
-    return jax.jit(step, donate_argnums=1), (struct(mesh, (8, 256, 256), None, "data"), x)
-
-
-@public(
-    "jax-ml/jax#25010",
-    "The weights that are gathered in the forward pass are kept for the backward pass, also under "
-    "jax.checkpoint.",
-    r"(kept for the backward|gathered before a loop|checkpoint)",
-    row="all-gather",
-)
-def gathered_and_kept():
-    mesh = grid((8,), ("data",))
-
-    def loss(params, x):
-        @jax.checkpoint
-        def block(x, w):
-            return jnp.tanh(jnp.tanh(x @ w["up"]) @ w["down"])
-
-        for w in params:
-            x = block(x, w)
-        return jnp.mean(x**2)
-
-    def step(params, x):
-        grads = jax.grad(loss)(params, x)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-
-    up, down = struct(mesh, (256, 1024), "data"), struct(mesh, (1024, 256), None, "data")
-    params = [{"up": up, "down": down}] * 3
-    layouts = jax.tree.map(lambda p: p.sharding, params)
-    return jax.jit(step, donate_argnums=0, out_shardings=layouts), (
-        params,
-        struct(mesh, (64, 256), "data"),
-    )
-
-
-@public(
-    "jax-ml/jax#24332",
-    "`meshgrid` of two small vectors makes whole arrays on every device.",
-    r"replicated result",
-)
-def grid_of_coordinates():
-    mesh = grid((4, 2), ("x", "y"))
-
-    def coordinates(x, y):
-        return jnp.meshgrid(x, y)
-
-    line = struct(mesh, (2048,))
-    return coordinates, (line, line)
-
-
-@public(
     "jax-ml/jax#16278",
     "A jitted loop that closes over a large array runs out of memory; as an argument the same "
     "array is no problem.",
@@ -211,3 +142,136 @@ def result_on_a_mesh():
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P())) + 1
 
     return step, (jnp.zeros((), jnp.int32),)
+
+
+@public(
+    "marin-community/marin#1936",
+    "The activations that a loop over the layers keeps for the backward pass take 2.5 GB; two "
+    "nested loops would keep the square root of as many.",
+    r"(kept|largest temporar|alive at the peak).*(loop|scan|layer|line)",
+)
+def kept_by_each_layer():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x):
+        def loss(w):
+            layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+            return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w = struct(mesh, (64, 64, 64), None, "data")
+    f = jax.jit(step, donate_argnums=0, out_shardings=w.sharding)
+    return f, (w, struct(mesh, (512, 128, 64), "data"))
+
+
+@public(
+    "jax-ml/jax#18263",
+    "An array larger than a device is made on one device before it is sharded.",
+    r"result on one device|replicated result|closed-over constant",
+)
+def made_on_one_device():
+    mesh = grid((8,), ("data",))
+
+    def buffer(example):
+        return jnp.zeros((4096, *example.shape), example.dtype)
+
+    return buffer, (struct(mesh, (64, 8), "data"),)
+
+
+@public(
+    "vllm-project/tpu-inference#3004",
+    "The sharding configuration is not found while a model is loaded, so each chip holds all of "
+    "it: 9 GB instead of 2.2.",
+    r"^replicated: ",
+)
+def replicated_model():
+    mesh = grid((2, 4), ("data", "model"))
+
+    def decode(params, x):
+        hidden = jax.nn.gelu(x @ params["up"]) @ params["down"]
+        return jnp.argmax(hidden @ params["head"], -1)
+
+    shapes = {"up": (256, 1024), "down": (1024, 256), "head": (256, 8192)}
+    params = {name: struct(mesh, shape) for name, shape in shapes.items()}
+    return decode, (params, struct(mesh, (64, 256), "data"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#4409",
+    "The log-probabilities of sampled tokens need one array of logits in f32, 112 GB of it, which "
+    "rematerialisation cannot shrink; computed a chunk of the sequence at a time they fit.",
+    r"(logits|largest temporar|alive at the peak|chunk)",
+)
+def whole_log_probabilities():
+    mesh = grid((8,), ("data",))
+
+    def log_probabilities(head, hidden, tokens):
+        logits = hidden @ head
+        wanted = jnp.where(jnp.arange(16384) == tokens[..., None], logits, 0).sum(-1)
+        return wanted - jax.nn.logsumexp(logits, -1)
+
+    hidden = struct(mesh, (16, 512, 64), "data")
+    tokens = struct(mesh, (16, 512), "data", dtype="int32")
+    f = jax.jit(log_probabilities, out_shardings=tokens.sharding)
+    return f, (struct(mesh, (64, 16384), "data"), hidden, tokens)
+
+
+@public(
+    "jax-ml/jax#24332",
+    "`meshgrid` of two small vectors makes whole arrays on every device.",
+    r"replicated result",
+)
+def grid_of_coordinates():
+    mesh = grid((4, 2), ("x", "y"))
+
+    def coordinates(length):
+        line = jnp.linspace(0, 1, 2048) * length
+        return jnp.meshgrid(line, line)
+
+    return coordinates, (struct(mesh, ()),)
+
+
+@public(
+    "jax-ml/jax#25010",
+    "The weights that are gathered in the forward pass are kept for the backward pass; they should "
+    "be gathered twice.",
+    r"kept for the backward|gathered.*checkpoint",
+)
+def gathered_and_kept():
+    mesh = grid((8,), ("data",))
+
+    def loss(params, x):
+        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        for w in params:
+            w = lax.with_sharding_constraint(w, whole)
+            x = lax.with_sharding_constraint(jnp.tanh(x @ w), rows)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = [struct(mesh, (512, 512), "data")] * 3
+    f = jax.jit(step, donate_argnums=0, out_shardings=[p.sharding for p in params])
+    return f, (params, struct(mesh, (64, 512), "data"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#5104",
+    "A setting that shards the optimiser over data-parallel devices does nothing: each device "
+    "holds all moments.",
+    r"^replicated: .*state",
+)
+def moments_on_every_device():
+    mesh = grid((8,), ("data",))
+
+    def step(params, state, x):
+        grads = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)(params)
+        state = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state, grads)
+        return jax.tree.map(lambda p, m: p - 1e-3 * m, params, state), state
+
+    shapes = {"up": (128, 512), "down": (512, 128)}
+    params, state = ({n: struct(mesh, s) for n, s in shapes.items()} for _ in range(2))
+    x = struct(mesh, (1024, 128), "data")
+    return jax.jit(step, donate_argnums=(0, 1)), (params, state, x)
