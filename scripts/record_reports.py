@@ -42,27 +42,43 @@ def plain(text):
     return re.sub(r"([\\`*_\[\]<>{}$|#])", r"\\\1", text)
 
 
-def entry(report, title, says):
+def answer(report, said):
+    """What was said of a report, as paragraphs of Markdown."""
+    import reports
+
+    def shown(finding):
+        says = textwrap.shorten(reports.words(report, finding), 600, placeholder=" ...")
+        return f"**{finding.title}**: {plain(says)}"
+
+    place, row = reports.naming(report, said), reports.showing(report, said)
+    if said.findings:
+        later = f"Finding {place + 1} names it. {shown(said.findings[place])}" if place else ""
+        return [shown(said.findings[0]), *filter(None, [later])]
+    if row is None:
+        return ["No finding."]
+    along = f" along {' and '.join(row.axes)}" if row.axes else ""
+    return [f"No finding, but a row: **{row.kind}**{along}: {plain(row.cause)}"]
+
+
+def entry(report, paragraphs):
     """A report and what was said of it, as Markdown."""
-    said = f"**{title}**: {plain(textwrap.shorten(says, 600, placeholder=' ...'))}"
     repository, number = report.thread.split("#")
     program = f"`{report.program.__module__.rpartition('.')[2]}.{report.program.__name__}`"
     pod = f", compiled for {report.pod}" if report.pod else ""
     return (
         f"[{report.thread}](https://github.com/{repository}/issues/{number}), {program}{pod}\n"
-        f": {plain(report.symptom)}\n\n"
-        f"  {said if title else 'No finding.'}\n"
-    )
+        f": {report.symptom}\n\n"
+    ) + "".join(f"  {paragraph}\n\n" for paragraph in paragraphs)
 
 
 def recording(said, versions):
     """The page's part with all reports, by verdict.
 
     Args:
-      said: pairs of a report and (verdict, title, words) of each.
+      said: triples of a report, its verdict, and paragraphs of what was said.
       versions: with what it was recorded.
     """
-    totals = Counter(verdict for _, (verdict, *_) in said)
+    totals = Counter(verdict for _, verdict, _ in said)
     counts = ", ".join(f"{totals[verdict]} {verdict}" for verdict in SAYS)
     lines = [
         f"**{len(said)} reports: {counts}.** Recorded on {datetime.date.today()} by "
@@ -70,9 +86,9 @@ def recording(said, versions):
     ]
     for verdict, words in SAYS.items():
         lines.append(f"(scoreboard-{verdict})=\n## {verdict.title()}: {words}\n")
-        entries = [entry(report, *rest) for report, (kind, *rest) in said if kind == verdict]
+        entries = [entry(report, texts) for report, kind, texts in said if kind == verdict]
         lines += entries or ["None today.\n"]
-    return "\n".join(lines)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
 def compared(old, new):
@@ -125,13 +141,13 @@ def main():
     said = []
     for report in chosen:
         explained = reports.explained(report)
-        found = reports.verdict(report, explained), *reports.first_finding(report, explained)
-        said.append((report, found))
+        verdict = reports.verdict(report, explained)
+        said.append((report, verdict, answer(report, explained)))
         if options.only:
-            print(f"{report.thread}: {found[0]}\n{explained}\n")
+            print(f"{report.thread}: {verdict}\n{explained}\n")
     if options.only:
         return 0
-    new = {report.thread: verdict for report, (verdict, *_) in said}
+    new = {report.thread: verdict for report, verdict, _ in said}
     worse, other = compared(recorded(FILE.read_text("utf-8")) if FILE.exists() else {}, new)
     print("\n".join([*worse, *other]))
     print(", ".join(f"{n} {verdict}" for verdict, n in Counter(new.values()).items()))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -91,8 +92,25 @@ def test_a_worse_verdict_is_told_and_a_better_one_is_no_fault():
     ]
 
 
-def test_words_are_shown_as_they_are():
-    report = reports.Report("a/b#1", "Reads `x_y`.", "", "", "v5e:2x4", lambda: None)
-    shown = script.entry(report, "same noise", "in *a* [b] <c> x_y")
-    assert r"in \*a\* \[b\] \<c\> x\_y" in shown and "compiled for v5e:2x4" in shown
-    assert "No finding." in script.entry(report, "", "")
+def test_words_are_shown_as_they_are_and_lines_counted_from_the_program():
+    report = reports.REPORTS["sgl-project/sglang-jax#1083"]
+    said = reports.explained(report)
+    (text,) = script.answer(report, said)
+    assert "a helper, called in line " in text and "layouts.py" not in text
+    assert r"f32\[2048,256\]" in text and "**constraint without an axis**" in text
+    shown = script.entry(replace(report, pod="v5e:2x4", symptom="Reads `x_y`."), [text])
+    assert ": Reads `x_y`." in shown and "compiled for v5e:2x4" in shown
+
+
+@pytest.mark.parametrize(
+    ("findings", "moves", "words"),
+    [
+        ([OTHER, RIGHT], [], ["**not donated**: x", "Finding 2 names it. **same noise**"]),
+        ([], [ROW], ["No finding, but a row: **all-gather** along data: random numbers"]),
+        ([], [], ["No finding."]),
+    ],
+)
+def test_an_answer_shows_what_makes_it_partly_right(findings, moves, words):
+    report = replace(A_REPORT, program=reports.REPORTS["markean/aimz#292"].program)
+    texts = script.answer(report, SimpleNamespace(findings=findings, moves=moves))
+    assert all(text.startswith(start) for text, start in zip(texts, words, strict=True))

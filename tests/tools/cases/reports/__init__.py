@@ -62,6 +62,23 @@ def explained(report):
         return explain(function, *arguments, mesh=Pod(report.pod) if report.pod else None)
 
 
+def naming(report, said):
+    """The place of the first finding that names the cause, from 0; None without one."""
+    for place, finding in enumerate(said.findings):
+        if re.search(report.finding, f"{finding.title}: {finding.says}", re.DOTALL):
+            return place
+    return None
+
+
+def showing(report, said):
+    """The first row that shows the symptom; None without one."""
+    for move in said.moves:
+        row = f"{move.kind} {move.array} {move.cause} {' '.join(move.axes or ())}"
+        if report.row and re.search(report.row, row):
+            return move
+    return None
+
+
 def verdict(report, said):
     """What an explanation is worth.
 
@@ -70,29 +87,20 @@ def verdict(report, said):
       said: the `shardlab.Report` of its program.
 
     Returns:
-      "right" if the first finding names the cause; "partly" if a later one does, or no finding at
-      all hides the row that shows the symptom; "silent" without either; "false" if findings name
-      other causes only.
+      "right" if the first finding names the cause; "partly" if a later one does, or if a row shows
+      the symptom and no finding hides it; "silent" without either; "false" if there are findings,
+      and all name other causes.
     """
-    named = [
-        bool(re.search(report.finding, f"{finding.title}: {finding.says}", re.DOTALL))
-        for finding in said.findings
-    ]
-    if any(named):
-        return "right" if named[0] else "partly"
-    if named:
+    place = naming(report, said)
+    if place is not None:
+        return "partly" if place else "right"
+    if said.findings:
         return "false"
-    rows = [f"{m.kind} {m.array} {m.cause} {' '.join(m.axes or ())}" for m in said.moves]
-    shown = report.row and any(re.search(report.row, row) for row in rows)
-    return "partly" if shown else "silent"
+    return "partly" if showing(report, said) else "silent"
 
 
-def first_finding(report, said):
-    """The first finding's title and words, with lines counted from the program's own first; two
-    empty texts without a finding.
-    """
-    if not said.findings:
-        return "", ""
+def words(report, finding):
+    """What a finding says, with lines counted from the program's own first."""
     file = inspect.getsourcefile(report.program).rpartition("/")[2]
     lines, start = inspect.getsourcelines(report.program)
 
@@ -100,8 +108,7 @@ def first_finding(report, said):
         number = int(match[1]) - start + 1
         return f"line {number}" if 0 < number <= len(lines) else "a helper"
 
-    says = re.sub(rf"\b{re.escape(file)}:(\d+)", place, said.findings[0].says)
-    return said.findings[0].title, says
+    return re.sub(rf"\b{re.escape(file)}:(\d+)", place, finding.says)
 
 
 for _name in ("compute", "layouts", "memory", "serving"):

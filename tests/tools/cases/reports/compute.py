@@ -317,8 +317,8 @@ def sorted_shards():
 
 @public(
     "marin-community/marin#8370",
-    "Four means of the router are taken over 64 devices in every layer, although the next step or "
-    "the log alone needs them: 48 exposed round trips, 150 ms of a step.",
+    "Four statistics of the router are reduced over 64 devices in every layer, although only the "
+    "next step or the log needs them: 48 exposed round trips, 150 ms of a step.",
     r"summed in a loop",
     row="written in a shard_map",
 )
@@ -369,7 +369,6 @@ def sums_of_each_microbatch():
     "With an optimiser that is sharded over data-parallel devices, gradients are added up for each "
     "micro-batch; the weights gathered before the loop and one sum after it are enough.",
     r"summed in a loop: .*once after the loop",
-    row="a gradient",
 )
 def gathers_of_each_microbatch():
     mesh = grid((8,), ("data",))

@@ -85,8 +85,8 @@ def replicate_major():
 
 @public(
     "keras-team/keras-hub#2827",
-    "The layout of Llama's query and output kernels has the axes of data and of the model swapped: "
-    "no error, and the wrong sharding.",
+    "The layout of Llama's query, key and value kernels has the axes of data and of the model "
+    "swapped: no error, and the wrong sharding.",
     r"(order of axes|columns after columns|axis on two dimensions|swapped)",
     row="all-to-all",
 )
@@ -133,7 +133,7 @@ def far_layouts():
     "Micro-batches are sharded over all axes, although the batch is not: their layout is changed "
     "in each step of the accumulation.",
     r"^(constraint|order of axes|axis on two|data without).*model",
-    row="all-gather.*model|collective-permute|all-to-all",
+    row="(all-to-all|collective-permute).*asked for",
 )
 def microbatches_over_all_axes():
     mesh = grid((4, 2), ("data", "model"))
@@ -196,8 +196,8 @@ def batch_on_no_mesh():
 
 @public(
     "marin-community/marin#8911",
-    "The counter of steps starts on no mesh and comes back on one, so the second step compiles "
-    "again.",
+    "The counter of steps starts without the sharding with which the step returns it, so the "
+    "second step compiles again.",
     r"not placed: .*step",
 )
 def counter_on_no_mesh():

@@ -70,24 +70,6 @@ def optimiser_on_one_device():
 
 
 @public(
-    "jax-ml/jax#15368",
-    "A donated array that keeps its memory under pmap cannot be used any more with jit and "
-    "shard_map: the result is of another size.",
-    r"donation not used",
-)
-def halo_dropped():
-    mesh = grid((8,), ("data",))
-
-    def step(x):
-        left = lax.ppermute(x[:1], "data", [((i + 1) % 8, i) for i in range(8)])
-        right = lax.ppermute(x[-1:], "data", [(i, (i + 1) % 8) for i in range(8)])
-        return jnp.roll(jnp.concatenate([left, x, right]), 1, 0)[2:-2]
-
-    f = jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-    return jax.jit(f, donate_argnums=0), (struct(mesh, (512, 1024), "data"),)
-
-
-@public(
     "google/flax#5172",
     "Where the optimiser's state is sharded in another way than the model, a step returns the "
     "model in the optimiser's layout.",
