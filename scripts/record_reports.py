@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Explain the public reports of tests/tools/cases/reports, and record what `explain` says of each
+"""Explain the public reports of tests/tools/cases, and record what `explain` says of each
 and whether that is right: book/recordings/reports.txt, which the page `scoreboard` shows.
 
     make scoreboard                        # recorded anew
@@ -63,7 +63,7 @@ def answer(report, said):
 def entry(report, paragraphs):
     """A report and what was said of it, as Markdown."""
     repository, number = report.thread.split("#")
-    program = f"`{report.program.__module__.rpartition('.')[2]}.{report.program.__name__}`"
+    program = f"`{report.program.__module__}.{report.program.__name__}`"
     pod = f", compiled for {report.pod}" if report.pod else ""
     return (
         f"[{report.thread}](https://github.com/{repository}/issues/{number}), {program}{pod}\n"

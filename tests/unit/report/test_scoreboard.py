@@ -96,7 +96,7 @@ def test_words_are_shown_as_they_are_and_lines_counted_from_the_program():
     report = reports.REPORTS["sgl-project/sglang-jax#1083"]
     said = reports.explained(report)
     (text,) = script.answer(report, said)
-    assert "a helper, called in line " in text and "layouts.py" not in text
+    assert "a helper, called in line " in text and "reported_layouts.py" not in text
     assert r"f32\[2048,256\]" in text and "**constraint without an axis**" in text
     shown = script.entry(replace(report, pod="v5e:2x4", symptom="Reads `x_y`."), [text])
     assert ": Reads `x_y`." in shown and "compiled for v5e:2x4" in shown

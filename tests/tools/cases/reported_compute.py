@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from steps import grid, struct
-
 from reports import public
+from steps import grid, struct
 
 
 @public(

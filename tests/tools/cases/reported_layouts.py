@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from steps import grid, struct
-
 from reports import public
+from steps import grid, struct
 
 
 def on(mesh, x, *spec):

@@ -1,9 +1,9 @@
 """Public reports of sharded JAX programs that were slow, too large, wrong or compiled again, each
 rebuilt as a small program of our own.
 
-A program of `compute`, `layouts`, `memory` or `serving` returns a function and its arguments, which
-need no memory, and a context in which to compile it, if it needs one. Its decorator says what the
-thread reports, and how to recognise the finding that names the cause: by the thread's own
+A program of `reported_compute` and of the modules beside it returns a function and its arguments,
+which need no memory, and a context in which to compile it, if it needs one. Its decorator says what
+the thread reports, and how to recognise the finding that names the cause: by the thread's own
 resolution, not by what `explain` says. `scripts/record_reports.py` records what it says.
 """
 
@@ -112,4 +112,4 @@ def words(report, finding):
 
 
 for _name in ("compute", "layouts", "memory", "serving"):
-    importlib.import_module(f"reports.{_name}")
+    importlib.import_module(f"reported_{_name}")
