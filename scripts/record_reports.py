@@ -18,6 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "book" / "recordings" / "reports.txt"
+# A call, as deep as specs go; a sharding in braces; an element, a type or a name with underscores.
+CODE = re.compile(
+    r"[\w.]+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|\{.*?\}(?= to |[;:] |[;:]?$)"
+    r"|\w+(?:\[[^\]]*\])+|\w+_\w+(?:=\w+)?|`[^`]+`"
+)
 SAYS = {
     "right": "the first finding names the cause",
     "partly": "a later finding names it, or only a row shows it",
@@ -38,8 +43,13 @@ def recorded(text):
 
 
 def plain(text):
-    """A text as Markdown that shows it as it is."""
-    return re.sub(r"([\\`*_\[\]<>{}$|#])", r"\\\1", text)
+    """A text as Markdown that shows it as it is, what is code as code."""
+    escaped, start = "", 0
+    for code in CODE.finditer(text):
+        escaped += re.sub(r"([\\`*_\[\]<>{}$|#])", r"\\\1", text[start : code.start()])
+        escaped += f"`{code[0].strip('`')}`"
+        start = code.end()
+    return escaped + re.sub(r"([\\`*_\[\]<>{}$|#])", r"\\\1", text[start:])
 
 
 def answer(report, said):
@@ -48,7 +58,7 @@ def answer(report, said):
 
     def shown(finding):
         says = textwrap.shorten(reports.words(report, finding), 600, placeholder=" ...")
-        return f"**{finding.title}**: {plain(says)}"
+        return f"*{finding.title}*: {plain(says)}"
 
     place, row = reports.naming(report, said), reports.showing(report, said)
     if said.findings:
@@ -57,7 +67,7 @@ def answer(report, said):
     if row is None:
         return ["No finding."]
     along = f" along {' and '.join(row.axes)}" if row.axes else ""
-    return [f"No finding, but a row: **{row.kind}**{along}: {plain(row.cause)}"]
+    return [f"No finding, but a row: *{row.kind}*{along}: {plain(row.cause)}"]
 
 
 def entry(report, paragraphs):

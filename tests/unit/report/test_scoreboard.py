@@ -97,16 +97,31 @@ def test_words_are_shown_as_they_are_and_lines_counted_from_the_program():
     said = reports.explained(report)
     (text,) = script.answer(report, said)
     assert "a helper, called in line " in text and "reported_layouts.py" not in text
-    assert r"f32\[2048,256\]" in text and "**constraint without an axis**" in text
+    assert "`f32[2048,256]`" in text and 'write `P("data")`' in text
+    assert text.startswith("*constraint without an axis*: a helper")
     shown = script.entry(replace(report, pod="v5e:2x4", symptom="Reads `x_y`."), [text])
     assert ": Reads `x_y`." in shown and "compiled for v5e:2x4" in shown
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('set f("a_b", True) here', 'set `f("a_b", True)` here'),
+        ('a P(("x", "y")), or P()', 'a `P(("x", "y"))`, or `P()`'),
+        ("state['w'] (as *x*) of `f`", r"`state['w']` (as \*x\*) of `f`"),
+        ("from {m['x'=4], [{'y'}, {}]} to {m};", "from `{m['x'=4], [{'y'}, {}]}` to `{m}`;"),
+        ("with check_vma=False, in_specs", "with `check_vma=False`, `in_specs`"),
+    ],
+)
+def test_code_is_shown_as_code(text, shown):
+    assert script.plain(text) == shown
+
+
+@pytest.mark.parametrize(
     ("findings", "moves", "words"),
     [
-        ([OTHER, RIGHT], [], ["**not donated**: x", "Finding 2 names it. **same noise**"]),
-        ([], [ROW], ["No finding, but a row: **all-gather** along data: random numbers"]),
+        ([OTHER, RIGHT], [], ["*not donated*: x", "Finding 2 names it. *same noise*"]),
+        ([], [ROW], ["No finding, but a row: *all-gather* along data: random numbers"]),
         ([], [], ["No finding."]),
     ],
 )
