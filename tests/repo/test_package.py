@@ -25,9 +25,7 @@ import shardlab
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = re.findall(r"^- `(shardlab\.[\w.]+)`:", shardlab.__doc__, re.MULTILINE)
 MODULES = {
-    name: importlib.import_module(name)
-    for name in NAMES
-    if name != "shardlab.exercises.pytest_plugin"
+    name: importlib.import_module(name) for name in NAMES if not name.endswith(".pytest_plugin")
 }
 
 
