@@ -10,12 +10,13 @@ import textwrap
 
 import jax
 import pytest
+from places import ROOT
 from steps import CORRECT, MISTAKES
 
 from shardlab import compare, explain
 from shardlab.report.records import Record, change_since, growth
 
-pytestmark = pytest.mark.reads("src/shardlab")
+pytestmark = pytest.mark.reads("src/shardlab", "book/recipes")
 
 STEP = """
     import jax, jax.numpy as jnp
@@ -77,35 +78,46 @@ def project(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_a_record_is_made_when_asked_and_fails_what_is_worse(project, workers):
+def test_a_record_is_made_when_asked_and_fails_what_is_worse(project):
     command = 'pytest "tests/test_train.py::test_step" --shardlab-record'
-    status, said = project(*workers)
+    status, said = project()
     assert status == 1 and not project.record.exists(), "written without being asked"
     assert "there is no record of what step sends" in said and command in said
 
-    status, said = project("--shardlab-record", *workers)
+    status, said = project("--shardlab-record")
     assert status == 0 and "tests/explained/test_train.test_step.json written" in said
     written = project.record.read_text()
     assert str(project.record.parents[2]) not in written, "a path of this machine"
 
-    assert project(*workers)[0] == 0
+    assert project()[0] == 0
     project.write("train.py", "# a line above\n" + textwrap.dedent(STEP))
-    status, said = project(*workers)
+    status, said = project()
     assert status == 0, said
 
     project.write("tests/test_train.py", TEST.replace('("data",)', "()"))
-    status, said = project(*workers)
+    status, said = project()
     assert status == 1 and project.record.read_text() == written
     assert "step does more than in its record tests/explained/test_train.test_step.json" in said
-    assert "train.py:7: sends all-reduce" in said and "before nothing" in said
-    assert "+ replicated: w, 1.05 MB" in said and command in said
+    assert "step: holds at once 3.16 MB, before 2.24 MB" in said and command in said
+    assert "+ replicated: w, 1.05 MB" in said and re.search(r"- .* all-gather .*train.py:7", said)
     assert re.search(r"^E? *sent +\S+ \S+ +\S+ \S+$", said, re.MULTILINE), said
     assert "pytest_plugin.py" not in said
 
-    assert project("--shardlab-record", *workers)[0] == 0 and project(*workers)[0] == 0
+    assert project("--shardlab-record")[0] == 0 and project()[0] == 0
     project.write("tests/test_train.py", TEST)
-    assert project(*workers)[0] == 0, "less is not worse"
+    status, said = project()  # one line more, although all of it holds less
+    assert status == 1 and "train.py:7: sends all-gather 918 kB, before nothing: return w" in said
+
+
+@pytest.mark.slow
+def test_processes_of_xdist_write_records_and_tell_what_they_say(project):
+    many = "".join(f"    def test_{n}(explained): explained(*example(SPEC))\n" for n in range(3))
+    project.write("tests/test_train.py", TEST + many)
+    status, said = project("-n", "2", "--shardlab-record")
+    assert status == 0 and said.count(".json written") == 4, said
+    project.write("tests/test_train.py", (TEST + many).replace('("data",)', "()"))
+    status, said = project("-n", "2")
+    assert status == 1 and said.count("step does more than in its record") == 4, said
 
 
 def test_a_record_of_another_version_compares_titles_alone_and_says_so(project):
@@ -176,12 +188,19 @@ def test_pytest_does_not_import_jax_for_it(project):
         "tests/test_train.py",
         """
         import sys
-        def test_nothing(request):
-            assert "explained" in request.session._fixturemanager._arg2fixturedefs
-            assert not {"jax", "numpy", "shardlab.report.explain"} & {*sys.modules}
+        def test_nothing(explained):
+            assert not {"jax", "shardlab.report.explain"} & {*sys.modules}
         """,
     )
     assert project()[0] == 0
+
+
+@pytest.mark.slow
+def test_the_test_to_copy_runs(project):
+    project.write("tests/test_step.py", (ROOT / "book/recipes/test_step.py").read_text())
+    here = ("tests/test_step.py", "-o", "shardlab_devices=")
+    assert project(*here)[0] == 1
+    assert project(*here, "--shardlab-record")[0] == 0 and project(*here)[0] == 0
 
 
 # --- Records --------------------------------------------------------------------------------------
