@@ -90,8 +90,8 @@ def rewritten(
     >>> by_rows, whole = NamedSharding(mesh, P("y")), NamedSharding(mesh, P())
     >>> traced = jax.jit(lambda a: jax.lax.with_sharding_constraint(2 * a, whole)).trace(jnp.ones(8))
     >>> program = rewritten(traced.jaxpr, lambda equation: by_rows)
-    >>> [equation.params["sharding"].spec for equation in program.jaxpr.eqns[1:]]
-    [PartitionSpec('y',)]
+    >>> [*program.jaxpr.eqns[1].params["sharding"].spec]
+    ['y']
 
     Args:
       program: as `jax.jit(f).trace(...).jaxpr` is.
