@@ -1,5 +1,5 @@
-"""A plugin for pytest, loaded with shardlab's other one: a test fails when a program sends more than
-in its record, or gains a finding.
+"""A plugin for pytest, loaded with the other one: a test fails when a program sends more than in
+its record, or gains a finding.
 
     def test_step(explained):
         explained(train_step, state, batch)
