@@ -66,13 +66,17 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them
   (inside)
 - `shardlab.report.program`: a compiled program, its collectives, and where each comes from (inside)
+- `shardlab.report.remedies`: remedies of findings that can be compiled, and what they gave (inside)
 - `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)
 - `shardlab.report.storage`: what a program stores: arguments, results and memory (inside)
 - `shardlab.report.judgement`: what the text of a program tells of what to change (inside)
 - `shardlab.report.reports`: reports of programs, and what changed between two, in print (inside)
+- `shardlab.report.trials`: compile a program again with the remedies of its findings (inside)
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory
   is, what to change
+- `shardlab.report.records`: reports in files, and what grew since (inside)
+- `shardlab.report.pytest_plugin`: fail a test when its program sends more than in its record
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was
   predicted
 

@@ -723,7 +723,7 @@ def _flops(equation):
 def corrected(losses: Sequence[Loss]) -> str:
     """The spec that some `Loss`es of one operand are about, with all their axes, as text."""
     entries = list(losses[0].spec)
-    for loss in losses:
+    for loss in sorted(losses, key=lambda loss: loss.dimension):
         if any(loss.axis in axes for axes in entries):  # of several dimensions the first
             continue
         here = {*entries[loss.dimension], loss.axis}

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
@@ -21,6 +21,14 @@ from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
 from shardlab.report.causes import AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
 from shardlab.report.names import pattern, stacked
+from shardlab.report.remedies import (
+    Donation,
+    OtherConstraints,
+    OtherSpecs,
+    Remedy,
+    Trial,
+    with_axis,
+)
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
@@ -56,10 +64,19 @@ _SCALES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change: a `title`, and what it `says`."""
+    """Something to change.
+
+    Attributes:
+      title: its kind.
+      says: where it is, and what to do.
+      remedy: what to do in a form that can be compiled; None if there is none.
+      tried: what compiling the remedy has shown; None if it was not asked for.
+    """
 
     title: str
     says: str
+    remedy: Remedy | None = field(default=None, compare=False)
+    tried: Trial | None = field(default=None, compare=False)
 
 
 # The titles of findings, what costs most or is wrong first.
@@ -221,6 +238,7 @@ def _replicated(title, arrays, total, whose, mesh, forward=()):
                     f"{' and '.join(free)}; in shards along {axis}, which divides dimension "
                     f"{dimensions}, it would be {bytes_text(total_bytes // ways)}"
                 ),
+                _in_shards(group, axis) if title == "replicated" else None,
             ),
         )
 
@@ -245,14 +263,25 @@ def _named(names, root):
     return f"{several} of {shared or root}, such as {_listed(patterns[:2])}"
 
 
+def _in_shards(group, axis):
+    """The remedy that arrays, each with a dimension by axis, are in shards along an axis."""
+    return OtherSpecs(
+        tuple(
+            (array.number, with_axis(array.spec, _shape(array.type), axis, divided[axis]))
+            for array, divided in group
+        )
+    )
+
+
+def _shape(kind):
+    return tuple(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
+
+
 def _divided(array, mesh):
     """The mesh axes along which an array is replicated and could be sharded, each with a dimension
     that it divides.
     """
-    whole, local = (
-        list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
-        for kind in (array.type, array.shard)
-    )
+    whole, local = map(_shape, (array.type, array.shard))
     rows = {}
     for axis in array.replicated:
         dimensions = [
@@ -364,7 +393,15 @@ def of_batch(
                     "shards along it whole, for both passes, and adding their gradients would send "
                     f"{bytes_text(gathered)}"
                 ),
+                _in_shards([(array, {axis: _of_the_batch(array, axis, mesh)})], axis),
             )
+
+
+def _of_the_batch(array, axis, mesh):
+    """The dimension of data that an axis can divide: rather one that is in shards already."""
+    whole, local = map(_shape, (array.type, array.shard))
+    divided = [d for d, size in enumerate(local) if size != whole[d] and size % mesh[axis] == 0]
+    return divided[0] if divided else _divided(array, mesh)[axis]
 
 
 def _is_step(arguments, results):
@@ -446,7 +483,7 @@ def of_donation(
             len(results) > 1 or alike[_layout(array)] == 1
         ):
             results_by_layout[_layout(array)] -= 1
-            could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
+            could[_whole(array.name)] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         roots = [
             root or "them"
@@ -480,7 +517,21 @@ def of_donation(
                 f"results have the types and shardings of {bytes_text(could.total())} of {where}; "
                 f"if they replace it, {remedy} lets them take its memory"
             ),
+            Donation(
+                tuple(
+                    sorted(
+                        array.number
+                        for array in arguments
+                        if "them" in roots or _whole(array.name) in roots
+                    )
+                )
+            ),
         )
+
+
+def _whole(name):
+    """The argument of a function that an array is part of, by its name."""
+    return re.match(r"args\[\d+\]|\w*", name)[0]
 
 
 def of_partitioner(
@@ -526,18 +577,21 @@ def of_partitioner(
     ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
+        remedy = None
         if origin.operation == "sharding_constraint" and origin.phase != "forward":
             advice = (
                 "this is the backward pass of a constraint, which holds for the gradient too; "
                 "leave the constraint out if the compiler gathers the array by itself, or give it "
                 "a jax.custom_vjp whose backward pass keeps the shards"
             )
+            remedy = OtherConstraints(origin.file, origin.line)
         yield Finding(
             "full rematerialisation",
             (
                 f"{_place(origin)}{largest} is gathered, and each device keeps only a shard of "
                 f"it: XLA's partitioner knows no other way from one layout to the other; {advice}"
             ),
+            remedy,
         )
 
 

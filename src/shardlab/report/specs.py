@@ -6,15 +6,17 @@ Each function that begins with `of_` yields a `Finding` for each fault, as those
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.programs.inherited import Inheritance, corrected, text_of
+from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
+from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs
 
 __all__ = [
+    "corrections",
     "lost_axes",
     "of_casts",
     "of_columns",
@@ -89,6 +91,8 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
+        known = (*inheritance.repeated, *inheritance.searched)
+        better = corrections(known, place.file, place.line, axes)
         products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
         searched = [inheritance.searched[loss] for loss in losses if loss in inheritance.searched]
         first = max(products, key=products.get) if products else searched[0]
@@ -106,8 +110,31 @@ def of_lost_axes(
             f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
             f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
             f"devices along {' and '.join(axes)} all hold the whole of it, {done}; write "
-            f"{corrected(losses)}",
+            f"{better[kind, text_of(spec)]}",
+            OtherConstraints(
+                place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
+            ),
         )
+
+
+def corrections(
+    losses: Iterable[Loss], file: str, line: int, axes: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """The specs that the constraints of a line should have, by their types and their specs.
+
+    Where a helper's line constrains several arrays, those of one type and spec get one spec.
+
+    Args:
+      losses: as `Inheritance.repeated` and `searched` have them.
+      file, line: of the constraints.
+      axes: that they lack.
+    """
+    alike = {}
+    for loss in losses:
+        is_here = (loss.place.file, loss.place.line) == (file, line)
+        if loss.kind == "constraint" and is_here and loss.axis in axes:
+            alike.setdefault((loss.type, text_of(loss.spec)), []).append(loss)
+    return {key: corrected(group) for key, group in alike.items()}
 
 
 def of_mapped(
@@ -188,6 +215,9 @@ def of_order(
             f"divides it in another order: {bytes_text(exchanged)} are exchanged along "
             f"{' and '.join(order.axes)}. With {order.better} for {name}, or the first order for "
             "both, its shards are already where they are needed",
+            OtherConstraints(order.place.file, order.place.line, (("", order.other, order.spec),))
+            if order.argument is None
+            else OtherSpecs(((order.argument, order.better),), with_copies=True),
         )
 
 
@@ -220,6 +250,7 @@ def of_columns(
             f"but {name} is in shards along {axis} in the dimension of {column.divided:,}: one of "
             f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}: then "
             "each device multiplies what it has, and one sum of the results is enough",
+            MovedAxis(argument, axis, column.contracted),
         )
 
 
