@@ -919,8 +919,8 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
             yield Finding(
                 "indices into other shards",
                 f"{place}: devices along {along} look up the same indices in the shard_map of "
-                f"`{mapped}`, each in its own shard of the data: the axes of the data and of their "
-                f"indices differ. Name {along} for both in in_specs, or subtract where each "
+                f"`{mapped}`, each in its own shard of the data: data and indices are in shards "
+                f"along other axes. Name {along} for both in in_specs, or subtract where each "
                 "device's shard begins, by jax.lax.axis_index",
             )
         elif kind == "backward":
