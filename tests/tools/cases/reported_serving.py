@@ -186,7 +186,8 @@ def gathered_scales():
     "vllm-project/tpu-inference#1859",
     "Two weights of latent attention are not sharded over heads, as the queries are, so they or "
     "activations are exchanged in each layer: 34 ms a step instead of 30.",
-    r"stored in other shards: .*w_u|columns after columns|(constraint without|replicated|gather).*(w_uk|heads?)",
+    r"stored in other shards: .*w_u|columns after columns|"
+    r"(constraint without|replicated|gather).*(w_uk|heads?)",
     row=r"all-to-all.*(w_uk|w_uv)",
     pod="v5e:2x4",
 )
