@@ -396,7 +396,7 @@ class _Follower:
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
         merged = ((),) * len(shape)
-        # An array and its transpose meet in no order that another spec would mend.
+        # An array and its transpose meet in no order that another spec would fix.
         is_own = len({value.argument for value in values}) == 1 < len(values)
         for value in values:
             if len(value.axes) != len(shape):

@@ -263,7 +263,11 @@ def _of_selection(here, value):
 
 
 def is_constant(here: Computation, name: str) -> bool:
-    """Whether a value of a computation is a constant, or made of one."""
+    """Whether a value is a constant, or made of one.
+
+    Args:
+      here, name: the computation, and the name of the value in it.
+    """
     value = here[name]
     while value.kind in ("bitcast", "broadcast", "convert", "copy", "reshape") and value.names:
         value = here[value.names[0]]

@@ -101,7 +101,9 @@ class Record:
             for move, (name, _, _) in zip(report.moves, keys, strict=True)
         )
         findings = (Finding(one.title, one.says) for one in report.findings)
-        alone = replace(report, moves=tuple(moves), arrays=(), findings=tuple(findings))
+        alone = replace(
+            report, moves=tuple(moves), arrays=(), findings=tuple(findings), temporaries=()
+        )
         return cls(jax.__version__, alone, tuple(code for _, code, _ in keys))
 
     @classmethod
@@ -119,14 +121,15 @@ class Record:
             values["findings"] = tuple(
                 Finding(one["title"], one["says"]) for one in values["findings"]
             )
-            return cls(said["jax"], Report(**{**values, "arrays": ()}), tuple(said["code"]))
+            left_out = {"arrays": (), "temporaries": ()}
+            return cls(said["jax"], Report(**{**values, **left_out}), tuple(said["code"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
 
     def text(self) -> str:
         """The text of its file: JSON."""
         report = json.loads(self.report.to_json())
-        del report["arrays"]
+        del report["arrays"], report["temporaries"]
         report["findings"] = [
             {"title": one.title, "says": one.says} for one in self.report.findings
         ]
