@@ -657,7 +657,7 @@ class Origins:
             # JAX caches the trace of a jitted function such as jnp.nonzero with the line of the
             # program that called it first; this program's call follows it. But a line inside of the
             # function itself is right, whoever calls it.
-            is_old = call and places.count(call) == 1 == places.index(call)
+            is_old = call and places.index(call) == 1
             if is_old and chain[0][1].rpartition(".")[2] != jitted[1]:
                 return call
         return None

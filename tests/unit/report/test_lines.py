@@ -164,6 +164,20 @@ def with_statistics(w, x):
     return lax.scan(body, x, length=12)
 
 
+def test_a_second_program_has_its_own_line_of_a_map():
+    w, x = struct((64, 64)), struct((16, 32, 64), "d")
+
+    def first(w, x):
+        return lax.map(lambda row: jnp.tanh(row @ w), x)
+
+    def second(w, x):
+        return lax.map(lambda row: jnp.tanh(row @ w), x)
+
+    for f in (first, second, first):
+        (move,) = explain(f, w, x).moves
+        assert move.line == inspect.getsourcelines(f)[1] + 1, f.__name__
+
+
 def test_sums_in_a_loop_that_could_come_after_it_are_told():
     micro = struct((4, 64, 128), None, "d")
     (added,) = (
