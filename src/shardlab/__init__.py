@@ -62,7 +62,7 @@ marked (inside) are used by the others alone, and have no section in the referen
   show films
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although
-  it runs
+  it runs (inside)
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them
   (inside)
 - `shardlab.report.program`: a compiled program, its collectives, and where each comes from (inside)

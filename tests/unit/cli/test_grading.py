@@ -12,7 +12,11 @@ from nbformat.v4 import new_code_cell, new_notebook, writes
 
 from shardlab.cli import grade
 
-pytestmark = pytest.mark.reads("src/shardlab")
+pytestmark = [
+    pytest.mark.reads("src/shardlab"),
+    # of jupyter_client, in this process
+    pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning"),
+]
 
 # Checks of a class of this size need no JAX.
 CHECK = "def check(answer):\n    print('Right: it is 4.' if answer == 4 else 'Not solved yet')"

@@ -48,7 +48,7 @@ def project(tmp_path):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if not re.match("XLA_FLAGS|NPROC|JAX_|PYTEST|COLUMNS", name)
+        if not re.match("XLA_FLAGS|NPROC|JAX_|PYTEST|COLUMNS|CI$|BUILD_NUMBER$", name)
     }
 
     def write(file, text):
