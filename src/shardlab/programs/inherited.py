@@ -18,7 +18,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import short_dtype, spec_text
 from shardlab.programs.kernels import inner_jaxprs
-from shardlab.programs.varying import communicated, opened, own_frames, parts_of_scan
+from shardlab.programs.varying import (
+    by_dimension,
+    communicated,
+    opened,
+    own_frames,
+    parts_of_scan,
+)
 
 __all__ = [
     "Column",
@@ -225,20 +231,7 @@ def _of_sharding(sharding, aval, number=None):
     rank = len(getattr(aval, "shape", ()))
     if not isinstance(sharding, NamedSharding):
         return _Value(((),) * rank, number)
-    return _Value(_by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
-
-
-def _by_dimension(spec, rank, sizes=None):
-    """For each dimension the axes of a spec; with `sizes` those that have several devices."""
-    entries = list(getattr(spec, "partitions", spec))[:rank]
-    entries += [None] * (rank - len(entries))
-    tuples = [
-        () if not isinstance(one, str | tuple) else (one,) if isinstance(one, str) else one
-        for one in entries
-    ]
-    if sizes is None:
-        return tuple(tuples)
-    return tuple(tuple(axis for axis in one if sizes.get(axis, 1) > 1) for one in tuples)
+    return _Value(by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
 
 
 class _Follower:
@@ -499,7 +492,7 @@ class _Follower:
             return result
         rank, sizes = len(aval.shape), sharding.mesh.shape
         free = set(params.get("unconstrained_dims") or ())
-        new = _by_dimension(sharding.spec, rank, sizes)
+        new = by_dimension(sharding.spec, rank, sizes)
         new = tuple(value.axes[d] if d in free else axes for d, axes in enumerate(new))
         kept = {axis for axes in new for axis in axes}
         lost = {loss for loss in value.lost if loss.axis not in kept}
@@ -519,7 +512,7 @@ class _Follower:
                     axis,
                     self._place(equation),
                     0,
-                    _by_dimension(sharding.spec, rank),
+                    by_dimension(sharding.spec, rank),
                     d,
                     before,
                     _type(aval),
@@ -547,7 +540,7 @@ class _Follower:
             zip(values, ins, equation.invars, strict=True)
         ):
             rank = len(getattr(variable.aval, "shape", ()))
-            named = {axis for axes in _by_dimension(spec, rank, sizes) for axis in axes}
+            named = {axis for axes in by_dimension(spec, rank, sizes) for axis in axes}
             inputs.append(_Value(((),) * rank, None, value.lost, frozenset(named)))
             for d, axes in enumerate(value.axes):
                 lost |= {
@@ -556,7 +549,7 @@ class _Follower:
                         axis,
                         self._place(equation),
                         number,
-                        _by_dimension(spec, rank),
+                        by_dimension(spec, rank),
                         d,
                         axes,
                         _type(variable.aval),
@@ -576,7 +569,7 @@ class _Follower:
             if again:
                 self.shown.repeated.setdefault(loss, Counter()).update(again)
         return [
-            _Value(_by_dimension(spec, rank, sizes), None, result.lost)
+            _Value(by_dimension(spec, rank, sizes), None, result.lost)
             for result, spec, rank in zip(results, outs, ranks, strict=True)
         ]
 
@@ -631,7 +624,7 @@ def _explicit(aval, axes):
     sharding = getattr(aval, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return axes
-    own = _by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
+    own = by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
     return tuple(mine or theirs for mine, theirs in zip(own, axes, strict=True))
 
 

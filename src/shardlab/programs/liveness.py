@@ -21,10 +21,7 @@ from shardlab.programs.hlo import (
 __all__ = ["Alive", "alive_at_peak"]
 
 # These hand on the memory of their operands.
-_ALIASES = (
-    "all-gather-done", "all-reduce-done", "bitcast", "collective-permute-done", "copy-done",
-    "get-tuple-element", "opt-barrier", "reduce-scatter-done", "tuple", "while",
-)  # fmt: skip
+_ALIASES = ("bitcast", "opt-barrier", "while")
 _ARRAY = re.compile(r"(\w+\[[\d,<=]*\])(\{[^}]*\})?")
 _NO_MEMORY = ("constant", "iota", "parameter", "partition-id", "replica-id", "after-all")
 

@@ -298,9 +298,8 @@ class Origins:
         """Whether each of the devices that add keeps a shard of the sum: of a reduce-scatter, or by
         slices of most of it.
         """
-        if instruction.kind.startswith(
-            ("reduce-scatter", "fusion")
-        ):  # as TPUs' compiler writes one
+        # TPUs' compiler writes a reduce-scatter as a fusion
+        if instruction.kind.startswith(("reduce-scatter", "fusion")):
             return True
         here, whole, sliced = instruction.home, 0, 0
         users = lambda name: self._uses.users(here).get(name, ())  # noqa: E731
@@ -324,9 +323,8 @@ class Origins:
             if maker is None:
                 return False
             if maker.kind == "fusion":
-                inside = {
-                    line.kind for line in map(maker.called().__getitem__, maker.called().lines)
-                }
+                body = maker.called()
+                inside = {body[name].kind for name in body.lines}
                 if len(maker.names) != 1 or not inside <= {*_UNSLICED, "parameter"}:
                     return False
                 name = maker.names[0]

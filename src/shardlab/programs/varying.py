@@ -5,7 +5,7 @@ may hold another value on each device, and nothing says so.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardlab.programs.origins import own_places
 __all__ = [
     "Mismatch",
     "are_checked",
+    "by_dimension",
     "communicated",
     "mismatches",
     "opened",
@@ -102,8 +103,9 @@ def _of_a_map(equation):
         return  # written in a way that we do not read
     walk = _Body(sizes)
     walk.divided |= {
-        variable: _by_dimension(spec)
+        variable: by_dimension(spec, len(getattr(variable.aval, "shape", ())), sizes)
         for variable, spec in zip(body.invars, equation.params["in_specs"], strict=True)
+        if isinstance(spec, jax.sharding.PartitionSpec)
     }
     inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
     results = walk.run(body, inputs)
@@ -221,7 +223,7 @@ class _Body:
         """
         own, indices = self._axes_of(equation.invars[0]), values[1][0]
         indexed = equation.params["dimension_numbers"].start_index_map
-        along = {axis for d in indexed if d < len(own) for axis in own[d] if self.sizes[axis] > 1}
+        along = {axis for d in indexed if d < len(own) for axis in own[d]}
         if indices and along - indices and along & indices:
             self.elsewhere.append((along - indices, _place(equation)))
 
@@ -315,11 +317,25 @@ def _named(spec):
     return frozenset(axes_named(spec) if isinstance(spec, jax.sharding.PartitionSpec) else ())
 
 
-def _by_dimension(spec):
-    """For each dimension the axes that a `PartitionSpec` names; () for what is no spec."""
-    if not isinstance(spec, jax.sharding.PartitionSpec):
-        return ()
-    return tuple((one,) if isinstance(one, str) else tuple(one or ()) for one in spec)
+def by_dimension(
+    spec: Any, rank: int, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[str, ...], ...]:
+    """For each dimension the axes of a spec; with `sizes` those that have several devices.
+
+    Args:
+      spec: a `PartitionSpec`, or its entries.
+      rank: how many dimensions the array has.
+      sizes: of the mesh, by axis.
+    """
+    entries = list(getattr(spec, "partitions", spec))[:rank]
+    entries += [None] * (rank - len(entries))
+    tuples = [
+        () if not isinstance(one, str | tuple) else (one,) if isinstance(one, str) else one
+        for one in entries
+    ]
+    if sizes is None:
+        return tuple(tuples)
+    return tuple(tuple(axis for axis in one if sizes.get(axis, 1) > 1) for one in tuples)
 
 
 def own_frames(equation: Any) -> list[tuple[str, int]]:

@@ -101,8 +101,9 @@ class Report:
             blocks = _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
             fitting = _fitting(blocks, LINES - len(lines) - LINES // 4)
             if fitting < len(blocks):
+                by_move = dict(zip(shown, blocks[1:], strict=True))
                 shown = self._shown(fitting - 1)
-                blocks = [blocks[0], *(blocks[1 + self._shown(MOST).index(one)] for one in shown)]
+                blocks = [blocks[0], *map(by_move.__getitem__, shown)]
             lines += ["", *(line for block in blocks for line in block), *self._others(shown)]
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]

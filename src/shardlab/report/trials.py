@@ -11,7 +11,7 @@ import jax
 import jax.extend
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from shardlab.arrays.layout import counted, short_dtype
+from shardlab.arrays.layout import counted
 from shardlab.machines.hardware import Chip
 from shardlab.pods.transfer import rewritten
 from shardlab.programs import collectives
@@ -19,6 +19,7 @@ from shardlab.programs.inherited import inherited_axes, text_of
 from shardlab.programs.origins import where
 from shardlab.programs.varying import own_frames
 from shardlab.report.moves import summed
+from shardlab.report.names import type_text
 from shardlab.report.program import Compiled, locate
 from shardlab.report.remedies import (
     Donation,
@@ -303,7 +304,7 @@ class _Changed:
         if own_frames(equation)[:1] != [(remedy.file, remedy.line)]:
             return own
         aval = equation.invars[0].aval
-        kind = f"{short_dtype(str(aval.dtype))}[{','.join(map(str, aval.shape))}]"
+        kind = type_text(aval.shape, aval.dtype)
         spec = text_of([*getattr(own.spec, "partitions", own.spec)])
         if not specs:
             self._constraints = True

@@ -26,6 +26,15 @@ def line(function, text):
     return f"{HERE}:{first + next(n for n, line in enumerate(lines) if text in line)}"
 
 
+def pod_of(backend):
+    """The pod whose compiler to ask; None for that of CPUs."""
+    if backend == "cpu":
+        return None
+    if Pod(backend).compiler is None:
+        pytest.skip("no compiler for TPUs is installed")
+    return Pod(backend)
+
+
 def found(report):
     return [f"{finding.title}: {finding.says}" for finding in report.findings]
 
@@ -34,10 +43,8 @@ def found(report):
 @pytest.mark.parametrize("name", CORRECT)
 def test_of_a_correct_step_nothing_is_wrong(name, backend):
     step, arguments, mesh = CORRECT[name]()
-    if backend != "cpu" and Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
     with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-        report = explain(step, *arguments, mesh=None if backend == "cpu" else Pod(backend))
+        report = explain(step, *arguments, mesh=pod_of(backend))
     assert report.compiled_for == backend and report.bytes > 0
     assert not [f for f in report.findings if f.title not in ADVICE], report
 
@@ -308,10 +315,8 @@ def chunked(w, xs):
 
 @pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
 def test_what_a_loop_gathers_and_adds_in_each_iteration_is_told(backend):
-    if backend != "cpu" and Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
     xs = struct(ROW, (8, 256, 256), None, "data")
-    where = {"mesh": None if backend == "cpu" else Pod(backend)}
+    where = {"mesh": pod_of(backend)}
     w = struct(ROW, (256, 1024), "data")
     titles = {
         finding.title: finding.says
@@ -327,13 +332,11 @@ def test_what_a_loop_gathers_and_adds_in_each_iteration_is_told(backend):
 
 @pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
 def test_a_while_loop_under_vmap_is_told_and_a_shard_map_mends_it(backend):
-    if backend != "cpu" and Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
 
     def solve(x):
         return lax.while_loop(lambda x: jnp.abs(x).max() > 1e-3, lambda x: x - jnp.sin(x) / 9, x)
 
-    where = {"mesh": None if backend == "cpu" else Pod(backend)}
+    where = {"mesh": pod_of(backend)}
     x = struct(ROW, (64, 256), "data")
     assert found(explain(jax.vmap(solve), x, **where))[0].startswith("loop that devices share")
     own = jax.shard_map(jax.vmap(solve), mesh=ROW, in_specs=P("data"), out_specs=P("data"))
