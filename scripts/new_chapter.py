@@ -4,7 +4,7 @@ are listed.
 
     .venv/bin/python scripts/new_chapter.py padding "Padding: lengths that do not divide" --after arrays
 
-makes book/padding.md, and lists it after arrays in _toc.yml and in book/index.md.
+makes book/padding.md, and lists it after arrays in _toc.yml.
 The wrong answers to its exercise go into tests/book/wrong_answers/NAME.toml. Then replace its
 sentences with your own.
 """  # noqa: E501
@@ -18,7 +18,7 @@ from string import Template
 
 import yaml
 
-LONGEST = 80  # characters of a title: it is a heading, and a line in book/index.md
+LONGEST = 80  # characters of a title: it is a heading, and a line in search results
 NOT_TAUGHT = ("Appendices",)  # the parts of _toc.yml that come after all others
 
 CHAPTER = Template("""\
@@ -162,20 +162,10 @@ WRONG = Template("""\
 "never moved" = "answer = A"
 """)  # noqa: E501
 
-# Where a chapter is listed: the place after which the new one comes, and what stands there.
-LISTS = {
-    "_toc.yml": (
-        r"^      - file: book/{after}\n(?:        title: .*\n)?",
-        Template("      - file: book/$name\n        title: $short\n"),
-    ),
-    "book/index.md": (
-        r"^- {{doc}}`[^`<]*<{after}>`.*\n(?:(?:  .*)?\n)*",
-        Template(
-            "- {doc}`$words <$name>` {minutes}`$name`\n\n  $title.\n\n  `jax.device_put`, "
-            "`NamedSharding`\n\n"
-        ),
-    ),
-}
+# Where a chapter is listed: the line after which the new one comes, and what stands there.
+TOC = "_toc.yml"
+PLACE = r"^      - file: book/{after}\n(?:        title: .*\n)?"
+ENTRY = Template("      - file: book/$name\n        title: $short\n")
 
 
 class Refused(Exception):
@@ -209,10 +199,10 @@ def plan(root, name, title, after=None):
             f"says of it, in three words or more and at most {LONGEST} characters, without a "
             "full stop"
         )
-    texts = {path: (root / path).read_text("utf-8") for path in LISTS}
+    toc = (root / TOC).read_text("utf-8")
     parts = {
         part["caption"]: [entry["file"].removeprefix("book/") for entry in part["chapters"]]
-        for part in yaml.safe_load(texts["_toc.yml"])["parts"]
+        for part in yaml.safe_load(toc)["parts"]
     }
     if after is None:
         after = [chapters[-1] for caption, chapters in parts.items() if caption not in NOT_TAUGHT][
@@ -224,17 +214,10 @@ def plan(root, name, title, after=None):
         raise Refused(
             f"--after {after!r}: no such chapter in _toc.yml; there are {', '.join(known)}"
         )
-    for path, (place, line) in LISTS.items():
-        found = re.search(place.format(after=re.escape(after)), texts[path], re.MULTILINE)
-        if not found:
-            raise Refused(
-                f"--after {after!r}: {path} does not list that chapter; choose one that it lists"
-            )
-        words = title.partition(":")[0]  # what the navigation shows
-        new = line.substitute(
-            name=name, title=title, words=words, short=json.dumps(words, ensure_ascii=False)
-        )
-        texts[path] = texts[path][: found.end()] + new + texts[path][found.end() :]
+    before = re.search(PLACE.format(after=re.escape(after)), toc, re.MULTILINE)
+    short = json.dumps(title.partition(":")[0], ensure_ascii=False)  # what the navigation shows
+    entry = ENTRY.substitute(name=name, short=short)
+    texts = {TOC: toc[: before.end()] + entry + toc[before.end() :]}
     texts[f"book/{name}.md"] = CHAPTER.substitute(name=name, title=title)
     return texts | {f"tests/book/wrong_answers/{name}.toml": WRONG.substitute(name=name)}
 

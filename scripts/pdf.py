@@ -28,7 +28,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BARS = ".facts", ".place", ".headerlink", ".end"
 ON_SCREEN = "script", "input", "button", *BARS, ".verdict", "details.hide > summary .expanded"
 # what leads elsewhere
-OF_HOME = ".buttons", ".buttons + .cell", "section section:has(.cards, .paths, .proofs)"
+OF_HOME = ".buttons", ".about + .cell", "section section:has(.doors, .films, .numbers, .contents)"
 LEFT_OUT = ", ".join([*ON_SCREEN, *OF_HOME])
 STYLE = """
 @page { size: A4; margin: 20mm 18mm 18mm; @bottom-center { content: counter(page); font: 8pt sans-serif; } }

@@ -254,7 +254,6 @@ assert not foreign, foreign
 
 # Where cells show a calculator besides the explorer's own page.
 EMBEDDED = {
-    "index": ["typed"],
     "arrays": ["layout"],
     "costs": ["matmul"],
     "explorer": ["layout", "matmul", "fit"],

@@ -34,6 +34,7 @@ from shardlab import (
     MODELS,
     Model,
     collectives,
+    compare_specs,
     costs,
     describe,
     draw,
@@ -42,6 +43,7 @@ from shardlab import (
     training_step,
 )
 from shardlab._arguments import nearest
+from shardlab.book import specs
 from shardlab.book.planner import FILES
 
 pytestmark = pytest.mark.reads(
@@ -115,11 +117,16 @@ NOT_UNDERSTOOD = {
 
 @pytest.fixture(scope="module")
 def typing(browser, tmp_path_factory):
-    """The picture for specs that are typed, on a page by itself."""
+    """Specs that are typed, on a page by itself."""
     file = tmp_path_factory.mktemp("typed") / "typed.html"
-    sharding = NamedSharding(mesh_of([("x", 2), ("y", 4)]), P("x", "y"))
-    scripts = [name for name in explorer.OF_TYPED if name.endswith(".js")]
-    write_page(file, explorer.typed(sharding, (8, 16)), scripts=scripts)
+    mesh = mesh_of([("x", 2), ("y", 4)])
+    whole, *others = (
+        jax.device_put(np.zeros((8, 16), "float32"), NamedSharding(mesh, spec))
+        for spec in (P(), P("x", "y"), P("y", "x"), P(("y", "x")), P(None, "x"))
+    )
+    drawn = compare_specs(whole, others=others)
+    scripts = [name.rpartition("/")[2] for name in specs.FILES[:-1]]
+    write_page(file, drawn, scripts=[*scripts, "../home.js"])
     page = browser.new_page()
     page.on("pageerror", lambda error: pytest.fail(str(error)))
     page.goto(file.as_uri())
@@ -157,7 +164,7 @@ def test_quotation_marks_of_phones_are_understood(typing):
 def test_what_is_not_understood_is_said(typing, text):
     field, says = (
         typing.get_by_role("textbox", name="PartitionSpec"),
-        typing.locator(".explorer-words"),
+        typing.locator(".specs-bar > p"),
     )
     field.fill(text)
     assert (
@@ -186,7 +193,7 @@ def test_what_jax_refuses_is_said_of_a_typed_spec(typing, text, said):
     with pytest.raises(Exception, match=r"duplicate|axis|rank"):
         jax.device_put(np.zeros((8, 16)), NamedSharding(mesh_of([("x", 2), ("y", 4)]), eval(text)))
     typing.get_by_role("textbox", name="PartitionSpec").fill(text)
-    assert typing.locator(".explorer-words").inner_text().startswith(said)
+    assert typing.locator(".specs-bar > p").inner_text().startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +201,12 @@ def test_what_jax_refuses_is_said_of_a_typed_spec(typing, text, said):
 )
 def test_the_picture_of_a_typed_spec_is_that_of_shardlab(typing, text):
     typing.get_by_role("textbox", name="PartitionSpec").fill(text)
-    ours = BeautifulSoup(
-        typing.locator(".spec-both figure").evaluate("figure => figure.outerHTML"), "html.parser"
-    )
+    ours = typing.locator("figure:visible desc").first.text_content().lower()
     sharding = NamedSharding(mesh_of([("x", 2), ("y", 4)]), eval(text))
-    theirs = BeautifulSoup(draw(describe(sharding, (8, 16), "float32")).html, "html.parser")
-    for tag in ("title", "desc"):
-        assert (
-            ours.svg.find(tag, recursive=False).get_text()
-            == theirs.svg.find(tag, recursive=False).get_text()
-        )
+    for device, index in sharding.devices_indices_map((8, 16)).items():
+        across, down = (part.indices(size)[:2] for part, size in zip(index, (8, 16), strict=True))
+        told = f"device {device.id} stores [{across[0]}:{across[1]}, {down[0]}:{down[1]}]"
+        assert told in ours
 
 
 # --- Layouts: against JAX -------------------------------------------------------------------------
@@ -797,16 +800,17 @@ def control(page, label, part="layout"):
 
 def test_scripts_and_styles_are_small_and_nothing_is_inline():
     files = list(STATIC.iterdir())
+    typed = [name.removeprefix("explorer/") for name in specs.FILES if "/" in name]
     assert {file.name for file in files} == {
         *explorer.SCRIPTS,
         *explorer.STYLES,
-        *explorer.OF_TYPED,
+        *typed,
         *FILES,
     }
     weights = {file.name: len(gzip.compress(file.read_bytes())) for file in files}
     assert sum(weights[name] for name in (*explorer.SCRIPTS, *explorer.STYLES)) <= 32 * 1024
     assert sum(weights[name] for name in FILES) <= 34 * 1024  # of the planner
-    assert sum(weights[name] for name in explorer.OF_TYPED) <= 12 * 1024
+    assert sum(weights[name] for name in typed) <= 8 * 1024
     text = "".join(file.read_text() for file in files)
     assert not re.search(
         r"\beval\b|new Function|innerHTML|fetch\(|XMLHttp|\.on[a-z]+ ?=|import\b.*from\b.*js", text

@@ -2,6 +2,7 @@
 plays.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from playwright.sync_api import expect
 from repository import BOOK
 from waiting import SOON, wait_until
 
+from bookbinder.page import home as home_page
 from bookbinder.read import address, book
 from shardlab import compare_specs
 
@@ -109,52 +111,103 @@ def test_all_the_chapters_that_teach_make_the_whole(page):
     assert BOOK.reading_time("all") == book.in_words(minutes(TAUGHT))
 
 
-def test_every_chapter_has_a_card_in_its_part(page):
-    boxes = page.select(".cards")
+def test_the_contents_list_every_page_with_its_minutes(page):
+    boxes = page.select(".contents > .part")
     assert len(boxes) == len(PARTS)
     for number, (box, part) in enumerate(zip(boxes, PARTS, strict=True), 1):
         assert f"part-{number}" in box["class"]
-        heading = box.find_previous("h3")
-        assert heading.find(string=True) == part["caption"]
-        listed = [Path(one["file"]).name for one in part["chapters"]]
-        cards = box.select(":scope > ul > li")
-        names = [card.select_one("a")["href"].removesuffix(".html") for card in cards]
-        assert names == [name for name in listed if name not in ("status", "references", "about")]
-        for name, card in zip(names, cards, strict=True):
-            assert card.select_one("a").get_text() == TITLES[name]
-            told = [span.get_text() for span in card.select(".minutes")]
+        title = part["caption"].replace("Appendices", "Look it up")
+        assert box.select_one("strong").get_text() == title
+        names = [Path(one["file"]).name for one in part["chapters"]]
+        links = box.select("a")
+        assert [link["href"] for link in links] == [f"{name}.html" for name in names]
+        assert [link.get_text() for link in links] == [TITLES[name] for name in names]
+        for name, line in zip(names, box.select("li"), strict=True):
+            told = [span.get_text() for span in line.select(".minutes")]
             minutes = BOOK.chapter(name).minutes
             assert told == [book.in_words(minutes)] * bool(minutes) and (
                 minutes or name not in TAUGHT
             )
 
 
-def test_a_card_names_what_its_chapter_teaches(page):
-    for card in page.select(".cards li"):
-        name = card.select_one("a")["href"].removesuffix(".html")
-        taught = [code.get_text() for code in card.select("p:last-child > code")]
-        assert taught or name not in TAUGHT
-        missing = [
-            one for one in taught if one.removeprefix("shardlab.") not in BOOK.chapter(name).text
-        ]
-        assert not missing, f"{name} does not have {missing}"
-
-
-def test_the_minutes_of_a_path_are_those_of_its_chapters(page):
-    paths = page.select(".paths > ul > li")
-    assert len(paths) == 6
+def test_the_times_of_a_path_are_those_of_its_chapters(site):
+    using = BeautifulSoup((site / "using.html").read_text("utf-8"), "html.parser")
+    paths = using.select(".paths > ul > li")
+    assert len(paths) == len(BOOK.paths) == 6
     for path in paths:
         names = [link["href"].removesuffix(".html") for link in path.select("ol a")]
-        assert path.select_one(".minutes").get_text() == book.in_words(minutes(names))
+        assert tuple(names) == BOOK.paths[path.select_one("strong").get_text()]
+        chapters = [BOOK.chapter(name) for name in names]
+        read = minutes(names)
+        guess = read + sum(chapter.text.count("\n**Predict.**") for chapter in chapters)
+        solve = guess + sum(chapter.exercise_minutes for chapter in chapters)
+        assert path.select_one(".minutes").get_text() == (
+            f"{book.in_words(read)} to read, {book.in_words(guess)} with the predictions, "
+            f"{book.in_words(solve)} with the exercises"
+        )
         assert [link.get_text() for link in path.select("ol a")] == [TITLES[name] for name in names]
     assert minutes(link["href"].removesuffix(".html") for link in paths[1].select("ol a")) <= 60
 
 
+def test_the_rates_are_said(site):
+    using = BeautifulSoup((site / "using.html").read_text("utf-8"), "html.parser").get_text()
+    *some, most = book.EXERCISE_MINUTES.values()
+    said = (
+        f"read {book.WORDS_A_MINUTE} words or {book.LINES_A_MINUTE} lines of code in a minute, "
+        f"take a minute for each prediction, and {', '.join(map(str, some))} or {most} minutes"
+    )
+    assert said in " ".join(using.split()) and book.PREDICTION_MINUTES == 1
+
+
+def test_every_door_and_every_film_leads_to_a_page_of_the_book(page):
+    doors = [item.select_one("a")["href"] for item in page.select(".doors li")]
+    assert len(doors) == len(set(doors)) == 8
+    assert {address.removesuffix(".html") for address in doors} <= TITLES.keys()
+    films = [item.select_one("a")["href"] for item in page.select(".films li")]
+    assert films == [f"{name}.html" for name in home_page.film_pages(BOOK)] and len(films) == 4
+
+
+def test_films_are_those_of_their_pages(page, site):
+    for item in page.select(".films li"):
+        there = (site / item.select_one("a")["href"]).read_text("utf-8")
+        frames = item.select("[data-steps] > figure")
+        assert 4 <= len(frames) <= 8
+        for image in item.select("image"):
+            assert image["href"] in there
+        assert str(len(frames)) == item.select_one("[data-steps]")["data-steps"]
+
+
+def test_a_film_of_home_has_eight_frames_with_the_first_and_the_last_and_rests_in_its_middle():
+    def film(n, more=""):
+        frames = "".join(f"<figure a>\n{i}</figure>" for i in range(n))
+        return f'<div data-steps="{n}"{more}>{frames}</div>'
+
+    short = home_page.shortened(film(11))
+    assert re.findall(r"\n(\d+)", short) == ["0", "1", "3", "4", "6", "7", "9", "10"]
+    assert short.startswith('<div data-steps="8" data-start="4">') and short.endswith("</div>")
+    assert home_page.shortened(film(3)) == film(3).replace('"3"', '"3" data-start="1"')
+    whole = home_page.shortened(film(12, ' data-flow="[]"'))
+    assert whole.count("<figure") == 12 and 'data-steps="12" data-start="6"' in whole
+
+
+def test_numbers_of_home_are_counted(page):
+    told = [int(number.get_text().replace(",", "")) for number in page.select(".numbers strong")]
+    taught = [BOOK.chapter(name) for name in TITLES] + [BOOK.chapters[0]]
+    exercises = sum(len(re.findall(r"^```\{exercise-start\}", one.text, re.M)) for one in taught)
+    head = (ROOT / "book/recordings/matrix.txt").read_text("utf-8")
+    versions = re.search(r"^\| *\|(.*)\|$", head, re.MULTILINE)[1].count("|") + 1
+    contracts = (ROOT / "tests/contracts").glob("test_*_contract.py")
+    assert told[1] == exercises and told[3] == versions and told[2] > len(list(contracts))
+    every = sum(len(re.findall(r"^ *assert ", one.text, re.MULTILINE)) for one in taught)
+    assert 0.8 * every < told[0] <= every
+
+
 def test_buttons_and_proofs_lead_somewhere(page, site):
     buttons = {link.get_text(): link["href"] for link in page.select(".buttons a")}
-    pages = {"Start reading": "start.html", "Try it": "explorer.html", "The tool": "shardlab.html"}
+    pages = {"Start: your step on all devices": "start.html", "The tool": "shardlab.html"}
     assert buttons == pages | {"Open in Colab": WHERE.colab("index")}
-    proofs = page.select(".proofs li")
+    using = BeautifulSoup((site / "using.html").read_text("utf-8"), "html.parser")
+    proofs = using.select(".proofs li")
     assert len(proofs) >= 6
     for proof in proofs:
         (link,) = proof.select("a")
@@ -162,6 +215,13 @@ def test_buttons_and_proofs_lead_somewhere(page, site):
         if link["href"] != WHERE.colab("start"):
             there = (site / file).read_text("utf-8")
             assert not anchor or f'id="{anchor}"' in there
+
+
+@pytest.mark.parametrize(("screen", "most"), [("DESK", 4), ("PHONE", 8)])
+def test_home_is_a_few_screens_long(reader, screen, most):
+    size = {"DESK": DESK, "PHONE": PHONE}[screen]
+    page = reader(size, reduced_motion="reduce")
+    assert page.evaluate("document.documentElement.scrollHeight") <= most * size["height"]
 
 
 def test_the_home_page_does_not_say_how_long_it_is_itself(page):
@@ -182,17 +242,16 @@ def test_the_first_screen_has_the_promise_the_buttons_and_the_picture(reader, sc
     for what in (
         "h1",
         ".promise p",
-        ".about dd",
+        ".about p",
         ".buttons a",
         ".specs-bar label",
+        ".specs-bar [type=text]",
         "[data-specs] figure:visible",
     ):
         found = page.locator(what)
         assert found.count() and not found.evaluate_all(INSIDE), what
     about = page.locator(".about").inner_text()
-    assert {"NumPy", "jax.jit", "no accelerator", "hours"} <= set(
-        re.findall(r"NumPy|jax\.jit|no accelerator|hours", about)
-    )
+    assert all(words in about for words in ("NumPy", "jax.jit", "no accelerator", "minutes"))
 
 
 @pytest.mark.parametrize("width", [360, 390, 768, 1024, 1440])
@@ -353,7 +412,7 @@ def test_who_wants_less_motion_sees_none(reader):
 @pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
 def test_without_javascript_all_three_stand_still(reader, screen):
     page = reader(screen, java_script_enabled=False)
-    figures = page.locator("[data-specs] > figure")
+    figures = page.locator("[data-specs] > figure:visible")
     expect(figures).to_have_count(3)
     for number, figure in enumerate(figures.all()):
         expect(figure).to_be_visible()
@@ -399,39 +458,57 @@ TYPED = [
 
 def test_a_typed_spec_opens_on_both_axes_and_follows_what_is_typed(reader):
     page = reader(reduced_motion="reduce")
-    box = page.locator("[data-spec-typed]")
-    field, says = box.get_by_role("textbox", name="PartitionSpec"), box.locator(".explorer-words")
-    expect(field).to_have_value('P("x", "y")')
+    box = page.locator("[data-specs]")
+    field, says = box.get_by_role("textbox", name="PartitionSpec"), box.locator(".specs-bar > p")
+    expect(field).to_have_value(SPECS[2])
     expect(says).to_have_text(
         "Each device stores 64 of 512 bytes, and no two devices store the same."
     )
     field.press("Control+a")
     page.keyboard.type("P(None, 'x')")
     expect(says).to_have_text("Each device stores 256 of 512 bytes, and 4 devices store the same.")
-    assert "device 4 holds [0:8, 8:16]" in box.locator("svg desc").first.text_content()
+    drawn = box.locator("figure:visible")
+    assert "device 4 stores [0:8, 8:16]" in drawn.locator("desc").first.text_content()
+    expect(box.get_by_role("radio", checked=True)).to_have_count(0)
     page.keyboard.press("Backspace")
     expect(says).to_have_text("Not understood: a closing ) is missing.")
-    expect(box.locator("svg")).to_have_count(1)  # of the spec before
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    expect(field).to_have_value('P("y", "x")')
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(drawn).to_have_attribute("data-spec", 'P(None, "x")')  # of the spec before
+    box.get_by_role("radio", name=SPECS[1]).check(force=True)
+    expect(field).to_have_value(SPECS[1])
+    expect(field).to_have_attribute("aria-invalid", "false")
+    field.press("Enter")
     expect(says).to_have_attribute("aria-live", "polite")
     assert page.url.endswith("index.html")
 
 
+def test_while_it_plays_the_field_shows_the_spec_and_typing_stops_it(reader):
+    page = reader()
+    box = page.locator("[data-specs]")
+    field = box.get_by_role("textbox", name="PartitionSpec")
+    expect(field).to_have_value(SPECS[0])
+    field.fill("P('y', 'x')")
+    expect(box.get_by_role("button", name="Play")).to_be_visible()
+    expect(box.locator("figure:visible")).to_have_attribute("data-spec", 'P("y", "x")')
+    expect(field).to_have_value("P('y', 'x')")
+
+
+def test_every_spec_of_the_mesh_has_its_picture(page):
+    specs = [json.loads(figure["data-axes"]) for figure in page.select("[data-specs] figure")]
+    ways = [[], ["x"], ["y"], ["x", "y"], ["y", "x"]]
+    every = [[down, over] for down in ways for over in ways if not set(down) & set(over)]
+    assert sorted(specs) == sorted(every)
+
+
 @pytest.mark.parametrize("width", [360, 390, 640, 768, 1100, 1440])
-def test_whatever_is_typed_moves_nothing_else_and_all_words_have_room(reader, width):
+def test_whatever_is_typed_moves_nothing_else(reader, width):
     page = reader({"width": width, "height": 900}, reduced_motion="reduce")
-    field = page.locator("[data-spec-typed] input")
-    where = "document.querySelector('#the-chapters').getBoundingClientRect().top + scrollY"
-    inside = """() => [...document.querySelectorAll(".spec-both > *, .spec-says > *, .spec-both figure")].every((one) =>
-      one.getBoundingClientRect().bottom <= document.querySelector(".spec-both").getBoundingClientRect().bottom)"""  # noqa: E501
+    field = page.locator(".specs-bar [type=text]")
+    where = "document.querySelector('h2').getBoundingClientRect().top + scrollY"
     tops = set()
     for text in TYPED:
         field.fill(text)
         tops.add(page.evaluate(where))
-        assert page.evaluate(inside), text
     assert len(tops) == 1
 
 
@@ -443,18 +520,7 @@ def test_the_field_takes_its_place_without_a_shift(browser, home, width):
     context.add_init_script(SHIFTS)
     page = context.new_page()
     page.goto(f"{home}index.html")
-    expect(page.locator("[data-spec-typed] input")).to_be_visible()
+    expect(page.locator(".specs-bar [type=text]")).to_be_visible()
     page.wait_for_timeout(200)
     assert max(page.evaluate("window.shifts"), default=0) < 0.001
     context.close()
-
-
-@pytest.mark.parametrize("screen", [DESK, PHONE], ids=["desk", "phone"])
-def test_without_javascript_the_first_spec_is_a_picture(reader, screen):
-    page = reader(screen, java_script_enabled=False)
-    box = page.locator("[data-spec-typed]")
-    expect(box.locator("svg")).to_be_visible()
-    assert (
-        box.locator("input").count() == 0
-        and "8 shards on 8 devices, 64 bytes each" in box.inner_text()
-    )

@@ -169,14 +169,14 @@ def test_a_chapter_says_where_it_stands(site, built, book):
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
             assert links == [f"{before}.html" for before in chapter.after] + [
-                "index.html#index-paths"
+                "using.html#paths"
             ] * len(on)
             for title in on:
                 assert (
                     f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}"
                     in text
                 )
-    assert built[site / "index.html"].select_one("#index-paths") and len(book.paths) == 6
+    assert built[site / "using.html"].select_one("#paths") and len(book.paths) == 6
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):

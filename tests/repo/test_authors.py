@@ -78,13 +78,6 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
     assert status == 0, said
     names = [chapter.name for chapter in load(sources).chapters]
     assert names[names.index("padding") - 1] == (after or "explorer")
-    text = (sources / "book/index.md").read_text("utf-8")
-    before = rf"^- {{doc}}`[^`]*<{after or 'explorer'}>`"
-    here = rf"^- {{doc}}`Padding <padding>` {{minutes}}`padding`\n\n  {title}\.$"
-    between = text[
-        re.search(before, text, re.MULTILINE).end() : re.search(here, text, re.MULTILINE).start()
-    ]
-    assert "{doc}" not in between, between
     if after:  # what the rules and the build look at is the same in both places, so each runs once
         rules = [
             "tests/book/test_book.py",
@@ -118,10 +111,6 @@ def test_a_new_chapter_builds_and_keeps_every_rule_at_once(sources, after):
         (
             ["padding", "It comes after nothing", "--after", "nothing"],
             "no such chapter in _toc.yml; there are start,",
-        ),
-        (
-            ["padding", "It comes after the versions", "--after", "status"],
-            "book/index.md does not list that chapter",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,

@@ -1,8 +1,7 @@
-// A PartitionSpec that a reader types or pastes, as text: what it says, or why it says nothing, and the picture of it.
+// A PartitionSpec that a reader types or pastes, as text: what it says, or why it says nothing.
 (function (explorer) {
 "use strict";
-const { drawLayout, h, layout, nearest } = explorer;
-const EXAMPLES = ['P("x", "y")', 'P("y", "x")', 'P(None, "x")', 'P(("x", "y"), None)'];
+const { nearest, refusal } = explorer;
 const TOKEN = /\s*(?:"([^"]*)"|'([^']*)'|([\p{L}_][\p{L}\p{N}_.]*)|([()[\],]))/uy;
 class Wrong extends Error {} // of a spec: says why
 
@@ -71,61 +70,23 @@ function parse(text, axes) {
   return spec;
 }
 
-// The answer of explorer.layout for a text; or { error } with what is wrong with it, in words.
+// The spec of a text for { mesh, shape }, an entry for each dimension; or { error } with what is wrong with it, in words.
 function ofText(text, given) {
   const names = given.mesh.map(([name]) => name);
+  let spec;
   try {
-    const answer = layout({ ...given, spec: parse(text, names) });
-    if (answer.error?.kind !== "unknown") return answer;
-    const unknown = parse(text, names).flat().find((name) => !names.includes(name)), near = nearest(unknown, names);
-    const words = `The mesh has no axis "${unknown}", only ${names.join(" and ")}${near ? `; did you mean "${near}"?` : "."}`;
-    return { ...answer, error: { ...answer.error, words } };
+    spec = parse(text, names);
   } catch (error) {
     if (!(error instanceof Wrong)) throw error;
-    return { error: { words: `Not understood: ${error.message}.` } };
+    return { error: `Not understood: ${error.message}.` };
   }
+  const refused = refusal({ ...given, spec });
+  if (!refused) return { spec: given.shape.map((_, dim) => spec[dim] ?? []) };
+  if (refused.kind !== "unknown") return { error: `JAX refuses this. ${refused.words}` };
+  const unknown = spec.flat().find((name) => !names.includes(name)), near = nearest(unknown, names);
+  const words = `The mesh has no axis "${unknown}", only ${names.join(" and ")}${near ? `; did you mean "${near}"?` : "."}`;
+  return { error: `JAX refuses this. ${words}` };
 }
 
-function build(box) {
-  const given = JSON.parse(box.dataset.given);
-  const input = h("input", { type: "text", value: box.dataset.start, autocomplete: "off", autocapitalize: "off", spellcheck: "false" });
-  const label = h("label", {}, h("span", {}, "PartitionSpec"), input);
-  const words = h("p", { class: "explorer-words", "aria-live": "polite" });
-  const picture = h("div", { class: "shardlab explorer-pictures" });
-  function show() {
-    const answer = ofText(input.value, given), { error } = answer;
-    words.classList.toggle("explorer-refused", !!error);
-    picture.classList.toggle("spec-old", !!error);
-    input.setAttribute("aria-invalid", `${!!error}`);
-    if (!error) picture.replaceChildren(drawLayout(answer));
-    words.textContent = !error ? `Each device stores ${answer.bytes_per_device} of ${answer.nbytes} bytes, and ` +
-      `${answer.replicas > 1 ? `${answer.replicas} devices store the same` : "no two devices store the same"}.`
-      : error.jax ? `JAX refuses this. ${error.words}` : error.words;
-  }
-  const examples = EXAMPLES.map((text) => {
-    const button = h("button", { type: "button" }, text);
-    button.addEventListener("click", () => {
-      input.value = text;
-      show();
-    });
-    return button;
-  });
-  const form = h("form", { "aria-label": "Your own spec" }, label, h("div", { class: "spec-examples" }, ...examples));
-  form.addEventListener("submit", (event) => event.preventDefault());
-  input.addEventListener("input", show);
-  show(); // if this fails, the page stays as it was
-  box.replaceChildren(h("div", { class: "spec-both" }, form, h("div", { class: "spec-says" }, words), picture));
-}
-
-explorer.data ??= Object.assign({}, ...[...document.querySelectorAll("script.explorer-data")].map((script) =>
-  JSON.parse(script.textContent)));
 Object.assign(explorer, { parse, ofText });
-for (const box of document.querySelectorAll("[data-spec-typed]")) {
-  try {
-    build(box);
-  } catch (error) { // then as without this script
-    console.error(error);
-  }
-  box.dataset.ready = "";
-}
 })(window.explorer);

@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxRole
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
-from bookbinder.page import contracts, pages, questions, reference, search, teaching, terms
+from bookbinder.page import contracts, home, pages, questions, reference, search, teaching, terms
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation, package
 from bookbinder.run import execute, stale
@@ -37,6 +37,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.add_role("colab", _Colab())
     app.add_role("minutes", _Minutes())
+    app.add_role("reading", _Minutes("times"))
     app.add_post_transform(_RunsByTitle)
     app.connect("config-inited", _name_the_repository, priority=400)
     app.connect("env-get-outdated", _execute)
@@ -50,6 +51,7 @@ def setup(app):
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _note_shown)
     contracts.setup(app)
+    home.setup(app)
     pages.setup(app)
     questions.setup(app)
     reference.setup(app)
@@ -171,8 +173,9 @@ def _execute(app, env, added, changed, removed):
     env.bookbinder_names = glossary, book.titles
     env.bookbinder_glossary = glossary
     minutes = {chapter.name: chapter.minutes for chapter in book.chapters}
-    if minutes != getattr(env, "bookbinder_minutes", minutes):
-        outdated.add(app.config.root_doc)  # which says them
+    films = {prefix + name for name in home.film_pages(book)}
+    if films & outdated or minutes != getattr(env, "bookbinder_minutes", minutes):
+        outdated.add(app.config.root_doc)  # which shows them, and says these
     env.bookbinder_minutes = minutes
     if book.paths != getattr(env, "bookbinder_paths", book.paths):
         outdated |= {prefix + name for name in now}  # each says where it stands on them
@@ -271,11 +274,18 @@ class _RunsByTitle(SphinxPostTransform):
 
 
 class _Minutes(SphinxRole):
-    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`."""
+    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`; with {reading} also
+    how long with their predictions, and with their exercises.
+    """
+
+    def __init__(self, kind="reading_time"):
+        """`kind` names the method of the book that says it."""
+        super().__init__()
+        self.kind = kind
 
     def run(self):
         try:
-            words = self.env.app.bookbinder_book.reading_time(self.text)
+            words = getattr(self.env.app.bookbinder_book, self.kind)(self.text)
         except KeyError as error:
             return [], [
                 self.inliner.reporter.error(f"there is no chapter {error}", line=self.lineno)

@@ -24,7 +24,14 @@ from sphinx.errors import ExtensionError
 from bookbinder import disk
 from bookbinder.page import cards
 from bookbinder.read import citation, excerpts, package
-from bookbinder.read.book import APPENDICES, FOLDER, LONGEST_DESCRIPTION, in_words, split_assertions
+from bookbinder.read.book import (
+    APPENDICES,
+    FOLDER,
+    LONGEST_DESCRIPTION,
+    PATHS,
+    in_words,
+    split_assertions,
+)
 from bookbinder.run.execute import LEFT_OUT
 
 NAME = "bookbinder"  # of the theme, for `html_theme` in _config.yml
@@ -617,8 +624,8 @@ def _head(app, where, name, page):
 
 
 def _place(app, page):
-    """Where a chapter stands: in its part and on the home page's paths, how hard it is, and what to
-    read first.
+    """Where a chapter stands: in its part and on the paths through the book, how hard it is, and
+    what to read first.
     """
     chapter, part = page.chapter, page.part
     if not part or part.title == APPENDICES:
@@ -635,9 +642,8 @@ def _place(app, page):
             for name, title in chapter.after.items()
         ]
         places.append(f"read first: {', '.join(links)}")
-    home = app.config.root_doc.rpartition("/")[2]
     for title, (place, count) in chapter.paths.items():
-        link = f'<a href="{home}.html#index-paths">{title}</a>'
+        link = f'<a href="{PATHS}.html#paths">{title}</a>'
         places.append(f"path {link}: {place} of {count}")
     return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
 

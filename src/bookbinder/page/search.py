@@ -40,7 +40,8 @@ _SKIPPED = (
     "image",
     "comment",
 )
-_HIDDEN = {"dropdown", "cell_output"}  # hints and solutions, and what cells print
+# Hints and solutions, what cells print, and on the home page what only leads to other pages.
+_HIDDEN = {"dropdown", "cell_output", "doors", "films", "contents"}
 _BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
 _OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")

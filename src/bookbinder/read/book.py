@@ -14,8 +14,10 @@ import yaml
 FOLDER = "book"  # where the chapters are, below the root
 WORDS_A_MINUTE = 200  # that people read
 LINES_A_MINUTE = 50  # of code
+PREDICTION_MINUTES = 1
 EXERCISE_MINUTES = {"★": 5, "★★": 10, "★★★": 20}  # by what stands behind an exercise's title
 LEVELS = {1: "★☆☆", 2: "★★☆", 3: "★★★"}  # of a chapter
+PATHS = "using"  # the page that offers paths through the book
 APPENDICES = "Appendices"  # the part of _toc.yml that teaches no new subject
 LONGEST_DESCRIPTION = 160  # characters that search engines show of it
 KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
@@ -147,6 +149,18 @@ class Chapter:
         """The minutes that the exercises take, by their stars; 0 if there are none."""
         titles = re.findall(r"^```\{exercise-start\}[^\n]*?(★+)\s*$", self.text, re.MULTILINE)
         return sum(EXERCISE_MINUTES[stars] for stars in titles)
+
+    @cached_property
+    def prediction_minutes(self):
+        """The minutes that the predictions take."""
+        return PREDICTION_MINUTES * len(re.findall(r"^\*\*Predict\.\*\*", self.text, re.MULTILINE))
+
+    @cached_property
+    def assertions(self):
+        """How many assertions the cells have, without those of solutions."""
+        text = re.sub(_block("solution"), "", self.text, flags=re.DOTALL | re.MULTILINE)
+        cells = re.findall(r"^```\{code-cell\}.*?^```$", text, flags=re.DOTALL | re.MULTILINE)
+        return sum(len(re.findall(r"^ *assert\b", cell, re.MULTILINE)) for cell in cells)
 
     @cached_property
     def level(self):
@@ -366,11 +380,12 @@ class Book:
 
     @cached_property
     def paths(self):
-        """The paths through the book that its home page offers: {title: the names of their
+        """The paths through the book that its page `using` offers: {title: the names of their
         chapters}.
         """
-        home = self.chapters[0].text.partition(":::{container} paths\n")[2].partition("\n:::\n")[0]
-        paths = re.split(r"^- \*\*(.+?)\*\*$", home, flags=re.MULTILINE)[1:]
+        pages = (chapter.text for chapter in self.chapters if chapter.name == PATHS)
+        text = next(pages, "").partition(":::{container} paths\n")[2].partition("\n:::\n")[0]
+        paths = re.split(r"^- \*\*(.+?)\*\*$", text, flags=re.MULTILINE)[1:]
         link = r"^ +\d+\. \{doc\}`(?:[^`]*<(\w+)>|(\w+))`"
         return {
             title: tuple(named or name for named, name in re.findall(link, stops, re.MULTILINE))
@@ -385,11 +400,26 @@ class Book:
 
         Raises KeyError for a name that is no chapter's, or a page's that is for looking things up.
         """
-        minutes = {chapter.name: chapter.minutes for chapter in self.chapters if chapter.minutes}
-        taught = [name for caption, names in self.parts if caption != APPENDICES for name in names]
-        return in_words(
-            sum(minutes[name] for name in (taught if names == "all" else names.split()))
+        return in_words(sum(chapter.minutes for chapter in self._timed(names)))
+
+    def times(self, names):
+        """The same with their predictions and with their exercises: "20 minutes to read, 26 minutes
+        with the predictions, 1½ hours with the exercises".
+        """
+        chapters = self._timed(names)
+        read = sum(chapter.minutes for chapter in chapters)
+        guess = read + sum(chapter.prediction_minutes for chapter in chapters)
+        solve = guess + sum(chapter.exercise_minutes for chapter in chapters)
+        return (
+            f"{in_words(read)} to read, {in_words(guess)} with the predictions, "
+            f"{in_words(solve)} with the exercises"
         )
+
+    def _timed(self, names):
+        """The chapters of `reading_time`."""
+        timed = {chapter.name: chapter for chapter in self.chapters if chapter.minutes}
+        taught = [name for caption, names in self.parts if caption != APPENDICES for name in names]
+        return [timed[name] for name in (taught if names == "all" else names.split())]
 
     def chapter(self, path):
         """The chapter of a path as a user types it: book/arrays.md, arrays.md or arrays."""

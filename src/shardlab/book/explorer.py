@@ -7,9 +7,7 @@ anew on each change, with the formulas of `shardlab.arrays.layout` and `shardlab
 JavaScript. tests/browser/test_explorer.py compares the two.
 """
 
-import json
 from dataclasses import asdict
-from html import escape
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -34,7 +32,7 @@ from shardlab.pictures.svg import (
     text_width,
 )
 
-__all__ = ["Part", "data", "fit", "layout", "matmul", "typed"]
+__all__ = ["Part", "data", "fit", "layout", "matmul"]
 
 SCRIPTS = (
     "words.js", "layout.js", "svg.js", "draw.js", "matmul.js", "fit.js", "names.js", "show.js",
@@ -43,16 +41,6 @@ SCRIPTS = (
 )  # fmt: skip  # in the order of loading
 STYLES = ("explorer.css", "calculators.css")
 _OF_FIT = ("fit.js",)  # what no other calculator needs
-OF_TYPED = (
-    "explorer.css",
-    "spec.css",
-    "words.js",
-    "layout.js",
-    "svg.js",
-    "draw.js",
-    "names.js",
-    "spec.js",
-)
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8")
 # of shardlab.costs, and JAX's names
 PRECISIONS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn", "int8": "int8"}
@@ -244,42 +232,6 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float3
         controls,
         _picture(draw(described), ("device", "slice", "replica", "bytes"), rows),
     )
-
-
-def typed(sharding: NamedSharding, shape: tuple[int, ...], dtype: str = "float32") -> Picture:
-    """Which device holds which shard, for a spec that the reader of a page types.
-
-    `typed(NamedSharding(mesh, P("x", "y")), (8, 16))` starts with the picture of that layout. On a
-    page, scripts put a field beside it, which reads specs as Python does, such as `P(("x", "y"),
-    None)`, or says why it does not.
-
-    Args:
-      sharding: the first layout, on the mesh that all of them have: a `NamedSharding`, of up to 64
-        devices.
-      shape: the global shape of the array.
-      dtype: one of those in `data()["dtypes"]`.
-
-    Returns:
-      A `Picture`, which in a notebook or a console is of the first layout alone.
-
-    Raises:
-      ValueError: JAX refuses this layout, or the dtype is another one; the message suggests the
-        nearest.
-    """
-    described = describe(sharding, shape, _known("dtype", dtype, DTYPES))
-    drawn = draw(described)
-    given = {"mesh": list(sharding.mesh.shape.items()), "shape": shape, "dtype": dtype}
-    known = {key: value for key, value in data().items() if key in _USES["layout"]}
-    entries = ", ".join(repr(entry).replace("'", '"') for entry in sharding.spec)
-    files = " ".join(f"explorer/{name}" for name in OF_TYPED)
-    blob = json.dumps(known).replace("<", "\\u003c")
-    html = (
-        f'<div class="explorer" data-spec-typed="" data-start="{escape("P(" + entries + ")")}" '
-        f'data-given="{escape(json.dumps(given))}" data-load="{files}">'
-        f'<div class="spec-both">{drawn.html}</div></div>'
-        f'<script type="application/json" class="explorer-data">{blob}</script>'
-    )
-    return Picture(html, drawn.text)
 
 
 def matmul(

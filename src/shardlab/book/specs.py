@@ -2,8 +2,13 @@
 bytes that takes.
 
 Notebooks show one picture for each layout. On the page "One Program, Many Devices" a script
-(book/static/home.js) shows one at a time, and lets the tiles move from the array to their devices.
+(book/static/home.js) shows one at a time, lets the tiles move from the array to their devices, and
+shows the other layouts to readers who type a spec of their own.
 """
+
+import json
+from collections.abc import Iterable
+from functools import partial
 
 from jax import Array
 
@@ -27,7 +32,10 @@ from shardlab.pictures.svg import (
 
 __all__ = ["compare_specs"]
 
-_FILES = "home.js"  # what the page loads for this picture
+# What the page loads for this picture, in the order of loading.
+FILES = (
+    "explorer/words.js", "explorer/layout.js", "explorer/names.js", "explorer/spec.js", "home.js",
+)  # fmt: skip
 _ARRAY = (46, 22, 160, 80)  # px: where the array is drawn, and its size
 _MESH = (30, 138, 78, 70)  # where the first device is, and the size of each
 _GAP = 6
@@ -35,7 +43,7 @@ _SLICE = (7, 24, 64, 32)  # in a device: where the array's outline is, and its s
 _WIDTH = 360
 
 
-def compare_specs(*arrays: Array) -> Picture:
+def compare_specs(*arrays: Array, others: Iterable[Array] = ()) -> Picture:
     """Draw the same array in several layouts, each with the slice and the bytes of every device.
 
     A float32 array of shape (8, 16) takes 8 * 16 * 4 = 512 bytes. On a mesh of 2 x 4 devices,
@@ -52,6 +60,8 @@ def compare_specs(*arrays: Array) -> Picture:
     Args:
       arrays: the array in each layout: of two dimensions, on one mesh of two axes and at most 4
         devices in a row.
+      others: the array in further layouts, which are drawn and not shown: the home page shows one
+        of them when a reader types its spec.
 
     Returns:
       A `Picture`.
@@ -63,12 +73,13 @@ def compare_specs(*arrays: Array) -> Picture:
     """  # noqa: E501
     if not arrays:
         raise ValueError("compare_specs() needs an array in each layout that it compares")
-    for array in arrays:
+    for array in (*arrays, *others):
         if not isinstance(array, Array):
             raise TypeError(
                 "compare_specs() takes arrays that are placed on a mesh, not "
                 f"{type(array).__name__}"
             )
+    arrays, shown = (*arrays, *others), len(arrays)
     layouts = [describe(array) for array in arrays]
     first = layouts[0]
     for layout in layouts:
@@ -93,8 +104,16 @@ def compare_specs(*arrays: Array) -> Picture:
                 f"{layout}"
             )
     pictures = [_picture(layout) for layout in layouts]
-    attributes = f'class="shardlab specs" data-specs="{len(layouts)}" data-load="{_FILES}"'
-    words = "\n".join(f"{_spec(layout):16s} {layout}" for layout in layouts)
+    pictures[shown:] = [
+        picture.replace("<figure ", '<figure hidden data-other="" ', 1)
+        for picture in pictures[shown:]
+    ]
+    given = {"mesh": first.mesh.axes, "shape": first.shape}
+    attributes = (
+        f'class="shardlab specs" data-specs="{shown}" data-given="{escape(json.dumps(given))}" '
+        f'data-load="{" ".join(FILES)}"'
+    )
+    words = "\n".join(f"{_spec(layout):16s} {layout}" for layout in layouts[:shown])
     return Picture(row("".join(pictures), attributes, align="flex-start"), words)
 
 
@@ -105,7 +124,7 @@ def _spec(layout):
         if not axes
         else f'"{axes[0]}"'
         if len(axes) == 1
-        else f"({', '.join(f'{axis!r}' for axis in axes)})"
+        else "(" + ", ".join(f'"{axis}"' for axis in axes) + ")"
         for axes in layout.spec
     )
     return f"P({', '.join(entries)})"
@@ -118,6 +137,7 @@ def _picture(layout):
     copies = f"{counted(layout.distinct_shards, 'shard')} × {counted(layout.replicas, 'replica')}"
     if layout.replicas == 1:
         copies = f"{counted(layout.distinct_shards, 'shard')}, no replicas"
+    compact = partial(json.dumps, separators=(",", ":"))  # as scripts write it
     title = f"{spec}: {layout.type} on {counted(len(layout.shards), 'device')}"
     sentence = listed(
         f"device {shard.device} stores {index_text(shard.index)}" for shard in layout.shards
@@ -128,7 +148,10 @@ def _picture(layout):
     )
     caption = f"<code>{escape(spec)}</code> {copies}"
     return figure(parts, _WIDTH, height, title, words, caption, growth=1.75).replace(
-        "<figure ", f'<figure data-spec="{escape(spec)}" ', 1
+        "<figure ",
+        f'<figure data-spec="{escape(spec)}" data-axes="{escape(compact(layout.spec))}" '
+        f'data-nbytes="{layout.nbytes}" data-replicas="{layout.replicas}" ',
+        1,
     )
 
 

@@ -151,7 +151,8 @@
     const film = !box.dataset.flow, still = (frame) => ({ title: frame.querySelector("svg > title").textContent, sends: [], lines: [] });
     const flows = film ? [{ frames: drawn.map(still) }] : JSON.parse(box.dataset.flow), bytes = Number(box.dataset.bytes); // several flows: the reader chooses
     const choice = flows.length > 1;
-    let flow = flows[0], shown = 0, timer = null, all = false, onRing = choice, land = () => {}, ranges = [];
+    const rest = Number(box.dataset.start ?? 0); // where it stands until it is played
+    let flow = flows[0], shown = rest, timer = null, all = false, onRing = choice, land = () => {}, ranges = [];
 
     const live = make("figure", { className: "steps-ring" }, document.createElementNS("http://www.w3.org/2000/svg", "svg"), make("figcaption"));
     const ring = live.firstChild;
@@ -251,7 +252,7 @@
     }
     function start() {
       if (all) return;
-      if (shown === flow.frames.length - 1) shown = 0;
+      if (shown === rest || shown === flow.frames.length - 1) shown = 0;
       timer = setInterval(() => {
         shown += 1;
         // While it plays it is silent: frames come faster than they can be read out.
