@@ -11,6 +11,7 @@
   picked one
 - `bookbinder.page.teaching`: all exercises with their times, and the errors that predictions look
   for
+- `bookbinder.page.home`: what the home page says of the whole book, and the films that it shows
 - `bookbinder.page.contracts`: how the functions that readers copy are tested
 - `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
 """

@@ -274,8 +274,8 @@ class _RunsByTitle(SphinxPostTransform):
 
 
 class _Minutes(SphinxRole):
-    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`; with {reading} also
-    how long with their predictions, and with their exercises.
+    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`; with {reading}
+    also how long with their predictions, and with their exercises.
     """
 
     def __init__(self, kind="reading_time"):
