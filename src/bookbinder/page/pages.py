@@ -273,8 +273,8 @@ def _with_text(block, text):
 
 
 def _key_figure(app, doctree, docname):
-    """Show the picture of the cell with the tag `key-figure` at the head of the page too, before
-    anything is read.
+    """Show the picture of the cell with the tag `key-figure` at the head of the page too, below its
+    first paragraph.
     """
     for cell in doctree.findall(nodes.container):
         if f"tag_{KEY_FIGURE}" not in cell.get("classes", ()):
@@ -289,7 +289,9 @@ def _key_figure(app, doctree, docname):
             raise ExtensionError(f"{docname}: the cell with the tag {KEY_FIGURE} shows no picture")
         title = next(iter(doctree.findall(nodes.title)))
         box = nodes.container("", _renamed(shown[0].deepcopy()), classes=[KEY_FIGURE])
-        title.parent.insert(title.parent.index(title) + 1, box)
+        texts = (node for node in title.parent.children if isinstance(node, nodes.paragraph))
+        above = next(texts, title)
+        title.parent.insert(title.parent.index(above) + 1, box)
         return
 
 
@@ -496,6 +498,8 @@ def _describe(app, pagename, templatename, context, doctree):
         mode_script=MODE,
         style="",
         sections="",
+        place="",
+        links="",
         loads=[],
         edit=where.edit(f"{FOLDER}/{name}.md"),
         repository=where.repository,
@@ -520,6 +524,7 @@ def _describe(app, pagename, templatename, context, doctree):
     page.policy = _policy(page)
     if chapter and pagename != app.config.root_doc:  # the home page says it of the whole book
         context["body"] = body.replace("</h1>", f"</h1>\n{_head(app, where, name, page)}", 1)
+        page.place, page.links = _end(app, where, name, page)
     for pattern, better in CLEARER:
         context["body"] = re.sub(pattern, better, context.get("body", ""))
     context["body"] = re.sub('(?<=<span class="pre">)[^<]+', _breakable, context["body"])
@@ -599,53 +604,47 @@ def _page_of(app, name):
 
 
 def _head(app, where, name, page):
-    """What stands below a title: the notebook, how long it takes, what it runs on, and its place in
-    the book.
+    """One quiet line below a title: the notebook in Colab, how long the page takes, how hard it is,
+    and what to read first.
     """
-    chapter = page.chapter
-    exercises = f"exercises {in_words(chapter.exercises)}" if chapter.exercises else ""
-    facts = [
-        f"{in_words(chapter.minutes)} to read" if chapter.minutes else "",
-        exercises,
-        chapter.devices,
-    ]
-    links = f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>'
-    answers = (
-        '<button class="answers scripted">Show all answers</button>'
-        if "predict.js" in page.loads
-        else ""
-    )
+    chapter, facts = page.chapter, []
     if name in getattr(app.env, "bookbinder_notebooks", ()):
-        colab, notebook = html.escape(where.colab(name)), html.escape(where.notebook(name))
-        links = f'<a href="{notebook}">Download the notebook</a> {links}'
-        links = f'<a class="button" href="{colab}">Open in Colab</a> {links}'
-    summary = f"<span>{', '.join(filter(None, facts))}</span>" if any(facts) else ""
-    return f'<p class="facts">{links} {summary}{answers}</p>{_place(app, page)}'
-
-
-def _place(app, page):
-    """Where a chapter stands: in its part and on the paths through the book, how hard it is, and
-    what to read first.
-    """
-    chapter, part = page.chapter, page.part
-    if not part or part.title == APPENDICES:
-        return ""
-    places = [f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.count}"]
+        facts.append(f'<a href="{html.escape(where.colab(name))}">Open in Colab</a>')
+    if chapter.minutes:
+        facts.append(f"<span>{in_words(chapter.minutes)} to read</span>")
+    if chapter.exercises:
+        facts.append(f"<span>exercises {in_words(chapter.exercises)}</span>")
     if chapter.level:
-        places.append(
+        facts.append(
             f'<span role="img" aria-label="difficulty {chapter.level.count("★")} of '
             f'3">{chapter.level}</span>'
         )
     if chapter.after:
         links = [
-            f'<a href="{name}.html">{html.escape(title)}</a>'
-            for name, title in chapter.after.items()
+            f'<a href="{before}.html">{html.escape(title)}</a>'
+            for before, title in chapter.after.items()
         ]
-        places.append(f"read first: {', '.join(links)}")
-    for title, (place, count) in chapter.paths.items():
-        link = f'<a href="{PATHS}.html#paths">{title}</a>'
-        places.append(f"path {link}: {place} of {count}")
-    return f'\n<p class="place">{" <span>·</span> ".join(places)}</p>'
+        facts.append(f"<span>read first: {', '.join(links)}</span>")
+    if "predict.js" in page.loads:
+        facts.append('<button class="answers scripted">Show all answers</button>')
+    return f'<p class="facts">{" ".join(facts)}</p>' if facts else ""
+
+
+def _end(app, where, name, page):
+    """Lines at the end of a page: where it stands, in its part and on the paths through the book,
+    and its notebook and source.
+    """
+    part, places = page.part, []
+    if part and part.title != APPENDICES:
+        places.append(f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.count}")
+        for title, (place, count) in page.chapter.paths.items():
+            link = f'<a href="{PATHS}.html#paths">{title}</a>'
+            places.append(f"path {link}: {place} of {count}")
+    links = [f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>']
+    if name in getattr(app.env, "bookbinder_notebooks", ()):
+        links.insert(0, f'<a href="{html.escape(where.notebook(name))}">Download the notebook</a>')
+    place = f'<p class="place">{" <span>·</span> ".join(places)}</p>' if places else ""
+    return place, " ".join(links)
 
 
 def parts(env):
