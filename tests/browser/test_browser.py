@@ -39,6 +39,10 @@ SCREENS = {
     "1280px": DESK,
     "360px": {"viewport": {"width": 360, "height": 740}},
 }
+WIDE = {
+    "1440px": {"viewport": {"width": 1440, "height": 900}},
+    "1920px": {"viewport": {"width": 1920, "height": 1080}},
+}
 
 
 def none(found):
@@ -101,7 +105,7 @@ class Visit:
 
     def __init__(self, browser, home, name, screen):
         self.name, self.screen, self.home = name, screen, home
-        self.context = browser.new_context(**SCREENS[screen])
+        self.context = browser.new_context(**(SCREENS | WIDE)[screen])
         self.context.add_init_script(WATCH_SHIFTS)
         self.page = self.context.new_page()
         self.said, self.asked, self.failed = [], [], []
@@ -166,12 +170,19 @@ def slow_home(site):
         server.shutdown()
 
 
-@pytest.mark.parametrize("screen", ["1280px", "360px"])
+@pytest.mark.parametrize("screen", ["1920px", "1440px", "1280px", "360px"])
 @pytest.mark.parametrize("name", ["index", "arrays"])
 def test_nothing_moves_while_a_page_comes_in_slowly(browser, slow_home, name, screen):
     slow = Visit(browser, slow_home, name, screen)
     none(slow.page.evaluate("window.shifts"))
     slow.context.close()
+
+
+def test_a_page_begins_on_its_first_screen(visit):
+    """A heading, a line of facts, and two lines of the text."""
+    if visit.page.locator("article p:not(.facts)").count():
+        first = visit.page.locator("article p:not(.facts)").first.bounding_box()
+        assert first["y"] + 50 <= visit.page.viewport_size["height"]
 
 
 def test_a_page_is_never_wider_than_its_screen(visit):

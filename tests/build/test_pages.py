@@ -188,6 +188,16 @@ def test_the_list_of_chapters_marks_the_page(site, built, book):
         ), chapter.name
 
 
+def test_no_list_of_definitions_is_broken(built):
+    """`A term : what it is` in one line is a paragraph, which only looks like a definition."""
+    for file, page in built.items():
+        for paragraph in page.select("article p"):
+            text = "".join(
+                part for part in paragraph.find_all(string=True) if part.parent.name != "code"
+            )
+            assert not re.match(r"[^.:]{1,60} : \S", text), (file, text[:80])
+
+
 def test_a_page_to_look_things_up_has_no_time(site, built):
     for name in ("glossary", "reference", "references", "status"):
         assert not built[site / f"{name}.html"].select(".facts")
