@@ -188,6 +188,14 @@ def test_the_list_of_chapters_marks_the_page(site, built, book):
         ), chapter.name
 
 
+def test_verbs_and_other_words_of_every_day_lead_to_no_term(built):
+    """A matrix has a rank, a draw is ranked, a block hangs over the end: no process is meant."""
+    words = re.compile(r"(rank|restore|hang|inference|gate|slice|state|pod|combine|dispatch)e?s?")
+    for file, page in built.items():
+        links = [link.get_text() for link in page.select("a.term")]
+        assert not [text for text in links if words.fullmatch(text.lower())], file
+
+
 def test_no_list_of_definitions_is_broken(built):
     """`A term : what it is` in one line is a paragraph, which only looks like a definition."""
     for file, page in built.items():
