@@ -7,13 +7,22 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const WORDS = 24; // and words: more take seconds, and find nothing better
   const LENGTH = 200; // characters of the sentence that is shown with one
   const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
+  const LIKE = { // what means the same here, or is one of these, and how much that counts
+    gpu: ["device"], tpu: ["device"], chip: ["device"], core: ["device"], accelerator: ["device"], card: ["gpu", "device"],
+    node: ["host"], host: ["node"], machine: ["host", "node"], multi: ["many", "several", "two"], several: ["many"],
+    different: ["other", "fewer", "another"], other: ["another", "different"], fewer: ["other"], load: ["restore"], restore: ["load"],
+    split: ["shard"], distribute: ["shard"], partition: ["shard"], share: ["shard"], seed: ["key", "chain"], speed: ["slow", "fast"],
+    1: ["one"], 2: ["two"], 4: ["four"], 8: ["eight"], one: ["1"], two: ["2"], four: ["4"], eight: ["8"], oom: ["memory"],
+  };
+  const AS_MUCH = 0.5;
   const PIECES = 0.2; // the same for the pieces of a word such as "all-reduce", where it is not there as a whole
   const KINDS = { section: 1, entry: 0.4, exercise: 0.4 }; // what teaches comes before what defines or asks,
   const APPENDIX = 0.4; // the parts before the appendices,
   const CLOSING = 0.4; // and both before "Summary" and other headings that many chapters have
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
-  const WITHIN = 2; // or a part of that, such as "divisible" in "batch size not divisible",
+  const WITHIN = 2; // or which defines one word of that, such as "divisible" in "batch size not divisible",
+  const PHRASE = 8; // or several, such as "many gpus" in "how many gpus do I need", by their share of all,
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
   const FEW = 3; // sections that have all words: with fewer, those that have some of them follow
@@ -100,7 +109,10 @@ globalThis.bookSearch = ({ load, root, slash }) => {
         * (times.get(section.heading) > 3 ? CLOSING : 1);
       const heads = section.heading.split(":")[0].split(/, | and /);
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
-      section.called = section.kind === "section" ? section.names.map(plain) : [];
+      const called = section.kind === "section" ? section.names : [];
+      section.called = called.map(plain);
+      section.phrases = called.filter((name) => words(name).length > 1)
+        .flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name).length]));
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
@@ -108,23 +120,29 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     }));
     await engine.addAllAsync(records, { chunkSize: 40 }); // while the reader types on
 
-    const ofPieces = Object.fromEntries(Object.entries(FIELDS).map(([field, much]) => [field, much * PIECES]));
+    const less = (share) => Object.fromEntries(Object.entries(FIELDS).map(([field, much]) => [field, much * share]));
+    const ofPieces = less(PIECES), ofLike = less(AS_MUCH);
     const find = (asked) => {
       const each = telling(asked);
       const typed = each.join(""), full = plain(asked);
       const kept = words(asked).filter((word) => each.includes(whole(word)));
-      const parts = new Set(each.flatMap((_, start) => [1, 2, 3].map((count) => each.slice(start, start + count).join(""))));
+      const runs = (list) => list.flatMap((_, start) => [1, 2, 3, 4, 5].map((count) => list.slice(start, start + count).join("")));
+      const parts = new Set([...runs(each), ...runs(words(asked).map(whole))]);
       const boostDocument = (id) => {
-        const { weight, heads, called } = sections[id];
-        if (full !== typed && [...heads, ...called].includes(full)) return 2 * weight * HEADED; // to the letter
+        const { weight, heads, called, phrases } = sections[id];
+        if (full !== typed && [...heads, ...called].includes(full)) return 5 * weight * HEADED; // to the letter
         if (heads.includes(typed)) return weight * HEADED;
         if (called.includes(typed)) return weight * CALLED;
+        const covered = Math.max(0, ...phrases.map(([form, size]) => (parts.has(form) ? size : 0))) / each.length;
+        if (covered) return weight * Math.max(WITHIN, PHRASE * covered);
         if (each.length > 1 && called.some((name) => parts.has(name))) return weight * WITHIN;
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
         return weight * (heads.some((name) => each.includes(name)) ? PARTLY : 1);
       };
       const queries = kept.map((word) => {
         const own = pieces(word).map(stem);
+        const like = (LIKE[own.join("")] ?? []).map((other) => ({ queries: [other], boost: ofLike, prefix: false }));
+        if (like.length) return { combineWith: "OR", queries: [whole(word), ...like] };
         if (own.length === 1) return whole(word);
         return { combineWith: "OR", queries: [whole(word), { combineWith: "AND", queries: own, boost: ofPieces, prefix: false }] };
       });
@@ -136,9 +154,14 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       for (const [combineWith, more, only] of ways) {
         const found = search(combineWith, more);
         if (!found.length) continue;
-        if (combineWith === "OR" || found.length >= FEW || queries.length === 1) return { only, all: found.length, found: shown(found) };
+        if (combineWith === "OR" || queries.length === 1) return { only, all: found.length, found: shown(found) };
         const had = new Set(found.map((one) => one.id));
         const others = search("OR", {}).filter((one) => !had.has(one.id));
+        const meant = others.filter((one) => sections[one.id].phrases.some(([form]) => parts.has(form)));
+        if (found.length >= FEW) {
+          const together = [...found, ...meant].sort((a, b) => b.score - a.score);
+          return { only, all: together.length, found: shown(together) };
+        }
         // What a part of the query is a name of comes before what has all words by chance, but not before their name.
         const exact = found.some(({ id }) => [...sections[id].heads, ...sections[id].called].some((name) => name === typed || name === full));
         const named = exact ? [] : others.filter((one) => sections[one.id].called.some((name) => parts.has(name)));
