@@ -404,6 +404,13 @@ def test_a_stub_is_not_solved_and_the_solution_is_proved(label, reports):
 
 
 @pytest.mark.parametrize("label", of_notebooks(EXERCISES))
+def test_a_solution_is_right_again_when_all_cells_have_run(label, reports):
+    """Whatever mesh and whatever names the cells below it have left."""
+    again = verdict(label, reports)["again"]
+    assert again and set(again) == {"accepted"}, again
+
+
+@pytest.mark.parametrize("label", of_notebooks(EXERCISES))
 def test_wrong_answers_are_refused(label, reports):
     refused = verdict(label, reports)["wrong"]
     assert refused.keys() == WRONG_ANSWERS[label].keys() and set(refused.values()) == {

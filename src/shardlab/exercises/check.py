@@ -29,6 +29,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from shardlab.arrays.layout import (
     counted,
@@ -100,6 +101,9 @@ class Exercise:
         `jax.Array`.
       rtol, atol: the relative and the absolute tolerance of a comparison. With the default `rtol`,
         whole numbers are compared exactly, up to the rounding of an answer that is a float.
+      mesh: the current mesh while an answer is checked, as `jax.set_mesh` sets it; by default the
+        one that is current when the exercise is made, so an answer can be checked again after cells
+        that set another.
     """
 
     value: Any = field(default=None, repr=False)  # a cell that shows an exercise shows no answer
@@ -114,6 +118,19 @@ class Exercise:
     dtype: Any = None
     rtol: float = _RTOL
     atol: float = 1e-6
+    mesh: Mesh | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        if self.mesh is None:
+            object.__setattr__(self, "mesh", _current_mesh())
+
+
+def _current_mesh():
+    """The mesh of `jax.set_mesh`; one without devices if none is set."""
+    get = getattr(jax.sharding, "get_mesh", None)  # from JAX 0.8.1 on
+    if get is None:
+        from jax._src.mesh import get_concrete_mesh as get
+    return get() or Mesh(np.empty((), dtype=object), ())
 
 
 def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
@@ -149,6 +166,11 @@ def check(answer: Any, exercise: Exercise, *, strict: bool = False) -> None:
       ValueError: the exercise cannot be checked, such as one with limits but without args.
       Exception: whatever the answer itself raises, if it is a function.
     """  # noqa: E501
+    with jax.set_mesh(exercise.mesh):
+        _check(answer, exercise, strict)
+
+
+def _check(answer, exercise, strict):
     want = _wanted(exercise)
     try:
         found, run, compiled, traced = _answered(answer, exercise, want)

@@ -1,11 +1,11 @@
 """Try wrong answers to a chapter's exercises where a reader would type them: between the task and
-its solution.
+its solution. When all cells have run, the solutions are tried again, the last one first.
 
     .venv/bin/python tests/tools/chapters/trials.py arrays
 
 runs a chapter with the Python that builds the book, and prints what the check of each exercise said
-to the stub and to each wrong answer. `test_colab.py` does the same in Colab's environment, when a
-notebook runs the second time.
+to the stub, to each wrong answer, and to its solution when it was run again at the end.
+`test_colab.py` does the same in Colab's environment, when a notebook runs the second time.
 """
 
 import ast
@@ -59,6 +59,9 @@ print(json.dumps({"label": label, "strict": strict, "verdicts": verdicts}))
 """  # noqa: E501
 
 
+AGAIN = "again"  # the label of the trial at the end
+
+
 def sections(chapter):
     """The chapter's cells, each with what it belongs to: ("exercise" or "solution", label), or
     (None, None).
@@ -94,7 +97,7 @@ def is_of_chapter(cell):
 
 def with_trials(chapter, notebook):
     """A copy of a chapter's notebook that tries the stub and the wrong answers before each
-    solution, in the last pass.
+    solution, and all solutions once more at the end, in the last pass.
 
     The notebook may begin with cells that the chapter has not.
     """
@@ -122,11 +125,20 @@ def with_trials(chapter, notebook):
         answers = {"stub": magic} | {
             title: f"{magic}{code}\n" for title, code in WRONG_ANSWERS.get(label, {}).items()
         }
-        names = f"shell=get_ipython(), label={label!r}, strict={strict!r}, answers={answers!r}"
-        trial = new_code_cell(f"exec({TRIAL!r}, dict({names}))", metadata={"last_run_only": True})
         at = next(n for n, other in enumerate(notebook.cells) if other is places[cell])
-        notebook.cells.insert(at, trial)
+        notebook.cells.insert(at, _trial(label, strict, answers))
+    again = {
+        f"{label} {number}": cell.source
+        for label, cells in reversed(solutions.items())
+        for number, cell in enumerate(cells)
+    }
+    notebook.cells.append(_trial(AGAIN, "", again))
     return notebook
+
+
+def _trial(label, strict, answers):
+    names = f"shell=get_ipython(), label={label!r}, strict={strict!r}, answers={answers!r}"
+    return new_code_cell(f"exec({TRIAL!r}, dict({names}))", metadata={"last_run_only": True})
 
 
 def verdicts(chapter, executed):
@@ -135,9 +147,9 @@ def verdicts(chapter, executed):
     Returns:
       For each label: `printed`, what its own cells printed; `strict`, the check that was put to the
       answers; `stub`, what that came to; `wrong`, the same for each wrong answer: "WrongAnswer", or
-      "accepted".
+      "accepted"; `again`, the same for each cell of its solution at the end.
     """
-    found, codes = {}, []
+    found, codes, again = {}, [], {}
     for cell in executed.cells:
         if not is_of_chapter(cell):
             continue
@@ -146,6 +158,9 @@ def verdicts(chapter, executed):
         )
         if cell.metadata.get("last_run_only"):
             trial = json.loads(text)
+            if trial["label"] == AGAIN:
+                again = trial["verdicts"]
+                continue
             found.setdefault(trial["label"], {"printed": ""}).update(
                 strict=trial["strict"], stub=trial["verdicts"].pop("stub"), wrong=trial["verdicts"]
             )
@@ -156,6 +171,8 @@ def verdicts(chapter, executed):
     ):
         if kind == "exercise":
             found.setdefault(label, {"printed": ""})["printed"] += text
+    for label, one in found.items():
+        one["again"] = [said for name, said in again.items() if name.split()[0] == label]
     return found
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from meshes import MESH
 
 from shardlab import Exercise, NotSolved, WrongAnswer, check, raises, start
@@ -32,6 +32,25 @@ def test_a_right_answer_is_praised(capsys):
         Exercise(value={"loss": 1.0 + 1e-7, "where": (2, 4)}),
         strict=True,
     )
+
+
+def test_an_answer_is_checked_on_the_mesh_that_was_current_when_its_exercise_was_made(capsys):
+    line = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:8])
+    with jax.set_mesh(line):
+        rows = Exercise(args=(A.reshape(8, 8),), reference=lambda a: 2 * a, communication={})
+    none = Exercise(args=(A,), value=A)
+
+    def answer(a):
+        return 2 * jax.lax.with_sharding_constraint(a, P("d"))
+
+    with jax.set_mesh(MESH):
+        check(answer, rows, strict=True)
+        with pytest.raises(Exception, match=r"(?i)mesh"):
+            check(lambda a: jax.lax.with_sharding_constraint(a, P("x")), none)
+        assert rows.mesh == line and jax.sharding.get_abstract_mesh().axis_names == ("x", "y")
+    with pytest.raises(Exception, match=r"(?i)mesh"):
+        check(answer, Exercise(args=(A.reshape(8, 8),), value=A, mesh=MESH))
+    assert capsys.readouterr().out.startswith("Right")
 
 
 @pytest.mark.parametrize("stub", [..., None, (..., ...), {"a": ..., "b": [..., (...,)]}])
