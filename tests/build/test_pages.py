@@ -196,6 +196,23 @@ def test_verbs_and_other_words_of_every_day_lead_to_no_term(built):
         assert not [text for text in links if words.fullmatch(text.lower())], file
 
 
+def test_a_fold_says_what_it_holds(built):
+    kinds = {"Set-up": 0, "Code": 0, "functions": 0}
+    for file, page in built.items():
+        for fold in page.select("details.hide.above-input"):
+            title = fold.select_one(".collapsed").get_text()
+            held, lines = re.fullmatch(r"(.+), (\d+) lines?", title).groups()
+            assert int(lines) == fold.pre.get_text().count("\n") + 1, (file, title)
+            names = re.findall(r"^(?:def|class) (\w+)", fold.pre.get_text(), re.MULTILINE)
+            kind = held if held in kinds else "functions"
+            kinds[kind] += 1
+            if kind == "functions":
+                assert held.split(" and ")[0].split(", ") == names[:3], (file, title)
+            if kind == "Code":
+                assert not names, (file, title)
+    assert min(kinds.values()) > 20, kinds
+
+
 def test_no_list_of_definitions_is_broken(built):
     """`A term : what it is` in one line is a paragraph, which only looks like a definition."""
     for file, page in built.items():

@@ -532,6 +532,7 @@ def _describe(app, pagename, templatename, context, doctree):
     context["body"] = re.sub(
         "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
     )
+    context["body"] = re.sub(_CODE_FOLD, _with_its_contents, context["body"], flags=re.DOTALL)
     context["page"] = page
 
 
@@ -594,6 +595,32 @@ def _with_its_height(code):
     """
     lines = code[1].count("\n") + 1
     return f'<pre style="--lines:{lines}">{code[1]}</pre>'
+
+
+# The title of a cell that is folded, and its code.
+_CODE_FOLD = (
+    r'(?<=<p class="collapsed admonition-title">)[^<]*'
+    r'(?=</p>(?:(?!</details>).)*?<pre style="--lines:(\d+)">((?:(?!</pre>).)*)</pre>)'
+)
+_DEFINED = re.compile(
+    r'^<span class="k">(?:def|class)</span>.*?<span class="n[fc]">(\w+)', re.MULTILINE
+)
+_MOST_NAMES = 3  # in the title of a fold
+
+
+def _with_its_contents(title):
+    """What a fold says that it holds: "Set-up, 23 lines", or the functions that it defines."""
+    lines = int(title[1])
+    code = title[2].removeprefix("<span></span>")
+    names = [f"<code>{name}</code>" for name in _DEFINED.findall(code)]
+    if re.match(r'<span class="kn">(from|import)<', code) and "emulate" in code:
+        holds = "Set-up"
+    elif names:
+        more = f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES)
+        holds = ", ".join(names[:_MOST_NAMES]) + more
+    else:
+        holds = "Code"
+    return f"{holds}, {lines} line{'s' * (lines != 1)}"
 
 
 def _page_of(app, name):
