@@ -15,6 +15,7 @@ program. Otherwise it is called as it is.
 """
 
 import functools
+import inspect
 import io
 import math
 import re
@@ -60,6 +61,7 @@ class _Misplaced(WrongAnswer):
 _RTOL = 1e-5
 _EXACT = 1e-9  # how far a whole number that was computed in floats may be off
 _NOT_SOLVED = "Not solved yet: replace the three dots, and run the cell again."
+_NO_RESULT = "Not solved yet: replace the three dots, return a result, and run the cell again."
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def _check(answer, exercise, strict):
     except NotSolved:
         if strict:
             raise
-        print(_NOT_SOLVED)
+        print(_NO_RESULT if isinstance(answer, Callable) else _NOT_SOLVED)
         return
     if exercise.args is not None and run is None:
         raise WrongAnswer(f"the answer must be a function, not {_kind(answer)}")
@@ -231,16 +233,51 @@ def _answered(answer, exercise, want):
     trace); or NotSolved.
     """
     run = compiled = traced = None
+    _sortable(answer, want)
     if exercise.args is not None and isinstance(answer, Callable):
         run = answer
+        _takes(answer, exercise.args)
         if _is_limited(exercise):
             run, compiled, traced = _compiled_once(answer, exercise.args)
         answer = run(*_copied(exercise.args))
+        _sortable(answer, want)
     if (_is_stub(answer) and (want is None or not _are_dots(want))) or (
         run and _are_nones(answer, want)
     ):
         raise NotSolved(_NOT_SOLVED)
     return answer, run, compiled, traced
+
+
+def _takes(function, args):
+    """WrongAnswer unless a function can be called with so many arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a function that does not say
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise WrongAnswer(
+            f"the function is called with {counted(len(args), 'argument')}, and takes "
+            f"{signature}: {error}"
+        ) from None
+
+
+def _sortable(answer, want):
+    """WrongAnswer for a dict with keys that JAX cannot sort, such as devices; if a dict is wanted,
+    its keys are compared later.
+    """
+    if isinstance(want, dict) and isinstance(answer, dict):
+        return
+    try:
+        jax.tree.structure(answer)
+    except ValueError as error:
+        if "sorting" not in str(error):
+            raise
+        raise WrongAnswer(
+            "the keys of a dict must have an order, and these have none; use strings or numbers, "
+            "such as device.id for a device"
+        ) from None
 
 
 def _passed(answer, run, compiled, want, exercise):

@@ -53,6 +53,21 @@ def test_an_answer_is_checked_on_the_mesh_that_was_current_when_its_exercise_was
     assert capsys.readouterr().out.startswith("Right")
 
 
+def test_slips_of_python_are_told_by_the_check(capsys):
+    double = Exercise(args=(A,), reference=lambda a: 2 * a)
+    with pytest.raises(WrongAnswer, match=r"called with 1 argument, and takes \(a, b\): missing"):
+        check(lambda a, b: a, double)
+    with pytest.raises(WrongAnswer, match=r"called with 1 argument, and takes \(\): too many"):
+        check(lambda: A, double)
+    check(lambda a: None, double)
+    assert "return a result" in capsys.readouterr().out
+    by_device = dict.fromkeys(jax.devices()[:2], (0, 4))
+    with pytest.raises(WrongAnswer, match=r"keys of a dict .* device\.id"):
+        check(by_device, BOTH)
+    with pytest.raises(WrongAnswer, match=r"keys of a dict .* device\.id"):
+        check(lambda a: by_device, double)
+
+
 @pytest.mark.parametrize("stub", [..., None, (..., ...), {"a": ..., "b": [..., (...,)]}])
 def test_a_stub_is_no_failure_until_strict(stub, capsys):
     check(stub, Exercise(value=A))
