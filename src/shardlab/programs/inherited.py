@@ -32,6 +32,7 @@ __all__ = [
     "Loss",
     "Order",
     "Site",
+    "Sum",
     "corrected",
     "inherited_axes",
     "text_of",
@@ -140,6 +141,25 @@ class Column:
     place: Site
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A product that contracts a dimension in which both operands are in shards along one axis, one
+    of them an argument: each device has a part of the sum.
+
+    Attributes:
+      place: of the product.
+      contracted: the size of the dimension.
+      kept: the size of the largest dimension of the argument that the axis could divide instead.
+      operand, result: elements of the other operand, and of the result.
+    """
+
+    place: Site
+    contracted: int
+    kept: int
+    operand: int
+    result: int
+
+
 @dataclass
 class Inheritance:
     """What following a program has shown.
@@ -165,6 +185,7 @@ class Inheritance:
         parallelism.
       gathered: (argument, axis) where the argument meets in a product what has this axis in
         another dimension than the contracting one: as FSDP's weights meet the batch.
+      sums: the `Sum`s, by (argument, axis).
     """
 
     flops: int = 0
@@ -178,6 +199,7 @@ class Inheritance:
     contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
     gathered: set[tuple[int, str]] = field(default_factory=set)
+    sums: dict[tuple[int, str], Sum] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -472,7 +494,15 @@ class _Follower:
             kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
             self.shown.tensor |= kept - one.named
             for d, e in zip(dims, others, strict=True):
-                self.shown.tensor |= set(one.axes[d]) & set(other.axes[e])
+                together = set(one.axes[d]) & set(other.axes[e])
+                self.shown.tensor |= together
+                free = [n for n, axes in enumerate(other.axes) if not axes and n not in others]
+                for axis in together if free and equation.outvars else ():
+                    kept = max(shape[n] for n in free)
+                    elements = math.prod(equation.outvars[0].aval.shape)
+                    own = math.prod(shapes[0 if other is right else 1])
+                    summed = Sum(self._place(equation), shape[e], kept, own, elements)
+                    self.shown.sums.setdefault((other.argument, axis), summed)
                 for axis in set(one.axes[d]) - set(other.axes[e]):
                     free = [
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others

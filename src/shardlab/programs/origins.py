@@ -340,6 +340,47 @@ class Origins:
         return False
 
     @promised()
+    def source(self, instruction: Instruction) -> tuple[str, str] | None:
+        """What the first operand of an instruction is up to its type and layout: the computation
+        and the name of what makes it, followed out of loops that carry it unchanged; None if
+        unknown.
+        """
+        here, name = instruction.home, instruction.names[0] if instruction.names else None
+        for _ in range(100):
+            maker = here[name] if name in here.lines else None
+            if maker is None:
+                return None
+            if maker.kind == "fusion" and len(maker.names) == 1:
+                body = maker.called()
+                inside = {body[one].kind for one in body.lines}
+                if not inside <= {*_UNSLICED, "parameter"}:
+                    break
+                name = maker.names[0]
+            elif maker.kind == "get-tuple-element" and maker.names[0] in here.lines:
+                place, source = int(maker.attribute("index")), here[maker.names[0]]
+                if source.kind == "opt-barrier":
+                    source = here[source.names[0]]
+                if source.kind == "parameter" and (outer := self._carried(here, place)):
+                    here, source = outer
+                if source.kind != "tuple":
+                    break
+                name = source.names[place]
+            elif maker.kind in _UNSLICED:
+                name = maker.names[0]
+            else:
+                break
+        return here.name, name
+
+    def recomputed(self, instruction: Instruction, origin: Origin) -> tuple[bool, int]:
+        """Which pass an instruction belongs to: whether it is the backward one, and in how many
+        `jax.checkpoint`s around one another it computes again what the forward pass has computed.
+        """
+        stack = self._metadata(self._own_line(_end(instruction)))[0]
+        inside = re.split(r"rematted_computation|remat2", stack)
+        again = inside[0].count("checkpoint") + 1 if len(inside) > 1 else 0
+        return "transpose(" in stack or origin.phase == "backward", again
+
+    @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
         """In how many iterations of loops a gathered array is used, one part in each, and nowhere
         else; else 0.

@@ -93,9 +93,10 @@ def explain(
             "explain() takes a function, a Lowered or Compiled program or the text of one, "
             f"not {type(f).__name__}; for example explain(step, state, batch)"
         )
-    backend = mesh.name if isinstance(mesh, Pod) else jax.default_backend()
+    names_pod = isinstance(mesh, Pod)
+    backend = mesh.name if names_pod else jax.default_backend()
     with _words_of_the_compiler() as messages:
-        if isinstance(mesh, Pod):
+        if names_pod:
             f, args, lowered, compiled, mesh = _compiled_for(mesh, f, args, kwargs)
         else:
             lowered, compiled = collectives.stages(f, args, kwargs)
@@ -112,7 +113,8 @@ def explain(
         arrays = [replace(array, name=new_names.get(array.name, array.name)) for array in arrays]
     if wrapper == "nnx":  # whose functions return the changed arguments first
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
-    jaxpr = _traced(f, args, kwargs)
+    with _mesh_of(mesh) if names_pod else nullcontext():
+        jaxpr = _traced(f, args, kwargs)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
     program = Compiled(
@@ -259,10 +261,9 @@ def _compiled_for(pod, f, args, kwargs):
     if not isinstance(mesh, Mesh):
         needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
         raise ValueError(f"no compiler for {pod.name} is installed here; {needs}")
-    is_set = not jax.sharding.get_abstract_mesh().empty
 
     def stages(f):
-        with jax.set_mesh(mesh) if is_set else nullcontext():
+        with _mesh_of(mesh):
             return collectives.stages(f, args, kwargs)
 
     f = transferred(f, given, kwargs, mesh) if names_mesh else f
@@ -280,6 +281,11 @@ def _compiled_for(pod, f, args, kwargs):
             "other devices; leave its shardings out, and give them to the arguments"
         )
     return f, args, lowered, compiled, mesh
+
+
+def _mesh_of(mesh):
+    """Sets the mesh of a pod in the place of one that is set; nothing where none is."""
+    return nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
 
 
 def _other_backend(compiled, wanted=None):

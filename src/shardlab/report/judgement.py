@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardlab.programs.origins import where
-from shardlab.report import findings, specs
+from shardlab.report import findings, gathers, specs
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.program import Located
@@ -61,6 +61,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_contested(compiled.inheritance, moves, again, compiled.names)
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
+        found += gathers.of_large_sums(compiled.inheritance, moves, compiled.names)
     explained = {
         (place.file, place.line)
         for losses in lost.values()
@@ -77,6 +78,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_repeated_operations(causes),
         *findings.of_loops(sent, origins),
         *findings.of_stacks(sent, origins),
+        *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),
         *findings.of_indices(moves),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
