@@ -11,15 +11,24 @@ from typing import Any
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, type_bytes
-from shardlab.programs.inherited import Inheritance
+from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import Origin, Origins, where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each
-from shardlab.report.remedies import MovedAxis
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
+from shardlab.report.remedies import MovedAxis, OtherSpecs
 
-__all__ = ["of_gathered_again", "of_large_sums"]
+__all__ = [
+    "gathered_by_specs",
+    "of_clashes",
+    "of_gathered_again",
+    "of_in_specs",
+    "of_large_sums",
+    "of_swaps",
+]
 
 _LEAST = 1 / 10  # of all bytes: to send less takes memory
 _MUCH = 1 / 4  # of all bytes
+_SOME = 1 / 20  # of all bytes
+_EXCHANGES = ("all-gather", "all-to-all", "collective-permute")
 _TIMES = 4  # as many bytes as a gather would send
 
 
@@ -79,6 +88,8 @@ def of_large_sums(
     """
     total = bytes_of(moves)
     for (argument, axis), summed in inheritance.sums.items():
+        if is_of_data(axis):  # there the batch should have kept it
+            continue
         here = [
             move
             for move in moves
@@ -105,4 +116,159 @@ def of_large_sums(
             f"the other operand is gathered, {bytes_text(gathered)}, and the result stays in "
             "shards",
             MovedAxis(argument, axis, summed.kept),
+        )
+
+
+def of_clashes(
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    names: Mapping[int, str],
+    mesh: Mapping[str, int],
+) -> Iterator[Finding]:
+    """Products whose operands are in shards along one axis in dimensions that do not meet, as where
+    shards of a head meet whole heads.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+      mesh: sizes by axis.
+    """
+    total, cut = bytes_of(moves), set()
+    for clash in inheritance.clashes.values():
+        place, axis, name = clash.place, clash.axis, names.get(clash.argument)
+        sent = bytes_of(
+            move
+            for move in moves
+            if axis in (move.axes or move.within or ())
+            and move.kind in _EXCHANGES
+            and move.array in ("", name)
+        )
+        is_known = axis in cut and clash.is_cut  # the backward pass has its products too
+        if name is None or is_known or sent < max(_SOME * total, 1024):
+            continue
+        ways, met, contracted = mesh.get(axis, 1), f"{clash.met:,}", f"{clash.contracted:,}"
+        here, exchanged = where(place.file, place.line), f"{bytes_text(sent)} are exchanged"
+        divides = clash.met % ways == 0
+        if clash.is_operand:
+            title = "axis on two dimensions"
+            says = (
+                f"of the dimensions that this product contracts, {name} has {axis} along that of "
+                f"{contracted}, and its other operand along that of {met}: {exchanged}. Shard the "
+                f"dimension of {met} of {name}"
+            )
+        elif clash.is_cut:
+            title = "heads cut"
+            cut.add(axis)
+            says = (
+                f"of {name} in {ways} shards along {axis} a reshape makes {met} times "
+                f"{contracted}, as heads: {axis} is no divisor of {met}, so single heads are cut, "
+                f"and {exchanged}. Give what makes these heads a weight of its own, whole along "
+                f"{axis}, or repeat its heads until {axis} divides them"
+            )
+        else:
+            title = "heads cut"
+            says = (
+                f"{name} is in shards along {axis} in a dimension of {contracted} that this "
+                f"product contracts, as that of a head, and the other operand in that of {met}, "
+                f"as heads: {exchanged}. "
+            ) + (
+                f"Shard the dimension of {met} of {name}"
+                if divides
+                else f"{met} is no multiple of the {ways} devices, so store {name} by "
+                f"{clash.without}, or repeat its heads until {axis} divides them"
+            )
+        remedy = None
+        if not clash.is_cut:
+            remedy = (
+                MovedAxis(clash.argument, axis, clash.met)
+                if divides
+                else OtherSpecs(((clash.argument, clash.without),))
+            )
+        yield Finding(title, f"{here}: {says}", remedy)
+
+
+def of_swaps(
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Weights of which two axes are swapped: the product keeps the dimension of the batch's axis.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+    """
+    total, groups = bytes_of(moves), {}
+    for swap in inheritance.swaps.values():
+        sent = bytes_of(
+            move
+            for move in moves
+            if (move.file, move.line) == (swap.place.file, swap.place.line)
+            and (
+                (not move.array and move.kind in _EXCHANGES and {*swap.axes} & {*(move.axes or ())})
+                or (move.kind == "all-reduce" and move.axes == swap.axes[1:])
+            )
+        )
+        if swap.argument in names and sent:
+            groups.setdefault((swap.axes, swap.spec, swap.better), []).append((swap, sent))
+    for ((kept, inner), spec, better), swaps in groups.items():
+        first, sent = swaps[0][0], sum(sent for _, sent in swaps)
+        if sent < max(_SOME * total, 1024):
+            continue
+        several = " and ".join(names[swap.argument] for swap, _ in swaps)
+        yield Finding(
+            "axes swapped",
+            f"{where(first.place.file, first.place.line)}: {several} "
+            f"{'is' if len(swaps) == 1 else 'are'} in shards by {spec}: along {kept}, which "
+            f"divides the batch that it meets, in a dimension that this product keeps, and along "
+            f"{inner} in the one that it contracts, so {bytes_text(sent)} of results are "
+            f"exchanged or added. With {better} each device computes its own part",
+            OtherSpecs(tuple((swap.argument, better) for swap, _ in swaps), with_copies=True),
+        )
+
+
+def gathered_by_specs(
+    inheritance: Inheritance,
+    moves: list[tuple[Collective, Instruction, Origin]],
+    origins: Origins,
+    names: Mapping[int, str],
+) -> list[tuple]:
+    """Gathers for a shard_map whose in_specs lack an axis, where each device then takes its own
+    shard: pairs of the move as in `moves`, and the `Loss`.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: a list of (`shardlab.Collective`, the instruction that starts it, its `Origin`).
+      origins: the program's `Origins`.
+      names: those of the program's arguments, by their numbers.
+    """
+    found = []
+    for one in moves:
+        move, start, origin = one
+        for loss in inheritance.dropped if move.kind == "all-gather" else ():
+            if loss.axis not in (move.axes or ()) or not origins.is_sliced_again(start):
+                continue
+            whole = elements_of_each(array_types(start.result)[-1])
+            is_same = names.get(loss.argument, "") == origin.argument
+            if is_same and elements_of_each(loss.type) % max(whole, 1) == 0:
+                found.append((one, loss))
+                break
+    return found
+
+
+def of_in_specs(gathered: Sequence[tuple], names: Mapping[int, str]) -> Iterator[Finding]:
+    """Arrays that are gathered for a shard_map in which each device only uses its own shard.
+
+    Args:
+      gathered: as `gathered_by_specs` returns it.
+      names: those of the program's arguments, by their numbers.
+    """
+    for (move, *_), loss in gathered:
+        name = names.get(loss.argument) or f"its argument {loss.number}"
+        yield Finding(
+            "gathered by in_specs",
+            f"{where(loss.place.file, loss.place.line)}: {name}, {loss.type}, is in shards along "
+            f"{loss.axis}, and in_specs gather it, {bytes_text(move.bytes or 0)}, although each "
+            f"device only uses a shard of it: write {corrected([loss])} in place of "
+            f"{text_of(loss.spec)}, and use what arrives as it is",
         )

@@ -199,3 +199,193 @@ def test_sums_of_rows_and_columns_as_they_should_be_are_not_told(size, spec):
 def test_its_remedy_sends_less():
     (found,) = said(explain(logits, *data_of(GRID, 8192, "model"), try_remedies=True), TITLE)
     assert found.tried.is_better and found.tried.bytes[1] < found.tried.bytes[0] / 10
+
+
+# --- Heads that an axis cuts ----------------------------------------------------------------------
+
+
+def attend(params, x):
+    """Attention in which several heads of queries share one of keys and of values."""
+    b, t, _ = x.shape
+    q, k, v = (jnp.einsum("btd,dnh->btnh", x, params[name]) for name in "qkv")
+    q = q.reshape(b, t, k.shape[2], -1, q.shape[-1])
+    scores = jax.nn.softmax(jnp.einsum("btkgh,bskh->bkgts", q, k))
+    mixed = jnp.einsum("bkgts,bskh->btkgh", scores, v).reshape(b, t, -1, q.shape[-1])
+    return jnp.einsum("btnh,nhd->btd", mixed, params["o"])
+
+
+def joined(params, x):
+    """The same with queries, keys and values of one weight."""
+    b, t, _ = x.shape
+    q, k, v = jnp.split(x @ params["qkv"], params["ends"], -1)
+    q = q.reshape(b, t, 2, -1, 64)
+    k, v = (a.reshape(b, t, 2, 64) for a in (k, v))
+    scores = jax.nn.softmax(jnp.einsum("btkgh,bskh->bkgts", q, k))
+    mixed = jnp.einsum("bkgts,bskh->btkgh", scores, v).reshape(b, t, -1)
+    return mixed @ params["o"]
+
+
+def summed(f):
+    return lambda params, x: jnp.mean(f(params, x) ** 2)
+
+
+def scanned(f):
+    def over_layers(params, x):
+        def body(x, w):
+            return x + f(w, x), None
+
+        return jnp.mean(lax.scan(jax.checkpoint(body), x, params)[0] ** 2)
+
+    return over_layers
+
+
+def of_layers(form, params):
+    """The parameters of one layer; for a scan over layers, of two."""
+    if form is not scanned:
+        return params
+    return {name: struct(GRID, (2, *w.shape), None, *w.sharding.spec) for name, w in params.items()}
+
+
+def over_samples(f):
+    return lambda params, x: jnp.mean(jax.vmap(lambda x: f(params, x[None])[0])(x) ** 2)
+
+
+def weights(heads, *spec, query=(None, "model")):
+    return {
+        "q": struct(GRID, (256, 8, 64), *query),
+        "k": struct(GRID, (256, heads, 64), *spec),
+        "v": struct(GRID, (256, heads, 64), *spec),
+        "o": struct(GRID, (8, 64, 256), "model"),
+    }
+
+
+BATCH = struct(GRID, (8, 128, 256), "data")
+BY_HEAD_SIZE = weights(2, None, None, "model")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("form", [summed, scanned, over_samples])
+def test_keys_in_shards_of_a_head_are_told(form, is_gradient, backend):
+    f = form(attend)
+    report = explain(
+        jax.grad(f) if is_gradient else f,
+        of_layers(form, BY_HEAD_SIZE),
+        BATCH,
+        mesh=pod_of(backend),
+    )
+    first = report.findings[0]
+    assert first.title == "heads cut" and line(attend, "btkgh,bskh->bkgts") in first.says, report
+    assert "params['k']" in first.says and "2 is no multiple of the 4 devices" in first.says
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize(
+    "params",
+    [weights(2), weights(4, None, "model"), weights(8, None, "model"), weights(1)],
+    ids=["keys whole", "as many as devices", "as many as queries", "one head of keys"],
+)
+def test_whole_heads_are_not_told(params, is_gradient, backend):
+    f = summed(attend)
+    report = explain(jax.grad(f) if is_gradient else f, params, BATCH, mesh=pod_of(backend))
+    titles = {finding.title for finding in report.findings}
+    assert not titles & {"heads cut", "axis on two dimensions", "axes swapped"}, report
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_remedy_of_keys_in_shards_of_a_head_is_tried(heads):
+    params = weights(heads, None, None, "model")
+    (found,) = said(explain(attend, params, BATCH, try_remedies=True), "heads cut")
+    assert found.tried.bytes[1] < found.tried.bytes[0], found.tried
+
+
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("heads", [2, 8])
+def test_heads_of_a_joined_weight_are_told_where_the_axis_cuts_them(heads, is_gradient):
+    mesh = grid((heads,), ("model",)) if heads == 2 else grid((8,), ("model",))
+    params = {
+        "qkv": struct(mesh, (256, 1280), None, "model"),
+        "o": struct(mesh, (1024, 256), "model"),
+    }
+
+    def f(params, x):
+        return jnp.mean(joined(params | {"ends": (1024, 1152)}, x) ** 2)
+
+    x = struct(mesh, (8, 64, 256))
+    report = explain(jax.grad(f) if is_gradient else f, params, x)
+    found = said(report, "heads cut")
+    assert len(found) == (heads == 8), report
+    if found:
+        assert found[0] is report.findings[0] and "'s rest" not in repr(report)
+        assert "params['qkv'] in 8 shards along model" in found[0].says
+
+
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize(("spec", "is_told"), [((None, "model"), True), (("model",), False)])
+def test_a_projection_over_the_size_of_heads_is_told(spec, is_told, is_gradient):
+    def project(o, mixed):
+        mixed = jnp.tanh(to(mixed, "data", "model", None, mesh=GRID))
+        return jnp.mean(jnp.einsum("tnh,nhd->td", mixed, o) ** 2)
+
+    arguments = struct(GRID, (16, 64, 512), *spec), struct(GRID, (512, 16, 64), "data", "model")
+    f = jax.grad(project) if is_gradient else project
+    report = explain(f, *arguments, try_remedies=True)
+    found = said(report, "axis on two dimensions")
+    assert len(found) == is_told, report
+    if is_told:
+        assert "Shard the dimension of 16 of o" in found[0].says
+        assert found[0].tried.bytes[1] < found[0].tried.bytes[0]
+
+
+# --- Axes of a weight that are swapped ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("form", [summed, scanned, over_samples])
+@pytest.mark.parametrize(
+    ("spec", "is_told"), [(("model", "data"), True), (("data", "model"), False)]
+)
+def test_swapped_axes_of_a_weight_are_told(spec, is_told, form, backend):
+    params = dict.fromkeys("qkv", struct(GRID, (256, 8, 64), *spec))
+    params["o"] = struct(GRID, (8, 64, 256), "model", None, "data")
+    report = explain(form(attend), of_layers(form, params), BATCH, mesh=pod_of(backend))
+    found = said(report, "axes swapped")
+    assert len(found) == is_told, report
+    if is_told:
+        assert "params['q']" in found[0].says and 'P("data", "model")' in found[0].says
+
+
+# --- Specs of a shard_map that gather -------------------------------------------------------------
+
+
+def by_scales(spec, is_sliced):
+    def layer(x, w, scales):
+        def own(x, w, scales):
+            if is_sliced:
+                size = scales.shape[1] // 4
+                scales = lax.dynamic_slice_in_dim(scales, lax.axis_index("model") * size, size, 1)
+            return lax.psum(jnp.einsum("ebd,edf->ebf", x, w * scales[:, :, None]), "model")
+
+        specs = P("data", None, "model"), P("data", "model"), spec
+        return jax.shard_map(own, mesh=GRID, in_specs=specs, out_specs=P("data"))(x, w, scales)
+
+    return layer
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize(
+    ("spec", "is_told"), [(P("data"), True), (P("data", "model"), False)], ids=["gather", "shards"]
+)
+def test_in_specs_that_gather_what_each_device_slices_are_told(spec, is_told, backend):
+    arguments = (
+        struct(GRID, (4, 64, 512), "data", None, "model"),
+        struct(GRID, (4, 512, 256), "data", "model"),
+        struct(GRID, (4, 512), "data", "model"),
+    )
+    report = explain(by_scales(spec, is_told), *arguments, mesh=pod_of(backend))
+    titles = [finding.title for finding in report.findings]
+    assert titles[:1] == ["gathered by in_specs"] * is_told, report
+    if is_told:
+        says = report.findings[0].says
+        assert 'write P("data", "model") in place of P("data")' in says and "scales" in says
