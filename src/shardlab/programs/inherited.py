@@ -27,6 +27,7 @@ from shardlab.programs.varying import (
 )
 
 __all__ = [
+    "LAYOUT",
     "Clash",
     "Column",
     "Inheritance",
@@ -43,7 +44,7 @@ __all__ = [
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
-_LAYOUT = {
+LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
     "pbroadcast", "pcast", "pvary", "reduce_precision", "reshape", "squeeze", "stop_gradient",
     "transpose", *_CONSTRAINTS,
@@ -407,7 +408,7 @@ class _Follower:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
                     self.shown.searched.setdefault(loss, self._place(equation))
-        moved = values[0] if name in _LAYOUT and values else _Value()
+        moved = values[0] if name in LAYOUT and values else _Value()
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)

@@ -27,7 +27,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import findings, storage
+from shardlab.report import calls, findings, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -159,11 +159,16 @@ def explain(
     result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    if not any(finding.title == "donation not used" for finding in found):
+        found += calls.of_unused_donations(arrays, result_arrays)
+    if jaxpr is not None:
+        found += calls.of_returned_on_a_mesh(arrays, result_arrays, jaxpr)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
     found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
-    found = tuple(findings.by_harm([*found, *report.findings]))
+    spare = {axis for axis in report.mesh if all(axis in one.replicated for one in arrays)}
+    found = tuple(findings.by_harm([*found, *report.findings], spare))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(report, findings=found, idle=idle, kernels=declared)

@@ -45,6 +45,7 @@ _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
+_REPEATED = "the matrix products of"
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -98,10 +99,24 @@ _HARM = (
 )  # fmt: skip
 
 
-def by_harm(found: Iterable[Finding]) -> list[Finding]:
+def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
     memory.
+
+    Args:
+      found: the findings.
+      spare: the mesh axes along which no argument is in shards: where most of the arguments could
+        be, their replication is why devices repeat products, and comes before that.
     """
+    found = list(found)
+    shares = (
+        int(share[1])
+        for one in found
+        if one.title == "replicated"
+        and any(f"in shards along {axis}," in one.says for axis in spare)
+        if (share := re.search(r"(\d+)% of the arguments", one.says))
+    )
+    is_spared = sum(shares) >= 50
     places = {
         title: place
         for place, titles in enumerate(_HARM)
@@ -113,6 +128,8 @@ def by_harm(found: Iterable[Finding]) -> list[Finding]:
     def place(finding):
         if finding.title == "avoidable communication" and is_before(finding.says):
             return places["reshape of shards"]
+        if is_spared and finding.says.startswith(_REPEATED):
+            return places["replicated"] + 1 / 2
         return places[finding.title]
 
     return sorted(found, key=place)
@@ -690,7 +707,7 @@ def of_repeated_products(
         yield Finding(
             "repeated work",
             (
-                f"the matrix products of {lines} are computed by several devices: together they "
+                f"{_REPEATED} {lines} are computed by several devices: together they "
                 f"do {flops_done / flops:.3g} times the FLOPs that one would; an array in them is "
                 "replicated along an axis along which no dimension of the product is sharded"
             ),
