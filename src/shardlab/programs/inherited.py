@@ -428,16 +428,20 @@ class _Follower:
         return results
 
     def _given(self, equation, values):
-        """The axes that the arguments of an equation have from weights, each with the weight."""
-        given = frozenset().union(*(value.given for value in values))
-        if equation.primitive.name != "dot_general":
-            return given
-        contracted = equation.params["dimension_numbers"][0]
+        """The axes that the result of an equation has from weights, each with the weight: none
+        that something else has brought, too.
+        """
+        is_product = equation.primitive.name == "dot_general"
+        contracted = equation.params["dimension_numbers"][0] if is_product else [()] * len(values)
+        known, others = set(), set()
         for value, dims in zip(values, contracted, strict=True):
-            if value.argument is not None:
-                kept = {a for d, axes in enumerate(value.axes) if d not in dims for a in axes}
-                given |= {(axis, value.argument) for axis in kept}
-        return given
+            kept = {a for d, axes in enumerate(value.axes) if d not in dims for a in axes}
+            own = {one for one in value.given if one[0] in kept}
+            if is_product and value.argument is not None:
+                own |= {(axis, value.argument) for axis in kept}
+            known |= own
+            others |= kept - {axis for axis, _ in own}
+        return frozenset(one for one in known if one[0] not in others)
 
     def _axes(self, name, equation, values):
         """For each dimension of the first result its axes; None where the operation mixes them."""
