@@ -229,6 +229,9 @@ class Origins:
             names = instruction.names
             others = [maker for name in names for maker in self._made(instruction, name)[:10]]
             site = makers[0] if site in others else site
+        # The compiler for TPUs leaves the name out where it has made a sum and a slice one.
+        if "(" not in site[0] and _adds(instruction) and "(" in makers[0][0]:
+            site = makers[0]
         # A callback runs on one device. Its result reaches the others as an all-reduce in which
         # they add zeros, and which has the name of whatever follows the callback.
         foreign = self._foreign(instruction) if instruction.kind == "all-reduce" else None
@@ -958,6 +961,9 @@ def _is_stored(stack, use, argument):
 
 def _adds(instruction):
     """Whether it may add up what devices have."""
+    if instruction.kind == "fusion":  # as TPUs' compiler writes a reduce-scatter
+        lines = instruction.called().lines.values()
+        return any(re.search(r" (all-reduce|reduce-scatter)(-start)?\(", line) for line in lines)
     kind = KINDS.get(instruction.kind.removesuffix("-start"))
     return kind is not None and kind.adds
 
