@@ -389,3 +389,37 @@ def test_in_specs_that_gather_what_each_device_slices_are_told(spec, is_told, ba
     if is_told:
         says = report.findings[0].says
         assert 'write P("data", "model") in place of P("data")' in says and "scales" in says
+
+
+# --- Sums that a TPU scatters ---------------------------------------------------------------------
+
+
+def fsdp(layers, x):
+    def loss(layers):
+        h = x
+        for w in layers:
+            h = to(jnp.tanh(h @ w), "data")
+        return jnp.mean(h**2)
+
+    return jax.tree.map(lambda w, g: w - g, layers, jax.grad(loss)(layers))
+
+
+def by_rows(w, x):
+    """Partial sums of the forward pass, of which a constraint asks for shards."""
+    hidden = to(jnp.tanh(x @ w["up"]), "data", "model", mesh=GRID)
+    return to(hidden @ w["down"], ("data", "model"), mesh=GRID)
+
+
+def test_a_sum_that_a_tpu_scatters_belongs_to_what_is_added():
+    layers = [SQUARE] * 3
+    step = jax.jit(fsdp, donate_argnums=0, out_shardings=[w.sharding for w in layers])
+    report = explain(step, layers, struct(ROW, (2048, 256), "data"), mesh=pod_of("v5e:2x4"))
+    (move,) = (move for move in report.moves if move.kind == "reduce-scatter")
+    assert move.phase == "backward" and move.cause.startswith("a gradient:")
+    assert f"{HERE}:{move.line}" == line(fsdp, "h @ w") and move.array.startswith("result[")
+
+    w = {"up": struct(GRID, (256, 1024), None, "model"), "down": struct(GRID, (1024, 256), "model")}
+    report = explain(by_rows, w, struct(GRID, (512, 256), "data"), mesh=pod_of("v5e:2x4"))
+    sums = [move for move in report.moves if move.kind == "reduce-scatter"]
+    assert [move.phase for move in sums] == ["forward"], report
+    assert sums[0].cause.startswith("the contracting dimension")
