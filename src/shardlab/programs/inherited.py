@@ -28,6 +28,7 @@ from shardlab.programs.varying import (
 
 __all__ = [
     "LAYOUT",
+    "Added",
     "Clash",
     "Column",
     "Inheritance",
@@ -210,6 +211,27 @@ class Swap:
     better: str
 
 
+@dataclass(frozen=True)
+class Added:
+    """A constraint that divides a dimension by a further axis, and a product that takes what it
+    made as it is, although an argument in it has the axis for the result.
+
+    Attributes:
+      place: of the constraint.
+      axis: the axis that it adds.
+      spec, better: its spec, and that without the axis, as text.
+      product: the place of the product.
+      argument: the number of the argument.
+    """
+
+    place: Site
+    axis: str
+    spec: str
+    better: str
+    product: Site
+    argument: int
+
+
 @dataclass
 class Inheritance:
     """What following a program has shown.
@@ -238,6 +260,7 @@ class Inheritance:
       sums: the `Sum`s, by (argument, axis).
       clashes: the `Clash`es, by (argument, axis).
       swaps: the `Swap`s, by the argument.
+      added: the `Added`s, by the axis.
       dropped: all losses by in_specs, also those after which no product is repeated.
     """
 
@@ -255,6 +278,7 @@ class Inheritance:
     sums: dict[tuple[int, str], Sum] = field(default_factory=dict)
     clashes: dict[tuple[int, str], Clash] = field(default_factory=dict)
     swaps: dict[int, Swap] = field(default_factory=dict)
+    added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
 
 
@@ -263,8 +287,9 @@ class _Value:
     """A value: for each dimension its axes; the argument that it is, if nothing but its layout
     changes; the losses that it descends from; in a shard_map the axes along which it differs;
     whether its axes are known; where it was gathered, and its type then, if it is only that; the
-    axis that it gets along two dimensions, with what `Inheritance.contested` says of it; and the
-    arguments from which it has axes, as weights of the products that made it.
+    axis that it gets along two dimensions, with what `Inheritance.contested` says of it; the
+    arguments from which it has axes, as weights of the products that made it; and the axes by which
+    a constraint has further divided a dimension of it, if it is only that.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -275,6 +300,7 @@ class _Value:
     gathered: tuple | None = None
     contested: tuple | None = None
     given: frozenset = frozenset()
+    added: tuple = ()
 
     @property
     def named(self):
@@ -423,7 +449,16 @@ class _Follower:
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
             results.append(
-                _Value(own, moved.argument, left, differs, is_known, gathered, given=given)
+                _Value(
+                    own,
+                    moved.argument,
+                    left,
+                    differs,
+                    is_known,
+                    gathered,
+                    given=given,
+                    added=moved.added,
+                )
             )
         return results
 
@@ -548,6 +583,7 @@ class _Follower:
                     (value.argument, axis) for axis in value.named & other.named
                 }
         if equation.primitive.name == "dot_general":
+            self._add(equation, *sides)
             self._swapped(equation, *sides)
             self._swapped(equation, *sides[::-1], is_turned=True)
         if not all(value.is_known for value in sides):
@@ -640,12 +676,19 @@ class _Follower:
                         argument,
                         is_operand,
                         named.endswith(_REST),
-                        text_of(
-                            tuple(a for a in axes if a != axis)
-                            for axes in self.arguments[argument].axes
-                        ),
+                        text_of(_without(self.arguments[argument].axes, axis)),
                     )
                     self.shown.clashes.setdefault((argument, axis), clash)
+
+    def _add(self, equation, left, right):
+        """Notes constraints by which an operand has an axis that the other has for the result."""
+        contracted = equation.params["dimension_numbers"][0]
+        for one, other, dims in ((left, right, contracted[1]), (right, left, contracted[0])):
+            kept = {a for d, axes in enumerate(other.axes) if d not in dims for a in axes}
+            for place, axis, *specs in one.added if other.argument is not None else ():
+                if axis in kept:
+                    added = Added(place, axis, *specs, self._place(equation), other.argument)
+                    self.shown.added.setdefault(axis, added)
 
     def _swapped(self, equation, one, other, is_turned=False):
         """Notes an argument whose axes are those of a weight, but swapped."""
@@ -711,8 +754,23 @@ class _Follower:
         if lost and value.argument is not None:
             gathered = self._place(equation), _type(aval)
         given = frozenset(one for one in value.given if one[0] in kept)
+        added = tuple(
+            (self._place(equation), axis, text_of(new), text_of(_without(new, axis)))
+            for axes in new
+            for axis in axes
+            if len(axes) > 1 and axis not in value.named and value.named & {*axes}
+        )
         lost = frozenset(lost)
-        return _Value(new, value.argument, lost, value.differs, is_known, gathered, given=given)
+        return _Value(
+            new,
+            value.argument,
+            lost,
+            value.differs,
+            is_known,
+            gathered,
+            given=given,
+            added=added,
+        )
 
     def _mapped(self, equation, values, times, within):
         params = equation.params
@@ -807,6 +865,11 @@ class _Follower:
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
+
+
+def _without(entries, axis):
+    """The axes of each dimension without one of them."""
+    return [tuple(one for one in axes if one != axis) for axes in entries]
 
 
 def _explicit(aval, axes):

@@ -84,7 +84,8 @@ class Finding:
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
     "same noise", "indices into other shards",
-    "constraint without an axis", "axis on two dimensions", "heads cut", "axes swapped",
+    "constraint without an axis", "constraint with an axis too many", "axis on two dimensions",
+    "heads cut", "axes swapped",
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",

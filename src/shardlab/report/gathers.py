@@ -18,6 +18,7 @@ from shardlab.report.remedies import MovedAxis, OtherSpecs
 
 __all__ = [
     "gathered_by_specs",
+    "of_added_axes",
     "of_clashes",
     "of_gathered_again",
     "of_in_specs",
@@ -186,6 +187,42 @@ def of_clashes(
                 else OtherSpecs(((clash.argument, clash.without),))
             )
         yield Finding(title, f"{here}: {says}", remedy)
+
+
+def of_added_axes(
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Constraints that divide the batch by an axis of a weight, and what is gathered again for it.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+    """
+    total = bytes_of(moves)
+    for axis, added in inheritance.added.items():
+        sent = bytes_of(
+            move
+            for move in moves
+            if any(
+                (move.file, move.line) == (place.file, place.line)
+                for place in (added.product, added.place)
+            )
+            and move.kind == "all-gather"
+            and not move.array
+            and axis in (move.axes or ())
+        )
+        if added.argument in names and sent >= max(_SOME * total, 1024):
+            called = added.place.callers
+            yield Finding(
+                "constraint with an axis too many",
+                f"{where(added.place.file, added.place.line)}"
+                f"{f', called in {where(*called[0])}' if called else ''}: the constraint "
+                f"{added.spec} divides the batch along {axis}, too, but the product of "
+                f"{where(added.product.file, added.product.line)} gathers it again, "
+                f"{bytes_text(sent)}, because {names[added.argument]} has {axis} for another "
+                f"dimension of the result: write {added.better}",
+            )
 
 
 def of_swaps(

@@ -63,6 +63,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
         clashes = [
             *gathers.of_clashes(compiled.inheritance, moves, compiled.names, mesh),
+            *gathers.of_added_axes(compiled.inheritance, moves, compiled.names),
             *gathers.of_swaps(compiled.inheritance, moves, compiled.names),
         ]
         found += clashes

@@ -423,3 +423,49 @@ def test_a_sum_that_a_tpu_scatters_belongs_to_what_is_added():
     sums = [move for move in report.moves if move.kind == "reduce-scatter"]
     assert [move.phase for move in sums] == ["forward"], report
     assert sums[0].cause.startswith("the contracting dimension")
+
+
+# --- Constraints with an axis too many ------------------------------------------------------------
+
+
+def micro_batches(spec, is_normed=False):
+    def step(params, x):
+        micro = to(x.reshape(4, 16, 64, 128), None, spec, mesh=GRID)
+
+        def body(_, x):
+            x = x / (1 + jnp.abs(x)) if is_normed else x
+            hidden = jnp.tanh(to(x @ params["up"], "data", None, "model", mesh=GRID))
+            return None, jnp.mean(to(hidden @ params["down"], "data", mesh=GRID) ** 2)
+
+        return jnp.mean(lax.scan(jax.checkpoint(body), None, micro)[1])
+
+    return step
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize(
+    ("spec", "is_normed", "columns", "is_told"),
+    [
+        (("data", "model"), False, (None, "model"), True),
+        (("data", "model"), True, (None, "model"), False),  # which each device computes in part
+        (("data", "model"), False, (), False),
+        ("data", False, (None, "model"), False),
+    ],
+    ids=["all axes", "all axes for a norm", "weights whole", "data alone"],
+)
+def test_micro_batches_over_an_axis_of_weights_are_told(
+    spec, is_normed, columns, is_told, is_gradient, backend
+):
+    params = {
+        "up": struct(GRID, (128, 512), *columns),
+        "down": struct(GRID, (512, 128), *columns[::-1]),
+    }
+    f = micro_batches(spec, is_normed)
+    x = struct(GRID, (64, 64, 128), "data")
+    report = explain(jax.grad(f) if is_gradient else f, params, x, mesh=pod_of(backend))
+    found = said(report, "constraint with an axis too many")
+    assert len(found) == is_told, report
+    if is_told:
+        assert found[0] is report.findings[0] and "params['up'] has model" in found[0].says
+        assert 'write P(None, "data")' in found[0].says
