@@ -83,7 +83,7 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
-    "same noise", "indices into other shards",
+    "same noise", "decided by each device", "indices into other shards",
     "constraint without an axis", "constraint with an axis too many", "axis on two dimensions",
     "heads cut", "axes swapped",
     "order of axes", "gathered by in_specs",
@@ -942,6 +942,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"`{mapped}`, each in its own shard of the data: data and indices are in shards "
                 f"along other axes. Name {along} for both in in_specs, or subtract where each "
                 "device's shard begins, by jax.lax.axis_index",
+            )
+        elif kind == "decisions":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} draw random numbers of their own in the shard_map "
+                f"of `{mapped}`, and each decides by them whether it takes what another device has "
+                "sent: of two that exchange, one may take and the other keep, so a value is "
+                "doubled or lost. Draw for both from one key, which is the same on both, or send "
+                "the decision of one to the other",
             )
         elif kind == "backward":
             yield Finding(

@@ -105,3 +105,53 @@ def test_a_batch_without_an_axis_of_the_weights_comes_before_they_do():
     report = explain(step, params, struct(GRID, (64, 256), "data"))
     titles = [finding.title for finding in report.findings]
     assert titles.index("repeated work") < titles.index("replicated"), report
+
+
+# --- Decisions that two devices have to share -----------------------------------------------------
+
+
+CHAINS = grid((8,), ("chain",))
+PARTNER = [(n, n ^ 1) for n in range(8)]
+
+
+def exchanged(key, state, is_shared, is_looped=False):
+    """Neighbours exchange their states with some probability."""
+
+    def swap(key, state):
+        if is_shared:  # both of a pair draw from one key
+            number = lax.axis_index("chain")
+            key = jax.random.fold_in(key, number // 2 if is_shared == "by pairs" else 0)
+        else:
+            key = jax.random.fold_in(key, lax.axis_index("chain"))
+        accept = jax.random.uniform(key) < 0.5
+        return jnp.where(accept, lax.ppermute(state, "chain", PARTNER), state)
+
+    def run(key, state):
+        if not is_looped:
+            return swap(key, state)
+        return lax.scan(lambda s, n: (swap(jax.random.fold_in(key, n), s), None), state, N)[0]
+
+    specs = {"in_specs": (P(), P("chain")), "out_specs": P("chain")}
+    return jax.shard_map(run, mesh=CHAINS, **specs)(key, state)
+
+
+N = jnp.arange(4)
+
+
+@pytest.mark.parametrize("is_looped", [False, True])
+@pytest.mark.parametrize("is_shared", [False, "by all", "by pairs"])
+def test_a_decision_of_each_device_about_an_exchange_is_told(is_shared, is_looped):
+    key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+    key = struct(CHAINS, key.shape, dtype=str(key.dtype))
+    f = jax.jit(lambda key, x: exchanged(key, x, is_shared, is_looped))
+    report = explain(f, key, struct(CHAINS, (64, 32), "chain"))
+    found = said(report, "decided by each device")
+    assert len(found) == (not is_shared), report
+    if found:
+        assert report.findings[0].says == found[0] and "along chain" in found[0]
+
+
+def test_by_decisions_of_their_own_states_are_lost_and_doubled():
+    key, state = jax.random.PRNGKey(3), jnp.arange(8.0)
+    after = jax.jit(lambda key, x: exchanged(key, x, is_shared=False))(key, state)
+    assert sorted(map(float, after)) != sorted(map(float, state))
