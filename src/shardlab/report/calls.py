@@ -13,7 +13,23 @@ from shardlab.programs.inherited import LAYOUT
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.report.findings import Finding
 
-__all__ = ["of_returned_on_a_mesh", "of_unused_donations"]
+__all__ = ["of_next_call", "of_returned_on_a_mesh", "of_unused_donations"]
+
+
+def of_next_call(
+    arguments: Sequence[Any], results: Sequence[Any], jaxpr: Any, found: Sequence[Finding]
+) -> Iterator[Finding]:
+    """What the next call meets, beside what has been found of it.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      jaxpr: the traced function; None if unknown.
+      found: the findings so far.
+    """
+    if not any(finding.title == "donation not used" for finding in found):
+        yield from of_unused_donations(arguments, results)
+    if jaxpr is not None:
+        yield from of_returned_on_a_mesh(arguments, results, jaxpr)
 
 
 def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:

@@ -113,8 +113,7 @@ def explain(
         arrays = [replace(array, name=new_names.get(array.name, array.name)) for array in arrays]
     if wrapper == "nnx":  # whose functions return the changed arguments first
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
-    with _mesh_of(mesh) if names_pod else nullcontext():
-        jaxpr = _traced(f, args, kwargs)
+    jaxpr = _traced(f, args, kwargs, mesh if names_pod else None)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
     program = Compiled(
@@ -159,16 +158,12 @@ def explain(
     result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
-    if not any(finding.title == "donation not used" for finding in found):
-        found += calls.of_unused_donations(arrays, result_arrays)
-    if jaxpr is not None:
-        found += calls.of_returned_on_a_mesh(arrays, result_arrays, jaxpr)
+    found += calls.of_next_call(arrays, result_arrays, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
     found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
-    spare = {axis for axis in report.mesh if all(axis in one.replicated for one in arrays)}
-    found = tuple(findings.by_harm([*found, *report.findings], spare))
+    found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(report, findings=found, idle=idle, kernels=declared)
@@ -225,12 +220,18 @@ def _report(compiled, chip, name):
     return report, located, judgement
 
 
-def _traced(f, args, kwargs):
+def _spare_axes(report, arrays):
+    """The mesh axes along which no argument is in shards."""
+    return {axis for axis in report.mesh if all(axis in one.replicated for one in arrays)}
+
+
+def _traced(f, args, kwargs, pod_mesh=None):
     """The jaxpr of a function; None if it is none, or a wrapper that cannot be traced."""
     if not callable(f) or (isinstance(f, jax.stages.Wrapped) and not hasattr(f, "trace")):
         return None
     try:
-        return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
+        with nullcontext() if pod_mesh is None else _mesh_of(pod_mesh):
+            return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
     except Exception:
         return None
 
