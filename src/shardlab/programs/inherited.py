@@ -27,19 +27,25 @@ from shardlab.programs.varying import (
 )
 
 __all__ = [
+    "LAYOUT",
+    "Added",
+    "Clash",
     "Column",
     "Inheritance",
     "Loss",
     "Order",
     "Site",
+    "Sum",
+    "Swap",
     "corrected",
     "inherited_axes",
     "text_of",
 ]
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
+_REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
-_LAYOUT = {
+LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
     "pbroadcast", "pcast", "pvary", "reduce_precision", "reshape", "squeeze", "stop_gradient",
     "transpose", *_CONSTRAINTS,
@@ -140,6 +146,92 @@ class Column:
     place: Site
 
 
+@dataclass(frozen=True)
+class Sum:
+    """A product that contracts a dimension in which both operands are in shards along one axis, one
+    of them an argument: each device has a part of the sum.
+
+    Attributes:
+      place: of the product.
+      contracted: the size of the dimension.
+      kept: the size of the largest dimension of the argument that the axis could divide instead.
+      operand, result: elements of the other operand, and of the result.
+    """
+
+    place: Site
+    contracted: int
+    kept: int
+    operand: int
+    result: int
+
+
+@dataclass(frozen=True)
+class Clash:
+    """A product whose operands are in shards along one axis in dimensions that do not meet.
+
+    Attributes:
+      place: of the product.
+      axis: the mesh axis.
+      contracted: the size of the dimension that the product contracts, in which one operand is in
+        shards along the axis.
+      met: the size of the dimension of this operand that meets the shards of the other one.
+      argument: the number of the argument that has the axis there: the operand, or a weight that it
+        is a product of.
+      is_operand: whether the argument is the operand itself.
+      is_cut: whether the shards of that dimension are what a reshape has left of larger ones.
+      without: the spec of the argument without the axis, as text.
+    """
+
+    place: Site
+    axis: str
+    contracted: int
+    met: int
+    argument: int
+    is_operand: bool
+    is_cut: bool
+    without: str
+
+
+@dataclass(frozen=True)
+class Swap:
+    """An argument with two axes: the product keeps the dimension of the one that divides its other
+    operand, and contracts that of the one that does not.
+
+    Attributes:
+      place: of the product.
+      argument: its number.
+      axes: both, the one of the kept dimension first.
+      spec, better: its spec, and that with the two axes swapped, as text.
+    """
+
+    place: Site
+    argument: int
+    axes: tuple[str, str]
+    spec: str
+    better: str
+
+
+@dataclass(frozen=True)
+class Added:
+    """A constraint that divides a dimension by a further axis, and a product that takes what it
+    made as it is, although an argument in it has the axis for the result.
+
+    Attributes:
+      place: of the constraint.
+      axis: the axis that it adds.
+      spec, better: its spec, and that without the axis, as text.
+      product: the place of the product.
+      argument: the number of the argument.
+    """
+
+    place: Site
+    axis: str
+    spec: str
+    better: str
+    product: Site
+    argument: int
+
+
 @dataclass
 class Inheritance:
     """What following a program has shown.
@@ -165,6 +257,11 @@ class Inheritance:
         parallelism.
       gathered: (argument, axis) where the argument meets in a product what has this axis in
         another dimension than the contracting one: as FSDP's weights meet the batch.
+      sums: the `Sum`s, by (argument, axis).
+      clashes: the `Clash`es, by (argument, axis).
+      swaps: the `Swap`s, by the argument.
+      added: the `Added`s, by the axis.
+      dropped: all losses by in_specs, also those after which no product is repeated.
     """
 
     flops: int = 0
@@ -178,14 +275,21 @@ class Inheritance:
     contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
     gathered: set[tuple[int, str]] = field(default_factory=set)
+    sums: dict[tuple[int, str], Sum] = field(default_factory=dict)
+    clashes: dict[tuple[int, str], Clash] = field(default_factory=dict)
+    swaps: dict[int, Swap] = field(default_factory=dict)
+    added: dict[str, Added] = field(default_factory=dict)
+    dropped: set[Loss] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Value:
     """A value: for each dimension its axes; the argument that it is, if nothing but its layout
     changes; the losses that it descends from; in a shard_map the axes along which it differs;
-    whether its axes are known; where it was gathered, and its type then, if it is only that; and
-    the axis that it gets along two dimensions, with what `Inheritance.contested` says of it.
+    whether its axes are known; where it was gathered, and its type then, if it is only that; the
+    axis that it gets along two dimensions, with what `Inheritance.contested` says of it; the
+    arguments from which it has axes, as weights of the products that made it; and the axes by which
+    a constraint has further divided a dimension of it, if it is only that.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -195,6 +299,8 @@ class _Value:
     is_known: bool = True
     gathered: tuple | None = None
     contested: tuple | None = None
+    given: frozenset = frozenset()
+    added: tuple = ()
 
     @property
     def named(self):
@@ -219,10 +325,14 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
       shardings: of its arguments, in order; None where there is none that names axes.
     """
     follower = _Follower()
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            follower.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
     values = [
         _of_sharding(sharding, variable.aval, number)
         for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
     ]
+    follower.arguments = values
     follower.run(jaxpr, values, 1, frozenset(), None)
     return follower.shown
 
@@ -242,6 +352,7 @@ class _Follower:
     def __init__(self):
         self.shown = Inheritance()
         self.sizes = {}
+        self.arguments = []
         self.places = {}
 
     def run(self, jaxpr, inputs, times, within, manual):
@@ -279,7 +390,8 @@ class _Follower:
         results = self._simple(equation, values, axes, is_known, times, within, manual)
         if name == "reshape" and axes is not None:
             types = _type(equation.invars[0].aval), _type(equation.outvars[0].aval)
-            for axis in values[0].named - {axis for one in axes for axis in one}:
+            kept = {axis for one in axes for axis in one}
+            for axis in (one for one in values[0].named - kept if not one.endswith(_REST)):
                 self.shown.merged.setdefault((self._place(equation), axis, *types))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
@@ -322,7 +434,7 @@ class _Follower:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
                     self.shown.searched.setdefault(loss, self._place(equation))
-        moved = values[0] if name in _LAYOUT and values else _Value()
+        moved = values[0] if name in LAYOUT and values else _Value()
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
@@ -335,8 +447,36 @@ class _Follower:
             own = _explicit(variable.aval, own)
             named = {axis for one in own for axis in one}
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
-            results.append(_Value(own, moved.argument, left, differs, is_known, gathered))
+            given = frozenset(one for one in self._given(equation, values) if one[0] in named)
+            results.append(
+                _Value(
+                    own,
+                    moved.argument,
+                    left,
+                    differs,
+                    is_known,
+                    gathered,
+                    given=given,
+                    added=moved.added,
+                )
+            )
         return results
+
+    def _given(self, equation, values):
+        """The axes that the result of an equation has from weights, each with the weight: none
+        that something else has brought, too.
+        """
+        is_product = equation.primitive.name == "dot_general"
+        contracted = equation.params["dimension_numbers"][0] if is_product else [()] * len(values)
+        known, others = set(), set()
+        for value, dims in zip(values, contracted, strict=True):
+            kept = {a for d, axes in enumerate(value.axes) if d not in dims for a in axes}
+            own = {one for one in value.given if one[0] in kept}
+            if is_product and value.argument is not None:
+                own |= {(axis, value.argument) for axis in kept}
+            known |= own
+            others |= kept - {axis for axis, _ in own}
+        return frozenset(one for one in known if one[0] not in others)
 
     def _axes(self, name, equation, values):
         """For each dimension of the first result its axes; None where the operation mixes them."""
@@ -353,7 +493,11 @@ class _Follower:
                 for d, size in enumerate(shape)
             )
         if name == "reshape":
-            return _reshaped(operand, first, shape)
+            return _reshaped(operand, first, shape, self.sizes)
+        if name == "split":
+            parts = [one.aval.shape[params["axis"]] for one in equation.outvars]
+            ways = math.prod(self.sizes.get(axis, 1) for axis in first[params["axis"]])
+            return None if any(part % ways for part in parts) else first
         if name == "squeeze":
             gone = {d % len(operand) for d in params["dimensions"]}
             return tuple(axes for d, axes in enumerate(first) if d not in gone)
@@ -407,6 +551,8 @@ class _Follower:
         return merged
 
     def _ordered(self, equation, value, other, better):
+        if any(axis.endswith(_REST) for axes in (*value.axes, *other) for axis in axes):
+            return
         moved = {
             axis
             for before, after in zip(value.axes, better, strict=True)
@@ -436,10 +582,15 @@ class _Follower:
                 self.shown.gathered |= {
                     (value.argument, axis) for axis in value.named & other.named
                 }
+        if equation.primitive.name == "dot_general":
+            self._add(equation, *sides)
+            self._swapped(equation, *sides)
+            self._swapped(equation, *sides[::-1], is_turned=True)
         if not all(value.is_known for value in sides):
             return frozenset()
         if equation.primitive.name == "dot_general":
             self._columns(equation, *sides)
+            self._clashing(equation, *sides)
         for loss in lost:
             if loss.axis not in named:
                 places = self.shown.repeated.setdefault(loss, Counter())
@@ -472,7 +623,15 @@ class _Follower:
             kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
             self.shown.tensor |= kept - one.named
             for d, e in zip(dims, others, strict=True):
-                self.shown.tensor |= set(one.axes[d]) & set(other.axes[e])
+                together = set(one.axes[d]) & set(other.axes[e])
+                self.shown.tensor |= together
+                free = [n for n, axes in enumerate(other.axes) if not axes and n not in others]
+                for axis in together if free and equation.outvars else ():
+                    kept = max(shape[n] for n in free)
+                    elements = math.prod(equation.outvars[0].aval.shape)
+                    own = math.prod(shapes[0 if other is right else 1])
+                    summed = Sum(self._place(equation), shape[e], kept, own, elements)
+                    self.shown.sums.setdefault((other.argument, axis), summed)
                 for axis in set(one.axes[d]) - set(other.axes[e]):
                     free = [
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
@@ -480,6 +639,77 @@ class _Follower:
                     if free:
                         column = Column(axis, shape[e], shape[free[0]], self._place(equation))
                         self.shown.columns.setdefault((other.argument, axis), column)
+
+    def _clashing(self, equation, left, right):
+        """Notes operands that are in shards along an axis in dimensions that do not meet."""
+        pairs = [
+            list(zip(*both, strict=True)) for both in equation.params["dimension_numbers"]
+        ]  # contracted, and of the batch
+        turned = [[pair[::-1] for pair in both] for both in pairs]
+        sides = (
+            (left, right, *pairs, equation.invars[1]),
+            (right, left, *turned, equation.invars[0]),
+        )
+        for one, other, contracted, batch, variable in sides:
+            meets = dict((*contracted, *batch))
+            for d, e in contracted:
+                for named in other.axes[e]:
+                    axis = named.removesuffix(_REST)
+                    here = [n for n, axes in enumerate(one.axes) if axis in axes and n in meets]
+                    # a sum over the heads of a group has the rest of an axis on both sides
+                    is_met = {axis, named} & {*one.axes[d]}
+                    if not here or is_met or self.sizes.get(axis, 1) < 2:
+                        continue
+                    is_operand = other.argument is not None
+                    if is_operand and not any(n in dict(contracted) for n in here):
+                        continue  # as FSDP's weights meet the batch
+                    weights = [number for own, number in sorted(other.given) if own == axis]
+                    argument = other.argument if is_operand else next(iter(weights), None)
+                    if argument is None or (not is_operand and one.argument is not None):
+                        continue
+                    shape = variable.aval.shape
+                    clash = Clash(
+                        self._place(equation),
+                        axis,
+                        shape[e],
+                        shape[meets[here[0]]],
+                        argument,
+                        is_operand,
+                        named.endswith(_REST),
+                        text_of(_without(self.arguments[argument].axes, axis)),
+                    )
+                    self.shown.clashes.setdefault((argument, axis), clash)
+
+    def _add(self, equation, left, right):
+        """Notes constraints by which an operand has an axis that the other has for the result."""
+        contracted = equation.params["dimension_numbers"][0]
+        for one, other, dims in ((left, right, contracted[1]), (right, left, contracted[0])):
+            kept = {a for d, axes in enumerate(other.axes) if d not in dims for a in axes}
+            for place, axis, *specs in one.added if other.argument is not None else ():
+                if axis in kept:
+                    added = Added(place, axis, *specs, self._place(equation), other.argument)
+                    self.shown.added.setdefault(axis, added)
+
+    def _swapped(self, equation, one, other, is_turned=False):
+        """Notes an argument whose axes are those of a weight, but swapped."""
+        if other.argument is None:
+            return
+        contracted, batch = (
+            list(zip(*both[:: -1 if is_turned else 1], strict=True))
+            for both in equation.params["dimension_numbers"]
+        )
+        met = {e for _, e in (*contracted, *batch)}
+        own = {a for d, axes in enumerate(one.axes) if d not in dict(contracted) for a in axes}
+        for d, e in contracted:
+            for n in (n for n in range(len(other.axes)) if n not in met):
+                if len(other.axes[n]) == len(other.axes[e]) == 1:
+                    kept, inner = other.axes[n][0], other.axes[e][0]
+                    if kept in own and inner not in one.named and not one.axes[d]:
+                        better = list(other.axes)
+                        better[n], better[e] = better[e], better[n]
+                        specs = text_of(other.axes), text_of(better)
+                        swap = Swap(self._place(equation), other.argument, (kept, inner), *specs)
+                        self.shown.swaps.setdefault(other.argument, swap)
 
     def _constrained(self, equation, value, result):
         """The value after a constraint: the axes of its spec, and of the dimensions that it leaves
@@ -523,7 +753,24 @@ class _Follower:
         gathered = result.gathered
         if lost and value.argument is not None:
             gathered = self._place(equation), _type(aval)
-        return _Value(new, value.argument, frozenset(lost), value.differs, is_known, gathered)
+        given = frozenset(one for one in value.given if one[0] in kept)
+        added = tuple(
+            (self._place(equation), axis, text_of(new), text_of(_without(new, axis)))
+            for axes in new
+            for axis in axes
+            if len(axes) > 1 and axis not in value.named and value.named & {*axes}
+        )
+        lost = frozenset(lost)
+        return _Value(
+            new,
+            value.argument,
+            lost,
+            value.differs,
+            is_known,
+            gathered,
+            given=given,
+            added=added,
+        )
 
     def _mapped(self, equation, values, times, within):
         params = equation.params
@@ -558,6 +805,7 @@ class _Follower:
                     for axis in axes
                     if axis in manual and axis not in named
                 }
+        self.shown.dropped |= lost
         before = Counter(self.shown.mapped)
         results = self.run(body, inputs, times, within, manual)
         for loss in lost:
@@ -619,6 +867,11 @@ class _Follower:
         return self.places[id(traceback)][1]
 
 
+def _without(entries, axis):
+    """The axes of each dimension without one of them."""
+    return [tuple(one for one in axes if one != axis) for axes in entries]
+
+
 def _explicit(aval, axes):
     """The axes of a value, by its own type where this names them."""
     sharding = getattr(aval, "sharding", None)
@@ -651,9 +904,10 @@ def _spreads(shape, other):
     )
 
 
-def _reshaped(old, axes, new):
+def _reshaped(old, axes, new, sizes):
     """The axes after a reshape: those of a dimension that is kept, or that leads a merged or split
-    one.
+    one. Where an axis of some size is larger than the first of the dimensions into which one is
+    split, the second has the rest of it.
     """
     result, i, j = [()] * len(new), 0, 0
     while i < len(old) and j < len(new):
@@ -666,7 +920,10 @@ def _reshaped(old, axes, new):
                 b, j = b * new[j], j + 1
             else:
                 break
-        result[first_new] = axes[first_old]
+        result[first_new] = tuple(axis for axis in axes[first_old] if not axis.endswith(_REST))
+        ways = math.prod(sizes.get(axis, 1) for axis in axes[first_old])
+        if i - first_old == 1 < j - first_new and axes[first_old] and new[first_new] % ways:
+            result[first_new + 1] = (axes[first_old][-1] + _REST,)
         if old[first_old] == 1 and i - first_old > 1:
             result[first_new] = next((axes[d] for d in range(first_old, i) if axes[d]), ())
     return tuple(result)

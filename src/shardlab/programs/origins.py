@@ -229,6 +229,9 @@ class Origins:
             names = instruction.names
             others = [maker for name in names for maker in self._made(instruction, name)[:10]]
             site = makers[0] if site in others else site
+        # The compiler for TPUs leaves the name out where it has made a sum and a slice one.
+        if "(" not in site[0] and _adds(instruction) and "(" in makers[0][0]:
+            site = makers[0]
         # A callback runs on one device. Its result reaches the others as an all-reduce in which
         # they add zeros, and which has the name of whatever follows the callback.
         foreign = self._foreign(instruction) if instruction.kind == "all-reduce" else None
@@ -338,6 +341,47 @@ class Origins:
             else:
                 return False
         return False
+
+    @promised()
+    def source(self, instruction: Instruction) -> tuple[str, str] | None:
+        """What the first operand of an instruction is up to its type and layout: the computation
+        and the name of what makes it, followed out of loops that carry it unchanged; None if
+        unknown.
+        """
+        here, name = instruction.home, instruction.names[0] if instruction.names else None
+        for _ in range(100):
+            maker = here[name] if name in here.lines else None
+            if maker is None:
+                return None
+            if maker.kind == "fusion" and len(maker.names) == 1:
+                body = maker.called()
+                inside = {body[one].kind for one in body.lines}
+                if not inside <= {*_UNSLICED, "parameter"}:
+                    break
+                name = maker.names[0]
+            elif maker.kind == "get-tuple-element" and maker.names[0] in here.lines:
+                place, source = int(maker.attribute("index")), here[maker.names[0]]
+                if source.kind == "opt-barrier":
+                    source = here[source.names[0]]
+                if source.kind == "parameter" and (outer := self._carried(here, place)):
+                    here, source = outer
+                if source.kind != "tuple":
+                    break
+                name = source.names[place]
+            elif maker.kind in _UNSLICED:
+                name = maker.names[0]
+            else:
+                break
+        return here.name, name
+
+    def recomputed(self, instruction: Instruction, origin: Origin) -> tuple[bool, int]:
+        """Which pass an instruction belongs to: whether it is the backward one, and in how many
+        `jax.checkpoint`s around one another it computes again what the forward pass has computed.
+        """
+        stack = self._metadata(self._own_line(_end(instruction)))[0]
+        inside = re.split(r"rematted_computation|remat2", stack)
+        again = inside[0].count("checkpoint") + 1 if len(inside) > 1 else 0
+        return "transpose(" in stack or origin.phase == "backward", again
 
     @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
@@ -917,6 +961,9 @@ def _is_stored(stack, use, argument):
 
 def _adds(instruction):
     """Whether it may add up what devices have."""
+    if instruction.kind == "fusion":  # as TPUs' compiler writes a reduce-scatter
+        lines = instruction.called().lines.values()
+        return any(re.search(r" (all-reduce|reduce-scatter)(-start)?\(", line) for line in lines)
     kind = KINDS.get(instruction.kind.removesuffix("-start"))
     return kind is not None and kind.adds
 

@@ -21,6 +21,7 @@ __all__ = [
     "are_checked",
     "by_dimension",
     "communicated",
+    "communicated_along",
     "mismatches",
     "opened",
     "own_frames",
@@ -34,6 +35,11 @@ _EQUAL = [
 ]
 _SPREAD = [*(OPERATIONS.keys() - {*_EQUAL}), "axis_index"]
 _COMBINE = {"add", "mul", "select_n", "sub"}
+_SAME_VALUES = (
+    "broadcast_in_dim", "convert_element_type", "copy", "pcast", "pvary", "reshape", "squeeze",
+    "transpose",
+)  # fmt: skip
+_KEYS = ("random_fold_in", "random_seed")
 _NONE = frozenset()
 
 
@@ -44,7 +50,8 @@ class Mismatch:
     Attributes:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
         same on devices whose data differ, "samples" if gradients of single samples are added over
-        devices, "indices" if devices look up the same places, each in its own shard, "backward" if
+        devices, "indices" if devices look up the same places, each in its own shard, "decisions" if
+        each device draws for itself whether it takes what another one has sent, "backward" if
         the backward pass of a sum over devices adds what is equal on them, and "defensive" if that
         of a whole shard_map does.
       axes: the mesh axes along which that is so.
@@ -114,7 +121,12 @@ def _of_a_map(equation):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
-    kinds = ("noise", walk.noisy), ("samples", walk.samples), ("indices", walk.elsewhere)
+    kinds = (
+        ("noise", walk.noisy),
+        ("samples", walk.samples),
+        ("indices", walk.elsewhere),
+        ("decisions", [] if walk.is_grouped else walk.decided),
+    )
     marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
         is_whole = "transpose(" in str(equation.source_info.name_stack)
@@ -137,6 +149,11 @@ class _Body:
         # Where noise meets data that differ, where gradients of single samples are added, and where
         # what is equal is: pairs of axes and place.
         self.noisy, self.samples, self.equal, self.elsewhere = [], [], [], []
+        # Decisions by each device's own random numbers, and what comes from another device, with
+        # the axes along which that is so; and where one decides about the other.
+        self.coins, self.received, self.decided = {}, {}, []
+        # Numbers of devices, and whether one is computed with: two devices may have one key then.
+        self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
         self.sizes, self.cast, self.means = sizes, set(), set()
 
@@ -179,7 +196,10 @@ class _Body:
         if inner and name != "shard_map":
             for atom, variable in zip(equation.invars, inner[0].invars, strict=True):
                 self.divided[variable] = self._axes_of(atom)
-            return self.run(inner[0], values)
+            self._pass_on(equation.invars, inner[0].invars)
+            results = self.run(inner[0], values)
+            self._pass_on(inner[0].outvars, equation.outvars)
+            return results
         return [(together, self._is_noise(equation, values))] * count
 
     def _note(self, equation, values):
@@ -193,6 +213,7 @@ class _Body:
                 self.divided[variable] = self._axes_of(atom)
         if name == "gather":
             self._note_indices(equation, values)
+        self._note_decisions(equation, values)
         # What is divided by a number of devices before it is added is the gradient of a mean.
         if name in ("div", "mul") and any(hasattr(atom, "val") for atom in equation.invars):
             self.means |= set(equation.outvars)
@@ -213,6 +234,45 @@ class _Body:
                 if in_backward and not hasattr(atom, "val") and atom in self.means:
                     continue
                 self.equal.append((equal, _place(equation), in_backward))
+
+    def _pass_on(self, atoms, variables):
+        """Other names of what decides, and of what was received."""
+        for known in (self.coins, self.received, self.numbers):
+            known |= {
+                variable: known[atom]
+                for atom, variable in zip(atoms, variables, strict=True)
+                if not hasattr(atom, "val") and atom in known
+            }
+
+    def _note_decisions(self, equation, values):
+        """Notes where each device decides by a random number of its own whether it takes what
+        another device has: the other one decides for itself.
+        """
+        name, atoms, out = equation.primitive.name, equation.invars, equation.outvars
+        if name == "axis_index":
+            self.numbers[out[0]] = communicated_along(equation)
+        elif any(not hasattr(atom, "val") and atom in self.numbers for atom in atoms):
+            self.is_grouped |= name not in (*_SAME_VALUES, *_KEYS)
+        if name in ("lt", "le", "gt", "ge"):
+            if own := frozenset().union(*(axes for axes, noise in values if noise)):
+                self.coins[out[0]] = own
+        elif name == "ppermute":
+            along = communicated_along(equation)
+            self.received |= dict.fromkeys(out, along)
+        elif name in ("and", "or", "not", *_SAME_VALUES):
+            for known in (self.coins, self.received, self.numbers):
+                axes = [known[a] for a in atoms if not hasattr(a, "val") and a in known]
+                if axes:
+                    known[out[0]] = frozenset().union(*axes)
+        elif name == "select_n" and not hasattr(atoms[0], "val") and atoms[0] in self.coins:
+            taken = [
+                frozenset() if hasattr(a, "val") else self.received.get(a, frozenset())
+                for a in atoms[1:]
+            ]
+            along = self.coins[atoms[0]] & frozenset().union(*taken)
+            along = {axis for axis in along if self.sizes[axis] > 1}
+            if along and not all(taken):
+                self.decided.append((along, _place(equation)))
 
     def _axes_of(self, atom):
         return () if hasattr(atom, "val") else self.divided.get(atom, ())
@@ -275,13 +335,23 @@ def communicated(equation: Any, axes: frozenset[str]) -> frozenset[str]:
       axes: along which the operand differs.
     """
     name, params = equation.primitive.name, equation.params
-    along = params.get("axes", params.get("axis_name", params.get("axis", ())))
-    along = along if isinstance(along, tuple | list) else (along,)
-    along = {axis for axis in along if isinstance(axis, str)}
+    along = communicated_along(equation)
     if name in _SPREAD:
         return axes | along
     is_equal = name in _EQUAL and params.get("axis_index_groups") is None
     return axes - along if is_equal else axes
+
+
+def communicated_along(equation: Any) -> frozenset[str]:
+    """The axes that a collective of a jaxpr names.
+
+    Args:
+      equation: the collective, such as a ppermute.
+    """
+    params = equation.params
+    along = params.get("axes", params.get("axis_name", params.get("axis", ())))
+    along = along if isinstance(along, tuple | list) else (along,)
+    return frozenset(axis for axis in along if isinstance(axis, str))
 
 
 def parts_of_scan(equation: Any, body: Any) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import findings, storage
+from shardlab.report import calls, findings, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -93,9 +93,10 @@ def explain(
             "explain() takes a function, a Lowered or Compiled program or the text of one, "
             f"not {type(f).__name__}; for example explain(step, state, batch)"
         )
-    backend = mesh.name if isinstance(mesh, Pod) else jax.default_backend()
+    names_pod = isinstance(mesh, Pod)
+    backend = mesh.name if names_pod else jax.default_backend()
     with _words_of_the_compiler() as messages:
-        if isinstance(mesh, Pod):
+        if names_pod:
             f, args, lowered, compiled, mesh = _compiled_for(mesh, f, args, kwargs)
         else:
             lowered, compiled = collectives.stages(f, args, kwargs)
@@ -112,7 +113,7 @@ def explain(
         arrays = [replace(array, name=new_names.get(array.name, array.name)) for array in arrays]
     if wrapper == "nnx":  # whose functions return the changed arguments first
         results = [replace(array, name=_of_changed(array.name, own_by_path)) for array in results]
-    jaxpr = _traced(f, args, kwargs)
+    jaxpr = _traced(f, args, kwargs, mesh if names_pod else None)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
     program = Compiled(
@@ -157,11 +158,12 @@ def explain(
     result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    found += calls.of_next_call(arrays, result_arrays, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
     found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
-    found = tuple(findings.by_harm([*found, *report.findings]))
+    found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(report, findings=found, idle=idle, kernels=declared)
@@ -218,12 +220,18 @@ def _report(compiled, chip, name):
     return report, located, judgement
 
 
-def _traced(f, args, kwargs):
+def _spare_axes(report, arrays):
+    """The mesh axes along which no argument is in shards."""
+    return {axis for axis in report.mesh if all(axis in one.replicated for one in arrays)}
+
+
+def _traced(f, args, kwargs, pod_mesh=None):
     """The jaxpr of a function; None if it is none, or a wrapper that cannot be traced."""
     if not callable(f) or (isinstance(f, jax.stages.Wrapped) and not hasattr(f, "trace")):
         return None
     try:
-        return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
+        with nullcontext() if pod_mesh is None else _mesh_of(pod_mesh):
+            return (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs).jaxpr.jaxpr
     except Exception:
         return None
 
@@ -259,10 +267,9 @@ def _compiled_for(pod, f, args, kwargs):
     if not isinstance(mesh, Mesh):
         needs = "TPUs need libtpu, GPUs JAX's CUDA plug-in"
         raise ValueError(f"no compiler for {pod.name} is installed here; {needs}")
-    is_set = not jax.sharding.get_abstract_mesh().empty
 
     def stages(f):
-        with jax.set_mesh(mesh) if is_set else nullcontext():
+        with _mesh_of(mesh):
             return collectives.stages(f, args, kwargs)
 
     f = transferred(f, given, kwargs, mesh) if names_mesh else f
@@ -280,6 +287,11 @@ def _compiled_for(pod, f, args, kwargs):
             "other devices; leave its shardings out, and give them to the arguments"
         )
     return f, args, lowered, compiled, mesh
+
+
+def _mesh_of(mesh):
+    """Sets the mesh of a pod in the place of one that is set; nothing where none is."""
+    return nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(mesh)
 
 
 def _other_backend(compiled, wanted=None):

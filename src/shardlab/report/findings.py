@@ -45,6 +45,7 @@ _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
+_REPEATED = "the matrix products of"
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -82,11 +83,14 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
-    "same noise", "indices into other shards",
-    "constraint without an axis", "axis on two dimensions", "order of axes",
+    "same noise", "decided by each device", "indices into other shards",
+    "constraint without an axis", "constraint with an axis too many", "axis on two dimensions",
+    "heads cut", "axes swapped",
+    "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
-    "summed in a loop", "gathered in a loop", "loop that devices share", "indices gathered",
+    "summed in a loop", "gathered in a loop", "gathered several times",
+    "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
     "gathered before a loop", "stored in other shards", "other sharding", "not placed",
@@ -96,10 +100,24 @@ _HARM = (
 )  # fmt: skip
 
 
-def by_harm(found: Iterable[Finding]) -> list[Finding]:
+def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
     memory.
+
+    Args:
+      found: the findings.
+      spare: the mesh axes along which no argument is in shards: where most of the arguments could
+        be, their replication is why devices repeat products, and comes before that.
     """
+    found = list(found)
+    shares = (
+        int(share[1])
+        for one in found
+        if one.title == "replicated"
+        and any(f"in shards along {axis}," in one.says for axis in spare)
+        if (share := re.search(r"(\d+)% of the arguments", one.says))
+    )
+    is_spared = sum(shares) >= 50
     places = {
         title: place
         for place, titles in enumerate(_HARM)
@@ -111,6 +129,8 @@ def by_harm(found: Iterable[Finding]) -> list[Finding]:
     def place(finding):
         if finding.title == "avoidable communication" and is_before(finding.says):
             return places["reshape of shards"]
+        if is_spared and finding.says.startswith(_REPEATED):
+            return places["replicated"] + 1 / 2
         return places[finding.title]
 
     return sorted(found, key=place)
@@ -688,7 +708,7 @@ def of_repeated_products(
         yield Finding(
             "repeated work",
             (
-                f"the matrix products of {lines} are computed by several devices: together they "
+                f"{_REPEATED} {lines} are computed by several devices: together they "
                 f"do {flops_done / flops:.3g} times the FLOPs that one would; an array in them is "
                 "replicated along an axis along which no dimension of the product is sharded"
             ),
@@ -922,6 +942,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"`{mapped}`, each in its own shard of the data: data and indices are in shards "
                 f"along other axes. Name {along} for both in in_specs, or subtract where each "
                 "device's shard begins, by jax.lax.axis_index",
+            )
+        elif kind == "decisions":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} draw random numbers of their own in the shard_map "
+                f"of `{mapped}`, and each decides by them whether it takes what another device has "
+                "sent: of two that exchange, one may take and the other keep, so a value is "
+                "doubled or lost. Draw for both from one key, which is the same on both, or send "
+                "the decision of one to the other",
             )
         elif kind == "backward":
             yield Finding(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardlab.programs.origins import where
-from shardlab.report import findings, specs
+from shardlab.report import findings, gathers, specs
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.program import Located
@@ -46,7 +46,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     whole, each = located.products
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
-    found, at_fault = [], []
+    found, at_fault, clashes, by_specs = [], [], [], []
     if compiled.inheritance is not None:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
@@ -61,6 +61,15 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_contested(compiled.inheritance, moves, again, compiled.names)
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
+        clashes = [
+            *gathers.of_clashes(compiled.inheritance, moves, compiled.names, mesh),
+            *gathers.of_added_axes(compiled.inheritance, moves, compiled.names),
+            *gathers.of_swaps(compiled.inheritance, moves, compiled.names),
+        ]
+        found += clashes
+        found += gathers.of_large_sums(compiled.inheritance, moves, compiled.names)
+        by_specs = gathers.gathered_by_specs(compiled.inheritance, sent, origins, compiled.names)
+        found += gathers.of_in_specs(by_specs, compiled.names)
     explained = {
         (place.file, place.line)
         for losses in lost.values()
@@ -69,14 +78,18 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
     told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
-    partitioner = findings.of_partitioner(sent, origins, compiled.messages)
-    constraints = {(place.file, place.line) for place, *_ in lost}
+    known = [one for one, _ in by_specs]
+    others = [one for one in sent if one not in known]
+    partitioner = findings.of_partitioner(others, origins, compiled.messages)
+    told_places = {where(place.file, place.line) for place, *_ in lost}
+    told_places |= {one.says.partition(": ")[0] for one in clashes}
     found = (
         *found,
         *findings.of_sums(sent),
         *findings.of_repeated_operations(causes),
         *findings.of_loops(sent, origins),
         *findings.of_stacks(sent, origins),
+        *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),
         *findings.of_indices(moves),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
@@ -84,7 +97,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *(
             one
             for one in partitioner
-            if not any(where(*place) in one.says for place in constraints)
+            if not any(f"in {place}: " in one.says for place in told_places)
         ),
         *findings.of_constants(compiled.text),
         *findings.of_widening(compiled.text, compiled.backend),

@@ -304,3 +304,37 @@ def test_nothing_of_a_trial_reaches_the_warnings_of_a_user(capfd):
         warnings.simplefilter("error")
         explain(step, *arguments, try_remedies=True)
     assert capfd.readouterr().err.count("rematerialization") <= 1
+
+
+# --- Constraints that are left out ----------------------------------------------------------------
+
+
+def looked_up_whole(table, ids):
+    whole = lax.with_sharding_constraint(table, NamedSharding(MESH, P()))
+    return by_columns(whole, ids)
+
+
+def by_columns(table, ids):
+    rows = table[ids]
+    return lax.with_sharding_constraint(rows, NamedSharding(MESH, P("data", None, "model")))
+
+
+def descended(look_up):
+    def step(table, ids):
+        loss = lambda table: jnp.mean(jnp.tanh(look_up(table, ids)) ** 2)  # noqa: E731
+        return table - jax.grad(loss)(table)
+
+    table = struct(MESH, (4096, 256), None, "model")
+    step = jax.jit(step, donate_argnums=0, out_shardings=table.sharding)
+    return step, (table, struct(MESH, (64, 16), "data", dtype="int32"))
+
+
+def test_a_constraint_whose_backward_pass_gathers_is_left_out():
+    """Its trial is the program without the constraint, and that has no such finding."""
+    (step, arguments), (mended, _) = map(descended, (looked_up_whole, by_columns))
+    report = explain(step, *arguments, try_remedies=True)
+    after = explain(mended, *arguments)
+    trial = the_trial(report, "full rematerialisation")
+    assert "left out" in trial.change and trial.is_better
+    assert gave(trial, 1) == gives(after) and after.bytes < report.bytes / 2
+    assert "full rematerialisation" not in {finding.title for finding in after.findings}

@@ -1,0 +1,93 @@
+"""Judge what the arguments of a program become in its next call.
+
+Each function that begins with `of_` yields a `Finding` for each fault, as those of
+`shardlab.report.findings` do.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardlab.arrays.layout import bytes_text
+from shardlab.programs.inherited import LAYOUT
+from shardlab.programs.kernels import inner_jaxprs
+from shardlab.report.findings import Finding
+
+__all__ = ["of_next_call", "of_returned_on_a_mesh", "of_unused_donations"]
+
+
+def of_next_call(
+    arguments: Sequence[Any], results: Sequence[Any], jaxpr: Any, found: Sequence[Finding]
+) -> Iterator[Finding]:
+    """What the next call meets, beside what has been found of it.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      jaxpr: the traced function; None if unknown.
+      found: the findings so far.
+    """
+    if not any(finding.title == "donation not used" for finding in found):
+        yield from of_unused_donations(arguments, results)
+    if jaxpr is not None:
+        yield from of_returned_on_a_mesh(arguments, results, jaxpr)
+
+
+def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
+    """Donated arrays that no result can replace, although they are small, where they are most of
+    those that are donated.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+    """
+    layouts, unused = Counter((one.type, one.shard) for one in results), []
+    donated = [array for array in arguments if array.donated]
+    for array in donated:
+        if layouts[array.type, array.shard]:
+            layouts[array.type, array.shard] -= 1
+        else:
+            unused.append(array)
+    if unused and 2 * len(unused) >= len(donated):
+        first = max(unused, key=lambda array: array.bytes)
+        yield Finding(
+            "donation not used",
+            f"of {len(donated)} donated arrays {len(unused)}, the largest {first.name} of "
+            f"{bytes_text(first.bytes)}, have the type and sharding of no result, so nothing can "
+            "take their memory, and the caller cannot use them again: donate what a result "
+            "replaces, as an argument of its own",
+        )
+
+
+def of_returned_on_a_mesh(
+    arguments: Sequence[Any], results: Sequence[Any], jaxpr: Any
+) -> Iterator[Finding]:
+    """Arguments on no mesh that all come back changed, and on one.
+
+    Only of numbers and donated arrays: other functions that take what is on no mesh may be called
+    once.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      jaxpr: the traced function.
+    """
+    are_loose = all(array.placed is False for array in arguments)
+    are_states = all(array.donated or array.type.endswith("[]") for array in arguments)
+    same = Counter(one.type for one in arguments) == Counter(one.type for one in results)
+    if not arguments or not (are_loose and are_states and same and _changes(jaxpr)):
+        return
+    on_mesh = [array for array in results if array.spec]
+    if on_mesh:
+        yield Finding(
+            "not placed",
+            f"{arguments[0].name} is on no mesh, and {on_mesh[0].name} has the sharding "
+            f"{on_mesh[0].spec}: if it is the argument of the next call, jit compiles again; make "
+            "the first one with jax.device_put or out_shardings",
+        )
+
+
+def _changes(jaxpr):
+    """Whether a traced function does more than to lay out its arguments."""
+    for equation in jaxpr.eqns:
+        inner = list(inner_jaxprs(equation))
+        if any(map(_changes, inner)) or (not inner and equation.primitive.name not in LAYOUT):
+            return True
+    return False

@@ -1,0 +1,157 @@
+"""explain() on what arguments become in the next call, and on weights that nothing divides."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from steps import grid, struct
+
+from shardlab.report.explain import explain
+
+pytestmark = pytest.mark.reads("src/shardlab")
+
+GRID = grid((2, 4), ("data", "model"))
+ROWS = NamedSharding(GRID, P("data"))
+
+
+def said(report, title):
+    return [finding.says for finding in report.findings if finding.title == title]
+
+
+def decode(batch, keys):
+    write = jax.vmap(lambda c, k, t: lax.dynamic_update_slice(c, k[None], (t, 0)))
+    cache = write(batch["cache"], keys, batch["lengths"])
+    return cache, jnp.sum(batch["hidden"] * keys, -1)
+
+
+def decode_apart(cache, batch, keys):
+    return decode(batch | {"cache": cache}, keys)
+
+
+BATCH = {
+    "cache": struct(GRID, (64, 256, 32), "data"),
+    "hidden": struct(GRID, (64, 32), "data"),
+    "lengths": struct(GRID, (64,), "data", dtype="int32"),
+}
+KEYS = struct(GRID, (64, 32), "data")
+
+
+def test_small_donations_that_cannot_be_used_are_told_where_they_are_most():
+    (says,) = said(explain(jax.jit(decode, donate_argnums=0), BATCH, KEYS), "donation not used")
+    assert "of 3 donated arrays 2, the largest batch['hidden']" in says
+    rest = {name: BATCH[name] for name in ("hidden", "lengths")}
+    apart = explain(jax.jit(decode_apart, donate_argnums=0), BATCH["cache"], rest, KEYS)
+    assert not apart.findings, apart
+
+
+def counted_up(x):
+    return lax.with_sharding_constraint(x, NamedSharding(GRID, P())) + 1
+
+
+def laid_out(x):
+    return jax.jit(lambda x: lax.with_sharding_constraint(x, NamedSharding(GRID, P())))(x)
+
+
+@pytest.mark.parametrize(("is_placed", "compiled"), [(False, 2), (True, 1)])
+def test_a_number_that_comes_back_on_a_mesh_is_told(is_placed, compiled):
+    x = jnp.zeros((), jnp.int32)
+    x = jax.device_put(x, NamedSharding(GRID, P())) if is_placed else x
+    f = jax.jit(lambda x: counted_up(x))  # one of its own has a cache of its own
+    assert bool(said(explain(f, x), "not placed")) == (not is_placed)
+    for _ in range(3):
+        x = f(x)
+    assert f._cache_size() == compiled
+
+
+def test_what_a_function_only_lays_out_is_not_told():
+    assert not explain(laid_out, jnp.zeros((), jnp.int32)).findings
+    # neither what is no state: it may be called once
+    batch = jnp.ones((64, 64))
+    assert not said(explain(counted_up, batch), "not placed")
+    donated = explain(jax.jit(counted_up, donate_argnums=0), batch)
+    assert said(donated, "not placed")
+
+
+def model(params, x):
+    return jax.nn.gelu(x @ params["up"]) @ params["down"]
+
+
+def weights(*spec, shapes=((256, 1024), (1024, 256))):
+    return {n: struct(GRID, s, *spec) for n, s in zip(("up", "down"), shapes, strict=True)}
+
+
+@pytest.mark.parametrize("is_gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_in_no_shards_come_before_the_products_that_devices_repeat(is_gradient, dtype):
+    def step(params, x):
+        return jnp.mean(model(params, x) ** 2)
+
+    params = jax.tree.map(lambda w: w.update(dtype=dtype), weights())
+    f = jax.grad(step) if is_gradient else step
+    report = explain(f, params, struct(GRID, (64, 256), "data", dtype=dtype))
+    titles = [finding.title for finding in report.findings]
+    assert titles[:2] == ["replicated", "repeated work"], report
+    assert "in shards along model" in report.findings[0].says
+
+
+def test_a_batch_without_an_axis_of_the_weights_comes_before_they_do():
+    """Here an axis is in use: devices along it repeat what the data should divide."""
+    params = weights() | {"embed": struct(GRID, (64, 64), "model")}
+
+    def step(params, x):
+        return model(params, x), params["embed"] * 2
+
+    report = explain(step, params, struct(GRID, (64, 256), "data"))
+    titles = [finding.title for finding in report.findings]
+    assert titles.index("repeated work") < titles.index("replicated"), report
+
+
+# --- Decisions that two devices have to share -----------------------------------------------------
+
+
+CHAINS = grid((8,), ("chain",))
+PARTNER = [(n, n ^ 1) for n in range(8)]
+
+
+def exchanged(key, state, is_shared, is_looped=False):
+    """Neighbours exchange their states with some probability."""
+
+    def swap(key, state):
+        if is_shared:  # both of a pair draw from one key
+            number = lax.axis_index("chain")
+            key = jax.random.fold_in(key, number // 2 if is_shared == "by pairs" else 0)
+        else:
+            key = jax.random.fold_in(key, lax.axis_index("chain"))
+        accept = jax.random.uniform(key) < 0.5
+        return jnp.where(accept, lax.ppermute(state, "chain", PARTNER), state)
+
+    def run(key, state):
+        if not is_looped:
+            return swap(key, state)
+        return lax.scan(lambda s, n: (swap(jax.random.fold_in(key, n), s), None), state, N)[0]
+
+    specs = {"in_specs": (P(), P("chain")), "out_specs": P("chain")}
+    return jax.shard_map(run, mesh=CHAINS, **specs)(key, state)
+
+
+N = jnp.arange(4)
+
+
+@pytest.mark.parametrize("is_looped", [False, True])
+@pytest.mark.parametrize("is_shared", [False, "by all", "by pairs"])
+def test_a_decision_of_each_device_about_an_exchange_is_told(is_shared, is_looped):
+    key = jax.eval_shape(lambda: jax.random.PRNGKey(0))
+    key = struct(CHAINS, key.shape, dtype=str(key.dtype))
+    f = jax.jit(lambda key, x: exchanged(key, x, is_shared, is_looped))
+    report = explain(f, key, struct(CHAINS, (64, 32), "chain"))
+    found = said(report, "decided by each device")
+    assert len(found) == (not is_shared), report
+    if found:
+        assert report.findings[0].says == found[0] and "along chain" in found[0]
+
+
+def test_by_decisions_of_their_own_states_are_lost_and_doubled():
+    key, state = jax.random.PRNGKey(3), jnp.arange(8.0)
+    after = jax.jit(lambda key, x: exchanged(key, x, is_shared=False))(key, state)
+    assert sorted(map(float, after)) != sorted(map(float, state))
