@@ -240,7 +240,11 @@ class Inheritance:
       flops: of all matrix products, on all devices together, each once.
       repeated: FLOPs of the products in which no operand has the axis of a `Loss`, by the `Loss`
         and the `Site` of the product.
+      by_weights: the same of products in which only an argument has the axis, and the `Loss` is
+        one of the first dimension of a computed array, as of the batch that FSDP's weights should
+        meet in shards.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
+      arguments: for each dimension of each argument its axes, by number.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
       orders: the `Order`s, each once, in the order of the program.
@@ -266,7 +270,9 @@ class Inheritance:
 
     flops: int = 0
     repeated: dict[Loss, Counter] = field(default_factory=dict)
+    by_weights: dict[Loss, Counter] = field(default_factory=dict)
     searched: dict[Loss, Site] = field(default_factory=dict)
+    arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
@@ -333,6 +339,7 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
         for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
     ]
     follower.arguments = values
+    follower.shown.arguments = {value.argument: value.axes for value in values}
     follower.run(jaxpr, values, 1, frozenset(), None)
     return follower.shown
 
@@ -591,10 +598,15 @@ class _Follower:
         if equation.primitive.name == "dot_general":
             self._columns(equation, *sides)
             self._clashing(equation, *sides)
+        computed = set().union(*(value.named for value in sides if value.argument is None))
         for loss in lost:
-            if loss.axis not in named:
-                places = self.shown.repeated.setdefault(loss, Counter())
-                places[self._place(equation)] += flops
+            by_loss = self.shown.repeated
+            if loss.axis in named:
+                is_of_batch = not loss.dimension and loss.argument is None
+                if loss.axis in computed or not is_of_batch or loss.kind != "constraint":
+                    continue
+                by_loss = self.shown.by_weights
+            by_loss.setdefault(loss, Counter())[self._place(equation)] += flops
         return frozenset(loss for loss in lost if loss.axis not in named)
 
     def _contested(self, equation, values, result):

@@ -216,7 +216,10 @@ class Uses:
                         waiting += [(*one, (*callers, (here, user_name))) for one in inside]
                         seen |= {(callee.name, parameter) for callee, parameter in inside}
                         continue
-                    if user.kind == "add" and others and _is_carried(here, others[0], callers):
+                    carried = _carried(here, others[0], callers) if others else None
+                    if user.kind == "add" and carried is not None:
+                        if not self._is_only_added(body, carried):
+                            return ""
                         usage = "added"
                     elif user.kind == "dynamic-update-slice" and place == 1:
                         usage = usage or "stacked"
@@ -230,6 +233,18 @@ class Uses:
         # A result times itself is no longer linear in it: the sum must come first.
         return "" if factors & seen else usage
 
+    def _is_only_added(self, body, place):
+        """Whether a loop only adds to an element of its state: another use, as of what a layer gets
+        from the one before, needs the sum in each iteration.
+        """
+        state = next(name for name, line in body.lines.items() if " parameter(0)" in line)
+        parts = (body[name] for name in self.users(body).get(state, ()))
+        parts = (part for part in parts if part.kind == "get-tuple-element")
+        same = (part for part in parts if int(part.attribute("index")) == place)
+        ends = (user for part in same for user in self.ends(body, part.name))
+        # TPUs' compiler selects between zeros and the sum before it adds
+        return all(user.kind in ("add", "select") for user in ends)
+
 
 # A device that keeps its shard of a sum takes a slice of it.
 _LINEAR = {
@@ -237,23 +252,26 @@ _LINEAR = {
 } - {"dynamic-update-slice"}  # fmt: skip
 
 
-def _is_carried(here, name, callers):
-    """Whether a value is one that the loop carries from one iteration to the next."""
+def _carried(here, name, callers):
+    """Where in the state of a loop a value is that it carries from one iteration to the next; None
+    if it is no part of it.
+    """
     for _ in range(20):
         value = here[name]
         if value.kind == "parameter" and callers:
             (here, caller), callers = callers[-1], callers[:-1]
             name = here[caller].names[int(value.inside)]
         elif value.kind == "get-tuple-element":
-            return here[value.names[0]].kind == "parameter"
+            is_state = here[value.names[0]].kind == "parameter"
+            return int(value.attribute("index")) if is_state else None
         elif value.kind in _SAME and value.names:
             name = value.names[0]
         # TPUs' compiler starts a sum in the first iteration: it selects zeros or what is carried.
         elif value.kind == "select" and (kept := _of_selection(here, value)):
             name = kept
         else:
-            return False
-    return False
+            return None
+    return None
 
 
 def _of_selection(here, value):

@@ -40,6 +40,7 @@ _SAME_VALUES = (
     "transpose",
 )  # fmt: skip
 _KEYS = ("random_fold_in", "random_seed")
+_OF_A_SUM = {"add", "convert_element_type", "copy", "max", "mul", "neg", "pcast", "pvary"}
 _NONE = frozenset()
 
 
@@ -51,9 +52,9 @@ class Mismatch:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
         same on devices whose data differ, "samples" if gradients of single samples are added over
         devices, "indices" if devices look up the same places, each in its own shard, "decisions" if
-        each device draws for itself whether it takes what another one has sent, "backward" if
-        the backward pass of a sum over devices adds what is equal on them, and "defensive" if that
-        of a whole shard_map does.
+        each device draws for itself whether it takes what another one has sent, "quotients" if
+        quotients by each device's own sum are added, "backward" if the backward pass of a sum over
+        devices adds what is equal on them, and "defensive" if that of a whole shard_map does.
       axes: the mesh axes along which that is so.
       number: which result of the shard_map, from 0; 0 for the others.
       function: the name of the function that is mapped.
@@ -125,6 +126,7 @@ def _of_a_map(equation):
         ("noise", walk.noisy),
         ("samples", walk.samples),
         ("indices", walk.elsewhere),
+        ("quotients", walk.averaged),
         ("decisions", [] if walk.is_grouped else walk.decided),
     )
     marked = [(kind, places[:1]) for kind, places in kinds]
@@ -156,6 +158,8 @@ class _Body:
         self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
         self.sizes, self.cast, self.means = sizes, set(), set()
+        # Numbers that are each device's own sum, quotients by these, and where they are added
+        self.sums, self.quotients, self.averaged = set(), {}, []
 
     def run(self, jaxpr, inputs):
         """The results of a jaxpr for the values of its inputs."""
@@ -214,6 +218,7 @@ class _Body:
         if name == "gather":
             self._note_indices(equation, values)
         self._note_decisions(equation, values)
+        self._note_quotients(equation, values)
         # What is divided by a number of devices before it is added is the gradient of a mean.
         if name in ("div", "mul") and any(hasattr(atom, "val") for atom in equation.invars):
             self.means |= set(equation.outvars)
@@ -273,6 +278,28 @@ class _Body:
             along = {axis for axis in along if self.sizes[axis] > 1}
             if along and not all(taken):
                 self.decided.append((along, _place(equation)))
+
+    def _note_quotients(self, equation, values):
+        """Notes numbers that are quotients by a sum of each device's own, as of a mask, and where
+        devices add them: the mean of quotients is not the quotient of the sums.
+        """
+        name, atoms = equation.primitive.name, equation.invars
+        if name.startswith("psum"):
+            for atom, (axes, _) in zip(atoms, values, strict=False):
+                along = axes - communicated(equation, axes)
+                if not hasattr(atom, "val") and atom in self.quotients and along:
+                    self.averaged.append((along, self.quotients[atom]))
+            return
+        (result, *others), own = equation.outvars, [a for a in atoms if not hasattr(a, "val")]
+        if others or getattr(result.aval, "shape", None) != ():
+            return
+        if name == "reduce_sum" or (name in _OF_A_SUM and any(one in self.sums for one in own)):
+            self.sums.add(result)
+        if name == "div" and len(own) == 2 and own[1] in self.sums:
+            if values[0][0] & values[1][0]:
+                self.quotients[result] = _place(equation)
+        elif name in _OF_A_SUM and len(own) == 1 and own[0] in self.quotients:
+            self.quotients[result] = self.quotients[own[0]]
 
     def _axes_of(self, atom):
         return () if hasattr(atom, "val") else self.divided.get(atom, ())

@@ -10,11 +10,14 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected"]
+__all__ = [
+    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected",
+]  # fmt: skip
 
 SAME = "every device computes the same"
 FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
+ASKED_FOR = "asked for: a sharding constraint or a reshard"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
 # A function of jnp.linalg in the name of an operation, or else what it calls.
@@ -152,7 +155,7 @@ def _by_hand(move, origin, is_checked):
 def _of_what_is_special(origin):
     operations = {origin.operation, origin.use}
     if origin.operation in _RESHARDS:
-        return "asked for: a sharding constraint or a reshard"
+        return ASKED_FOR
     if operations & _CALLBACKS:
         return (
             "a callback runs on one device: it gets the whole array, and its result goes to all "

@@ -135,7 +135,9 @@ def explain(
     sizes |= {"gathered": judgement.kept} if judgement.kept else {}
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
-    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices, judgement.forward)]
+    gathered = findings.gathered_dimensions(located.collectives)
+    placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered
+    found = [*findings.of_arrays(*placed)]
     declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     for kernel, size in report.kernels.items():
         declared[kernel] = size or declared.get(kernel, size)
@@ -162,7 +164,9 @@ def explain(
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
-    found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
+    found += findings.of_temporaries(
+        temporaries, sizes, located.origins.is_differentiated, result_arrays
+    )
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0

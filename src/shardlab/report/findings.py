@@ -7,6 +7,7 @@ Each function that begins with `of_` yields a `Finding` for each fault that it f
 import itertools
 import math
 import re
+import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
+from shardlab.report.causes import ASKED_FOR, AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
 from shardlab.report.names import pattern, stacked
 from shardlab.report.remedies import (
     Donation,
@@ -31,9 +32,9 @@ from shardlab.report.remedies import (
 )
 
 __all__ = [
-    "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
-    "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation",
-    "of_exchanged",
+    "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "gathered_dimensions",
+    "is_of_data", "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants",
+    "of_donation", "of_exchanged",
     "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
     "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
     "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
@@ -83,7 +84,7 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
-    "same noise", "decided by each device", "indices into other shards",
+    "same noise", "decided by each device", "indices into other shards", "mean of quotients",
     "constraint without an axis", "constraint with an axis too many", "axis on two dimensions",
     "heads cut", "axes swapped",
     "order of axes", "gathered by in_specs",
@@ -142,6 +143,7 @@ def of_arrays(
     mesh: Mapping[str, int],
     devices: int,
     forward: Collection[str] = (),
+    gathered: Mapping[tuple, int] = types.MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -151,6 +153,8 @@ def of_arrays(
       devices: how many devices the program is for.
       forward: the names of the arguments that the forward pass uses: others, such as an optimiser's
         state, come before these where they take as much.
+      gathered: the dimension of gathers, by the sizes of what they make and their axis: a result
+        has been in shards there.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -182,7 +186,8 @@ def of_arrays(
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
     total += sum(array.bytes for array in results)
-    rows += _replicated("replicated result", unknown_results, total, "arguments and results", mesh)
+    whose = "arguments and results"
+    rows += _replicated("replicated result", unknown_results, total, whose, mesh, gathered=gathered)
     yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
@@ -218,7 +223,7 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh, forward=()):
+def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None):
     groups, least, roots = {}, {}, _roots(arrays)
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
@@ -226,6 +231,8 @@ def _replicated(title, arrays, total, whose, mesh, forward=()):
         if array.bytes < array.whole and array.bytes == least[array.type]:
             continue  # in shards, and no array of its type in smaller ones
         if free := _divided(array, mesh):
+            shape = _shape(array.type)
+            free |= {axis: (gathered or {}).get((shape, axis), d) for axis, d in free.items()}
             groups.setdefault((roots[array.name], tuple(free)), []).append((array, free))
     rows = [
         (
@@ -311,6 +318,23 @@ def _divided(array, mesh):
             # rather one that is not yet in shards
             rows[axis] = min(dimensions, key=lambda d: local[d] != whole[d])
     return rows
+
+
+def gathered_dimensions(
+    moves: list[tuple[Collective, Instruction, Origin]],
+) -> dict[tuple[tuple[int, ...], str], int]:
+    """The dimension along which arrays are gathered, by their sizes and the axis.
+
+    Args:
+      moves: a list of (`shardlab.Collective`, the instruction that starts it, its `Origin`).
+    """
+    found = {}
+    for move, start, _ in moves:
+        dimensions = start.numbers("dimensions")
+        if move.kind == "all-gather" and len(move.axes or ()) == len(dimensions) == 1:
+            for kind in array_types(start.result):
+                found[_shape(kind), move.axes[0]] = dimensions[0]
+    return found
 
 
 def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
@@ -568,17 +592,19 @@ def of_partitioner(
     # Of a stand-in the partitioner only asks what it would cost, and a callback's device is meant.
     left_out = r"%fake_parameter|maximal device=|single_device"
     seen = [
-        line for line in said if "full rematerialization" in line and not re.search(left_out, line)
+        line
+        for line in said
+        if "full rematerialization" in line
+        and not re.search(left_out, line)
+        and _is_much_gathered(line, moves)
     ]
     advice = "put a sharding constraint between the two that differs from each in one axis only"
     if seen:
         places = {line: _place_said(line, moves, origins) for line in seen}
         first = max(seen, key=lambda line: bool(places[line]))  # rather one with a place
-        parts = re.search(
-            r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first
-        )
+        parts = _SAID.search(first)
         what = (
-            f"{parts[4]}, from {_shards_said(parts[1])} to {_shards_said(parts[2])}"
+            f"{parts[3]}, from {_shards_said(parts[1])} to {_shards_said(parts[2])}"
             if parts
             else first.rpartition("] ")[2][:200]
         )
@@ -590,10 +616,11 @@ def of_partitioner(
             ),
         )
         return
+    least = _LEAST * _sent(moves)
     gathers = [
         (array_types(start.result)[-1], origin)
-        for _, start, origin in moves
-        if origins.is_sliced_again(start)
+        for move, start, origin in moves
+        if (move.times or 1) * (move.bytes or 0) >= least and origins.is_sliced_again(start)
     ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
@@ -615,17 +642,57 @@ def of_partitioner(
         )
 
 
+_SAID = re.compile(r"from sharding (.*) to (.*) efficiently for HLO operation %?\S+ = ([^\s{]*)")
+
+
+def _shard_counts(sharding):
+    """The number of shards of each dimension, of a sharding as XLA's partitioner writes it; None
+    where it is written in another way.
+    """
+    if sizes := re.match(r"\{devices=\[([\d,]+)\]", sharding):
+        counts = list(map(int, sizes[1].split(",")))
+        return counts[:-1] if "last_tile_dim_replicate" in sharding else counts
+    named = re.fullmatch(r"\{mesh\[([^]]*)\], \[(.*)\]\}", sharding)
+    if not named or "):" in named[2]:  # ... or a part of an axis
+        return None
+    mesh = {axis: int(size) for axis, size in re.findall(r"('[^']+')=(\d+)", named[1])}
+    dimensions = re.findall(r"\{([^}]*)\}", named[2])
+    return [math.prod(mesh[axis] for axis in re.findall(r"'[^']+'", one)) for one in dimensions]
+
+
 def _shards_said(sharding):
     """A sharding of XLA's partitioner in words, such as "4 shards of dimension 3"; as it is, where
     it is written in another way.
     """
-    sizes = re.match(r"\{devices=\[([\d,]+)\]", sharding)
-    if not sizes:
+    counts = _shard_counts(sharding)
+    if counts is None:
         return sharding
-    parts = list(map(int, sizes[1].split(",")))
-    parts = parts[:-1] if "last_tile_dim_replicate" in sharding else parts
-    shards = [f"{count} shards of dimension {n}" for n, count in enumerate(parts) if count > 1]
+    shards = [f"{count} shards of dimension {n}" for n, count in enumerate(counts) if count > 1]
     return " and ".join(shards) or "whole arrays"
+
+
+def _is_much_gathered(line, moves):
+    """Whether much of what a program sends are gathers of the array that the partitioner says it
+    replicates: of what it tries first, often an all-to-all is left, or a gather of little.
+    """
+    parts = _SAID.search(line)
+    counts = parts and _shard_counts(parts[1])
+    if not counts:
+        return True
+    local = _shape(parts[3])
+    whole = [size * count for size, count in zip(local, counts, strict=True)]
+    # one dimension after the other, or all shards along a dimension of their own
+    gathered = [sorted(one) for one in (whole, (*local, math.prod(counts)))]
+    sent = sum(
+        (move.times or 1) * (move.bytes or 0)
+        for move, start, _ in moves
+        if any(sorted(_shape(kind)) in gathered for kind in array_types(start.result))
+    )
+    return sent >= max(_LEAST * _sent(moves), 1)
+
+
+def _sent(moves):
+    return sum((move.times or 1) * (move.bytes or 0) for move, *_ in moves)
 
 
 def _place(origin, calls=False):
@@ -952,6 +1019,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 "doubled or lost. Draw for both from one key, which is the same on both, or send "
                 "the decision of one to the other",
             )
+        elif kind == "quotients":
+            yield Finding(
+                "mean of quotients",
+                f"{place}: in the shard_map of `{mapped}` each device divides by a sum of its own, "
+                f"and the quotients are added along {along}: where the divisors differ, as those "
+                "of masks do, their mean is not the quotient of the sums. Add the divisor along "
+                f"{along} first, with jax.lax.psum, and add up the parts of the quotient, not "
+                "their mean",
+            )
         elif kind == "backward":
             yield Finding(
                 "added twice",
@@ -1094,10 +1170,14 @@ def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Fin
     """
     total, lists = bytes_of(moves), stacked(array.name for array in arguments)
     specs = {pattern(array.name, lists): array.spec for array in arguments}
+    kept = {pattern(array.name, lists) for array in arguments if array.donated}
     for move in moves:
         if move.kind != "all-to-all" or move.phase == "update" or move.array not in specs:
             continue
-        if (move.total or 0) >= max(_LEAST * total, 1024) and FROM_ONE_TO_OTHER in move.cause:
+        is_for_use = FROM_ONE_TO_OTHER in move.cause or (
+            move.array in kept and move.cause == ASKED_FOR
+        )
+        if (move.total or 0) >= max(_LEAST * total, 1024) and is_for_use:
             along = f" along {' and '.join(move.axes)}" if move.axes else ""
             yield Finding(
                 "stored in other shards",
@@ -1201,7 +1281,10 @@ def _sum_before(instruction):
 
 
 def of_temporaries(
-    temporaries: Sequence[Any], sizes: Mapping[str, int], is_differentiated: bool
+    temporaries: Sequence[Any],
+    sizes: Mapping[str, int],
+    is_differentiated: bool,
+    results: Sequence[Any] = (),
 ) -> Iterator[Finding]:
     """Temporaries that are most of what a device holds at once, and how to hold less.
 
@@ -1209,10 +1292,14 @@ def of_temporaries(
       temporaries: the `shardlab.report.storage.Temporary`s, the most bytes first.
       sizes: bytes of a device's memory, as `shardlab.report.storage.memory` returns them.
       is_differentiated: whether the program has a backward pass.
+      results: as `shardlab.report.explain.Array`s: what has the sizes of one is no temporary that
+        another way of computing it would not hold.
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
     kept = [row for row in kept if row.is_stack or row.count > 2]
-    first = next(iter(temporaries), None)
+    sizes_of_results = {_shape(array.shard) for array in results}
+    others = (row for row in temporaries if _shape(row.type) not in sizes_of_results)
+    first = next(others, None)
     peak, least = sizes["peak"], max(2 * sizes["arguments"], _LARGE)
     if first is None:
         return
@@ -1242,7 +1329,7 @@ def of_temporaries(
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
         )
-    elif single > max(peak / 3, least) and not first.is_stack:
+    elif single > max(0.3 * peak, least) and not first.is_stack:
         made = f", made by {first.operation}" if first.operation else ""
         chunks = (
             "with jax.checkpoint around its body holds one part at a time, also for the backward "

@@ -51,14 +51,16 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
         }
-        lost = specs.lost_axes(compiled.inheritance, moves, again)
+        lost = specs.lost_axes(compiled.inheritance, moves, again, _axes_of_batch(compiled))
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, compiled.data)
         ]
         found += at_fault
-        found += specs.of_contested(compiled.inheritance, moves, again, compiled.names)
+        found += specs.of_contested(
+            compiled.inheritance, moves, again, compiled.names, bool(at_fault)
+        )
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
         clashes = [
@@ -106,3 +108,14 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
     forward = origins.forward_arguments()
     return Judgement(found, kept, located.repeats, forward, axes, bool(at_fault))
+
+
+def _axes_of_batch(compiled):
+    """The axes along which the arguments that no result replaces are in shards in dimension 0."""
+    return {
+        axis
+        for number, axes in compiled.inheritance.arguments.items()
+        if compiled.names.get(number) in compiled.data
+        for first in axes[:1]
+        for axis in first
+    }

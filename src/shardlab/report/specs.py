@@ -13,7 +13,7 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
-from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs
+from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
     "corrections",
@@ -33,7 +33,10 @@ _EXCHANGES = ("all-to-all", "collective-permute")
 
 
 def lost_axes(
-    inheritance: Inheritance, moves: Sequence[Any], again: Collection[tuple[str, int]]
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    again: Collection[tuple[str, int]],
+    batch: Collection[str] = (),
 ) -> dict[tuple, list]:
     """The losses of constraints that cost something, by their place and spec.
 
@@ -44,6 +47,8 @@ def lost_axes(
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       again: the (file, line) of products that several devices compute.
+      batch: the axes along which data are in shards in their first dimension: where a batch loses
+        one, weights with it count as products without it.
     """
     groups = {}
     for loss in inheritance.searched:
@@ -56,7 +61,8 @@ def lost_axes(
         )
         if loss.kind == "constraint" and sent > max(_MUCH * bytes_of(moves), 1024):
             groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
-    for loss, places in inheritance.repeated.items():
+    of_batch = {loss: n for loss, n in inheritance.by_weights.items() if loss.axis in batch}
+    for loss, places in (*inheritance.repeated.items(), *of_batch.items()):
         if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
             continue
         place = loss.place.file, loss.place.line
@@ -91,15 +97,20 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
-        known = (*inheritance.repeated, *inheritance.searched)
+        known = (*inheritance.repeated, *inheritance.by_weights, *inheritance.searched)
         better = corrections(known, place.file, place.line, axes)
         products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
         searched = [inheritance.searched[loss] for loss in losses if loss in inheritance.searched]
-        first = max(products, key=products.get) if products else searched[0]
+        of_weights = (inheritance.by_weights.get(loss, Counter()) for loss in losses)
+        of_weights = sum(of_weights, Counter())
+        shown = products or of_weights
+        first = max(shown, key=shown.get) if shown else searched[0]
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
         done = (
             f"and each looks through all of it in {where(first.file, first.line)}"
+            if not shown
+            else f"and the products of {where(first.file, first.line)} get it from weights alone"
             if not products
             else f"and repeat the products of {where(first.file, first.line)}"
             if any((one.file, one.line) in again for one in products)
@@ -259,6 +270,7 @@ def of_contested(
     moves: Sequence[Any],
     again: Collection[tuple[str, int]],
     names: Mapping[int, str],
+    is_in_specs: bool = False,
 ) -> Iterator[Finding]:
     """Results that get one axis along two dimensions, from the batch and from a weight.
 
@@ -270,6 +282,7 @@ def of_contested(
       moves: the `shardlab.report.explain.Move`s.
       again: the (file, line) of products that several devices compute.
       names: those of the program's arguments, by their numbers.
+      is_in_specs: whether specs are at fault: then sums of activations come from these.
     """
     total = bytes_of(moves)
     for axis, (place, kind, argument, better) in inheritance.contested.items():
@@ -280,7 +293,8 @@ def of_contested(
             and axis in (move.axes or ())
             and move.kind in ("all-gather", *_EXCHANGES)
         )
-        if again or 2 * sent > total:
+        is_of_batch = axis in entries_of(better, kind.count(",") + 1)[0] and not is_in_specs
+        if again or 2 * sent > total or (is_of_batch and _adds_activations(moves, axis)):
             name = names.get(argument, "a weight")
             yield Finding(
                 "axis on two dimensions",
@@ -288,6 +302,22 @@ def of_contested(
                 f"another dimension from {name}, and can keep one of the two. A constraint "
                 f"{better} on it lets the batch keep it, and the weight is gathered instead",
             )
+
+
+def _adds_activations(moves, axis):
+    """Whether most of what the forward pass sends are activations along an axis of the batch: with
+    FSDP it gathers weights.
+    """
+    forward = [move for move in moves if move.phase == "forward"]
+    kinds = ("all-gather", *_EXCHANGES)
+    activations = (
+        move
+        for move in forward
+        if axis in (move.axes or ())
+        and (not move.array or move.array.startswith("result"))
+        and (move.kind in kinds or move.cause.startswith("the contracting dimension"))
+    )
+    return 2 * bytes_of(activations) > max(bytes_of(forward), 2048)
 
 
 def of_merged(

@@ -486,3 +486,68 @@ def training_with_dropout():
     arguments = struct(mesh, (64, 64)), struct(mesh, (2,), dtype="uint32")
     arguments = *arguments, struct(mesh, (8192, 64), "data")
     return jax.jit(step, donate_argnums=0), arguments, jax.threefry_partitionable(False)
+
+
+@public(
+    "vllm-project/tpu-inference#3435",
+    "The output of the shared expert is a partial sum over `model`, and is added to the finished "
+    "sum of the routed experts: garbled text, and no error.",
+    r"replicated but different: .* along model",
+)
+def partial_sum_of_shared_expert():
+    mesh = grid((4, 2), ("attn_dp", "model"))
+
+    def experts(x, shared_up, shared_down, up, down):
+        shared = jax.nn.silu(x @ shared_up) @ shared_down
+        routed = lax.psum(jax.nn.silu(x @ up) @ down, "model")
+        return shared + routed
+
+    columns, rows, batch = P(None, "model"), P("model", None), P("attn_dp")
+    mapped = jax.shard_map(
+        experts,
+        mesh=mesh,
+        in_specs=(batch, columns, rows, columns, rows),
+        out_specs=batch,
+        check_vma=False,
+    )
+    up = struct(mesh, (1024, 2048), None, "model", dtype="bfloat16")
+    down = struct(mesh, (2048, 1024), "model", dtype="bfloat16")
+    x = struct(mesh, (256, 1024), "attn_dp", dtype="bfloat16")
+    return jax.jit(mapped), (x, up, down, up, down)
+
+
+@public(
+    "huggingface/transformers#19494",
+    "Each device divides its loss by the tokens of its own mask, and `pmean` takes the mean of the "
+    "quotients: not the loss of the whole batch.",
+    r"mean of quotients: .* along batch",
+    row="all-reduce",
+)
+def mean_of_means():
+    mesh = grid((8,), ("batch",))
+
+    def loss(params, x, labels, mask):
+        logits = jnp.tanh(x @ params["up"]) @ params["down"]
+        logs = jax.nn.log_softmax(logits)
+        each = -jnp.take_along_axis(logs, labels[..., None], -1)[..., 0]
+        return (each * mask).sum() / mask.sum()
+
+    def step(params, x, labels, mask):
+        value, grads = jax.value_and_grad(loss)(params, x, labels, mask)
+        value, grads = lax.pmean((value, grads), "batch")
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(P(), P("batch"), P("batch"), P("batch")),
+        out_specs=(P(), P()),
+        check_vma=False,
+    )
+    params = {"up": struct(mesh, (256, 1024)), "down": struct(mesh, (1024, 4096))}
+    return jax.jit(mapped, donate_argnums=0), (
+        params,
+        struct(mesh, (32, 128, 256), "batch"),
+        struct(mesh, (32, 128), "batch", dtype="int32"),
+        struct(mesh, (32, 128), "batch"),
+    )

@@ -1,5 +1,7 @@
 """Specs that do not fit together, and constraints that lack an axis."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -214,3 +216,121 @@ def counter_on_no_mesh():
     w = {"up": put((256, 512)), "down": put((512, 256))}
     state = {"w": w, "step": jnp.zeros((), jnp.int32)}
     return jax.jit(step, donate_argnums=0), (state, put((64, 256)))
+
+
+@public(
+    "Physical-Intelligence/openpi#193",
+    "The batch lies over `batch` and `fsdp`, but the constraint of the activations names `batch` "
+    "alone: each device computes the activations of all devices of its `fsdp` group.",
+    r"constraint without an axis: .* lacks fsdp",
+    row="all-gather.*fsdp",
+)
+def activations_over_one_axis():
+    mesh = grid((2, 4), ("batch", "fsdp"))
+
+    def constrained(x):
+        return on(mesh, x, "batch")
+
+    def layer(x, w):
+        h = jax.nn.gelu(x @ w["up"])
+        return constrained(x + h @ w["down"]), None
+
+    def loss(params, images, actions):
+        x = constrained(images @ params["embed"])
+        x, _ = lax.scan(jax.checkpoint(layer), x, params["layers"])
+        return jnp.mean((x @ params["head"] - actions) ** 2)
+
+    def step(params, images, actions):
+        value, grads = jax.value_and_grad(loss)(params, images, actions)
+        return jax.tree.map(lambda p, g: p - 1e-4 * g, params, grads), value
+
+    params = {
+        "embed": struct(mesh, (768, 1024), "fsdp"),
+        "layers": {
+            "up": struct(mesh, (6, 1024, 4096), None, "fsdp"),
+            "down": struct(mesh, (6, 4096, 1024), None, "fsdp"),
+        },
+        "head": struct(mesh, (1024, 32), "fsdp"),
+    }
+    both = ("batch", "fsdp")
+    data = struct(mesh, (32, 256, 768), both), struct(mesh, (32, 256, 32), both)
+    shardings = jax.tree.map(lambda p: p.sharding, params), NamedSharding(mesh, P())
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings), (params, *data)
+
+
+@public(
+    "AI-Hypercomputer/maxtext#5060",
+    "The kernels are traced without the logical rules, so that every constraint does nothing, and "
+    "the compiler shards activations by the weights: 2.7 times as slow.",
+    r"axis on two dimensions: .* gets fsdp along the batch",
+    row="(all-gather|all-to-all|all-reduce).*fsdp",
+)
+def constraints_without_rules():
+    mesh = grid((8,), ("fsdp",))
+    rules = {}
+
+    def logical(x, *names):
+        spec = [rules.get(name) for name in names]
+        return on(mesh, x, *spec) if any(spec) else x
+
+    def layer(x, w):
+        x = logical(x, "batch", "length", "embed")
+        h = jax.nn.silu(x @ w["gate"]) * (x @ w["up"])
+        h = logical(h, "batch", "length", "mlp")
+        return logical(x + h @ w["down"], "batch", "length", "embed"), None
+
+    def loss(params, tokens):
+        x = logical(params["embed"][tokens], "batch", "length", "embed")
+        x, _ = lax.scan(jax.checkpoint(layer), x, params["layers"])
+        logits = logical(x @ params["embed"].T, "batch", "length", "vocab")
+        wanted = jax.nn.one_hot(tokens, 32768, dtype=logits.dtype)
+        return -jnp.mean(jnp.sum(jax.nn.log_softmax(logits) * wanted, -1))
+
+    def step(params, tokens):
+        value, grads = jax.value_and_grad(loss)(params, tokens)
+        return jax.tree.map(lambda p, g: p - 1e-4 * g, params, grads), value
+
+    bf16 = functools.partial(struct, mesh, dtype="bfloat16")
+    params = {
+        "embed": bf16((32768, 1024), None, "fsdp"),
+        "layers": {
+            "gate": bf16((4, 1024, 4096), None, "fsdp"),
+            "up": bf16((4, 1024, 4096), None, "fsdp"),
+            "down": bf16((4, 4096, 1024), None, None, "fsdp"),
+        },
+    }
+    shardings = jax.tree.map(lambda p: p.sharding, params), NamedSharding(mesh, P())
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings), (
+        params,
+        struct(mesh, (16, 512), "fsdp", dtype="int32"),
+    )
+
+
+@public(
+    "vllm-project/tpu-inference#3499",
+    "A linear attention stores its recurrent state in shards of the keys, and its projections in "
+    "shards of the heads: each step exchanges the state.",
+    r"stored in other shards: .*: state is stored .* along model",
+    row="all-to-all.*(model|state)",
+)
+def recurrent_state_over_keys():
+    mesh = grid((2, 4), ("data", "model"))
+
+    def step(params, state, x):
+        q, k, v = (jnp.einsum("bd,dhk->bhk", x, params[n]) for n in "qkv")
+        decay = jax.nn.sigmoid(x @ params["decay"])
+        state = on(mesh, state, "data", "model", None, None)
+        state = state * decay[..., None, None] + jnp.einsum("bhk,bhv->bhkv", k, v)
+        out = jnp.einsum("bhk,bhkv->bhv", q, state)
+        return jnp.einsum("bhv,hvd->bd", out, params["o"]), state
+
+    bf16 = functools.partial(struct, mesh, dtype="bfloat16")
+    params = {n: bf16((1024, 16, 128), None, "model", None) for n in "qkv"}
+    params |= {"decay": bf16((1024, 16), None, "model"), "o": bf16((16, 128, 1024), "model")}
+    state = struct(mesh, (64, 16, 128, 128), "data", None, "model")
+    outs = NamedSharding(mesh, P("data")), state.sharding
+    return jax.jit(step, donate_argnums=1, out_shardings=outs), (
+        params,
+        state,
+        bf16((64, 1024), "data"),
+    )

@@ -19,6 +19,7 @@ def whole_logits():
 
     def loss(params, tokens, targets):
         hidden = params["embed"][tokens]
+        hidden = lax.with_sharding_constraint(hidden, NamedSharding(mesh, P("data")))
         logits = hidden @ params["embed"].T
         wanted = jnp.where(jnp.arange(8192) == targets[..., None], logits, 0).sum(-1)
         return jnp.mean(jax.nn.logsumexp(logits, -1) - wanted)
@@ -256,3 +257,70 @@ def moments_on_every_device():
     params, state = ({n: struct(mesh, s) for n, s in shapes.items()} for _ in range(2))
     x = struct(mesh, (1024, 128), "data")
     return jax.jit(step, donate_argnums=(0, 1)), (params, state, x)
+
+
+@public(
+    "AI-Hypercomputer/maxtext#4909",
+    "The scores of the indexer, batch by heads by sequence by sequence, are whole on each device "
+    "of the tensor axis, and the step does not fit.",
+    r"(repeated work: .*tensor|replicated: params\['index_k'\].* along tensor)",
+    row="all-(gather|reduce).*tensor",
+)
+def indexer_whole_on_tensor():
+    mesh = grid((2, 4), ("data", "tensor"))
+
+    def layer(params, x):
+        q = jnp.einsum("btd,dhk->bthk", x, params["index_q"])
+        k = x @ params["index_k"]
+        scores = jax.nn.relu(jnp.einsum("bthk,bsk->bhts", q, k))
+        index = jnp.einsum("bhts,bth->bts", scores, x @ params["index_weight"])
+        chosen = index >= lax.top_k(index, 64)[0][..., -1:]
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, params[n]) for n in "qkv")
+        scores = jnp.where(chosen[:, None], jnp.einsum("bthk,bshk->bhts", q, k), -1e9)
+        mixed = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+        return jnp.einsum("bthk,hkd->btd", mixed, params["o"])
+
+    heads = {n: struct(mesh, (512, 8, 64), None, "tensor", None, dtype="bfloat16") for n in "qkv"}
+    params = heads | {
+        "o": struct(mesh, (8, 64, 512), "tensor", dtype="bfloat16"),
+        "index_q": struct(mesh, (512, 16, 64), dtype="bfloat16"),
+        "index_k": struct(mesh, (512, 64), dtype="bfloat16"),
+        "index_weight": struct(mesh, (512, 16), dtype="bfloat16"),
+    }
+    return layer, (params, struct(mesh, (4, 1024, 512), "data", dtype="bfloat16"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#5039",
+    "The sum of gradients over microbatches is kept in float32, although bfloat16 is asked for: "
+    "half of what accumulation holds could go.",
+    r"largest temporaries: .*f32.*(accumulat|sum)",
+    pod="v5e:2x4",
+)
+def accumulation_in_float32():
+    mesh = grid((8,), ("fsdp",))
+
+    def loss(params, x):
+        def layer(x, w):
+            return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+        x, _ = lax.scan(jax.checkpoint(layer), x, params)
+        return jnp.mean(x.astype("float32") ** 2)
+
+    def step(params, batch):
+        def micro(total, x):
+            grads = jax.grad(loss)(params, x)
+            total = jax.tree.map(lambda t, g: t + g.astype("float32"), total, grads)
+            return total, None
+
+        zero = jax.tree.map(lambda p: jnp.zeros(p.shape, "float32"), params)
+        total, _ = lax.scan(micro, zero, batch)
+        return jax.tree.map(lambda p, g: (p - 1e-4 * g / 4).astype(p.dtype), params, total)
+
+    params = {
+        "up": struct(mesh, (4, 1024, 4096), None, "fsdp", dtype="bfloat16"),
+        "down": struct(mesh, (4, 4096, 1024), None, "fsdp", dtype="bfloat16"),
+    }
+    shardings = jax.tree.map(lambda p: p.sharding, params)
+    batch = struct(mesh, (4, 64, 128, 1024), None, "fsdp", dtype="bfloat16")
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings), (params, batch)

@@ -1,5 +1,7 @@
 """Prefill, decode steps and sampling."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -333,3 +335,77 @@ def copied_cache():
         struct(mesh, (64,), "data", dtype="int32"),
     )
     return decode, arguments
+
+
+@public(
+    "vllm-project/tpu-inference#73",
+    "Each step of decoding returns the logits whole, although only the next token is used: a "
+    "gather of batch by vocabulary per step.",
+    r"replicated result: result\[1\].* along model, which divides dimension 1",
+    row="all-gather.*model",
+)
+def whole_logits_returned():
+    mesh = grid((8,), ("model",))
+
+    def step(params, hidden):
+        h = jax.nn.silu(hidden @ params["gate"]) * (hidden @ params["up"])
+        hidden = hidden + h @ params["down"]
+        logits = hidden @ params["unembed"]
+        return jnp.argmax(logits, -1), logits
+
+    params = {
+        "gate": struct(mesh, (1024, 4096), None, "model", dtype="bfloat16"),
+        "up": struct(mesh, (1024, 4096), None, "model", dtype="bfloat16"),
+        "down": struct(mesh, (4096, 1024), "model", None, dtype="bfloat16"),
+        "unembed": struct(mesh, (1024, 32768), None, "model", dtype="bfloat16"),
+    }
+    whole = NamedSharding(mesh, P())
+    return jax.jit(step, out_shardings=(whole, whole)), (
+        params,
+        struct(mesh, (256, 1024), dtype="bfloat16"),
+    )
+
+
+@public(
+    "google-deepmind/gemma#648",
+    "The cache of keys and values is replicated over the devices that share the heads of the "
+    "weights: each holds all of it.",
+    r"replicated: cache\['k'\] and cache\['v'\].* along model",
+    row="cache",
+)
+def replicated_cache():
+    mesh = grid((4,), ("model",))
+    batch, length, heads, groups, size, width = 4, 4096, 8, 4, 64, 512
+
+    def layer(x, args):
+        w, k_cache, v_cache, at = args
+        q = jnp.einsum("bd,dhk->bhk", x, w["q"]).reshape(batch, groups, heads // groups, size)
+        k, v = (jnp.einsum("bd,dgk->bgk", x, w[n]) for n in "kv")
+        k_cache = lax.dynamic_update_slice(k_cache, k[:, None], (0, at, 0, 0))
+        v_cache = lax.dynamic_update_slice(v_cache, v[:, None], (0, at, 0, 0))
+        scores = jnp.einsum("bgqk,bsgk->bgqs", q, k_cache) / 8
+        scores = jnp.where(jnp.arange(length) <= at, scores, -1e9)
+        mixed = jnp.einsum("bgqs,bsgk->bgqk", jax.nn.softmax(scores), v_cache)
+        x = x + jnp.einsum("bhk,hkd->bd", mixed.reshape(batch, heads, size), w["o"])
+        return x, (k_cache, v_cache)
+
+    def decode(params, cache, x, at):
+        ats = jnp.full(params["q"].shape[0], at)
+        x, (k, v) = lax.scan(layer, x, (params, cache["k"], cache["v"], ats))
+        return x, {"k": k, "v": v}
+
+    bf16 = functools.partial(struct, mesh, dtype="bfloat16")
+    params = {
+        "q": bf16((4, width, heads, size), None, None, "model"),
+        "k": bf16((4, width, groups, size), None, None, "model"),
+        "v": bf16((4, width, groups, size), None, None, "model"),
+        "o": bf16((4, heads, size, width), None, "model"),
+    }
+    cache = {n: bf16((4, batch, length, groups, size)) for n in "kv"}
+    outs = NamedSharding(mesh, P()), jax.tree.map(lambda c: c.sharding, cache)
+    return jax.jit(decode, donate_argnums=1, out_shardings=outs), (
+        params,
+        cache,
+        bf16((batch, width)),
+        struct(mesh, (), dtype="int32"),
+    )

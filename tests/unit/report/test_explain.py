@@ -655,6 +655,24 @@ def test_a_full_rematerialisation_is_told_with_its_line_and_still_printed(capfd)
     assert "Involuntary full rematerialization" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("width", [8, 4096])
+def test_a_gather_of_little_is_no_full_rematerialisation(width):
+    """Of what the partitioner warns of, most is a small part of what a step sends."""
+
+    def step(a, x, w):
+        return turned(a), x @ w
+
+    x, w = (
+        jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(CUBES, spec))
+        for shape, spec in (((width, 64), P("y", "x")), ((64, width), P("x", "z")))
+    )
+    for explained in (
+        explain(step, CUBE, x, w),
+        explain(jax.jit(step).lower(CUBE, x, w).compile()),
+    ):
+        assert bool(says(explained, "full rematerialisation")) == (width == 8)
+
+
 def test_a_full_rematerialisation_is_seen_in_the_program_where_the_compiler_says_nothing():
     text = jax.jit(turned).lower(CUBE).compile().as_text()
     (said,) = says(explain(text), "full rematerialisation")

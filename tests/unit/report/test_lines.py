@@ -204,9 +204,19 @@ def test_a_sum_that_an_iteration_needs_is_not():
     def squared(x):
         return lax.fori_loop(0, 4, lambda i, total: total + jnp.sum(x * i) ** 2, 0.0)
 
+    def residual(up, down, h):
+        return lax.scan(lambda h, w: (h + jnp.tanh(h @ w[0]) @ w[1], None), h, (up, down))[0]
+
+    def gradients(up, down, h):
+        return jax.grad(lambda *args: jnp.mean(residual(*args) ** 2), (0, 1))(up, down, h)
+
+    columns, rows = struct((4, 64, 256), None, None, "d"), struct((4, 256, 64), None, "d")
+    layers = columns, rows, struct((64, 64))
     for f, args in (
         (normalised, (struct((64, 64)), struct((64, 64), "d"))),
         (squared, (struct((64,), "d"),)),
+        (residual, layers),
+        (gradients, layers),
     ):
         report = explain(f, *args)
         assert report.moves and "summed in a loop" not in titles(report)
