@@ -524,7 +524,8 @@ def test_one_node_one_process_sees_four_devices(cluster):
 
 
 def test_two_nodes_eight_processes_find_each_other_without_arguments(cluster):
-    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch"))
+    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", no_proxy="", **proxy))
     assert job.state == "COMPLETED", job.output
     lines = said(job.output)
     same(lines, recorded("two-nodes.txt"))
