@@ -525,7 +525,7 @@ def test_one_node_one_process_sees_four_devices(cluster):
 
 def test_two_nodes_eight_processes_find_each_other_without_arguments(cluster):
     proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
-    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", no_proxy="", **proxy))
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", **proxy))
     assert job.state == "COMPLETED", job.output
     lines = said(job.output)
     same(lines, recorded("two-nodes.txt"))
@@ -752,6 +752,38 @@ def test_two_parts_of_a_heterogeneous_job_are_one_program(cluster):
     script.write_text(asks + "\n".join(asked) + "\n" + rest)
     job = cluster.wait(cluster.submit(script))
     assert job.state == "COMPLETED" and job.output.count("sum 15") == 6, job.output
+
+
+def test_the_script_for_jean_zay_starts_eight_processes(cluster):
+    """Without what this cluster has not: modules, accounts, features, and 24 CPUs for a task."""
+    chapter = (ROOT / "book" / "your_centre.md").read_text()
+    (text,) = re.findall(r"^```bash\n(#!/bin/bash\n[^`]*)```$", chapter, re.MULTILINE)
+    text = re.sub(r"#SBATCH --(account|constraint|qos)=.*\n", "", text)
+    text = text.replace("--cpus-per-task=24", "--cpus-per-task=4").replace("=cuda", "=cpu")
+    script, work = cluster.folder / "jean-zay.sbatch", cluster.folder / "work"
+    (work / "venv").parent.mkdir()
+    (work / "venv").symlink_to(sys.prefix)
+    script.write_text(text.replace("set -eo", "module() { :; }\nset -eo"))
+    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    job = cluster.wait(cluster.submit(script, WORK=str(work), **proxy))
+    assert job.state == "COMPLETED" and job.output.count("sum 28") == 8, job.output
+
+
+def test_the_watchdog_of_train_py_ends_a_job_that_waits_for_one_process(cluster):
+    """A process that is stopped keeps its connections; its heartbeats are missed only later."""
+    what = "train.py", "--folder", cluster.folder / "stopped", "--steps", ENDLESS
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, "--pause", 0.1, "--limit", 4)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), partial(cluster.told, job))
+    (last,) = [process for node, process in processes_of(cluster, "train.py") if node == "node2"][
+        :1
+    ]
+    last.suspend()
+    done = cluster.wait(job)
+    assert done.state == "FAILED", done.output
+    assert re.search(
+        r"process \d on node1: step \d+ has not ended within 4.1 s; it is at line \d+ of train.py",
+        done.output,
+    )
 
 
 TRAINS = """

@@ -145,9 +145,19 @@ def _leave(status):
     os._exit(status)
 
 
+def _is_joined():
+    """False if jax.distributed.shutdown was called, where all processes came to an end."""
+    with suppress(ImportError, AttributeError):
+        from jax._src import distributed
+
+        return distributed.global_state.client is not None
+    return True
+
+
 def leave_on_system_exit():
     """Let SystemExit with an error end this process at once too, since Python 3.12; no excepthook
-    is told of it. A program that catches the exception goes on.
+    is told of it. A program that catches the exception goes on, and one in which all processes end
+    with an error calls jax.distributed.shutdown before.
     """
     if not hasattr(sys, "monitoring"):
         return
@@ -157,7 +167,8 @@ def leave_on_system_exit():
     watch, outermost = sys.monitoring, frame.f_code
 
     def unwound(code, _, error):
-        if code is outermost and isinstance(error, SystemExit) and error.code not in (None, 0):
+        failed = isinstance(error, SystemExit) and error.code not in (None, 0)
+        if failed and code is outermost and _is_joined():
             print(f"{_who()}: SystemExit: {error.code}", file=sys.stderr)
             _leave(error.code if isinstance(error.code, int) else 1)
 

@@ -801,6 +801,8 @@ def main():
         text = json.dumps(both) if options.json else _table(checks)
         # one write, so that lines of several processes do not mix
         print(f"{text}\n", end="", flush=True)
+    if jax.process_count() > 1:
+        jax.distributed.shutdown()  # all have the same status
     return 1 if any(check.ok is False for check in checks) else 0
 
 
