@@ -161,10 +161,7 @@ def leave_on_system_exit():
     """
     if not hasattr(sys, "monitoring"):
         return
-    frame = sys._getframe()
-    while frame.f_back:
-        frame = frame.f_back
-    watch, outermost = sys.monitoring, frame.f_code
+    watch, outermost = sys.monitoring, inspect.stack(0)[-1].frame.f_code
 
     def unwound(code, _, error):
         failed = isinstance(error, SystemExit) and error.code not in (None, 0)
