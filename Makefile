@@ -3,7 +3,7 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book pdf check test chapter serve matrix links citations audit perturb compare scoreboard benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf check test chapter serve matrix links citations centres audit perturb compare scoreboard benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
@@ -16,6 +16,7 @@ help:
 	@echo "make matrix                     run every chapter on every JAX that readers have (ARGS='--only colab')"
 	@echo "make links                      check every external link of the chapters"
 	@echo "make citations                  compare title, year and author of each reference with arXiv and Crossref"
+	@echo "make centres                    name the rows of your_centre that were read more than half a year ago"
 	@echo "make audit                      look up known vulnerabilities of every locked package"
 	@echo "make perturb                    list assertions of chapters that pass with another number (ARGS=memory)"
 	@echo "make compare                    run the chapters anew, compile all anew, and compare what the pages show (ARGS='--chapters zero')"
@@ -61,6 +62,9 @@ links: setup
 
 citations: setup
 	@$(python) scripts/citations.py $(ARGS)
+
+centres: setup
+	@$(python) scripts/centres.py
 
 audit: setup
 	@$(python) scripts/audit.py $(ARGS)

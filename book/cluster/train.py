@@ -3,8 +3,9 @@
 srun python train.py --folder /shared/run --steps 20
 
 On SIGTERM all processes save the same step and stop. With --requeue the job then goes back into
-Slurm's queue. The exit status is 0 when training is done or was stopped so, and another one if it
-failed.
+Slurm's queue. A watchdog (watchdog.py) ends a process in which a step takes longer than --limit
+seconds, because it waits for another one. The exit status is 0 when training is done or was stopped
+so, and another one if it failed.
 """
 
 import argparse
@@ -31,6 +32,9 @@ options.add_argument(
 options.add_argument(
     "--pause", type=float, default=0, help="seconds to wait after each step, to have time to watch"
 )
+options.add_argument(
+    "--limit", type=float, default=600, help="seconds that a step may take before the job is ended"
+)
 options = options.parse_args()
 if options.requeue and "SLURM_JOB_ID" not in os.environ:
     raise SystemExit(
@@ -53,7 +57,9 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from watchdog import Watchdog
 
+watchdog = Watchdog(options.limit + options.pause, first=max(600, options.limit))
 first = jax.process_index() == 0
 mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 adam = optax.adam(1e-2)
@@ -113,6 +119,7 @@ with ocp.CheckpointManager(
     if first and begin:
         print(f"resumes after step {begin}", flush=True)
     for step in range(begin + 1, options.steps + 1):
+        watchdog.step(f"step {step}")
         state, value = train(state, batch(step))
         if first:
             print(f"step {step} loss {float(value):.6f}", flush=True)
@@ -123,6 +130,7 @@ with ocp.CheckpointManager(
             stopped = step
             break
         time.sleep(options.pause)
+    watchdog.step("the last checkpoint", max(600, options.limit))
 if first and stopped:
     print(f"SIGTERM: saved step {stopped} and stopped", flush=True)
     if options.requeue and stopped > begin:  # without progress it would come back for ever

@@ -2,13 +2,20 @@
 where it is from.
 """
 
+import importlib.util
 import re
 from calendar import month_name
+from datetime import date, timedelta
 
 import pytest
 from places import ROOT
 
-pytestmark = pytest.mark.reads("book/cluster", "book/your_centre.md", "book/index.md")
+pytestmark = pytest.mark.reads(
+    "book/cluster", "book/your_centre.md", "book/index.md", "scripts/centres.py"
+)
+spec = importlib.util.spec_from_file_location("centres", ROOT / "scripts" / "centres.py")
+centres = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(centres)
 
 
 TEXT = (ROOT / "book/your_centre.md").read_text("utf-8")
@@ -42,11 +49,26 @@ def test_a_row_of_a_centre_has_sources_with_their_dates(heading):
         assert f"SBATCH {option}=" in SCRIPT, f"not a line of two-nodes.sbatch: {option}"
     for row in centres:
         assert len(row) == len(columns) and all(row), f"empty or missing cells: {row}"
-        assert re.search(r"\]\(https://\S+\)", row[-1]), f"no source: {row[0]}"
-        for source in row[-1].split(";"):
+        *_, sources, day = row
+        assert date.fromisoformat(day) <= date.today(), f"not a day on which it was read: {row[0]}"
+        assert re.search(r"\]\(https://\S+\)", sources), f"no source: {row[0]}"
+        for source in sources.split(";"):
             assert re.search(DATE, source), f"no date: {source}"
     for name in re.search(r"tables for (.*?)\.", OPENING)[1].replace(" and ", ", ").split(", "):
         assert any(name in row[0] for row in centres), f"no row of {name}"
+
+
+def test_rows_that_were_read_more_than_half_a_year_ago_are_named():
+    count = sum(len(rows(heading)) - 1 for heading in ("What to ask for", "How to start"))
+    days = sorted(day for _, _, day in centres.read_on(TEXT))
+    assert len(days) == count
+    assert not centres.old(TEXT, days[0] + timedelta(days=centres.DAYS))
+    assert len(centres.old(TEXT, days[-1] + timedelta(days=centres.DAYS + 1))) == count
+    (first, *_) = centres.old(TEXT, date(2099, 1, 1))
+    assert re.fullmatch(
+        r"book/your_centre.md:\d+: Jean-Zay \(IDRIS\), H100: its sources were read on 20\d\d-.*",
+        first,
+    )
 
 
 def test_the_opening_counts_the_symptoms_and_each_has_a_cure_and_a_source():

@@ -295,6 +295,43 @@ def test_every_name_of_a_term_leads_to_a_section_that_defines_it(first, site):
     assert not {name: place for name, place in wrong.items() if name.lower() not in heading[place]}
 
 
+# --- Lines of a job that has died -----------------------------------------------------------------
+
+CENTRE = (ROOT / "book" / "your_centre.md").read_text("utf-8")
+MESSAGES = re.findall(r"^\| \[(.*`.*)\]\(#(your_centre-[\w-]+)\)", CENTRE, re.MULTILINE)
+RECORDED = sorted(
+    {
+        " ".join(re.sub(r"^\d+: ", "", line).split())
+        for file in (ROOT / "book" / "cluster" / "recordings").glob("*.txt")
+        for line in file.read_text("utf-8").splitlines()
+        if re.search(r"(?i)error|FAIL|cure:|has not ended", line) and not line.startswith("#")
+    }
+)
+PART = ("processes#", "clusters#", "survive#", "watch#", "diagnose#", "your_centre#")
+
+
+def test_each_message_of_the_index_is_found_with_its_cause(results):
+    wrong = {}
+    for message, label in MESSAGES:
+        heading = re.search(rf"^\({label}\)=\n### (.*)$", CENTRE, re.MULTILINE)[1]
+        words = max(re.findall("`(.*?)`", message), key=len)
+        found, anchor = results(words), search.slug(heading.replace("`", ""))
+        if f"your_centre#{anchor}" not in found:
+            wrong[words] = (anchor, found)
+    assert len(MESSAGES) > 40 and not wrong
+
+
+def test_each_line_of_an_error_that_is_recorded_leads_into_the_part_on_clusters(results):
+    found = {line: results(line) for line in RECORDED}
+    # an error of a program on one host, which its own chapter explains
+    wrong = {
+        line: places
+        for line, places in found.items()
+        if not any(place.startswith((*PART, "global_arrays#")) for place in places)
+    }
+    assert len(found) > 10 and not wrong
+
+
 # --- What it knows --------------------------------------------------------------------------------
 
 PAGE = """

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.reads(
     "book/cluster",
     "book/clusters.md",
     "book/costs.md",
+    "book/your_centre.md",
     "tests/cluster/kubernetes.json",
 )
 
@@ -522,7 +524,8 @@ def test_one_node_one_process_sees_four_devices(cluster):
 
 
 def test_two_nodes_eight_processes_find_each_other_without_arguments(cluster):
-    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch"))
+    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", **proxy))
     assert job.state == "COMPLETED", job.output
     lines = said(job.output)
     same(lines, recorded("two-nodes.txt"))
@@ -583,6 +586,204 @@ def test_an_interactive_allocation_runs_the_same_program(cluster):
         if line.startswith("process")
     ]
     assert len(lines) == 8 and all(line.endswith("sum 28") for line in lines)
+
+
+def variant(cluster, name, **changes):
+    """A copy of two-nodes.sbatch in which some words are others."""
+    text = (FOLDER / "two-nodes.sbatch").read_text()
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    script = cluster.folder / f"{name}.sbatch"
+    script.write_text(text)
+    return script
+
+
+def with_python(cluster, name, before):
+    """A batch script that runs a line of bash in each task, in a mount namespace of its own, before
+    Python.
+    """
+    inside = f"unshare --mount bash -c '{before}; exec \"$@\"' bash python -u"
+    return variant(cluster, name, **{"python -u": inside})
+
+
+def test_a_folder_that_the_nodes_do_not_share_ends_the_job_before_the_first_save(cluster):
+    run = cluster.folder / "not-shared"
+    for name in ("run", *cluster.names):
+        (run / name).mkdir(parents=True)
+    mount = f"mount --bind {run}/$(hostname) {run}/run"
+    script = with_python(cluster, "not-shared", mount)
+    job = cluster.wait(cluster.submit(script, "train.py", "--folder", run / "run"))
+    assert job.state == "FAILED" and "step 1 loss" not in job.output, job.output
+    assert (
+        f"{run}/run is not one folder for all hosts: processes 4, 5, 6 and 7 on node2 cannot read "
+        "what process 0 on node1 has written there"
+    ) in job.output
+    assert not list((run / "node1").iterdir())
+
+
+LEAVES = """
+import sys, time
+import jax
+from join import join
+join()
+from jax.experimental.multihost_utils import sync_global_devices
+for step in range(20):
+    sync_global_devices(f"step {step}")
+    if jax.process_index() == 5 and step == 3:
+        HOW
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.exit('bad data')", "raise SystemExit('bad data')"])
+def test_an_exit_of_one_process_ends_the_job_as_an_exception_does(cluster, how):
+    program = cluster.folder / "leaves.py"
+    program.write_text(LEAVES.replace("HOW", how))
+    begin = time.monotonic()
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", program, PYTHONPATH=str(FOLDER)))
+    seconds = time.monotonic() - begin
+    # what others say of lost connections comes later
+    (first, *_) = re.findall(r"^\d: .*(?:Error|SystemExit|Traceback).*", job.output, re.MULTILINE)
+    assert first == "5: process 5 on node2: SystemExit: bad data", job.output
+    assert job.state == "FAILED" and seconds < 45, seconds
+
+
+def test_a_process_that_leaves_a_loop_early_says_so(cluster):
+    """Nobody can know whether it has left too early: JAX waits a minute for the others."""
+    program = cluster.folder / "breaks.py"
+    program.write_text(LEAVES.replace("HOW", "break"))
+    job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", program, PYTHONPATH=str(FOLDER)))
+    assert job.state == "FAILED", job.output
+    assert "5: process 5 on node2: has come to its end, and not all others have" in job.output
+    assert len(re.findall("has come to its end", job.output)) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("node9:61500", "node1 cannot resolve node9, the coordinator's name"),
+        ("node2:61500", "the coordinator's address node2:61500 is not on node1, where process 0 "),
+        ("node1:16818", "port 16818 of node1, the coordinator's, is already in use"),  # of slurmd
+    ],
+)
+@pytest.mark.parametrize("program", ["hello.py", "preflight.py"])
+def test_an_address_that_cannot_be_the_coordinator_s_is_told_at_once(
+    cluster, address, says, program
+):
+    begin, script = time.monotonic(), FOLDER / "two-nodes.sbatch"
+    job = cluster.wait(cluster.submit(script, program, JAX_COORDINATOR_ADDRESS=address))
+    assert job.state == "FAILED" and says in job.output, job.output
+    assert "Segmentation fault" not in job.output and time.monotonic() - begin < 45
+
+
+def test_preflight_names_a_host_whose_own_name_is_a_loopback_address(cluster):
+    """As Debian's installer writes it into /etc/hosts; gloo would wait there for the others."""
+    for node in cluster.names:
+        others = Path("/etc/hosts").read_text().replace("10.77.0.2 node2", "127.0.1.1 node2")
+        text = others if node == "node2" else Path("/etc/hosts").read_text()
+        (cluster.folder / f"hosts-{node}").write_text(text)
+    mount = f"mount --bind {cluster.folder}/hosts-$(hostname) /etc/hosts"
+    begin = time.monotonic()
+    script = with_python(cluster, "loopback", mount)
+    job = cluster.wait(cluster.submit(script, "preflight.py", "--processes", 8))
+    assert job.state == "FAILED" and time.monotonic() - begin < 45, job.output
+    assert (
+        "0: FAIL network: no other host reaches processes 4, 5, 6 and 7: there the name node2 is "
+        "127.0.1.1, a loopback address"
+    ) in job.output
+    assert "0:      cure: gloo listens at the address to which" in job.output
+
+
+def test_preflight_names_the_process_that_came_late(cluster):
+    late = '[ "$SLURM_PROCID" = 5 ] && sleep 30'
+    script = variant(
+        cluster, "late", **{"python -u": f"bash -c '{late}; exec python -u \"$@\"' bash"}
+    )
+    job = cluster.wait(cluster.submit(script, "preflight.py"))
+    (said_of_it,) = re.findall("0: warn start: (.*)", job.output) or [job.output]
+    assert re.match(r"process 5 on node2 came \d\d s after the first", said_of_it)
+    assert job.state == "COMPLETED" and "0: ready" in job.output, job.output
+
+
+OVERLAPS = """
+srun --overlap --output={folder}/trains-%t.txt python -u {program} {folder} & FIRST=$!
+until [ "$(ls {folder} | grep -c joined)" = 8 ] || ! kill -0 $FIRST; do sleep 0.1; done
+srun --overlap --label python -u preflight.py --processes 8
+srun --overlap --nodes=1 --ntasks=1 bash -c "python -u hello.py"
+srun --overlap --ntasks=8 python -u hello.py
+touch {folder}/end
+wait $FIRST
+"""
+
+
+def test_preflight_and_shells_in_a_running_job_leave_its_training_alone(cluster):
+    program, folder = cluster.folder / "trains.py", cluster.folder / "overlaps"
+    program.write_text(TRAINS)
+    folder.mkdir()
+    script = variant(
+        cluster,
+        "overlap",
+        **{
+            'srun --kill-on-bad-exit=1 --label python -u "${@:-hello.py}"': OVERLAPS.format(
+                folder=folder, program=program
+            )
+        },
+    )
+    job = cluster.wait(cluster.submit(script, PYTHONPATH=str(FOLDER)))
+    assert job.state == "COMPLETED" and "0: ready" in job.output, job.output
+    assert job.output.count("sum 28") == 8 and "process 0 of 1 on node1" in job.output
+    trained = [file.read_text() for file in sorted(folder.glob("trains-*.txt"))]
+    assert len(trained) == 8 and all("trained, sum 28" in text for text in trained), trained
+
+
+def test_two_parts_of_a_heterogeneous_job_are_one_program(cluster):
+    chapter = (ROOT / "book" / "your_centre.md").read_text()
+    (lines,) = re.findall(
+        r"^```bash\n(#SBATCH [^`]*#SBATCH hetjob[^`]*)```$", chapter, re.MULTILINE
+    )
+    head = (FOLDER / "two-nodes.sbatch").read_text()
+    asks, rest = head[: head.index("set -eo")], head[head.index("set -eo") :]
+    asks = re.sub(r"#SBATCH --(nodes|ntasks-per-node|gres|cpus-per-task)=.*\n", "", asks)
+    *asked, starts = lines.strip().splitlines()
+    starts = starts.replace("python -u", "--kill-on-bad-exit=1 --label python -u")
+    script = cluster.folder / "heterogeneous.sbatch"
+    rest = re.sub(r"^srun .*$", starts, rest, flags=re.MULTILINE)
+    rest = re.sub(r"^export SRUN_CPUS_PER_TASK.*\n", "", rest, flags=re.MULTILINE)
+    script.write_text(asks + "\n".join(asked) + "\n" + rest)
+    job = cluster.wait(cluster.submit(script))
+    assert job.state == "COMPLETED" and job.output.count("sum 15") == 6, job.output
+
+
+def test_the_script_for_jean_zay_starts_eight_processes(cluster):
+    """Without what this cluster has not: modules, accounts, features, and 24 CPUs for a task."""
+    chapter = (ROOT / "book" / "your_centre.md").read_text()
+    (text,) = re.findall(r"^```bash\n(#!/bin/bash\n[^`]*)```$", chapter, re.MULTILINE)
+    text = re.sub(r"#SBATCH --(account|constraint|qos)=.*\n", "", text)
+    text = text.replace("--cpus-per-task=24", "--cpus-per-task=4").replace("=cuda", "=cpu")
+    script, work = cluster.folder / "jean-zay.sbatch", cluster.folder / "work"
+    (work / "venv").parent.mkdir()
+    (work / "venv").symlink_to(sys.prefix)
+    script.write_text(text.replace("set -eo", "module() { :; }\nset -eo"))
+    proxy = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    job = cluster.wait(cluster.submit(script, WORK=str(work), **proxy))
+    assert job.state == "COMPLETED" and job.output.count("sum 28") == 8, job.output
+
+
+def test_the_watchdog_of_train_py_ends_a_job_that_waits_for_one_process(cluster):
+    """A process that is stopped keeps its connections; its heartbeats are missed only later."""
+    what = "train.py", "--folder", cluster.folder / "stopped", "--steps", ENDLESS
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", *what, "--pause", 0.1, "--limit", 4)
+    wait_until(lambda: "step 3 loss" in cluster.output(job), partial(cluster.told, job))
+    (last,) = [process for node, process in processes_of(cluster, "train.py") if node == "node2"][
+        :1
+    ]
+    last.suspend()
+    done = cluster.wait(job)
+    assert done.state == "FAILED", done.output
+    assert re.search(
+        r"process \d on node1: step \d+ has not ended within 4.1 s; it is at line \d+ of train.py",
+        done.output,
+    )
 
 
 TRAINS = """

@@ -2,6 +2,7 @@
 it.
 """
 
+import atexit
 import faulthandler
 import hashlib
 import inspect
@@ -15,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,11 +53,78 @@ def port_of_this_step():
     step, nodes = (int(os.environ.get("SLURM_STEP_ID") or 0), os.environ.get("SLURM_STEP_NODELIST"))
     if step == 0 or not nodes or any(os.environ.get(name) for name in own):
         return {}
-    # node1 of "node1,node3", node001 of "node[001-004,007]"
-    host = "".join(re.match(r"([^,\[]+)(?:\[(\d+))?", nodes).groups(""))
     # 1021, a prime, so that the next step and the next job do not have the same port
     port = 61440 + (int(os.environ["SLURM_JOB_ID"]) + 1021 * step) % 4096
-    return {"coordinator_address": f"{host}:{port}"}
+    return {"coordinator_address": f"{_first_node(nodes)}:{port}"}
+
+
+def _first_node(nodes):
+    """Such as node1 of "node1,node3", or node001 of "node[001-004,007]"."""
+    return "".join(re.match(r"([^,\[]+)(?:\[(\d+))?", nodes).groups(""))
+
+
+def coordinator_of(options):
+    """The address "host:port" at which all will look for process 0, of what
+    jax.distributed.initialize is given and of Slurm's variables; "" if only the launcher knows it.
+    """
+    named = options.get("coordinator_address") or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    nodes, job = (os.environ.get(f"SLURM_{name}") for name in ("STEP_NODELIST", "JOB_ID"))
+    if named or not nodes or not job or options.get("cluster_detection_method"):
+        return named or ""
+    return f"{_first_node(nodes)}:{61440 + int(job) % 4096}"  # as JAX does
+
+
+def check_coordinator(address, first):
+    """End this process if the coordinator's address cannot be right: JAX would wait 300 seconds,
+    and process 0 (`first`) would crash if its port is taken.
+    """
+    host, _, port = address.rpartition(":")
+    here, cure = socket.gethostname(), "name process 0's host, JAX_COORDINATOR_ADDRESS=name:port"
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SystemExit(
+            f"{here} cannot resolve {host}, the coordinator's name ({error.strerror}): {cure}"
+        ) from error
+    if not first:
+        return
+    bind = on_this_host(address).get("coordinator_bind_address", f":{port}").rpartition(":")[0]
+    try:
+        server = socket.create_server((bind.strip("[]"), int(port)), family=_family(bind))
+    except OSError as error:
+        raise SystemExit(
+            f"port {port} of {here}, the coordinator's, is already in use: choose a free one, "
+            "JAX_COORDINATOR_ADDRESS=name:port (PORT=... for ssh.sh), or end the program there"
+        ) from error
+    with server:
+        if not _reaches(server, host.strip("[]"), int(port)):
+            raise SystemExit(
+                f"the coordinator's address {address} is not on {here}, where process "
+                f"0 runs: {cure}"
+            )
+
+
+def _family(host):
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _reaches(server, host, port):
+    """Whether what is sent to an address arrives at this server."""
+    word, end = os.urandom(16), time.monotonic() + 5
+    with suppress(OSError), socket.create_connection((host, port), 5) as sender:
+        sender.sendall(word)
+        server.settimeout(5)
+        while time.monotonic() < end:
+            accepted, _ = server.accept()
+            with accepted, suppress(OSError):  # others may be early, and silent
+                accepted.settimeout(1)
+                if accepted.recv(len(word)) == word:
+                    return True
+    return False
+
+
+def _who():
+    return f"process {jax.process_index()} on {socket.gethostname()}"
 
 
 def leave_at_once(kind, error, traceback):
@@ -65,9 +134,66 @@ def leave_at_once(kind, error, traceback):
     seconds.
     """
     sys.__excepthook__(kind, error, traceback)
+    _leave(1)
+
+
+def _leave(status):
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    if jax.process_index() == 0:  # its end is the end of all, who may have an error to print
+        time.sleep(1)
+    os._exit(status)
+
+
+def _is_joined():
+    """False if jax.distributed.shutdown was called, where all processes came to an end."""
+    with suppress(ImportError, AttributeError):
+        from jax._src import distributed
+
+        return distributed.global_state.client is not None
+    return True
+
+
+def leave_on_system_exit():
+    """Let SystemExit with an error end this process at once too, since Python 3.12; no excepthook
+    is told of it. A program that catches the exception goes on, and one in which all processes end
+    with an error calls jax.distributed.shutdown before.
+    """
+    if not hasattr(sys, "monitoring"):
+        return
+    watch, outermost = sys.monitoring, inspect.stack(0)[-1].frame.f_code
+
+    def unwound(code, _, error):
+        failed = isinstance(error, SystemExit) and error.code not in (None, 0)
+        if failed and code is outermost and _is_joined():
+            print(f"{_who()}: SystemExit: {error.code}", file=sys.stderr)
+            _leave(error.code if isinstance(error.code, int) else 1)
+
+    tool = next((number for number in (4, 3) if watch.get_tool(number) is None), None)
+    if tool is not None:
+        watch.use_tool_id(tool, "join")
+        watch.register_callback(tool, watch.events.PY_UNWIND, unwound)
+        watch.set_events(tool, watch.events.PY_UNWIND)
+
+
+def tell_who_left(seconds=10):
+    """Let a process that has come to its end say so if it still waits for others after that many
+    seconds: they may wait for it in a collective.
+    """
+    left = threading.Event()
+
+    def wait():
+        left.wait()
+        time.sleep(seconds)
+        print(
+            f"{_who()}: has come to its end, and not all others have: if they hang, this process "
+            "has left the program too early (a break, a return, sys.exit)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    threading.Thread(target=wait, daemon=True).start()
+    atexit.register(left.set)
 
 
 def end_after_sigterm(seconds):
@@ -94,9 +220,8 @@ def end_after_sigterm(seconds):
     def wait():
         os.read(reader, 1)
         time.sleep(seconds)
-        who = f"process {jax.process_index()} on {socket.gethostname()}"
         print(
-            f"{who}: still running {seconds:g} s after SIGTERM, ends now",
+            f"{_who()}: still running {seconds:g} s after SIGTERM, ends now",
             file=sys.stderr,
             flush=True,
         )
@@ -173,8 +298,10 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
     """Call jax.distributed.initialize if the launcher says that there are several processes, and
     check their number.
 
-    An uncaught exception then ends its process at once; since JAX 0.8.2 any other end waits a
-    minute for the others. Ends all processes if their arguments or main files differ (unless
+    An uncaught exception then ends its process at once, and since Python 3.12 SystemExit with an
+    error does; since JAX 0.8.2 any other end waits a minute for the others. Ends the process if the
+    coordinator's name cannot be resolved, its port is taken, or it is not process 0's host; all
+    processes if their arguments or main files differ (unless
     any_program), and each one sigterm_seconds after SIGTERM if it has not ended by itself: less
     than the 120 s that `--signal=TERM@120` leaves.
     Ends the process if JAX has silently fallen back to CPUs: who means CPUs sets JAX_PLATFORMS=cpu
@@ -213,8 +340,14 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         # since JAX 0.8.2
         if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
             options = {"shutdown_timeout_seconds": 60} | options
+        if address := coordinator_of(options):
+            ranks = "PROCESS_ID", "SLURM_PROCID"
+            rank = next((os.environ[name] for name in ranks if name in os.environ), "")
+            check_coordinator(address, first=rank == "0")
         jax.distributed.initialize(**options)
         sys.excepthook = leave_at_once
+        leave_on_system_exit()
+        tell_who_left()
         end_after_sigterm(sigterm_seconds)
     try:
         count = jax.process_count()
@@ -231,6 +364,48 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         raise SystemExit(f"JAX finds no GPU or TPU and uses CPUs. {cure}")
     if expected > 1 and not any_program:
         check_program()
+
+
+def reads(file, word, seconds=5):
+    """Whether a file has this word within some seconds; a shared file system may be slow to
+    tell.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            if file.read_text() == word:
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+
+
+def check_shared(folder, key):
+    """End all processes if they do not see in a folder what process 0 writes there: a save would
+    wait for minutes, or for ever. Nothing is checked where process 0 may not write.
+    """
+    if jax.process_count() == 1 or "://" in str(folder):
+        return
+    me, host = jax.process_index(), socket.gethostname()
+    word = f"{host} {os.getpid()} {time.time()}"
+    file = folder / ".shared-by-all"
+    if me == 0:
+        try:
+            file.write_text(word)
+        except OSError:
+            word = ""
+    word, *_ = exchange(f"{key}/word", word)
+    mine = not word or reads(file, word)
+    every = [json.loads(text) for text in exchange(f"{key}/read", json.dumps([host, mine]))]
+    if me == 0 and word:
+        file.unlink()
+    blind = [index for index, (_, sees) in enumerate(every) if not sees]
+    if blind:
+        hosts = ", ".join(dict.fromkeys(every[index][0] for index in blind))
+        raise SystemExit(
+            f"{folder} is not one folder for all hosts: {names(blind)} on {hosts} cannot read what "
+            f"process 0 on {every[0][0]} has written there; name a folder on a disk that all mount"
+        )
 
 
 def restore_newest(manager, target, limit=3600):
@@ -254,7 +429,8 @@ def restore_newest(manager, target, limit=3600):
         target: the state's arrays as jax.ShapeDtypeStruct with a sharding.
         limit: by how many seconds the processes may differ in the time to read a step.
 
-    Raises SystemExit if there are checkpoints, but not one that all processes can read.
+    Raises SystemExit if the processes do not share the manager's folder, or if there are
+    checkpoints, but not one that all processes can read.
     """
     import orbax.checkpoint as ocp
 
@@ -269,6 +445,7 @@ def restore_newest(manager, target, limit=3600):
         except Exception as error:  # of many kinds, from a missing file to one that ends too soon
             return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
+    check_shared(manager.directory, f"restore {call}/shared")
     seen = [json.loads(steps) for steps in together("steps", json.dumps(list(manager.all_steps())))]
     damaged, state = [], None
     processes = {

@@ -36,7 +36,7 @@ from pathlib import Path
 
 # A copy of this file has join.py beside it; the package has it too.
 _join = importlib.import_module(f"{__package__}.join" if __package__ else "join")
-exchange, join, names = _join.exchange, _join.join, _join.names
+exchange, join, names, reads = _join.exchange, _join.join, _join.names, _join.reads
 
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")
@@ -103,6 +103,7 @@ def judge(facts, *, cpus=False, processes=0, devices=0, gbit=0.0):
     checks += [_cores(facts), _versions(facts)]
     if any(fact["reads"] is not None for fact in facts):
         checks.append(_folder(facts))
+    checks += _late(facts)
     if "seconds" in facts[0]:
         checks.append(_network(facts[0], len({fact["host"] for fact in facts}) > 1, gbit))
     checks += [_proxies(facts)] if any(fact.get("proxies") for fact in facts) else []
@@ -195,9 +196,9 @@ def _why_cpus(fact):
             else ""
         )
         there = f" ({', '.join(plugins)} is for other GPUs)" if plugins else ""
-        return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or PIP}"
+        return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or _pip(versions)}"
     if other := _mismatch(versions):
-        return f"{other}: install all of them at once, as {PIP} does"
+        return f"{other}: install all of them at once, as {_pip(versions)} does"
     driver = (
         f"driver {versions['driver']}" if "driver" in versions else f"the driver that {smi} names"
     )
@@ -206,7 +207,11 @@ def _why_cpus(fact):
     )
 
 
-PIP = "pip install 'jax[cuda12]' in this environment"
+def _pip(versions):
+    """The line that installs JAX's plugin for CUDA, by the driver's version: CUDA 13 needs 580."""
+    number = re.match(r"\d+", versions.get("driver", ""))
+    extra = "cuda13" if number and int(number[0]) >= 580 else "cuda12"
+    return f"pip install 'jax[{extra}]' in this environment"
 
 
 def _mismatch(versions):
@@ -315,7 +320,7 @@ def _versions(facts):
                 "versions",
                 False,
                 f"{other} in {names([fact['process']])}",
-                f"install them together: {PIP}",
+                f"install them together: {_pip(fact['versions'])}",
             )
     shown = [
         f"{name} {facts[0]['versions'][name]}"
@@ -355,6 +360,8 @@ def _folder(facts):
 
 def _network(first, several_hosts, gbit):
     n, seconds, transport = first["all_devices"], first["seconds"], first["transport"]
+    if isinstance(seconds, str) and "loopback" in seconds:
+        return Check("network", False, seconds, OWN_NAME)
     if isinstance(seconds, str):  # what JAX said instead
         cure = (
             "NCCL_DEBUG=INFO says which interface and plugin it takes; the cause stands in its "
@@ -367,10 +374,7 @@ def _network(first, several_hosts, gbit):
     if not gbit or got >= gbit / 2:
         return Check("network", True, f"{shown} ({how})")
     if "gloo" in transport:
-        cure = (
-            "gloo listens at the address to which the host's name resolves: look at /etc/hosts "
-            "and at the link"
-        )
+        cure = f"{OWN_NAME}; and at the link"
     elif several_hosts:
         cure = (
             "NCCL_DEBUG=INFO prints the interface: name another (NCCL_SOCKET_IFNAME=ib0), load "
@@ -382,6 +386,33 @@ def _network(first, several_hosts, gbit):
             "NCCL_DEBUG=INFO"
         )
     return Check("network", False, f"{shown}, less than half of {gbit:g} ({how})", cure)
+
+
+OWN_NAME = "gloo listens at the address to which the host's own name resolves: look at /etc/hosts"
+
+
+def _behind_loopback(facts):
+    """Which processes no other host would reach by gloo, in words; "" if all are reached."""
+    inside = [fact for fact in facts if fact.get("address", "").startswith("127.")]
+    if not inside or len({fact["host"] for fact in facts}) == 1 or facts[0]["platform"] != "cpu":
+        return ""
+    hosts = ", ".join(dict.fromkeys(f"{fact['host']} is {fact['address']}" for fact in inside))
+    who = names(fact["process"] for fact in inside)
+    return f"no other host reaches {who}: there the name {hosts}, a loopback address"
+
+
+def _late(facts):
+    """A check that names the last process, if the others have waited long for it to join."""
+    joined = [fact.get("joined", 0) for fact in facts]
+    last = min(facts, key=lambda fact: fact.get("joined", 0))
+    if (late := max(joined) - min(joined)) < LATE:
+        return []
+    said = f"process {last['process']} on {last['host']} came {late:.0f} s after the first"
+    cure = "look at what slows its start (the environment's disk, a module), or give --limit"
+    return [Check("start", None, said, cure)]
+
+
+LATE = 20  # seconds: an import of JAX from a slow disk takes less
 
 
 def _proxies(facts):
@@ -430,28 +461,6 @@ def _in_networks(host, entries):
                 entry.strip(), strict=False
             ):
                 return True
-    return False
-
-
-def coordinator_port():
-    """The port of the coordinator as far as the environment tells, or ""; in Slurm's jobs it
-    follows their number.
-    """
-    address = os.environ.get("COORDINATOR") or os.environ.get("JAX_COORDINATOR_ADDRESS") or ""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    own = str(2**16 - 2**12 + int(job) % 2**12) if job.isdigit() else ""
-    return os.environ.get("JAX_COORDINATOR_PORT") or address.rpartition(":")[2] or own
-
-
-def is_taken(port):
-    """Whether another program listens at a port of this host; False for no number."""
-    with socket.socket() as probe, suppress(ValueError):
-        # one that has only just been given up is free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", int(port)))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
     return False
 
 
@@ -556,6 +565,13 @@ def _package_versions(seen):
     return versions | ({"driver": seen["driver"]} if seen["driver"] else {})
 
 
+def _own_address():
+    """The address to which this host's own name resolves, or ""."""
+    with suppress(OSError):
+        return socket.gethostbyname(socket.gethostname())
+    return ""
+
+
 def _facts():
     """What this process sees."""
     import jax
@@ -571,6 +587,7 @@ def _facts():
     return {
         "process": jax.process_index(),
         "host": socket.gethostname(),
+        "address": _own_address(),
         "platform": local[0].platform,
         "kind": local[0].device_kind,
         "devices": len(local),
@@ -631,13 +648,7 @@ def _folder_facts(folder):
     except OSError as caught:
         error = caught
     (word, *_) = exchange("preflight/word", word)
-    reads = False
-    for _ in range(50):  # a shared file system may be slow to tell
-        with suppress(OSError):
-            reads = file.read_text() == word
-        if reads or error:
-            break
-        time.sleep(0.1)
+    seen = reads(file, word, 0 if error else 5)
     exchange("preflight/read", "")  # all have looked
     with suppress(OSError):
         own.unlink()
@@ -646,7 +657,7 @@ def _folder_facts(folder):
         if error
         else {}
     )
-    return {"reads": reads} | why
+    return {"reads": seen} | why
 
 
 class _Patience:
@@ -680,8 +691,7 @@ class _Patience:
         os._exit(2)
 
 
-def main():
-    """Join the job, check it, and print what was found; returns the exit status."""
+def _options():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -713,8 +723,12 @@ def main():
     parser.add_argument(
         "--json", action="store_true", help="print the checks and all facts as JSON"
     )
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main():
+    """Join the job, check it, and print what was found; returns the exit status."""
+    options = _options()
     cpus = os.environ.get("JAX_PLATFORMS") == "cpu"
     launcher = next((name for name, rank in LAUNCHERS.items() if rank in os.environ), "none")
     log = Path(tempfile.mkdtemp(prefix="preflight-")) / "nccl"
@@ -739,33 +753,34 @@ def main():
     patience.over("for the others in jax.distributed.initialize", waits)
     begin = time.perf_counter()
     try:
-        # before JAX, which may crash then
-        if rank == "0" and launcher != "none" and is_taken(coordinator_port()):
-            raise OSError(f"port {coordinator_port()} is already in use")
         join(any_platform=True, any_program=True, initialization_timeout=options.limit + 60)
     except (RuntimeError, ValueError, OSError, SystemExit) as error:
-        message = (
-            f"preflight: process {rank} (launcher {launcher}) cannot start: {error}\n     cure: "
-            f"{_cure_of(error)}\n"
+        cause, cure = _cause_and_cure(error)
+        print(
+            f"preflight: process {rank} (launcher {launcher}) cannot start: {cause}\n     cure: "
+            f"{cure}\n",
+            end="",
+            flush=True,
         )
-        print(message, end="", flush=True)
         return 2
     started = time.perf_counter() - begin
     patience.over(
         "for what the other processes see",
         "look at the processes that print nothing: did they all start?",
     )
-    facts = _facts()
-    facts |= _folder_facts(options.folder)
+    facts = _facts() | {"joined": started} | _folder_facts(options.folder)
     every = [json.loads(text) for text in exchange("preflight/facts", json.dumps(facts))]
     every[0]["all_devices"] = sum(facts_of_one["devices"] for facts_of_one in every)
     if every[0]["all_devices"] > 1:
-        every[0]["seconds"] = "the processes have different platforms"
-        if len({facts_of_one["platform"] for facts_of_one in every}) == 1:
+        every[0]["seconds"] = _behind_loopback(every) or "the processes have different platforms"
+        same = len({facts_of_one["platform"] for facts_of_one in every}) == 1
+        if same and not _behind_loopback(every):
             cure = (
-                "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME; is a "
-                "port blocked?"
+                OWN_NAME
+                if facts["platform"] == "cpu"
+                else "the network of the collectives hangs: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME"
             )
+            cure += "; is a port blocked?"
             patience.over("in an all-reduce", cure)
             try:
                 every[0]["seconds"] = _measured()
@@ -786,29 +801,31 @@ def main():
         text = json.dumps(both) if options.json else _table(checks)
         # one write, so that lines of several processes do not mix
         print(f"{text}\n", end="", flush=True)
+    if jax.process_count() > 1:
+        jax.distributed.shutdown()  # all have the same status
     return 1 if any(check.ok is False for check in checks) else 0
 
 
 def _table(checks):
     lines = []
     for check in checks:
-        word = {True: "ok  ", False: "FAIL", None: "skip"}[check.ok]
+        word = {True: "ok  ", False: "FAIL", None: "warn" if check.cure else "skip"}[check.ok]
         lines.append(f"{word} {check.name}: {check.detail}")
         lines += [f"     cure: {check.cure}"] if check.cure else []
     failed = sum(check.ok is False for check in checks)
     return "\n".join([*lines, f"{failed} of {len(checks)} checks failed" if failed else "ready"])
 
 
+def _cause_and_cure(error):
+    """What an error at the start says, and what to do about it."""
+    cause, _, cure = str(error).rpartition(": ")
+    # join says both
+    return (cause, cure) if "the coordinator's" in cause else (error, _cure_of(error))
+
+
 def _cure_of(error):
     """What to do about an error at the start."""
     text = str(error)
-    if "RPC server" in text or "already in use" in text:
-        port = coordinator_port()
-        how = "PORT=... for ssh.sh, JAX_COORDINATOR_ADDRESS=name:port under Slurm"
-        return (
-            f"another program listens at port {port} of this host: choose a free one ({how}), or "
-            "end that program"
-        )
     if "interactive step" in text:
         return "start it by srun in this shell: srun python -u ..."
     if "DEADLINE_EXCEEDED" in text:

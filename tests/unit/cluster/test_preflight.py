@@ -151,7 +151,7 @@ def test_a_job_of_another_size_or_a_slow_network_is_found():
         one["host"] = "node1"
     assert "NVLink" in failures(few, gbit=200)["network"].cure
     few[0]["transport"] = "gloo"
-    assert "the host's name resolves" in failures(few, gbit=200)["network"].cure
+    assert "the host's own name resolves" in failures(few, gbit=200)["network"].cure
 
 
 def test_cpus_are_no_fault_where_they_are_meant():
@@ -555,6 +555,25 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
     )
 
 
+@pytest.mark.parametrize(
+    ("driver", "extra"), [("580.65.06", "cuda13"), ("575.57", "cuda12"), ("", "cuda12")]
+)
+def test_the_driver_decides_which_plugin_to_install(driver, extra):
+    seen = {"visible": ["GPU-1"], "versions": {"driver": driver} if driver else {}}
+    assert preflight._why_cpus(seen).endswith(f"pip install 'jax[{extra}]' in this environment")
+
+
+def test_a_host_s_own_name_matters_where_gloo_joins_several_hosts():
+    facts = [
+        fact(n, host) | {"platform": "cpu", "address": address}
+        for n, (host, address) in enumerate((("node1", "10.0.0.1"), ("node2", "127.0.1.1")))
+    ]
+    said = "no other host reaches process 1: there the name node2 is 127.0.1.1, a loopback address"
+    assert preflight._behind_loopback(facts) == said
+    assert not preflight._behind_loopback([one | {"platform": "gpu"} for one in facts])
+    assert not preflight._behind_loopback([one | {"host": "node1"} for one in facts])
+
+
 def test_of_two_versions_the_one_that_python_imports_is_told(tmp_path, monkeypatch):
     for version in ("0.9.2", "0.8.0"):
         folder = tmp_path / version / f"jax-{version}.dist-info"
@@ -608,8 +627,8 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         status, text, _ = end(begin(tmp_path, index=0, port=port, JAX_PLATFORMS="cpu"))
     assert (
         status == 2
-        and f"cure: another program listens at port {port} of this host" in text
-        and "PORT=" in text
+        and f"port {port} of {socket.gethostname()}, the coordinator's, is already in use" in text
+        and "     cure: choose a free one, JAX_COORDINATOR_ADDRESS=name:port (PORT=..." in text
     )
 
 

@@ -225,6 +225,16 @@ def test_the_script_for_apptainer_asks_for_the_same_and_starts_in_the_image(host
         )
         inside = f"apptainer exec {gpu} --bind {hosts} --pwd {hosts} my jax.sif python -u x.py a"
         assert done.stdout.splitlines()[1] == f"--kill-on-bad-exit=1 --label {inside}"
+    for named in (["--folder", "run"], ["--folder=run"]):
+        command = ["bash", folder / name, "train.py", *named, "--steps", "3"]
+        done = subprocess.run(
+            command, cwd=hosts, env=given, capture_output=True, text=True, check=True
+        )
+        assert (
+            f"exec --nv --bind {hosts},{hosts}/run --pwd" in done.stdout
+            and (hosts / "run").is_dir()
+        )
+        (hosts / "run").rmdir()
     del given["SIF"]
     done = subprocess.run(
         ["bash", folder / name], cwd=hosts, env=given, capture_output=True, text=True
