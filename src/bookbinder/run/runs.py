@@ -13,6 +13,7 @@ The key holds the code, the way of running it, Python and its packages. The last
 chapter are kept, so that an edit that is undone costs nothing; what failed runs again.
 """
 
+import base64
 import json
 import os
 import re
@@ -473,7 +474,7 @@ def sources(root):
 def lost_since(root, saved):
     """The names of sources that are gone; with the folder of what is built, if it is another."""
     now = sources(root)
-    changed = {BUILD} if now.get(BUILD) != saved.get(BUILD) else set()
+    changed = {BUILD} if BUILD in saved and now.get(BUILD) != saved[BUILD] else set()
     return sorted((saved.keys() - now.keys()) | changed)
 
 
@@ -500,6 +501,9 @@ def _judge(run, result, saved, lost):
     elif refused := _refused(run, result):
         cell, name = refused
         error, message = "PermissionError", NOT_THERE.format(name=name)
+    elif unreadable := _unreadable(result):
+        cell, kind = unreadable
+        error, message = "ValueError", f"this cell shows an {kind} that is not in base64"
     else:
         return
     told = {"error": error, "message": message, "traceback": "", "cell": cell, "line": 1}
@@ -518,6 +522,19 @@ def _refused(run, result):
         paths = [path for path in paths if path.parts[:1] and path.parts[0] in {*SOURCES, BUILD}]
         if paths:  # what Python has compiled is named if there is nothing else
             return n, min(paths, key=lambda path: "__pycache__" in path.parts)
+    return None
+
+
+def _unreadable(result):
+    """The place of the cell that shows an image which no page can hold, and the image's kind."""
+    for n, cell in enumerate(json.loads(result.get("notebook", '{"cells": []}'))["cells"]):
+        for output in cell.get("outputs", ()):
+            for kind, data in output.get("data", {}).items():
+                if re.fullmatch("image/(png|jpeg|gif|webp)|application/pdf", kind):
+                    try:
+                        base64.b64decode("".join("".join(data).split()), validate=True)
+                    except ValueError:  # binascii's too
+                        return n, kind
     return None
 
 
