@@ -1170,6 +1170,15 @@ def test_broken_sources_are_named_in_one_line(tiny, damage, says):
     assert says in str(error.value) and str(error.value).isprintable()
 
 
+@pytest.mark.parametrize("name", ["bookbinder.page.extension", "bookbinder}"])
+def test_a_theme_or_an_extension_that_is_not_there_is_named_in_a_line(tiny, name):
+    settings = (tiny.root / "_config.yml").read_text()
+    tiny.write("_config.yml", settings.replace(name, "gone}" if name.endswith("}") else "gone"))
+    status, _, err = tiny.build()
+    assert status == 1 and "Traceback" not in err
+    assert re.search("(no theme named 'gone'|Could not import extension gone).*\n.*unchanged", err)
+
+
 @pytest.mark.parametrize("epoch", ["junk", "-5", "9" * 30, "1.5"])
 def test_a_date_that_is_none_is_refused_before_chapters_run(tiny, epoch):
     status, out, err = tiny.build(SOURCE_DATE_EPOCH=epoch)

@@ -25,6 +25,8 @@ KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
 # What settings of _config.yml must be, if they are there.
 SETTINGS = {
     "title": str,
+    "author": str,
+    "logo": str,
     "repository": dict,
     "repository: url": str,
     "repository: branch": str,
@@ -34,6 +36,7 @@ SETTINGS = {
     "parse: myst_enable_extensions": list,
     "sphinx": dict,
     "sphinx: config": dict,
+    "sphinx: extra_extensions": list,
     "execute": dict,
 }
 IN_WORDS = {str: "a text, in quotes", dict: "a table of settings", list: "a list of texts"}
