@@ -3,6 +3,7 @@ wrong one.
 """
 
 import errno
+import linecache
 import os
 import re
 import stat
@@ -69,6 +70,19 @@ def file_bytes(path):
     if status.st_size > MOST_READ:
         raise OSError(errno.EFBIG, f"{status.st_size:,} bytes; at most {MOST_READ:,} are read")
     return Path(path).read_bytes()
+
+
+def source_line(file, line):
+    """A line of a source that a program names; "" where there is none, and of what is no source,
+    such as a pipe that would be waited for or a device without end.
+    """
+    try:
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= MOST_READ:
+            return ""
+    except (OSError, ValueError):  # a cell of a notebook has no file, and is known all the same
+        pass
+    return linecache.getline(file, line)
 
 
 def short(value):

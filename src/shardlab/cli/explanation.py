@@ -213,5 +213,8 @@ def _told(error):
         if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
     ]
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}: " if own else ""
-    reason = str(error).strip().split("\n\n")[0]
+    try:
+        reason = str(error).strip().split("\n\n")[0]
+    except Exception:
+        reason = "its text cannot be had"
     return f"{place}{type(error).__name__}: {reason}"

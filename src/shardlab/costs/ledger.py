@@ -404,8 +404,8 @@ def _own_run(path, n, keys, by, sizes, chips):
         value = keys.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{where}: {key} is {short(value)}; use a whole number of at least 1")
-    for key in ("name", "model", "chip"):
-        if not isinstance(keys[key], str):
+    for key in ("name", "model", "chip", "source"):
+        if not isinstance(keys.get(key, ""), str):
             raise ValueError(f"{where}: {key} is {short(keys[key])}; use a name in quotes")
     try:
         return of_run(published.run_of({"source": by, **keys}, chips, sizes))

@@ -357,6 +357,21 @@ def test_what_a_terminal_would_obey_in_a_program_or_its_names_is_not_printed(run
     assert all(line.isprintable() for line in out.split("\n")) and len(out) < 2_000
 
 
+@pytest.mark.parametrize("file", ["/dev/zero", "fifo", "/proc/kmsg", "a/" * 5_000 + "x.py"])
+def test_a_source_that_is_none_is_not_read(run, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    (tmp_path / "step.txt").write_text(ONE_SUM.replace("step.py", file))
+    status, out, _ = run("explain", "step.txt", "--mesh", "x=8")
+    assert status == 0 and f"{file.rsplit('/', 1)[-1]}:7" in out
+
+
+def test_an_exception_without_a_text_is_told(refused, explained, tmp_path):
+    module = "class E(Exception):\n    def __str__(self): raise ValueError\ndef whole(): raise E"
+    (tmp_path / "mute.py").write_text(module)
+    assert "mute.py:3: E: its text cannot be had" in refused("explain", "mute:whole")
+
+
 @pytest.mark.parametrize("place", ["whole", "late"])
 def test_what_ends_python_ends_no_explanation(refused, explained, tmp_path, place):
     module = (
@@ -491,6 +506,8 @@ def test_what_a_terminal_would_obey_in_a_ledger_is_not_printed(run, refused, tmp
     status, out, _ = run("ledger", str(file))
     assert status == 0 and "mine long" in out and len(out) < 1_000
     assert all(line.isprintable() for line in out.split("\n"))
+    file.write_text(json.dumps({"by": "me", "runs": [keys | {"source": 5}]}))
+    assert "source is 5; use a name in quotes" in refused("ledger", str(file))
     file.write_text(json.dumps({"by": "me", "runs": [keys | {"chip": f"H{HOSTILE}100"}]}))
     said = refused("ledger", str(file))
     assert said[:-1].isprintable() and len(said) < 2_000 and "or pass your own" in said
