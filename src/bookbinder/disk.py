@@ -169,7 +169,7 @@ def finish_swap(place):
 
 def digest(*texts):
     """A digest of texts."""
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def bytes_digest(content):
@@ -202,5 +202,5 @@ def folder_digest(folder, pattern="*"):
     digest_so_far = hashlib.sha256()
     for name in files(folder, pattern):
         content = (folder / name).read_bytes()
-        digest_so_far.update(f"{name} {len(content)}\n".encode() + content)
+        digest_so_far.update(os.fsencode(f"{name} {len(content)}\n") + content)
     return digest_so_far.hexdigest()

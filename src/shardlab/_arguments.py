@@ -2,7 +2,13 @@
 wrong one.
 """
 
+import errno
+import linecache
+import os
+import re
+import stat
 from difflib import get_close_matches
+from pathlib import Path
 
 import numpy as np
 
@@ -33,6 +39,50 @@ def whole(name, value):
             f"{name} is {first(numbers, numbers > MOST)}; use a whole number of at most {MOST:,}"
         )
     return numbers[()]
+
+
+MOST_SAID = 300  # characters of a reason
+
+
+def harmless(text):
+    """A text without what a terminal would obey, and without halves of characters; lines stay."""
+    text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,1000}(\x07|\x1b\\))?", "", text)
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", " ", text)
+    return text.encode("utf-8", "replace").decode()
+
+
+def plain(text, most=MOST_SAID):
+    """A text as `harmless` makes it, in one line; of a long one, its beginning and its end."""
+    text = " ".join(harmless(text).split())
+    return text if len(text) <= most else f"{text[: most * 2 // 3]} ... {text[5 - most // 3 :]}"
+
+
+MOST_READ = 100_000_000  # bytes of a file
+
+
+def file_bytes(path):
+    """What a file holds; OSError, too, for a pipe that would be waited for, a device without end,
+    and more than MOST_READ bytes.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a file")
+    if status.st_size > MOST_READ:
+        raise OSError(errno.EFBIG, f"{status.st_size:,} bytes; at most {MOST_READ:,} are read")
+    return Path(path).read_bytes()
+
+
+def source_line(file, line):
+    """A line of a source that a program names; "" where there is none, and of what is no source,
+    such as a pipe that would be waited for or a device without end.
+    """
+    try:
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= MOST_READ:
+            return ""
+    except (OSError, ValueError):  # a cell of a notebook has no file, and is known all the same
+        pass
+    return linecache.getline(file, line)
 
 
 def short(value):

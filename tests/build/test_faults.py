@@ -26,14 +26,16 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import yaml
 from jupyter_cache import get_cache
 from repository import missing
 from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE, SOON, wait_until
 
 from bookbinder import disk
+from bookbinder.read import citation, package
 from bookbinder.read.book import BookError, load
-from bookbinder.run import execute, runs
+from bookbinder.run import execute, runs, stale
 from bookbinder.show import site
 from bookbinder.stopping import Stop
 
@@ -132,6 +134,10 @@ FAULTS = {
         "raise ValueError('\\x1b]0;title\\x07' + 'x' * 200_000)",
         ONE + r"ValueError: x{388}",
     ),
+    "shows_no_image": (
+        "from IPython.display import display\ndisplay({'image/png': 'no base64!'}, raw=True)",
+        ONE + "ValueError: this cell shows an image/png that is not in base64",
+    ),
     "kills_the_runner": (
         "import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(600)",
         r"book/\w+\.md:14: run_notebook\.py: killed by SIGKILL: .*",
@@ -176,6 +182,7 @@ def faulty(tmp_path_factory):
             file: file.read_bytes()
             for folder in ("book", "src")
             for file in (tiny.root / folder).rglob("*.*")
+            if file.suffix != ".pyc"
         }
 
     before = sources()
@@ -349,8 +356,18 @@ def test_a_cell_that_never_stops_printing_does_not_fill_the_memory(tiny):
 
 def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
     """And a new file among the sources, which fails no chapter."""
-    change = "import os\nos.system('echo More. >> two.md; touch notes.txt')"
+    change = "import time\nwhile 'More.' not in open('two.md').read():\n    time.sleep(0.1)"
     tiny.write("book/one.md", chapter("One", change, "print('to the end')"))
+
+    def edit():
+        wait_until(lambda: [*tiny.root.glob("_build/runs/**/.slot0")])
+        with open(tiny.root / "book/two.md", "a") as file:
+            time.sleep(1)
+            tiny.write("book/notes.txt", "")
+            file.write("More.\n")
+
+    editor = threading.Thread(target=edit)
+    editor.start()
     status, _, err = tiny.build()
     assert status == 0 and "to the end" in tiny.page("one"), err
     assert (
@@ -365,21 +382,58 @@ def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
     assert status == 0 and "More." in tiny.page("two") and "while chapters ran" not in err
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("rm -rf ../src", "src/shardlab/value.py: was deleted while chapters ran; restore"),
-        ("mv ../src ../moved", "src/shardlab/value.py: was deleted while chapters ran; restore"),
-        ("rm -rf ../_build", "_build: was deleted or replaced while chapters ran; if a cell"),
-        ("mv ../_build ../moved", "_build: was deleted or replaced while chapters ran; if a cell"),
-        ("rm -rf ../_build; touch ../_build", "_build: was deleted or replaced while chapters ran"),
-    ],
-)
-def test_what_a_cell_deletes_is_told_in_a_line(tiny, command, says):
-    tiny.write("book/two.md", chapter("Two", "print(2)"))
-    tiny.write("book/one.md", chapter("One", f"!{command}"))
+DELETES = {
+    "rm -rf ../src": r"src/shardlab/value\.py",
+    "rm ../book/two.md": r"book/two\.md",
+    "mv ../src ../moved": "src(/shardlab/value\\.py)?",
+    "rm -rf ../_build": "_build(/.*)?",
+    "mv ../_build ../moved": "_build",
+    "rm -rf ../_build; touch ../_build": "_build(/.*)?",
+}
+
+
+@pytest.mark.parametrize("command", DELETES)
+def test_what_a_cell_may_not_delete_stays_and_the_cell_is_named(tiny, command):
+    if not namespaces():
+        missing("a namespace of its own", "as root, or where the system lets users make namespaces")
+    assert tiny.build()[0] == 0
+    before = kept_of(tiny)
+    tiny.write("book/one.md", chapter("One", f"!{command}", "print('fine')"))
     status, _, err = tiny.build()
-    assert status == 1 and says in err and "Traceback" not in err, err
+    assert status == 1 and "Traceback" not in err, err
+    assert re.search(rf"book/one\.md:14: PermissionError: {DELETES[command]} is part of", err), err
+    assert kept_of(tiny) == before
+
+
+def kept_of(tiny):
+    """The sources of a book but the chapter that deletes, and its site."""
+    files = [path for name in ("src", "book") for path in (tiny.root / name).rglob("*.*")]
+    return tiny.site(), {f: f.read_bytes() for f in files if f.suffix in (".py", ".md")} | {
+        tiny.root / "book/one.md": b""
+    }
+
+
+def namespaces():
+    """Whether a command can have its own mounts here."""
+    guard = [sys.executable, "-I", "-S", str(runs.GUARD)]
+    code = "import os, sys; sys.exit(not os.statvfs('/usr').f_flag & os.ST_RDONLY)"
+    return not subprocess.run([*guard, "/usr", "--", sys.executable, "-c", code]).returncode
+
+
+@pytest.mark.parametrize("command", DELETES)
+def test_what_a_cell_deletes_is_told_in_a_line_that_names_the_cell(tiny, monkeypatch, command):
+    """Where the system has no namespaces."""
+    unguarded = tiny.root / "unguarded.py"
+    unguarded.write_text(
+        "import os, sys\nc = sys.argv[sys.argv.index('--') + 1 :]\nos.execv(c[0], c)"
+    )
+    monkeypatch.setattr(runs, "GUARD", unguarded)
+    tiny.write("book/one.md", chapter("One", "print(1)", f"!{command}", "print('fine')"))
+    with pytest.raises(BookError) as error:
+        execute.run(load(tiny.root), jobs=1)
+    said = str(error.value)
+    assert "\n" not in said and "was deleted or moved while this cell ran" in said
+    assert re.match(rf"book/one\.md:18: FileNotFoundError: {DELETES[command]} was", said), said
 
 
 def test_a_file_in_place_of_the_build_folder_is_told_in_a_line(tiny):
@@ -974,6 +1028,35 @@ def mangled(text):
     return lambda tiny: tiny.write("book/one.md", text)
 
 
+CITED = "title: a\nversion: 1\ndate-released: 2020-01-01\n"
+FRONT_OF_5 = re.sub(r"text_representation:\n(    .*\n)+", "text_representation: 5\n", FRONT)
+
+
+def set_to(key, value):
+    """A setting in place of that of its name."""
+
+    def damage(tiny):
+        lines = yaml.safe_load((tiny.root / "_config.yml").read_text())
+        lines.pop(key, None)
+        tiny.write("_config.yml", f"{yaml.safe_dump(lines)}\n{key}: {value}\n")
+
+    return damage
+
+
+def listing(entry):
+    return lambda t: t.write(
+        "_toc.yml", (t.root / "_toc.yml").read_text().replace("book/one", entry)
+    )
+
+
+def project(content):
+    return lambda tiny: (tiny.root / "pyproject.toml").write_bytes(content)
+
+
+def cited(content):
+    return lambda tiny: tiny.write("CITATION.cff", content)
+
+
 def removed(*names):
     return lambda tiny: [(tiny.root / name).unlink() for name in names]
 
@@ -1019,6 +1102,43 @@ def removed(*names):
         ),
         (lambda t: (t.root / "_toc.yml").write_bytes(b"format: \xff\n"), "_toc.yml: not UTF-8"),
         (lambda t: t.write("_toc.yml", TOC_WITH_A_PATTERN), "_toc.yml:4: the pattern book/*"),
+        (set_to("repository", "here"), "_config.yml: repository: is here; use a table of settings"),
+        (
+            set_to("repository", "{branch: 1.0}"),
+            "repository: branch: is 1.0; use a text, in quotes",
+        ),
+        (set_to("html", "yes"), "_config.yml: html: is True; use a table of settings"),
+        (set_to("html", "{baseurl: 5}"), "html: baseurl: is 5; use a text, in quotes"),
+        (set_to("parse", "{myst_enable_extensions: [[1]]}"), "extensions: is [[1]]; use a list of"),
+        (set_to("sphinx", "5"), "_config.yml: sphinx: is 5; use a table of settings"),
+        (set_to("execute", "{timeout: soon}"), "execute: timeout: is soon; use a whole number"),
+        (set_to("execute", "{timeout: -1}"), "execute: timeout: is -1; use a whole number"),
+        (set_to("execute", "{timeout: 9%s}" % ("9" * 400)), "execute: timeout: is 9999"),
+        (set_to("execute", "{timeout: 9%s}" % ("9" * 5_000)), "_config.yml: not YAML: Exceeds"),
+        (set_to("x", "2026-99-99"), "_config.yml: not YAML: month must be in 1..12"),
+        (set_to("x", "\x07"), "_config.yml:1: not YAML: unacceptable character"),
+        (listing("[a]"), "_toc.yml: "),
+        (listing('"book/o\\e[2Jne"'), "_toc.yml: lists book/o"),
+        (listing("book/" + "x" * 5_000), "_toc.yml:4: lists book/xxx"),
+        (project(b"[project]\nname='\xff'\n"), "pyproject.toml: not TOML: 'utf-8' codec"),
+        (
+            project(b"a=" + b"[" * 5_000 + b"]" * 5_000),
+            "pyproject.toml: not TOML: maximum recursion",
+        ),
+        (project(b"project='x'\n"), "pyproject.toml: project is x; use a table"),
+        (project(b"[project]\nname=5\n"), "pyproject.toml: [project] name is 5; use a text"),
+        (project(b"[project]\ndependencies=[5]\n"), "dependencies is [5]; use a list of texts"),
+        (project(b"[tool.bookbinder]\nname='(('\n"), "name is '(('; use the name by which"),
+        (project(b"[tool.bookbinder]\nunset='(('\n"), "unset is no regular expression: missing )"),
+        (cited("[1]"), "CITATION.cff: is list; use keys such as title: and values"),
+        (cited(""), "CITATION.cff: is NoneType; use keys"),
+        (cited(f"{CITED}authors: b\n"), "has no family-names and given-names, or name"),
+        (cited(f"{CITED}authors: [{{x: y}}]\n"), "authors: {'x': 'y'} has no family-names"),
+        (mangled(FRONT_OF_5 + "# O\n```{code-cell}\n1\n```\n"), "does not say `jupytext: text_rep"),
+        (
+            mangled(FRONT.replace("name: python3", "name: 5") + "# O\n```{code-cell}\n1\n```\n"),
+            "the kernel 5 is not known",
+        ),
         (
             mangled("---\njupytext: x\n---\n# One\n"),
             "book/one.md:1: jupytext: must have keys below it",
@@ -1045,4 +1165,41 @@ def test_broken_sources_are_named_in_one_line(tiny, damage, says):
     damage(tiny)
     with pytest.raises(BookError) as error:
         load(tiny.root).check()
-    assert says in str(error.value) and "\n" not in str(error.value)
+        package.of(tiny.root)
+        citation.of(tiny.root)
+    assert says in str(error.value) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["bookbinder.page.extension", "bookbinder}"])
+def test_a_theme_or_an_extension_that_is_not_there_is_named_in_a_line(tiny, name):
+    settings = (tiny.root / "_config.yml").read_text()
+    tiny.write("_config.yml", settings.replace(name, "gone}" if name.endswith("}") else "gone"))
+    status, _, err = tiny.build()
+    assert status == 1 and "Traceback" not in err
+    assert re.search("(no theme named 'gone'|Could not import extension gone).*\n.*unchanged", err)
+
+
+@pytest.mark.parametrize("epoch", ["junk", "-5", "9" * 30, "1.5"])
+def test_a_date_that_is_none_is_refused_before_chapters_run(tiny, epoch):
+    status, out, err = tiny.build(SOURCE_DATE_EPOCH=epoch)
+    assert (status, out) == (1, "") and err.count("\n") == 1 and "seconds since 1970" in err
+
+
+@pytest.mark.parametrize("name", ["a%41b", os.fsdecode(b"a\xff"), "a\x1bb"])
+def test_a_folder_whose_name_a_tool_reads_otherwise_is_refused_in_a_line(tmp_path, name):
+    (tmp_path / name).mkdir()
+    status, out, err = TinyBook(tmp_path / name).build()
+    assert (status, out) == (1, "") and err.count("\n") == 1 and "rename it" in err
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_that_is_not_in_utf_8_is_one_that_runs_and_digests_stand(tiny):
+    for name in (b"src/shardlab/m\xff.py", b"book/m\xff.txt"):
+        (tiny.root / os.fsdecode(name)).write_text("x = 1")
+    runs_it = "import os, runpy\nrunpy.run_path(os.fsdecode(b'../src/shardlab/m\\xff.py'));"
+    tiny.write("book/one.md", chapter("One", runs_it))
+    for status in ("ran", "reused"):
+        assert {one.name: one.status for one in execute.run(load(tiny.root))}["one"] == status
+    before = stale.inputs(load(tiny.root))
+    (tiny.root / os.fsdecode(b"book/m\xff.txt")).write_text("x = 2")
+    assert stale.inputs(load(tiny.root)) != before

@@ -3,6 +3,7 @@ file and line.
 """
 
 import ast
+import os
 import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,6 +11,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import yaml
+
+from bookbinder.progress import printable
 
 FOLDER = "book"  # where the chapters are, below the root
 WORDS_A_MINUTE = 200  # that people read
@@ -21,6 +24,24 @@ PATHS = "using"  # the page that offers paths through the book
 APPENDICES = "Appendices"  # the part of _toc.yml that teaches no new subject
 LONGEST_DESCRIPTION = 160  # characters that search engines show of it
 KERNEL = "python3"  # Jupyter's name for the Python that it runs in itself
+# What settings of _config.yml must be, if they are there.
+SETTINGS = {
+    "title": str,
+    "author": str,
+    "logo": str,
+    "repository": dict,
+    "repository: url": str,
+    "repository: branch": str,
+    "html": dict,
+    "html: baseurl": str,
+    "parse": dict,
+    "parse: myst_enable_extensions": list,
+    "sphinx": dict,
+    "sphinx: config": dict,
+    "sphinx: extra_extensions": list,
+    "execute": dict,
+}
+IN_WORDS = {str: "a text, in quotes", dict: "a table of settings", list: "a list of texts"}
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
 
@@ -29,6 +50,7 @@ class BookError(Exception):
 
     def __init__(self, path, line, message):
         """Remember the place; `line` is None where the whole file is meant."""
+        path, message = (" ".join(printable(str(part)).split()) for part in (path, message))
         self.path, self.line, self.message = path, line, message
         super().__init__(f"{path}:{line}: {message}" if line else f"{path}: {message}")
 
@@ -259,7 +281,8 @@ class Chapter:
         _ = self.jax_floor, self.level, self.after, self.description
         if not self._has_cells():
             return
-        if (jupytext.get("text_representation") or {}).get("format_name") != "myst":
+        representation = jupytext.get("text_representation")
+        if not isinstance(representation, dict) or representation.get("format_name") != "myst":
             message = (
                 "has code cells, but its front matter does not say `jupytext: "
                 "text_representation: format_name: myst`, so nothing would run them; copy the "
@@ -273,7 +296,12 @@ class Chapter:
             raise BookError(self.path, 1, message)
         if kernel["name"] != KERNEL:
             line = next(
-                (n for n, text in enumerate(self.text.split("\n"), 1) if kernel["name"] in text), 1
+                (
+                    n
+                    for n, text in enumerate(self.text.split("\n"), 1)
+                    if str(kernel["name"]) in text
+                ),
+                1,
             )
             message = (
                 f"the kernel {kernel['name']} is not known: chapters run in the Python that "
@@ -478,21 +506,21 @@ def load(root):
     from sphinx_external_toc.parsing import MalformedError, parse_toc_yaml
 
     root = Path(root).resolve()
+    _check_place(root)
     config = _read_yaml(root, "_config.yml")
-    execution = config.get("execute") or {}
-    if not isinstance(execution, dict):
-        raise BookError("_config.yml", None, f"execute: is {execution}; use a table of settings")
-    seconds = execution.get("timeout", 30)
-    if type(seconds) is not int or seconds < 1:
+    _check_settings(config)
+    seconds = (config.get("execute") or {}).get("timeout", 30)
+    if type(seconds) is not int or not 1 <= seconds <= 10**6:
         raise BookError(
             "_config.yml",
             None,
-            f"execute: timeout: is {seconds}; use a whole number of seconds, at least 1",
+            f"execute: timeout: is {str(seconds)[:40]}; use a whole number of seconds, from 1 to "
+            "1,000,000",
         )
     _read_yaml(root, "_toc.yml")
     try:
         toc = parse_toc_yaml(root / "_toc.yml")
-    except MalformedError as error:
+    except (MalformedError, TypeError, ValueError) as error:  # such as a list in place of a name
         raise BookError("_toc.yml", None, str(error)) from None
     lines = _read(root, "_toc.yml").split("\n")
 
@@ -516,7 +544,7 @@ def load(root):
                 "_toc.yml", line_of(entry), f"{entry} is not in {FOLDER}/, where chapters are"
             )
         chapter = Chapter(root, _name(entry), _name(entry) in appendices)
-        if not (root / chapter.path).is_file():
+        if not os.path.isfile(root / chapter.path):  # also of a name that is too long
             raise BookError(
                 "_toc.yml", line_of(entry), f"lists {entry}, but there is no file {chapter.path}"
             )
@@ -533,6 +561,35 @@ def load(root):
         raise BookError(f"{FOLDER}/{strays[0]}.md", None, message)
     titles = {_name(entry): document.title for entry, document in toc.items() if document.title}
     return Book(root, tuple(chapters), config, parts, titles)
+
+
+def _check_place(root):
+    """Raise BookError for a folder, or a variable, with which tools of a build fail late."""
+    if escape := re.search("%[0-9A-Fa-f]{2}", str(root)):
+        message = (
+            f"SQLite reads {escape[0]} in the name of a folder as another character; rename it"
+        )
+        raise BookError(root, None, message)
+    if not str(root).isprintable():
+        raise BookError(root, None, "its path is not in UTF-8, or has signs of control; rename it")
+    if not re.fullmatch("([0-9]{1,11})?", epoch := os.environ.get("SOURCE_DATE_EPOCH", "")):
+        message = f"is {epoch[:40]!r}; use a whole number of seconds since 1970, or unset it"
+        raise BookError("SOURCE_DATE_EPOCH", None, message)
+
+
+def _check_settings(config):
+    """Raise BookError for a setting of another type than the builder and Jupyter Book take."""
+    for place, kind in SETTINGS.items():
+        value = config
+        for key in place.split(": "):
+            value = (value or {}).get(key)
+        if value is not None and not (
+            isinstance(value, kind)
+            and (kind is not list or all(isinstance(text, str) for text in value))
+        ):
+            raise BookError(
+                "_config.yml", None, f"{place}: is {str(value)[:80]}; use {IN_WORDS[kind]}"
+            )
 
 
 def _name(entry):
@@ -562,6 +619,8 @@ def _read_yaml(root, name):
 def _yaml(text, path, what, first_line=1):
     try:
         return yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:  # such as a date of month 13
+        raise BookError(path, None, f"{what} not YAML: {error}".strip()) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = f"{what} not YAML: {getattr(error, 'problem', None) or error}".strip()

@@ -16,10 +16,20 @@ def of(root):
         cited = yaml.safe_load((root / FILE).read_text("utf-8"))
     except FileNotFoundError:
         return {}
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise BookError(FILE, None, f"not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(cited, dict):
+        raise BookError(
+            FILE, None, f"is {type(cited).__name__}; use keys such as title: and values"
+        )
     if missing := {"title", "authors", "version", "date-released"} - set(cited):
         raise BookError(FILE, None, f"has no {min(missing)}")
+    authors = cited["authors"] if isinstance(cited["authors"], list) else [None]
+    for author in authors:
+        keys = author.keys() if isinstance(author, dict) else set()
+        if "name" not in keys and not {"family-names", "given-names"} <= keys:
+            message = f"authors: {str(author)[:80]} has no family-names and given-names, or name"
+            raise BookError(FILE, None, message)
     return cited
 
 

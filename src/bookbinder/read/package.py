@@ -89,7 +89,7 @@ def of(root):
     file = root / "pyproject.toml"
     try:
         table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BookError(file.name, None, f"not TOML: {error}") from None
     own = table.get("tool", {})
     own = own.get("bookbinder", {}) if isinstance(own, dict) else {}
@@ -98,6 +98,7 @@ def of(root):
     settings = _settings(own, Package, file.name)
     if programs := settings.pop("programs", None):
         settings["programs"] = Programs(**_settings(programs, Programs, file.name, ".programs"))
+    _check_project(table.get("project", {}), file.name)
     project = table.get("project", {}) if "build-system" in table else {}
     named = {"name", "version"} <= project.keys()
     wheel = (
@@ -108,6 +109,18 @@ def of(root):
     needed = " ".join(table.get("project", {}).get("dependencies", ()))
     minimum = re.search(r"\bjax>=([\d.]+)", needed)
     return Package(**settings, wheel=wheel, minimum_jax=minimum[1] if minimum else "")
+
+
+def _check_project(project, file):
+    """Raise BookError unless what is read of a table [project] is as packaging has it."""
+    if not isinstance(project, dict):
+        raise BookError(file, None, f"project is {str(project)[:80]}; use a table")
+    needed = project.get("dependencies", [])
+    wanted = [(key, str, project.get(key, "")) for key in ("name", "version")]
+    for key, kind, value in [*wanted, ("dependencies", tuple[str, ...], needed)]:
+        words, right = _KINDS[kind]
+        if not right(value):
+            raise BookError(file, None, f"[project] {key} is {str(value)[:80]}; use {words}")
 
 
 def _settings(table, kind, file, where=""):
@@ -124,6 +137,14 @@ def _settings(table, kind, file, where=""):
             raise BookError(
                 file, None, f"[tool.bookbinder{where}] {name} is {str(value)[:80]}; use {wanted}"
             )
+    if not re.fullmatch(r"\w*", settings.get("name", "")):
+        message = f"name is {settings['name'][:80]!r}; use the name by which chapters import it"
+        raise BookError(file, None, f"[tool.bookbinder{where}] {message}")
+    try:
+        re.compile(settings.get("unset", ""))
+    except re.error as error:
+        message = f"unset is no regular expression: {error}"
+        raise BookError(file, None, f"[tool.bookbinder{where}] {message}") from None
     return settings
 
 

@@ -1,6 +1,8 @@
 """Run chapters and keep what they put out.
 
 - `bookbinder.run.run_notebook`: run one notebook with any Python; imports nothing of ours
+- `bookbinder.run.protect`: run a command that can neither write nor delete sources, where the
+  system can; imports nothing of ours
 - `bookbinder.run.stale`: the digests by which what was made before is known to be of today's
   sources
 - `bookbinder.run.runs`: run notebooks, several at once; what was run under a key is not run again

@@ -5,7 +5,6 @@ jupyter-cache.
 from there, and can be made again at any time.
 """
 
-import re
 import shutil
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import partial
 
 from bookbinder import disk
 from bookbinder.progress import Progress, printable
-from bookbinder.read.book import SOURCES, BookError
+from bookbinder.read.book import BookError
 from bookbinder.run import runs, stale
 from bookbinder.stopping import stoppable
 
@@ -101,7 +100,7 @@ def run(
         if planned_run.name in without and not runs.known(planned_run)
     }
     planned = [planned_run for planned_run in planned if planned_run.name not in left_out]
-    saved = _sources(book)
+    saved, culprits = runs.sources(book.root), []
     at = {planned_run.place: book.chapter(planned_run.name) for planned_run in planned}
 
     def finished(planned_run, report):
@@ -109,8 +108,10 @@ def run(
             progress.finished(_result(at[planned_run.place], report))
         if ended and report.ok:
             ended(planned_run.name)
+        if report.data.get("lost"):
+            culprits.append(failure_of(at[planned_run.place], report.data))
 
-    with _nothing_gone(book, saved):
+    with _nothing_gone(book, saved, culprits):
         reports = runs.run(
             planned,
             first=[chapter.name for chapter in book.chapters][:FIRST],
@@ -120,8 +121,8 @@ def run(
             before=before,
             finished=finished,
         )
-    for name, when in sorted(_sources(book).items()):
-        if saved.get(name, when) != when:
+    for name, when in sorted(runs.sources(book.root).items()):
+        if saved.get(name, when) != when and name != runs.BUILD:
             progress.say(f"{name} changed while chapters ran; the next build will include it")
         if name not in saved:
             where = "if a cell made it, have that write to a folder that tempfile makes"
@@ -151,19 +152,23 @@ def run(
 
 
 @contextmanager
-def _nothing_gone(book, saved):
+def _nothing_gone(book, saved, culprits):
     """Raise BookError if sources, or the folder of what is built, are gone after chapters ran."""
     advice = "if a cell deleted it, have that use a folder that tempfile makes, and build again"
     with disk.watched(book.build_folder) as still:
         try:
             yield
         finally:
+            if culprits:
+                first, *others = culprits
+                also = "".join(f"; or by {one.path}:{one.line}, which ran then" for one in others)
+                raise BookError(first.path, first.line, f"{first.error}{also}")
             if not still():
                 name = book.build_folder.relative_to(book.root)
                 raise BookError(
                     str(name), None, f"was deleted or replaced while chapters ran; {advice}"
                 )
-            if gone := sorted(saved.keys() - _sources(book).keys()):
+            if gone := runs.lost_since(book.root, saved):
                 more = f", as were {len(gone) - 1} more" if len(gone) > 1 else ""
                 raise BookError(
                     gone[0],
@@ -219,21 +224,6 @@ def line_of(chapter, place):
     position = codes[place["cell"] or 0]
     cell = next((cell for cell in chapter.cells if cell.position == position), chapter.cells[0])
     return cell.line + (place["line"] or 1) - 1
-
-
-def _sources(book):
-    """Each source file with the time of its last change, except those that editors and Python make
-    beside them.
-    """
-    times = {}
-    for file in (
-        file for name in SOURCES for file in [book.root / name, *(book.root / name).rglob("*")]
-    ):
-        name = str(file.relative_to(book.root))
-        if file.is_file() and not re.search(r"(^|/)([.#]|__pycache__/)|~$", name):
-            with suppress(FileNotFoundError):  # gone meanwhile
-                times[name] = file.stat().st_mtime_ns
-    return times
 
 
 def _fill(folder, executed):

@@ -149,7 +149,7 @@ def _watch(root, sources, package):
         if name in noted or name.startswith((".", "_build")):
             return
         noted.add(name)
-        with open(notes, "a") as file:
+        with open(notes, "a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(name + chr(10))
 
     def look(event, arguments):
@@ -388,7 +388,8 @@ class Runner:
     def read(self):
         """The files that cells have read, as paths relative to the root."""
         file = self.folder / "read"
-        return sorted(set(file.read_text("utf-8", "replace").splitlines())) if file.exists() else []
+        text = file.read_text("utf-8", "surrogateescape") if file.exists() else ""
+        return sorted(set(text.splitlines()))
 
     def deprecations(self):
         """The warnings that were noted, each once, with the cell that has the line."""

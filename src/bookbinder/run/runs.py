@@ -13,6 +13,7 @@ The key holds the code, the way of running it, Python and its packages. The last
 chapter are kept, so that an edit that is undone costs nothing; what failed runs again.
 """
 
+import base64
 import json
 import os
 import re
@@ -43,6 +44,15 @@ KEPT = 6  # runs of one chapter in one environment
 # bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
 PROGRAMS = 2 << 30
 MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
+GUARD = Path(__file__).with_name("protect.py")
+BUILD = "_build"
+# What commands say of what is bound read-only, and how they name it: quoted, or just before that.
+REFUSED = re.compile(r"Read-only file system|Device or resource busy")
+NAMED = re.compile(rf"'([^']+)'|([^\s':]+): (?:{REFUSED.pattern})")
+NOT_THERE = (
+    "{name} is part of the book, where no cell may write or delete; write to a folder that "
+    "tempfile makes"
+)
 END_SECONDS = 30  # how long a runner may take to end what its cells have started
 
 
@@ -151,7 +161,7 @@ def of_chapter(book, chapter, python=sys.executable, column="lock"):
             *watched(book.root),
             "--sources",
             *SOURCES,
-            "_build",
+            BUILD,
         ),
         programs(book.root, chapter.name, column, python, for_chapters),
     )
@@ -322,7 +332,8 @@ def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, 
                 pool.shutdown(wait=False, cancel_futures=True)
                 _end(processes, left)
                 raise Stopped(stop.signal)
-            for future in ended:
+            # what one of them did may be why another could not end
+            for future in sorted(ended, key=lambda future: future.exception() is not None):
                 number, planned = jobs_of[future]
                 reports[number] = future.result()
                 if finished:
@@ -346,7 +357,9 @@ def _run(run, progress, stop, processes):
     if stop.signal:
         return None
     run.place.parent.mkdir(parents=True, exist_ok=True)
-    command = [run.python, stale.RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
+    guarded = "--sources" in run.options
+    command = _guard(run) if guarded else []
+    command += [run.python, stale.RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
     variables = run.variables
     if run.programs:
         kept = package.of(run.root).programs
@@ -362,6 +375,7 @@ def _run(run, progress, stop, processes):
         variables = {**variables, **kept.variables}
     progress.cell(run.name, 0, run.cells)
     began, began_ns = time.monotonic(), time.time_ns()
+    saved, lost = sources(run.root) if guarded else {}, {}
     with tempfile.TemporaryFile("w+b") as stderr, run_notebook.a_folder() as folder:
         process = subprocess.Popen(
             [*command, "--folder", folder],
@@ -378,11 +392,13 @@ def _run(run, progress, stop, processes):
         with process, suppress(BrokenPipeError):
             with process.stdin as stdin:
                 stdin.write(nbformat.writes(run.notebook))
-            line = ""
+            line, cell = "", 0
             for line in process.stdout:
                 with suppress(ValueError, KeyError):
                     now = json.loads(line)
                     progress.cell(run.name, now["cell"], now["of"])
+                    _note_lost(run.root, saved, lost, cell)
+                    cell = now["cell"]
         processes.discard(process)
         if process.returncode < 0:
             _end_what_uses(folder)
@@ -390,6 +406,8 @@ def _run(run, progress, stop, processes):
             return None
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_SAID))
         result = _found(line, process.returncode, stderr.read().decode(**AS_TEXT).strip())
+    _note_lost(run.root, saved, lost, cell)
+    _judge(run, result, saved, lost)
     if run.programs:
         _forget_programs(run.programs.parents[2])
     report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
@@ -419,6 +437,105 @@ def _run(run, progress, stop, processes):
             with suppress(IsADirectoryError, PermissionError):  # a folder in its place
                 old.unlink(missing_ok=True)
     return report
+
+
+def _guard(run):
+    """The beginning of a runner's command, by which its cells neither write nor delete sources."""
+    build = run.root / BUILD
+    places = [
+        path
+        for path in sorted(run.root.iterdir())
+        if (path.name == ".git" or not path.name.startswith(".")) and not path.is_symlink()
+    ]
+    writable = [build / "environments", *([run.programs.parent] if run.programs else [])]
+    places = [os.path.realpath(path) for path in places]
+    places += [f"+{os.path.realpath(path)}" for path in writable if path.exists()]
+    # -S: it needs no packages, and starts sooner
+    return [run.python, "-I", "-S", GUARD, *places, "--"]
+
+
+def sources(root):
+    """Each source file with the time of its last change, except those that editors and Python make
+    beside them; and the folder of what is built, with its number.
+    """
+    times = {}
+    for file in (file for name in SOURCES for file in [root / name, *(root / name).rglob("*")]):
+        name = str(file.relative_to(root))
+        if not re.search(r"(^|/)([.#]|__pycache__/)|~$", name):
+            with suppress(OSError):  # gone meanwhile
+                status = file.stat()
+                if stat.S_ISREG(status.st_mode):
+                    times[name] = status.st_mtime_ns
+    with suppress(OSError):
+        times[BUILD] = (root / BUILD).stat().st_ino
+    return times
+
+
+def lost_since(root, saved):
+    """The names of sources that are gone; with the folder of what is built, if it is another."""
+    now = sources(root)
+    changed = {BUILD} if BUILD in saved and now.get(BUILD) != saved[BUILD] else set()
+    return sorted((saved.keys() - now.keys()) | changed)
+
+
+def _note_lost(root, saved, lost, cell):
+    """Note the sources that are gone, with the cell that ran when they went."""
+    if saved:
+        for name in lost_since(root, saved):
+            lost.setdefault(name, cell)
+
+
+def _judge(run, result, saved, lost):
+    """Have a run fail if one of its cells has deleted sources, or was refused to."""
+    # an editor may have replaced a file at that moment
+    gone = [name for name in lost_since(run.root, saved) if name in lost] if lost else []
+    places = [n for n, cell in enumerate(run.notebook.cells) if cell.source.strip()]
+    if gone:
+        more = f", and so were {len(gone) - 1} more" if len(gone) > 1 else ""
+        message = (
+            f"{gone[0]} was deleted or moved while this cell ran{more}; "
+            + ("" if gone[0] == BUILD else f"git checkout -- {gone[0].split('/')[0]} restores it; ")
+            + "have the cell use a folder that tempfile makes"
+        )
+        cell, error = places[max(lost[gone[0]], 1) - 1], "FileNotFoundError"
+    elif refused := _refused(run, result):
+        cell, name = refused
+        error, message = "PermissionError", NOT_THERE.format(name=name)
+    elif unreadable := _unreadable(result):
+        cell, kind = unreadable
+        error, message = "ValueError", f"this cell shows an {kind} that is not in base64"
+    else:
+        return
+    told = {"error": error, "message": message, "traceback": "", "cell": cell, "line": 1}
+    result.update(told, ok=False, lost=bool(gone))
+
+
+def _refused(run, result):
+    """The place of the cell whose output says that a source may not be written, and the source."""
+    if "notebook" not in result or "--sources" not in run.options:
+        return None
+    for n, cell in enumerate(json.loads(result["notebook"])["cells"]):
+        shown = "".join("".join(output.get("text", "")) for output in cell.get("outputs", ()))
+        lines = [line for line in shown.splitlines() if REFUSED.search(line)]
+        named = [run.cwd / "".join(place) for line in lines for place in NAMED.findall(line)]
+        paths = [Path(os.path.relpath(os.path.realpath(path), run.root)) for path in named]
+        paths = [path for path in paths if path.parts[:1] and path.parts[0] in {*SOURCES, BUILD}]
+        if paths:  # what Python has compiled is named if there is nothing else
+            return n, min(paths, key=lambda path: "__pycache__" in path.parts)
+    return None
+
+
+def _unreadable(result):
+    """The place of the cell that shows an image which no page can hold, and the image's kind."""
+    for n, cell in enumerate(json.loads(result.get("notebook", '{"cells": []}'))["cells"]):
+        for output in cell.get("outputs", ()):
+            for kind, data in output.get("data", {}).items():
+                if re.fullmatch("image/(png|jpeg|gif|webp)|application/pdf", kind):
+                    try:
+                        base64.b64decode("".join("".join(data).split()), validate=True)
+                    except ValueError:  # binascii's too
+                        return n, kind
+    return None
 
 
 def _forget_programs(folder):

@@ -355,7 +355,9 @@ def _what_was_wrong(book, output, warned):
             (line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)),
             "Jupyter Book failed",
         )
-        wrong = [cause, output, warned]
+        # such as a theme or an extension that is not there
+        known = re.search(r"^(?:\w+ error:\n|sphinx\.errors\.\w+: )(.+)$", warned, re.MULTILINE)
+        wrong = [known[1]] if known else [cause, output, warned]
     return _relative(book, "\n".join(wrong).strip())
 
 

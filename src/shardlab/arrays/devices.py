@@ -3,8 +3,11 @@
 import os
 import re
 
+from shardlab._arguments import short
+
 __all__ = ["configure", "emulate"]
 
+MOST = 4_096  # devices; with many more XLA starts for minutes, or without end
 _FLAG = "--xla_force_host_platform_device_count"
 _XNNPACK = "--xla_cpu_use_xnnpack"
 # jaxlibs whose CPU matmul may use weights that a donation has replaced
@@ -31,7 +34,7 @@ def emulate(n: int = 8, *, keep_accelerators: bool = False) -> list:
       The devices, as `jax.devices()` lists them: a list of length `n`, or all accelerators.
 
     Raises:
-      ValueError: `n` is not a whole number of at least 1.
+      ValueError: `n` is not a whole number from 1 to 4,096.
       RuntimeError: JAX has started already, with other devices.
 
     It sets these things, each by environment variable and, where there is one, by JAX's
@@ -116,11 +119,16 @@ def configure(n: int, *, keep_accelerators: bool = False) -> None:
       keep_accelerators: leave the platform to JAX, which prefers GPUs and TPUs.
 
     Raises:
-      ValueError: `n` is not a whole number of at least 1.
+      ValueError: `n` is not a whole number from 1 to 4,096.
       RuntimeError: JAX has started already.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {n!r}")
+        raise ValueError(f"emulate() needs a whole number of devices, 1 or more; got {short(n)}")
+    if n > MOST:
+        raise ValueError(
+            f"emulate() makes at most {MOST:,} devices, not {short(n)}; a layout on more of them "
+            "is described with an AbstractMesh"
+        )
 
     import jaxlib
 

@@ -5,7 +5,8 @@ can be described on a laptop that has none of them.
 """
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -15,6 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jax.typing import DTypeLike
+
+from shardlab._arguments import MOST, short
 
 __all__ = [
     "Layout",
@@ -264,7 +267,8 @@ def describe(
       its own, are numbered from 0.
 
     Raises:
-      ValueError: the array cannot be sharded like this; JAX refuses the same cases.
+      ValueError: the array cannot be sharded like this; JAX refuses the same cases. Or a size is no
+        whole number.
       TypeError: `thing` is none of these, or its sharding is not known; the message names the next
         step.
     """
@@ -277,7 +281,7 @@ def describe(
             raise TypeError(
                 "describe(sharding, shape) needs the shape of the array, such as (4, 16)"
             )
-        sharding, shape = thing, tuple(int(size) for size in shape)
+        sharding, shape = thing, _sizes(shape)
     else:
         sharding = _sharding_of(thing)
         if sharding is None:
@@ -287,6 +291,24 @@ def describe(
     if isinstance(sharding, NamedSharding):
         return _named(sharding, shape, dtype, uneven)
     return _other(sharding, shape, dtype)
+
+
+def _sizes(shape):
+    """A shape, whose sizes are whole numbers."""
+    if not isinstance(shape, Iterable) or isinstance(shape, str):
+        raise TypeError(f"the shape is {short(shape)}; use a tuple of sizes, such as (4, 16)")
+    sizes = tuple(shape)
+    for size in sizes:
+        try:
+            good = 0 <= operator.index(size) <= MOST
+        except TypeError:
+            good = False
+        if not good:
+            raise ValueError(
+                f"the shape has the size {short(size)}; use whole numbers from 0 to {MOST:,}, "
+                "such as (4, 16)"
+            )
+    return tuple(map(int, sizes))
 
 
 def same_layout(array: Any, other: Any) -> bool:
@@ -591,15 +613,15 @@ def itemsize(dtype):
 
 def short_dtype(dtype):
     """The name of an element's type as JAX prints it in types: "bf16" for "bfloat16"."""
-    for long, short in (
+    for name, letters in (
         ("bfloat", "bf"),
         ("float", "f"),
         ("uint", "u"),
         ("int", "i"),
         ("complex", "c"),
     ):
-        if dtype.startswith(long):
-            return dtype.replace(long, short, 1)
+        if dtype.startswith(name):
+            return dtype.replace(name, letters, 1)
     return dtype
 
 

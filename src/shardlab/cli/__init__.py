@@ -4,12 +4,14 @@ as text or JSON.
 
 import argparse
 import sys
+from contextlib import suppress
 
 from shardlab import __version__
-from shardlab._arguments import nearest
+from shardlab._arguments import nearest, plain
 from shardlab.cli import explanation, grade, measurements, meshes, shards
 from shardlab.cli.arguments import Wrong
 
+MOST_SAID = 1_500  # characters of what is wrong
 # The modules of the commands, by the names that users write.
 COMMANDS = {
     "layout": shards,
@@ -24,6 +26,7 @@ class _Parser(argparse.ArgumentParser):
     """Errors take one line."""
 
     def error(self, message):
+        message = plain(message, MOST_SAID)
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -54,6 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
         command.set_defaults(run=module.run, parser=command)
         module.add_arguments(command)
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a terminal in ASCII
+            stream.reconfigure(errors="backslashreplace")
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
         known = commands.choices
         parser.error(
@@ -67,4 +73,4 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except Wrong as wrong:
-        options.parser.error(" ".join(str(wrong).split()))
+        options.parser.error(str(wrong))

@@ -1,6 +1,7 @@
 """What commands share: how they refuse an argument, and meshes from text."""
 
 import math
+import re
 
 
 class Wrong(ValueError):
@@ -14,7 +15,7 @@ def mesh_of(text):
     pairs = [pair.partition("=") for pair in text.split(",")]
     sizes = {name.strip(): size.strip() for name, _, size in pairs}
     for name, size in sizes.items():
-        if not name.isidentifier() or not size.isdigit() or int(size) < 1:
+        if not name.isidentifier() or not re.fullmatch("0*[1-9][0-9]{0,17}", size):
             raise Wrong(
                 f"--mesh {text}: {f'{name}={size}' if size else repr(name)} is no mesh axis; "
                 "write each with a size of at least 1, such as x=2,y=4"

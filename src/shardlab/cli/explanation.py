@@ -97,7 +97,7 @@ def run(options):
             emulate(options.devices)
         except ValueError:
             raise Wrong(
-                f"--devices is {options.devices}; use a whole number of at least 1"
+                f"--devices is {options.devices}; use a whole number from 1 to 4,096"
             ) from None
     if options.pod:
         from shardlab.pods.pod import Pod
@@ -106,13 +106,14 @@ def run(options):
             mesh = Pod(options.pod)
         except ValueError as error:
             raise Wrong(f"--pod: {error}") from None
-    file = Path(options.program)
-    if file.is_file() and options.try_remedies:
+    file = options.program
+    is_file = os.path.isfile(file)  # of a name that is too long, too
+    if is_file and options.try_remedies:
         raise Wrong(
             f"--try-remedies needs a function, such as train:example; {file} is the text of a "
             "program, which cannot be compiled with other specs"
         )
-    if file.is_file():
+    if is_file:
         program, args, kwargs = _read(file), (), {}
     elif re.fullmatch(r"[\w.]+:\w+", options.program):
         program, args, kwargs = _made(options.program)
@@ -132,7 +133,7 @@ def run(options):
             try_remedies=options.try_remedies,
             **kwargs,
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # what the program itself raises while it is traced and compiled, too
         raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None
     print(report.to_json() if options.json else report)
@@ -141,7 +142,7 @@ def run(options):
 
 def _read(file):
     try:
-        text = file.read_text()
+        text = Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Wrong(f"{file} cannot be read: {error}") from None
     if not re.search(r"^HloModule ", text, re.MULTILINE):
@@ -167,7 +168,7 @@ def _made(name):
                 "or set PYTHONPATH"
             ) from None
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -183,7 +184,7 @@ def _made(name):
         )
     try:
         outcome = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise Wrong(f"{name}() failed: {_told(error)}") from None
     if not (
         isinstance(outcome, tuple)
@@ -212,5 +213,8 @@ def _told(error):
         if not Path(frame.filename).resolve().is_relative_to(Path(__file__).resolve().parents[1])
     ]
     place = f"{os.path.relpath(own[-1].filename)}:{own[-1].lineno}: " if own else ""
-    reason = str(error).strip().split("\n\n")[0]
+    try:
+        reason = str(error).strip().split("\n\n")[0]
+    except Exception:
+        reason = "its text cannot be had"
     return f"{place}{type(error).__name__}: {reason}"

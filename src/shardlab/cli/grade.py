@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardlab._arguments import nearest
+from shardlab._arguments import file_bytes, nearest, plain
 from shardlab.cli.arguments import Wrong
 
 ABOUT = "run the notebooks of a course and say which exercises are solved"
@@ -41,9 +40,7 @@ MARKS = {RIGHT: "+", OPEN: ".", WRONG: "-", ERROR: "!"}
 LEGEND = "+ right   - wrong   . not solved yet   ! raises another error"
 WHOLE = "(notebook)"  # in place of an exercise, where a notebook cannot be read
 COLUMNS = ["notebook", "exercise", "verdict", "why", "digest"]  # of the table of --out
-MOST_READ = 100_000_000  # bytes of a notebook
 MOST_SHOWN = 1_000_000  # characters that a cell may print
-MOST_SAID = 300  # characters of a reason
 END_SECONDS = 10  # how long it may take to end what answers have started
 INSTALL = "grade needs nbclient and ipykernel; install them with: pip install nbclient ipykernel"
 # What outputs must hold, as text; messages that do not are no output.
@@ -75,8 +72,6 @@ def run(options):
         import nbclient  # noqa: F401
     except ImportError:
         raise Wrong(INSTALL) from None
-    with suppress(AttributeError):  # a terminal in ASCII
-        sys.stdout.reconfigure(errors="backslashreplace")
     original = _read(options.original) if options.original else None
     graded = _class(options, original)
     print(json.dumps(graded, indent=1) if options.json else table(graded))
@@ -115,20 +110,20 @@ def _marks(out):
     """The table of an earlier run: for each notebook its digest and its verdicts."""
     marks = {}
     try:
-        with open(out, newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = csv.reader(file)
-            head = next(rows, COLUMNS)
-            if head != COLUMNS:
-                raise Wrong(
-                    f"--out {out} is no table of marks: its columns are not {', '.join(COLUMNS)}; "
-                    "name another file"
-                )
-            for name, label, verdict, why, digest in rows:
-                if verdict not in MARKS:
-                    raise ValueError(f"{verdict!r} is no verdict")
-                name = _of_a_sheet(name)
-                verdicts = marks.setdefault(name, (digest, {}))[1]
-                verdicts[label] = {"verdict": verdict, "why": _of_a_sheet(why)}
+        text = file_bytes(out).decode("utf-8", "surrogateescape")
+        rows = csv.reader(io.StringIO(text, newline=""))
+        head = next(rows, COLUMNS)
+        if head != COLUMNS:
+            raise Wrong(
+                f"--out {out} is no table of marks: its columns are not {', '.join(COLUMNS)}; "
+                "name another file"
+            )
+        for name, label, verdict, why, digest in rows:
+            if verdict not in MARKS:
+                raise ValueError(f"{verdict!r} is no verdict")
+            name = _of_a_sheet(name)
+            verdicts = marks.setdefault(name, (digest, {}))[1]
+            verdicts[label] = {"verdict": verdict, "why": _of_a_sheet(why)}
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -171,15 +166,6 @@ def _of_a_sheet(text):
     return text[1:] if text.startswith("'") else text
 
 
-def plain(text):
-    """A text in one line, without what a terminal would obey; of a long one, the beginning."""
-    text = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,1000}(\x07|\x1b\\))?", "", text)
-    text = re.sub(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", " ", text)
-    text = " ".join(text.split())
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 4]} ..."
-
-
 def _error(why):
     return {"verdict": ERROR, "why": plain(why)}
 
@@ -201,15 +187,8 @@ def of_file(name, original, timeout):
 def _bytes(name):
     """What a file holds."""
     try:
-        status = os.stat(name)
-        if not stat.S_ISREG(status.st_mode):
-            raise Wrong(f"{name}: not a file; name a notebook, such as arrays.ipynb")
-        if status.st_size > MOST_READ:
-            raise Wrong(f"{name}: {status.st_size:,} bytes; a notebook has at most {MOST_READ:,}")
-        return Path(name).read_bytes()
+        return file_bytes(name)
     except (OSError, ValueError) as error:
-        if isinstance(error, Wrong):
-            raise
         raise Wrong(f"{name}: {getattr(error, 'strerror', None) or error}") from None
 
 

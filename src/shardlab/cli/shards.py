@@ -3,7 +3,7 @@
 import json
 import re
 
-from shardlab._arguments import nearest
+from shardlab._arguments import MOST, nearest, plain
 from shardlab.cli.arguments import Wrong, mesh_of
 
 ABOUT = "describe which device stores which slice of an array"
@@ -94,11 +94,13 @@ def _array_type(text):
 
     match = re.fullmatch(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*", text)
     sizes = [size.strip() for size in match[2].split(",")] if match and match[2].strip() else []
-    if not match or not all(size.isdigit() for size in sizes):
+    if not match or not all(re.fullmatch("[0-9]+", size) for size in sizes):
         raise Wrong(
             f"{text!r} is no type of an array; write its element type and its sizes, such as "
             "float32[8,16]"
         )
+    if wrong := next((size for size in sizes if len(size) > 18 or int(size) > MOST), None):
+        raise Wrong(f"a size is {plain(wrong, 60)}; use whole numbers of at most {MOST:,}")
     short = re.fullmatch(r"(bf|f|i|s|u|c)(\d\w*)", match[1])
     name = {"pred": "bool"}.get(match[1]) or (_SHORT[short[1]] + short[2] if short else match[1])
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from shardlab import costs
-from shardlab._arguments import nearest, short
+from shardlab._arguments import file_bytes, nearest, plain, short
 from shardlab._tables import aligned, html_table
 from shardlab.costs import inference, published, serving
 from shardlab.costs.bands import band_of
@@ -106,12 +106,12 @@ class Ledger(tuple[Entry, ...]):
         """The texts of each entry: its name, measured, bound, expected, verdict, and by whom."""
         return [
             (
-                e.name,
+                plain(e.name, 80),
                 _number(e.measured, e.unit),
                 _number(e.bound, e.unit),
                 _number(e.expected, e.unit),
                 e.verdict,
-                e.by,
+                plain(e.by),
             )
             for e in self
         ]
@@ -327,8 +327,8 @@ def read(path: str | Path) -> Ledger:
       OSError: the file cannot be read.
     """
     try:
-        data = json.loads(Path(path).read_text("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(file_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("runs"), list) or not data["runs"]:
         raise ValueError(
@@ -381,7 +381,7 @@ def _own_run(path, n, keys, by, sizes, chips):
             f"{path}: run {n} is {short(keys)}; use an object with {', '.join(_NEEDED)} and seconds"
         )
     where = (
-        f"{path}: run {n} ({keys['name']})"
+        f"{path}: run {n} ({plain(keys['name'])})"
         if isinstance(keys.get("name"), str)
         else f"{path}: run {n}"
     )
@@ -404,8 +404,8 @@ def _own_run(path, n, keys, by, sizes, chips):
         value = keys.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{where}: {key} is {short(value)}; use a whole number of at least 1")
-    for key in ("name", "model", "chip"):
-        if not isinstance(keys[key], str):
+    for key in ("name", "model", "chip", "source"):
+        if not isinstance(keys.get(key, ""), str):
             raise ValueError(f"{where}: {key} is {short(keys[key])}; use a name in quotes")
     try:
         return of_run(published.run_of({"source": by, **keys}, chips, sizes))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardlab._arguments import Numbers, nearest, short
+from shardlab._arguments import Numbers, file_bytes, nearest, plain, short
 
 __all__ = ["MODELS", "SIZES", "Model", "from_config", "model", "parse"]
 
@@ -454,7 +454,7 @@ def from_config(config: str | Path | Mapping) -> Model:
     if not isinstance(config, Mapping):
         name = Path(config).resolve().parent.name
         try:
-            config = json.loads(Path(file := config).read_text("utf-8"))
+            config = json.loads(file_bytes(file := config).decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{file} is no JSON: {error}; give the config.json of a model"
@@ -492,7 +492,7 @@ def from_config(config: str | Path | Mapping) -> Model:
     sizes["window"] = sizes.get("window", 0) if sizes["local_layers"] else 0
     name = str(config.get("_name_or_path") or name)
     tied = _flag(config, "tie_word_embeddings", known.tied)
-    return Model(**sizes, gated=known.gated, tied=tied, name=name.split("/")[-1])
+    return Model(**sizes, gated=known.gated, tied=tied, name=plain(name.split("/")[-1], 80))
 
 
 def _type_of(config):

@@ -7,7 +7,6 @@ is read from the `ppermute`s of the traced program, and so are the lines of code
 `shardlab.pictures.draw` makes the picture.
 """
 
-import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
@@ -19,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from shardlab._arguments import source_line
 
 __all__ = ["Flow", "Frame", "follow"]
 
@@ -289,6 +290,6 @@ def _line(equation):
     trace, library = equation.source_info.traceback, str(Path(jax.__file__).parent)
     for frame in trace.frames if trace else ():  # the innermost one first
         if not frame.file_name.startswith(library):
-            text = linecache.getline(frame.file_name, frame.line_num).strip()
+            text = source_line(frame.file_name, frame.line_num).strip()
             return (frame.line_num, text) if text else None
     return None

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from shardlab._arguments import plain
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.hlo import (
     COLLECTIVES,
@@ -944,7 +945,7 @@ def where(file: str, line: int) -> str:
     # a pair such as ("Cell", "In[3]")
     cell = getattr(compiler, "format_code_name", lambda _: None)(file)
     unknown = re.search(r"/ipykernel[_]\d", file) or file.startswith("<ipython")
-    return f"{cell[1] if cell else 'cell' if unknown else Path(file).name}:{line}"
+    return f"{cell[1] if cell else 'cell' if unknown else plain(Path(file).name, 80)}:{line}"
 
 
 def _end(instruction):

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Collection, Sequence
-from linecache import getline
 
 import jax
 
+from shardlab._arguments import source_line
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
@@ -202,7 +202,7 @@ def _along(origin):
     if "gather" in operations:
         return "a computed index into a sharded dimension: any device may need any of it"
     # newer programs do not name the former
-    if "reshape" in operations or "vdot(" in getline(origin.file, origin.line):
+    if "reshape" in operations or "vdot(" in source_line(origin.file, origin.line):
         return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
         return f"{along[1]} goes along the whole dimension, which is sharded"

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
+from shardlab._arguments import harmless
 from shardlab.machines import hardware
 from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred
@@ -86,7 +87,7 @@ def explain(
     chip = hardware.chip(mesh.chip if isinstance(mesh, Pod) else chip)
     if isinstance(f, str):
         with promised():
-            compiled = Compiled(f, () if mesh is None else (mesh,))
+            compiled = Compiled(harmless(f), () if mesh is None else (mesh,))
             return _report(compiled, chip, "program")[0]
     if not callable(f) and not hasattr(f, "as_text"):
         raise TypeError(

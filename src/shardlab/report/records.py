@@ -3,15 +3,16 @@ fixture `explained`.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from linecache import getline
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from shardlab._arguments import source_line
 from shardlab.arrays.layout import bytes_text
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
@@ -66,7 +67,7 @@ def line_of(file: str | None, line: int, kind: str, top: Path) -> tuple[tuple[st
       top: the folder from which files are named.
     """
     path, code = Path(file or "unknown"), ""
-    if line and path.is_file():
+    if line and os.path.isfile(path):  # of a name that is too long, too
         lines = path.read_text("utf-8", "replace").splitlines()
         code = lines[line - 1].strip() if line <= len(lines) else ""
     name = path.relative_to(top).as_posix() if path.is_relative_to(top) else path.name
@@ -204,7 +205,7 @@ def _at_home(record, top):
     """The moves of a record with the numbers that its lines have now."""
     for move, code in zip(record.report.moves, record.code, strict=True):
         file = str(top / move.file)
-        if move.line and getline(file, move.line).strip() != code and Path(file).is_file():
+        if move.line and source_line(file, move.line).strip() != code and os.path.isfile(file):
             lines = enumerate(Path(file).read_text("utf-8", "replace").splitlines(), 1)
             same = [number for number, line in lines if line.strip() == code]
             line = min(same, key=lambda number: abs(number - move.line), default=move.line)

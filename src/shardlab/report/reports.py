@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
-from linecache import getline
 from textwrap import wrap
 
+from shardlab._arguments import source_line
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.programs.origins import where
@@ -325,7 +325,7 @@ def _cells(move):
 
 def _details(move):
     """The code of a line, the array with the types, and the usual cause."""
-    code = " ".join(getline(move.file, move.line).split()) if move.line else ""
+    code = " ".join(source_line(move.file, move.line).split()) if move.line else ""
     made = move.made and f"made in {move.made}"
     called = move.callers and f"called in {', '.join(move.callers)}"
     array = f"{move.array} and {counted(move.others, 'other')}" if move.others else move.array

@@ -398,3 +398,15 @@ def test_bytes_have_three_digits_or_all(count, text):
 
 def test_bytes_can_be_exact_for_longer():
     assert bytes_text(393_216, exact=1_000_000) == "393,216 bytes"
+
+
+@pytest.mark.parametrize("size", [-8, 2.5, "8", None, 10**4999, float("nan")], ids=range(6))
+def test_a_shape_has_whole_numbers(size):
+    sharding = NamedSharding(AbstractMesh((2,), ("x",)), P())
+    with pytest.raises(
+        ValueError, match=r"use whole numbers from 0 to 1,000,000,000,000,000"
+    ) as error:
+        describe(sharding, (8, size))
+    assert len(str(error.value)) < 200
+    with pytest.raises(TypeError, match=r"use a tuple of sizes, such as \(4, 16\)"):
+        describe(sharding, 8)

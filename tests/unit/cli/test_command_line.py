@@ -296,6 +296,23 @@ def test_a_file_is_read(run, explained, tmp_path):
     assert explained[0].f == text and explained[0].args == ()
 
 
+ONE_SUM = """HloModule jit_f, num_partitions=8
+
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT sum = f32[] add(a, b)
+}
+
+ENTRY main {
+  x = f32[16,16] parameter(0)
+  ROOT all = f32[16,16] all-reduce(x), replica_groups={{0,1,2,3,4,5,6,7}}, channel_id=1, \
+use_global_device_ids=true, to_apply=add, \
+metadata={op_name="jit(f)/dot_general" source_file="step.py" source_line=7}
+}
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -326,6 +343,84 @@ def test_what_cannot_be_explained_is_refused(refused, explained, tmp_path, argum
     (tmp_path / "broken.py").write_text("1 / 0\n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     assert said in refused("explain", *arguments)
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b\u202e"  # what a terminal would obey
+
+
+def test_what_a_terminal_would_obey_in_a_program_or_its_names_is_not_printed(run, tmp_path):
+    names = f"{HOSTILE}{'long' * 2_000}.py"
+    program = ONE_SUM.replace("step.py", names).replace("jit(f)", f"jit({HOSTILE})")
+    (tmp_path / "step.txt").write_text(program)
+    status, out, _ = run("explain", str(tmp_path / "step.txt"), "--mesh", "x=8")
+    assert status == 0 and "all-reduce" in out and "long" in out
+    assert all(line.isprintable() for line in out.split("\n")) and len(out) < 2_000
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "fifo", "/proc/kmsg", "a/" * 5_000 + "x.py"])
+def test_a_source_that_is_none_is_not_read(run, tmp_path, monkeypatch, file):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    (tmp_path / "step.txt").write_text(ONE_SUM.replace("step.py", file))
+    status, out, _ = run("explain", "step.txt", "--mesh", "x=8")
+    assert status == 0 and f"{file.rsplit('/', 1)[-1]}:7" in out
+
+
+def test_an_exception_without_a_text_is_told(refused, explained, tmp_path):
+    module = "class E(Exception):\n    def __str__(self): raise ValueError\ndef whole(): raise E"
+    (tmp_path / "mute.py").write_text(module)
+    assert "mute.py:3: E: its text cannot be had" in refused("explain", "mute:whole")
+
+
+@pytest.mark.parametrize("place", ["whole", "late"])
+def test_what_ends_python_ends_no_explanation(refused, explained, tmp_path, place):
+    module = (
+        "def whole():\n    return step, ()\n\ndef step():\n    pass\n\ndef late():\n    exit(3)\n"
+    )
+    (tmp_path / "leaves.py").write_text(module if place == "late" else f"{module}\nexit(3)\n")
+    assert "SystemExit: 3" in refused("explain", f"leaves:{place}")
+
+
+DIGITS = "9" * 5_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("layout", f"f32[{DIGITS}]", "--mesh", "x=2"), "use whole numbers of at most 1,000,000"),
+        (("layout", "f32[9999999999999999]", "--mesh", "x=2"), "use whole numbers of at most"),
+        (("layout", "f32[8]", "--mesh", f"x={DIGITS}"), "is no mesh axis"),
+        (("layout", "f32[8]", "--mesh", "x=\u00b2"), "is no mesh axis"),
+        (("layout", "f32[\u00b2]", "--mesh", "x=2"), "is no type of an array"),
+        (("explain", "a:b", "--devices", "9999999"), "use a whole number from 1 to 4,096"),
+        (("explain", "a:b", "--devices", DIGITS), "--devices"),
+        (("plan", "llama-3-8b", "v5p", DIGITS), "use a whole number of at most"),
+        (("ledger", "fifo"), "fifo: not a file"),
+        (("ledger", "/dev/zero"), "/dev/zero: not a file"),
+        (("ledger", "digits.json"), "digits.json is not JSON"),
+        (("plan", "fifo.json", "v5p", "8"), "not a file"),
+        (("plan", "zero.json", "v5p", "8"), "not a file"),
+        (("plan", "digits.json", "v5p", "8"), "is no JSON"),
+        (("grade", "fifo", "--original", "fifo"), "fifo: not a file"),
+        (("grade", "fifo", "--out", "fifo"), "--out fifo: not a file"),
+        (("grade", "fifo", "--out", "/dev/zero"), "--out /dev/zero: not a file"),
+    ],
+)
+def test_sizes_and_files_without_end_are_refused_at_once(
+    refused, tmp_path, monkeypatch, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("fifo", "fifo.json"):
+        os.mkfifo(name)
+    os.symlink("/dev/zero", "zero.json")
+    (tmp_path / "digits.json").write_text(f'{{"by": {DIGITS}, "runs": [1]}}')
+    told = refused(*arguments)
+    assert said in told and len(told) < 2_000
+
+
+def test_what_is_refused_is_told_in_a_line_of_some_length(refused, tmp_path):
+    said = refused("explain", f"{HOSTILE}{'long' * 9_000}:f")
+    assert said[:-1].isprintable() and len(said) < 2_000 and "module:function" in said
 
 
 def test_a_real_program_is_explained_from_a_function_and_from_its_text(tmp_path):
@@ -401,6 +496,21 @@ def test_the_ledger_lists_what_was_measured(run, tmp_path):
         1,
         "nothing that is listed contradicts its prediction\n",
     )
+
+
+def test_what_a_terminal_would_obey_in_a_ledger_is_not_printed(run, refused, tmp_path):
+    keys = {"name": f"mine{HOSTILE}\n" + "long" * 999, "chip": "H100", "fsdp": 8, "sequences": 16}
+    keys |= {"model": "llama-3-8b", "sequence": 8192, "seconds": 3.4}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"by": f"me{HOSTILE}", "runs": [keys]}))
+    status, out, _ = run("ledger", str(file))
+    assert status == 0 and "mine long" in out and len(out) < 1_000
+    assert all(line.isprintable() for line in out.split("\n"))
+    file.write_text(json.dumps({"by": "me", "runs": [keys | {"source": 5}]}))
+    assert "source is 5; use a name in quotes" in refused("ledger", str(file))
+    file.write_text(json.dumps({"by": "me", "runs": [keys | {"chip": f"H{HOSTILE}100"}]}))
+    said = refused("ledger", str(file))
+    assert said[:-1].isprintable() and len(said) < 2_000 and "or pass your own" in said
 
 
 def test_a_wrong_ledger_is_refused(refused, tmp_path):

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, writes
 
+from shardlab._arguments import MOST_SAID
 from shardlab.cli import grade
 
 pytestmark = [
@@ -178,7 +179,7 @@ def test_a_table_that_is_none_is_refused_and_kept(refused, tmp_path, monkeypatch
 def test_reasons_are_plain_and_short_and_no_formula(graded, tmp_path):
     says = "class NotSolved(Exception): pass\nraise NotSolved('=1+1\\x1b[2J\\x07' + 'long' * 9999)"
     why = graded("--out", "marks.csv", bob=of(says))["bob"]["e0"]["why"]
-    assert why.startswith("=1+1") and why.isprintable() and len(why) == grade.MOST_SAID
+    assert why.startswith("=1+1") and why.isprintable() and len(why) == MOST_SAID
     assert ",'=1+1" in (tmp_path / "marks.csv").read_text()
     again = graded("--out", "marks.csv", bob=of(says))["bob"]["e0"]["why"]
     assert again == why

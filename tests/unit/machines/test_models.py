@@ -218,3 +218,9 @@ def test_a_window_saves_what_is_computed_for_scores_beyond_it():
         assert made.attended(sequence) == pytest.approx(sum(layers) / 24)
     with pytest.raises(ValueError, match="local_layers is 3 with a window of 0"):
         replace(made, window=0, local_layers=3)
+
+
+def test_the_name_of_a_configuration_is_plain():
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "vocab_size": 512, "_name_or_path": "a/b\x1b[2J\nc"}
+    assert models.from_config(sizes).name == "b c"
