@@ -85,8 +85,8 @@ class Finding:
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
     "same noise", "decided by each device", "indices into other shards", "mean of quotients",
-    "constraint without an axis", "constraint with an axis too many", "axis on two dimensions",
-    "heads cut", "axes swapped",
+    "constraint without an axis", "constraint with an axis too many", "heads cut",
+    "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
