@@ -32,12 +32,21 @@ class Network(nnx.Module):  # put yours here; this one has statistics and random
         return self.out(self.dropout(jax.nn.relu(self.norm(self.hidden(x)))))
 
 
+def new():  # the model, with a stream for each kind of random numbers
+    return Network(nnx.Rngs(params=0, dropout=1))
+
+
+def loss_of(model, batch):  # a mean over the batch
+    x, labels = batch
+    return optax.softmax_cross_entropy_with_integer_labels(model(x), labels).mean()
+
+
 def parts(model):  # its definition, its parameters, and statistics, keys and counters
     return nnx.split(model, nnx.Param, ...)
 
 
 def create():  # the whole state of a run
-    _, params, other = parts(Network(nnx.Rngs(params=0, dropout=1)))
+    _, params, other = parts(new())
     return {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
 
 
@@ -48,18 +57,17 @@ def batch_of(step):  # the step alone decides, so a resumed run reads what it wo
 
 def main(folder, steps):
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-    definition, *_ = parts(nnx.eval_shape(lambda: Network(nnx.Rngs(params=0, dropout=1))))
+    definition, *_ = parts(nnx.eval_shape(new))
     applied = apply_rules(RULES, shapes := jax.eval_shape(create))
     assert not applied.idle, applied  # a rule that matches no array is mistyped
     goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
 
     def update(state, batch):
-        def loss_of(params):
+        def with_other(params):
             model = nnx.merge(definition, params, state["other"], copy=True)
-            loss = optax.softmax_cross_entropy_with_integer_labels(model(batch[0]), batch[1]).mean()
-            return loss, parts(model)[2]
+            return loss_of(model, batch), parts(model)[2]
 
-        (loss, other), grads = jax.value_and_grad(loss_of, has_aux=True)(state["params"])
+        (loss, other), grads = jax.value_and_grad(with_other, has_aux=True)(state["params"])
         changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
         params = optax.apply_updates(state["params"], changes)
         ema = optax.incremental_update(params, state["ema"], 0.01)

@@ -7,6 +7,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.arrays.devices`: give this process several (emulated) devices
 - `shardlab.arrays.layout`: describe in plain data which device stores which shard of an array
 - `shardlab.arrays.rules`: shard a whole state by rules on the paths of its arrays
+- `shardlab.arrays.weights`: load a model's weights from another library's files, shard by shard
 - `shardlab.machines.hardware`: chips and links by their data sheets, and the machines that they
   form
 - `shardlab.machines.models`: transformers by their sizes

@@ -15,6 +15,17 @@ from shardlab.arrays.rules import (
     stored_bytes as stored_bytes,
     target as target,
 )
+from shardlab.arrays.weights import (
+    Fused as Fused,
+    Stored as Stored,
+    WeightReport as WeightReport,
+    compare_weights as compare_weights,
+    equal_part as equal_part,
+    export_weights as export_weights,
+    heads_part as heads_part,
+    load_weights as load_weights,
+    open_weights as open_weights,
+)
 from shardlab.book import explorer as explorer
 from shardlab.book.planner import planner as planner
 from shardlab.book.specs import compare_specs as compare_specs

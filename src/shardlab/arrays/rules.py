@@ -217,8 +217,8 @@ def target(tree: Any, specs: Any, mesh: Mesh | AbstractMesh) -> Any:
             if size % count:
                 raise ValueError(
                     f"{path}: dimension {dimension} has size {size}, which the {count} "
-                    f"devices of {entry!r} do not divide: shard another dimension, or choose "
-                    "a size that they divide"
+                    f"devices of {entry!r} do not divide: shard another dimension, replicate it "
+                    "(None in its place), or choose a size that they divide"
                 )
         structs.append(jax.ShapeDtypeStruct(shape, jax.dtypes.result_type(leaf), sharding=place))
     return jax.tree.unflatten(jax.tree.structure(tree), structs)
