@@ -1,6 +1,7 @@
 """`shardlab plan --serve`: what it prints as text and as JSON, and which options it refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -163,3 +164,13 @@ def test_dtypes_slices_and_rows(run):
 )
 def test_a_wrong_option_is_refused(refused, options, says):
     assert says in refused(*PLAN, *options)
+
+
+def test_the_ledger_says_of_each_kind_how_many_test_it(run):
+    _, out, _ = run("ledger")
+    rows = out[out.index("kind, tested by") :].splitlines()[1:]
+    assert len(rows) > 20
+    for row in rows:
+        name, few, _, inside = re.split(r"\s{2,}", row.strip())
+        assert (inside == "too few") == (int(few) < 8), row
+        assert inside == "too few" or int(inside.split("%")[0]) >= 90, name
