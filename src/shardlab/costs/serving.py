@@ -368,7 +368,7 @@ def server_cost(
     >>> cost = serving.server_cost("llama-3-70b", h100, 2048, 256, 64, serving.Layout(replicas=2, tensor=4))
     >>> times = cost.expected
     >>> print(f"{times.first_token_seconds:.2f} s, then {times.token_seconds * 1e3:.0f} ms for each token")
-    0.20 s, then 55 ms for each token
+    0.28 s, then 45 ms for each token
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.
@@ -508,7 +508,7 @@ def server_plan(
 
     >>> best, *others = serving.server_plan("llama-3-70b", hardware.machine("h100", 8), 2048, 256, slow_token_seconds=0.06)
     >>> print(f"{best.layout}, {best.concurrency} requests at a time")
-    2 replicas of tensor 4, 64 requests at a time
+    2 replicas of tensor 4, 16 requests at a time
 
     Args:
       model, machine, prompt, output: as for `server_cost`.
