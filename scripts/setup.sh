@@ -4,7 +4,7 @@
 #   scripts/setup.sh                    set up, or return at once
 #   PYTHON=/path/to/python scripts/setup.sh    use that interpreter
 set -eu
-CDPATH='' cd -- "$(dirname -- "$0")/.."
+CDPATH='' cd -P -- "$(dirname -- "$0")/.." # one name, by whatever link the folder is reached
 home=${HOME:-/nonexistent}
 oldest=11 newest=14 # minor versions of Python 3
 pyenv_folder=${PYENV_ROOT:-$home/.pyenv}/versions
@@ -65,7 +65,11 @@ find_python() {
 # that one), or PYTHON asks for another version.
 usable=yes
 .venv/bin/python -c 'import pip' 2>/dev/null || usable=
-[ "$(cat .venv/folder 2>/dev/null)" = "$PWD" ] || usable=
+made_in=$(cat .venv/folder 2>/dev/null || true)
+if [ "$made_in" != "$PWD" ]; then
+  [ -z "$made_in" ] || say "the scripts of .venv name $made_in, where it was made: making it again for $PWD"
+  usable=
+fi
 if [ -n "${PYTHON:-}" ] || [ -z "$usable" ]; then
   find_python
   if [ -z "$usable" ] || [ "$(version_of .venv/bin/python)" != "$version" ]; then

@@ -100,9 +100,16 @@ def main(arguments=None):
         print(f"{error}\n{left}", file=sys.stderr)
         return 1
     except OSError as error:
+        build = Path(options.root) / "_build"
+        if build.exists() and not build.is_dir():
+            print(
+                f"{build}: a file, where a folder should be; delete it, and build again",
+                file=sys.stderr,
+            )
+            return 1
         if not (refused := disk.refused(error)):
             raise
-        print(disk.said(*refused, Path(options.root) / "_build"), file=sys.stderr)
+        print(disk.said(*refused, build), file=sys.stderr)
         return 1
     except (Stopped, KeyboardInterrupt) as stop:
         name = str(stop) or "SIGINT"

@@ -6,9 +6,9 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import sqlite3
-import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -95,6 +95,26 @@ def alone(folder, progress, stop, what="build"):
 
 
 @contextmanager
+def watched(folder):
+    """Make a folder, unless it is there. Yields a function that says whether it still is, and is
+    the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # while it is open, none has its number
+
+    def still():
+        try:
+            return os.path.samestat(os.fstat(held), folder.stat())
+        except OSError:
+            return False
+
+    try:
+        yield still
+    finally:
+        os.close(held)
+
+
+@contextmanager
 def one_of(count, folder, stop):
     """Allow `count` blocks at a time for a folder, in whatever processes; others wait."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,9 +135,12 @@ def _locked(file):
 
 def write(path, text):
     """Write a file so that it is never seen half-written; others may write the same file now."""
-    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    # processes in two containers, or on two machines, may have the same number
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     try:
-        part.write_text(text, "utf-8")
+        part.write_text(text, "utf-8", newline="")
+        if path.is_dir() and not path.is_symlink():  # forged, or made by mistake
+            shutil.rmtree(path)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -149,9 +172,17 @@ def digest(*texts):
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
+def bytes_digest(content):
+    """A digest of a content, which is that of a file that holds it."""
+    return hashlib.sha256(content).hexdigest()
+
+
 def file_digest(path):
     """A digest of a file's content; "gone" if there is no such file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "gone"
+    try:
+        return bytes_digest(path.read_bytes()) if path.is_file() else "gone"
+    except FileNotFoundError:  # gone meanwhile
+        return "gone"
 
 
 def files(folder, pattern="*"):

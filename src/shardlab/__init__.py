@@ -35,6 +35,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
 - `shardlab.programs.races`: run kernels that communicate, and list their races
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products
+- `shardlab.programs.liveness`: the temporaries that a device holds where it holds most (inside)
 - `shardlab.programs.lifetimes`: follow each layer's parameters through a program: gathered, used,
   held, scattered
 - `shardlab.programs.flows`: follow chunks of data through the program of a device
@@ -61,17 +62,21 @@ marked (inside) are used by the others alone, and have no section in the referen
   show films
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although
-  it runs
+  it runs (inside)
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them
   (inside)
 - `shardlab.report.program`: a compiled program, its collectives, and where each comes from (inside)
+- `shardlab.report.remedies`: remedies of findings that can be compiled, and what they gave (inside)
 - `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)
 - `shardlab.report.storage`: what a program stores: arguments, results and memory (inside)
 - `shardlab.report.judgement`: what the text of a program tells of what to change (inside)
 - `shardlab.report.reports`: reports of programs, and what changed between two, in print (inside)
+- `shardlab.report.trials`: compile a program again with the remedies of its findings (inside)
 - `shardlab.report.explain`: explain a program: what it sends and for which line, where its memory
   is, what to change
+- `shardlab.report.records`: reports in files, and what grew since (inside)
+- `shardlab.report.pytest_plugin`: fail a test when its program sends more than in its record
 - `shardlab.report.verify`: compile the best meshes of a plan, and compare them with what was
   predicted
 

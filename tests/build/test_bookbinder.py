@@ -745,6 +745,19 @@ def test_help_and_bad_options():
             ),
         ),
         ("name = shardlab", "pyproject.toml: not TOML: "),
+        ("name = 5", "pyproject.toml: [tool.bookbinder] name is 5; use a text"),
+        (
+            "not-in-colab = [1]",
+            "pyproject.toml: [tool.bookbinder] not-in-colab is [1]; use a list of texts",
+        ),
+        (
+            "variables = {A = 1}",
+            "pyproject.toml: [tool.bookbinder] variables is {'A': 1}; use a table of texts",
+        ),
+        (
+            "programs.packages = 'jax'",
+            "pyproject.toml: [tool.bookbinder.programs] packages is jax; use a list of texts",
+        ),
     ],
 )
 def test_a_table_for_bookbinder_that_cannot_be_read_is_an_error(tmp_path, table, said):
@@ -752,3 +765,13 @@ def test_a_table_for_bookbinder_that_cannot_be_read_is_an_error(tmp_path, table,
     with pytest.raises(BookError) as error:
         package.of(tmp_path)
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("seconds", ["soon", -1, 0, 1.5, True, [30]])
+def test_a_time_for_cells_that_is_none_is_an_error(tiny, seconds):
+    config = (tiny.root / "_config.yml").read_text()
+    tiny.write("_config.yml", config.replace("timeout: 120", f"timeout: {seconds}"))
+    with pytest.raises(BookError) as error:
+        load(tiny.root)
+    says = "use a whole number of seconds, at least 1"
+    assert str(error.value) == f"_config.yml: execute: timeout: is {seconds}; {says}"

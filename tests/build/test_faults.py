@@ -365,6 +365,30 @@ def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
     assert status == 0 and "More." in tiny.page("two") and "while chapters ran" not in err
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("rm -rf ../src", "src/shardlab/value.py: was deleted while chapters ran; restore"),
+        ("mv ../src ../moved", "src/shardlab/value.py: was deleted while chapters ran; restore"),
+        ("rm -rf ../_build", "_build: was deleted or replaced while chapters ran; if a cell"),
+        ("mv ../_build ../moved", "_build: was deleted or replaced while chapters ran; if a cell"),
+        ("rm -rf ../_build; touch ../_build", "_build: was deleted or replaced while chapters ran"),
+    ],
+)
+def test_what_a_cell_deletes_is_told_in_a_line(tiny, command, says):
+    tiny.write("book/two.md", chapter("Two", "print(2)"))
+    tiny.write("book/one.md", chapter("One", f"!{command}"))
+    status, _, err = tiny.build()
+    assert status == 1 and says in err and "Traceback" not in err, err
+
+
+def test_a_file_in_place_of_the_build_folder_is_told_in_a_line(tiny):
+    tiny.write("_build", "")
+    status, _, err = tiny.build()
+    assert status == 1 and "_build: a file, where a folder should be; delete it" in err, err
+    assert err.count("\n") == 1
+
+
 def test_outputs_follow_each_file_that_a_cell_has_read(tiny):
     read = "import subprocess, sys\nprint('alone', open('data/alone.txt').read())\n"
     read += "subprocess.run([sys.executable, '-c', \"open('data/below.txt').read()\"], check=True);"
@@ -438,6 +462,83 @@ def test_processes_that_run_chapters_of_one_book_share_the_places(tmp_path):
             [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True
         )
     assert "Stopped: SIGTERM" in done.stderr and not done.stdout
+
+
+def test_four_builders_that_share_their_runs_run_each_chapter_once(tmp_path):
+    shared, ran = tmp_path / "runs", tmp_path / "ran"
+    shared.mkdir()
+    books = []
+    for n in range(4):
+        root = tmp_path / f"clone{n}"
+        root.mkdir()
+        books.append(TinyBook(root))
+        (root / "_build").mkdir()
+        (root / "_build" / "runs").symlink_to(shared)
+        note = f"import os, time; time.sleep(1); os.system('echo one >> {ran}')"
+        books[-1].write("book/one.md", chapter("One", note))
+    builds = [book.start("build", "--jobs", "1") for book in books]
+    for build in builds:
+        _, err = build.communicate(timeout=PATIENCE)
+        assert build.returncode == 0, err
+    assert ran.read_text() == "one\n"
+
+
+def test_what_another_builder_deletes_meanwhile_is_left_out(tiny, monkeypatch):
+    """Each file is listed, and gone when it is looked at; or gone once its report was read."""
+    assert tiny.build()[0] == 0
+    book = load(tiny.root)
+    planned = runs.of_chapter(book, book.chapter("one"))
+    report = runs.known(planned)
+    report.outputs.unlink()
+    assert runs.outputs(report).cells[0].outputs[0].text.startswith("one")
+    report.outputs.mkdir()
+    assert runs.known(planned) is None
+    real = Path.stat
+
+    def gone(path, **options):
+        if path.name.startswith("one."):
+            path.unlink(missing_ok=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    assert runs._earlier(planned) == []
+
+
+def test_processes_of_the_same_number_write_one_file(tmp_path):
+    """As in containers that share a folder."""
+    file = tmp_path / "file"
+    program = f"""
+        import os, threading
+        from pathlib import Path
+        from bookbinder import disk
+        own = str(os.getpid())[-1]
+        os.getpid = threading.get_ident = lambda: 7
+        for _ in range(500):
+            disk.write(Path({str(file)!r}), own * 10_000)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    writers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    said = [writer.communicate()[1] for writer in writers]
+    assert said == [b""] * 4 and len(set(file.read_text())) == 1 and [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file)])
+def test_what_is_no_file_in_place_of_a_record_costs_a_run_at_most(tiny, make):
+    assert tiny.build()[0] == 0
+    (record,) = (tiny.root / "_build/runs/lock").glob("one.*.json")
+    record.unlink()
+    make(record)
+    for status in ("ran", "reused"):
+        assert {one.name: one.status for one in execute.run(load(tiny.root))}["one"] == status
+
+
+def test_a_record_without_its_notebook_is_none(tiny):
+    assert tiny.build()[0] == 0
+    (record,) = (tiny.root / "_build/runs/lock").glob("one.*.json")
+    forged = json.loads(record.read_text()) | {"version": "gone"}
+    record.with_suffix(".ipynb").unlink()
+    record.write_text(json.dumps(forged))
+    assert {one.name: one.status for one in execute.run(load(tiny.root))}["one"] == "ran"
 
 
 # --- The disk -------------------------------------------------------------------------------------

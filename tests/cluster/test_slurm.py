@@ -585,6 +585,39 @@ def test_an_interactive_allocation_runs_the_same_program(cluster):
     assert len(lines) == 8 and all(line.endswith("sum 28") for line in lines)
 
 
+TRAINS = """
+import sys, time
+from pathlib import Path
+import jax
+from jax.experimental.multihost_utils import process_allgather
+from join import join
+join()
+(Path(sys.argv[1]) / f"joined-{jax.process_index()}").touch()
+while not (Path(sys.argv[1]) / "end").exists():
+    time.sleep(0.1)
+print("trained, sum", process_allgather(jax.process_index()).sum(), flush=True)
+"""
+
+
+def test_a_second_program_in_a_running_job_leaves_the_first_alone(cluster):
+    """Its step has a coordinator with a port of its own."""
+    program, folder = cluster.folder / "trains.py", cluster.folder / "two-steps"
+    program.write_text(TRAINS)
+    folder.mkdir()
+    steps = f"""
+srun --overlap {sys.executable} -u {program} {folder} & FIRST=$!
+until [ "$(ls {folder} | wc -l)" = 8 ] || ! kill -0 $FIRST; do sleep 0.1; done
+srun --overlap {sys.executable} -u hello.py
+touch {folder}/end
+wait $FIRST
+"""
+    options = "--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4", f"--chdir={FOLDER}"
+    environment = on_cpus(1) | {"PYTHONPATH": str(FOLDER)}
+    lines = cluster.run("salloc", *options, "bash", "-c", steps, **environment).splitlines()
+    assert sum(line.startswith("process") and line.endswith("sum 28") for line in lines) == 8
+    assert lines.count("trained, sum 28") == 8
+
+
 def test_tasks_have_several_cpus_each(cluster):
     program = "import os; print(os.environ['SLURM_CPUS_PER_TASK'])"
     script = cluster.folder / "cpus.py"

@@ -2,6 +2,7 @@
 page's.
 """
 
+import contextlib
 import subprocess
 import sys
 
@@ -115,6 +116,27 @@ def test_a_cell_that_cannot_be_copied_is_named_with_its_line(tiny, cells, messag
 def test_a_cell_without_its_paragraph_is_named(tiny):
     with pytest.raises(BookError, match='begins with "\\*\\*To copy:\\*\\*"'):
         excerpt_of(tiny, "", "def f():\n    return 1", above="Some words.")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "named"),
+    [
+        (-1, "size=-1: take at least 1", True),
+        (-1, "a size of 1", False),
+        (1, "size=-1", False),
+        (12, "12 rows, 4,096 columns", True),
+        (4096, "12 rows, 4,096 columns", True),
+        (2, "12 rows", False),
+        ("layers/up", "layers/up has the shape (3, 5)", True),
+        (0.5, "0.5 is no factor", True),
+    ],
+)
+def test_a_refusal_has_to_name_the_whole_value(value, text, named):
+    space = {}
+    exec(compile("def refuse(text): raise ValueError(text)", "<excerpt of a test>", "exec"), space)
+    allowed = contracts_of_tests.refusal(True, value)
+    with contextlib.nullcontext() if named else pytest.raises(ValueError), allowed:
+        space["refuse"](text)
 
 
 FAILS = '''

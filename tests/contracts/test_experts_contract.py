@@ -180,7 +180,7 @@ def test_moe(moe, tokens, count, own, top, factor, kind, router, dtype):
     """
     own = count if own == 0 else max(1, count + own)
     x, layer = values(kind, (tokens, WIDTH), dtype), layer_of(count, own, dtype, router)
-    named = [own, count] if own != count else [-factor] if factor < 0 else [tokens, top, count]
+    named = [own, count] if own != count else [factor] if factor < 0 else [tokens, top, count]
     with refusal(not tokens or top > count or own != count or factor < 0, *named):
         is_mixture(jitted(bound(moe, factor=factor, top=top)), x, layer, top, dtype, 1, factor)
 
@@ -305,28 +305,52 @@ def test_offsets(offsets, seed, devices, own, more, high):
 
 
 @contract(
+    "experts", "update", draws=60, quick=True,
+    count=[1, 2, 5, 8], rows=[None, None, None, 1, 3], high=[1, 2, 3, 5000],
+    dtype=["float32", "bfloat16"], in_jit=[True, False],
+)  # fmt: skip
+def test_update(update, seed, count, rows, high, dtype, in_jit):
+    """`update` takes the bias of all experts, in float32 or bfloat16, and the choices that each of
+    them got from the tokens of all devices; it refuses loads of another shape.
+    """
+    bias = values("normal", (count,), dtype)
+    shape = (count,) if rows is None else (rows, count)
+    load = np.random.default_rng(seed).integers(0, high, shape)
+    with refusal(rows is not None, count, rows):
+        found = (jitted(update) if in_jit else update)(bias, load)
+        assert found.dtype == dtype and rows is None
+        mean = load.sum() / count
+        right = bias.astype("float64") + 0.01 * ((load < mean) * 1.0 - (load > mean))
+        close(found, right, 1e-2 if dtype == "bfloat16" else 1e-6)
+
+
+@contract(
     "experts", "padded", draws=20,
     devices=[1, 2, 3, 8], own=[1, 2], high=[1, 2, 5], kind=["normal", "nan", "inf", "ones"],
-    dtype=["float32", "bfloat16", "int32"], check=[True, False],
+    dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
 )  # fmt: skip
-def test_padded(padded, seed, devices, own, high, kind, dtype, check):
-    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; without `most` its blocks may
-    be as long as all rows.
+def test_padded(padded, seed, devices, own, high, kind, dtype, check, most):
+    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; `most` is at least 1, and
+    for floats alone, because a longer block arrives as NaN.
     """
-    if dtype == "int32":
-        kind = "ones"
     count, length = devices * own, devices * 2 * 5 + 3
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")
     starts, places = (np.asarray(a) for a in copied("experts", "offsets")(jnp.asarray(table)))
     room = devices * own * 4 + 1
-    rows = values(kind, (devices, length, 2), dtype)
+    rows = values(kind, (devices, length, 2), "float32" if dtype == "int32" else dtype)
+    if dtype == "int32":  # more digits than a float32 has
+        rows = np.arange(rows.size, dtype=dtype).reshape(rows.shape) + 2**30
     right = np.full((devices, room, 2), 7).astype(dtype)
     arriving = np.stack([table[:, d * own : (d + 1) * own] for d in range(devices)])
     for sender in range(devices):
         for e in range(count):
             start, place, size = starts[sender, e], places[sender, e], table[sender, e]
             right[e // own, place : place + size] = rows[sender, start : start + size]
-    run = mapped(bound(padded, axis="x"), mesh_of(devices), P("x"), P("x"), check)
+            if most is not None and size > most and dtype != "int32":
+                right[e // own, place : place + most] = np.nan
+                right[e // own, place + most : place + size] = 7
+    run = mapped(bound(padded, axis="x", most=most), mesh_of(devices), P("x"), P("x"), check)
     output = np.full((devices * room, 2), 7).astype(dtype)
     flat = (a.reshape(-1) for a in (starts, table, places, arriving))
-    close(run(rows.reshape(-1, 2), output, *flat), right.reshape(-1, 2), 0)
+    with refusal(most == 0 or (dtype == "int32" and most), dtype, most):
+        close(run(rows.reshape(-1, 2), output, *flat), right.reshape(-1, 2), 0)

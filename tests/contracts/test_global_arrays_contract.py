@@ -123,7 +123,7 @@ def test_shuffled(shuffled, seed, samples, batch, epoch):
     """`shuffled` takes the number of samples and the size of a batch, each at least 1, a seed and
     an epoch.
     """
-    with refusal(samples < 1 or batch < 1, abs(samples), abs(batch)):
+    with refusal(samples < 1 or batch < 1, samples, batch):
         order = shuffled(samples, batch, seed, epoch)
         assert samples >= 1 and batch >= 1
         assert len(order) % batch == 0 and samples <= len(order) < samples + batch

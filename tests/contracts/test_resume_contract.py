@@ -174,7 +174,9 @@ def test_batches(batches, seed, records, processes, size, stop, others, beyond):
         return [batches(source, p + beyond, n, size, seed=seed) for p in range(n)]
 
     def together(group):
-        return sorted(int(i) for loader in group for i in next(loader)["index"])
+        """The records of a batch, in order: the processes take turns."""
+        parts = [next(loader)["index"].tolist() for loader in group]
+        return [i for turn in zip(*parts, strict=True) for i in turn]
 
     uneven = size < 1 or size % processes or beyond
     few = records < 1
@@ -188,7 +190,11 @@ def test_batches(batches, seed, records, processes, size, stop, others, beyond):
         alone = [
             next(one)["index"] for one in [batches(source, size=size, seed=seed)] for _ in seen
         ]
-        assert seen == [sorted(each.tolist()) for each in alone]
+        assert seen == [each.tolist() for each in alone]
+        order = np.concatenate(seen)[:records]
+        if len(order) > 9:  # shuffled, by the seed
+            other = next(batches(source, size=size, seed=seed + 1))["index"]
+            assert list(order) != sorted(order) and list(other) != seen[0]
         if size % others == 0:
             position, group = None, loaders(processes)
             for _ in range(stop):
@@ -215,7 +221,7 @@ def test_prefetch_with_state(prefetch_with_state, records, batch, size, in_place
         return Own(own) if in_place else own
 
     right = [each.tolist() for each in loader()]
-    with refusal(size < 1, abs(size)):
+    with refusal(size < 1, size):
         read = loader()
         pairs = list(prefetch_with_state(read, size))
         assert size >= 1 and [each.tolist() for each, _ in pairs] == right

@@ -90,8 +90,8 @@ done = agreed(mesh, save, 3) if jax.process_index() in {left} else None
 
 @contract(
     "survive", "adding", "rebuild", draws=50,
-    rows=[0, 1, 3, 6], dtype=["float32", "bfloat16", "int32"], kind=KINDS, size=[1, 2, 3, 4, 4],
-    left=st.permutations(list(RANKS)), count=[1, 2, 3, 4],
+    rows=[0, 1, 5, 6], dtype=["float32", "bfloat16", "int32"], kind=KINDS, size=[1, 2, 3, 4, 4],
+    left=st.permutations(list(RANKS)), count=[1, 2, 3, 3, 4],
     steps=st.integers(1, 5), agreed_at=st.integers(1, 5), types=["Auto", "Explicit"],
 )  # fmt: skip
 def test_rebuild(seed, rows, dtype, kind, size, left, count, steps, agreed_at, types):
@@ -141,12 +141,13 @@ found = found if isinstance(found, str) else "found"
 
 @contract(
     "survive", "keep", "passing", draws=10,
-    wrong=["replicated", "scalar", "columns", "other mesh", "bool", "complex64", "two axes"],
+    wrong=["replicated", "scalar", "columns", "other mesh", "bool", "complex64", "two axes",
+           "agreed"],
 )  # fmt: skip
 def test_keep_refuses(wrong):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes.
+    last; it refuses other arrays and meshes, and to overwrite that step.
     """
     group().run(f"""
 sharding, wrong, memory = over([0, 1, 2, 3]), {wrong!r}, {{}}
@@ -158,11 +159,14 @@ if wrong == "two axes":
 dtype = wrong if wrong in ("bool", "complex64") else "float32"
 whole = np.ones(() if wrong == "scalar" else (4, 4), dtype)
 state = {{"odd one": put(whole, NamedSharding(mesh, layout))}}
-said = told(keep, memory, 1, state, sharding, None)
+saved = (1, list(mesh.devices.flat)) if wrong == "agreed" else None
+said = told(keep, memory, 1, state, sharding, saved)
 kept = len(memory)
 """)
     for said in group()["said"]:
-        assert said.startswith("ValueError") and "odd one" in said, said
+        own = "agreed on step 1" if wrong == "agreed" else "is not a real array"
+        assert said.startswith("ValueError") and own in said, said
+        assert wrong == "agreed" or "odd one" in said
     assert group()["kept"] == [0] * 4
 
 
@@ -170,7 +174,7 @@ kept = len(memory)
 def test_keep_in_one_process(keep, devices, rows):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes.
+    last; it refuses other arrays and meshes, and to overwrite that step.
     """
     sharding = jax.sharding.NamedSharding(mesh_of(devices), jax.sharding.PartitionSpec("x"))
     a, memory = jnp.arange(devices * rows), {}

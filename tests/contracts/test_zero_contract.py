@@ -1,5 +1,6 @@
 """What readers copy from `zero`, against a step on one device."""
 
+import re
 from functools import cache
 
 import jax
@@ -26,7 +27,8 @@ pytestmark = reads("zero")
 @contract(
     "zero", "shard_matrices", "name_of", draws=100, quick=True,
     devices=DEVICES, shape=[
-        (), (5,), (0,), (0, 9), (3, 0), (2, 40, 24), (2, 41, 25), (2, 9, 250), (48, 48), (1, 1009),
+        (), (5,), (0,), (0, 9), (3, 0), (2, 40, 24), (3, 40, 25), (2, 41, 25), (2, 9, 250),
+        (48, 48), (1, 1009),
     ],
 )  # fmt: skip
 def test_shard_matrices(shard_matrices, devices, shape):
@@ -76,6 +78,36 @@ def test_scatter(scatter, devices, rows, sharded, already, kind, dtype, check_vm
 @cache
 def of_one(scatter, spec):
     return lambda own: scatter(own[0], spec, "x")
+
+
+@contract(
+    "zero", "init_each", draws=10,
+    devices=[1, 3, 8], dimension=[None, 1],
+)  # fmt: skip
+def test_init_each(init_each, seed, devices, dimension):
+    """`init_each` takes a key, and creates what `init` does, each matrix with a standard deviation
+    of 0.02; in any layout it draws the same numbers.
+    """
+    key = jax.random.key(seed)
+    expected = jax.eval_shape(init, key)
+    mesh = mesh_of(devices)
+
+    def layout(a):
+        fits = dimension is not None and a.ndim > dimension and a.shape[dimension] % devices == 0
+        return NamedSharding(mesh, P(*[None] * dimension, "x") if fits else P())
+
+    found = jax.jit(init_each, out_shardings=jax.tree.map(layout, expected))(key)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), expected
+    )
+    close(found, jax.jit(init_each)(key), 1e-6)
+    layers = dict(found["layers"])
+    assert (np.asarray(layers.pop("norms")) == 1).all()
+    drawn = [np.ravel(a) for a in jax.tree.leaves(found | {"layers": layers})]
+    for a in drawn:
+        assert abs(a.mean()) < 6 * 0.02 / len(a) ** 0.5
+        assert abs(a.std() / 0.02 - 1) < 6 / len(a) ** 0.5
+    assert len({float(a[0]) for a in drawn}) == len(drawn)  # each has a key of its own
 
 
 # --- Steps ----------------------------------------------------------------------------------------
@@ -176,5 +208,12 @@ def test_mixed_step(cast, devices, size, rows, fault, tables):
     """`mixed_step` takes what `fsdp_step` does, in float32, and `cast_last`, or `cast_first` to sum
     the gradients of sharded arrays in bfloat16.
     """
-    cast = copied("zero", cast)
+    cast, name = copied("zero", cast), cast
     step_is_right("mixed_step", (devices,), size, rows, fault, tables, cast, tolerance=4e-2)
+    if fault == "none" and rows % devices == 0 and not SIZES[size].model % devices:
+        run = stepping("zero", "mixed_step", (devices,), "x", size, tables, cast)
+        program = str(jax.make_jaxpr(run)(state_of(size), sums(rows, 11)))
+        products = re.findall(r"(\w+)\[[\d,]*\](?:\{[^}]*\})? = dot_general", program)
+        assert "bf16" in products, "the products are in float32"
+        summed = re.findall(r"(\w+)\[[\d,]*\](?:\{[^}]*\})? = reduce_scatter", program)
+        assert {*summed} == {"bf16" if name == "cast_first" else "f32"}

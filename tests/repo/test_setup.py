@@ -161,6 +161,29 @@ def test_no_home_and_a_foreign_cdpath_do_no_harm(project, tmp_path):
     assert run.returncode == 3 and "HOME" not in run.stderr
 
 
+def test_a_clone_that_is_reached_by_another_name_keeps_its_environment(project, tmp_path):
+    fake(tmp_path / "bin/python3.13", "3.13.0")
+    fake(project / ".venv/bin/python", "3.13.0")
+    (project / ".venv/folder").write_text(f"{project.resolve()}\n")
+    link = tmp_path / "link"
+    link.symlink_to(project)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{tmp_path / 'tools'}", "HOME": str(tmp_path)}
+    assert "making .venv" not in set_up(project, [tmp_path / "bin"])[1]
+    # a shell tells its own name of the folder in PWD
+    for script, at in ((link / "scripts/setup.sh", tmp_path), ("scripts/setup.sh", link)):
+        run = subprocess.run(
+            ["sh", script],
+            cwd=at,
+            env=environment | {"PWD": str(at)},
+            capture_output=True,
+            text=True,
+        )
+        assert "installing" in run.stderr and "making" not in run.stderr, run.stderr
+    (project / ".venv/folder").write_text("/somewhere/else\n")
+    said = set_up(project, [tmp_path / "bin"])[1]
+    assert "name /somewhere/else, where it was made: making it again for" in said
+
+
 def test_a_broken_or_moved_environment_is_made_anew(project, tmp_path):
     fake(tmp_path / "bin/python3.13", "3.13.0")
     own = project / ".venv/bin/python"

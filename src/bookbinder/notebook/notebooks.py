@@ -45,7 +45,7 @@ def make(book, chapters=None, outputs=None):
     """Make the notebooks of all chapters that have code, or of some of them.
 
     A chapter with exercises has a second one, `class/NAME.ipynb`, in which solutions are left out
-    and what checks the answers cannot be read. The same sources at the same commit give the same
+    and what checks the answers is not shown. The same sources at the same commit give the same
     bytes.
 
     Args:

@@ -449,6 +449,16 @@ def load(root):
 
     root = Path(root).resolve()
     config = _read_yaml(root, "_config.yml")
+    execution = config.get("execute") or {}
+    if not isinstance(execution, dict):
+        raise BookError("_config.yml", None, f"execute: is {execution}; use a table of settings")
+    seconds = execution.get("timeout", 30)
+    if type(seconds) is not int or seconds < 1:
+        raise BookError(
+            "_config.yml",
+            None,
+            f"execute: timeout: is {seconds}; use a whole number of seconds, at least 1",
+        )
     _read_yaml(root, "_toc.yml")
     try:
         toc = parse_toc_yaml(root / "_toc.yml")

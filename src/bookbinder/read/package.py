@@ -91,7 +91,11 @@ def of(root):
         table = tomllib.loads(file.read_text("utf-8")) if file.is_file() else {}
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BookError(file.name, None, f"not TOML: {error}") from None
-    settings = _settings(table.get("tool", {}).get("bookbinder", {}), Package, file.name)
+    own = table.get("tool", {})
+    own = own.get("bookbinder", {}) if isinstance(own, dict) else {}
+    if not isinstance(own, dict):
+        raise BookError(file.name, None, f"tool.bookbinder is {str(own)[:80]}; use a table")
+    settings = _settings(own, Package, file.name)
     if programs := settings.pop("programs", None):
         settings["programs"] = Programs(**_settings(programs, Programs, file.name, ".programs"))
     project = table.get("project", {}) if "build-system" in table else {}
@@ -113,4 +117,27 @@ def _settings(table, kind, file, where=""):
     if unknown := settings.keys() - known:
         has, has_not = ", ".join(sorted(known)).replace("_", "-"), min(unknown).replace("_", "-")
         raise BookError(file, None, f"[tool.bookbinder{where}] has no {has_not}; it has {has}")
+    for key, value in settings.items():
+        wanted, right = _KINDS[kind.__annotations__[key]]
+        if not right(value):
+            name = key.replace("_", "-")
+            raise BookError(
+                file, None, f"[tool.bookbinder{where}] {name} is {str(value)[:80]}; use {wanted}"
+            )
     return settings
+
+
+def _texts(value):
+    return all(isinstance(text, str) for text in value)
+
+
+# What a setting must be, in words and as a function, by the type of the attribute.
+_KINDS = {
+    str: ("a text", lambda value: isinstance(value, str)),
+    tuple[str, ...]: ("a list of texts", lambda value: isinstance(value, list) and _texts(value)),
+    dict[str, str]: (
+        "a table of texts",
+        lambda value: isinstance(value, dict) and _texts(value.values()),
+    ),
+    Programs | None: ("a table", lambda value: isinstance(value, dict)),
+}

@@ -7,13 +7,13 @@ from there, and can be made again at any time.
 
 import re
 import shutil
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
 from bookbinder import disk
 from bookbinder.progress import Progress, printable
-from bookbinder.read.book import SOURCES
+from bookbinder.read.book import SOURCES, BookError
 from bookbinder.run import runs, stale
 from bookbinder.stopping import stoppable
 
@@ -110,15 +110,16 @@ def run(
         if ended and report.ok:
             ended(planned_run.name)
 
-    reports = runs.run(
-        planned,
-        first=[chapter.name for chapter in book.chapters][:FIRST],
-        jobs=jobs,
-        progress=progress,
-        stop=stop,
-        before=before,
-        finished=finished,
-    )
+    with _nothing_gone(book, saved):
+        reports = runs.run(
+            planned,
+            first=[chapter.name for chapter in book.chapters][:FIRST],
+            jobs=jobs,
+            progress=progress,
+            stop=stop,
+            before=before,
+            finished=finished,
+        )
     for name, when in sorted(_sources(book).items()):
         if saved.get(name, when) != when:
             progress.say(f"{name} changed while chapters ran; the next build will include it")
@@ -147,6 +148,29 @@ def run(
             [(book.chapter(name), results[name], outputs) for name, outputs in outputs_of.items()],
         )
     return [results.get(chapter.name, Result(chapter.name, "no code")) for chapter in chapters]
+
+
+@contextmanager
+def _nothing_gone(book, saved):
+    """Raise BookError if sources, or the folder of what is built, are gone after chapters ran."""
+    advice = "if a cell deleted it, have that use a folder that tempfile makes, and build again"
+    with disk.watched(book.build_folder) as still:
+        try:
+            yield
+        finally:
+            if not still():
+                name = book.build_folder.relative_to(book.root)
+                raise BookError(
+                    str(name), None, f"was deleted or replaced while chapters ran; {advice}"
+                )
+            if gone := sorted(saved.keys() - _sources(book).keys()):
+                more = f", as were {len(gone) - 1} more" if len(gone) > 1 else ""
+                raise BookError(
+                    gone[0],
+                    None,
+                    f"was deleted while chapters ran{more}; restore what git knows with "
+                    f"git checkout -- {gone[0].split('/')[0]}; {advice}",
+                )
 
 
 def _result(chapter, report):

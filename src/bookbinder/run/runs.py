@@ -16,6 +16,7 @@ chapter are kept, so that an edit that is undone costs nothing; what failed runs
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,7 @@ class Report:
       day: of that run, such as "2026-11-21".
       version: changes whenever the outputs do; "" for a run that failed.
       outputs: the file of the notebook with its outputs; None for a run that failed.
+      notebook: what that file held when the report was made; others may delete it.
       reused: whether it is of an earlier run.
     """
 
@@ -102,6 +104,7 @@ class Report:
     read: dict = field(default_factory=dict)
     version: str = ""
     outputs: Path | None = None
+    notebook: str = ""
     reused: bool = False
 
     @property
@@ -182,7 +185,7 @@ def outputs(report):
     """The notebook of a run that went well, with its outputs."""
     import nbformat
 
-    return nbformat.read(report.outputs, as_version=4)
+    return nbformat.reads(report.notebook, as_version=4)
 
 
 def known(run):
@@ -195,16 +198,24 @@ def known(run):
             and all(stale.file(run.root, name) == old for name, old in record["read"].items())
         ):
             notebook = file.with_suffix(".ipynb")
-            if disk.file_digest(notebook) == record["version"]:
-                facts = (record[name] for name in _FACTS)
-                return Report(*facts, outputs=notebook, reused=True)
+            with suppress(OSError, UnicodeDecodeError):  # another build has deleted it
+                content = notebook.read_bytes() if notebook.is_file() else b""
+                if disk.bytes_digest(content) == record["version"]:
+                    facts = (record[name] for name in _FACTS)
+                    text = content.decode()
+                    return Report(*facts, outputs=notebook, notebook=text, reused=True)
     return None
 
 
 def _earlier(run, key="*"):
     """The reports of its chapter, of one key or of all, the newest first."""
-    files = run.place.parent.glob(f"{run.place.name}.{key}.*.json")
-    return sorted(files, key=lambda file: -file.stat().st_mtime_ns)
+    times = {}
+    for file in run.place.parent.glob(f"{run.place.name}.{key}.*.json"):
+        with suppress(OSError):  # another build has deleted it
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                times[file] = status.st_mtime_ns
+    return sorted(times, key=lambda file: -times[file])
 
 
 _FACTS = ("data", "seconds", "day", "read", "version")
@@ -295,6 +306,9 @@ def run(runs, *, first=(), jobs=None, fresh=False, progress, stop, before=None, 
     def slot_and_run(planned):
         # others may run chapters too, such as tests
         with disk.one_of(jobs, planned.place.parent.parent, stop):
+            # another build may have run it while this one waited
+            if not fresh and (report := known(planned)):
+                return report
             return _run(planned, progress, stop, processes)
 
     with progress.watching(len(waiting)), ThreadPoolExecutor(jobs) as pool:
@@ -385,8 +399,10 @@ def _run(run, progress, stop, processes):
     name = f"{run.place.name}.{run.key[:12]}.{disk.digest(json.dumps(read))[:6]}"
     notebook = run.place.with_name(f"{name}.ipynb")
     # no half of a surrogate pair
-    disk.write(notebook, result.pop("notebook").encode("utf-8", "replace").decode())
-    report = replace(report, read=read, version=disk.file_digest(notebook), outputs=notebook)
+    text = result.pop("notebook").encode("utf-8", "replace").decode()
+    disk.write(notebook, text)
+    version = disk.bytes_digest(text.encode())
+    report = replace(report, read=read, version=version, outputs=notebook, notebook=text)
     record = {
         "key": run.key,
         "read": read,
@@ -399,8 +415,9 @@ def _run(run, progress, stop, processes):
     for file in [file for file in _earlier(run) if file != notebook.with_suffix(".json")][
         KEPT - 1 :
     ]:
-        file.unlink(missing_ok=True)
-        file.with_suffix(".ipynb").unlink(missing_ok=True)
+        for old in (file, file.with_suffix(".ipynb")):
+            with suppress(IsADirectoryError, PermissionError):  # a folder in its place
+                old.unlink(missing_ok=True)
     return report
 
 
@@ -409,7 +426,9 @@ def _forget_programs(folder):
     are few enough.
     """
     sizes = {}
-    for file in folder.rglob("*.zip"):
+    # os.walk passes over folders that another build has deleted, as rglob does not
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    for file in (file for file in files if file.suffix == ".zip"):
         with suppress(OSError):  # another build has deleted it
             status = file.stat()
             sizes[file] = status.st_mtime_ns, status.st_size

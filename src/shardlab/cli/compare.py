@@ -17,7 +17,7 @@ HERE = "."  # in place of a revision: the files as they are
 
 def run(options):
     """Compare two revisions; returns the exit status: 1 if the second sends or holds more."""
-    from shardlab.arrays.layout import bytes_text
+    from shardlab.report.records import growth, growth_text
 
     if options.limit < 0:
         raise Wrong(f"--limit is {options.limit}; use a whole number of bytes, 0 or more")
@@ -27,13 +27,7 @@ def run(options):
         print(json.dumps(rows, indent=1))
     else:
         for row in rows:
-            what = "holds at once" if row["kind"] == "peak" else f"sends {row['kind']}"
-            then = f"before {bytes_text(row['before'])}" if row["before"] else "before nothing"
-            print(
-                f"{row['place']}: {what} {bytes_text(row['after'])}, {then}: {row['code']}".rstrip(
-                    ": "
-                )
-            )
+            print(growth_text(row))
         if not rows:
             print(
                 f"{options.program}: no line sends more than in {options.compare[0]}, and a "
@@ -42,27 +36,10 @@ def run(options):
     return 1 if rows else 0
 
 
-def growth(before, after, limit):
-    """What grew by more than a limit in bytes, the most first: dicts of "place", "kind", "before",
-    "after" and "code".
-
-    Args:
-      before, after: of each program the bytes that a device sends by (file, code, kind), each with
-        the place, and under None what it holds at most at once.
-    """
-    rows = []
-    for key, (size, place) in after.items():
-        old = before[key][0] if key in before else 0
-        if size - old > limit:
-            file, code, kind = key or ("", "", "peak")
-            rows.append(
-                {"place": place or file, "kind": kind, "before": old, "after": size, "code": code}
-            )
-    return sorted(rows, key=lambda row: row["before"] - row["after"])
-
-
 def _explained(revision, options):
     """What a revision's program sends by line of code, and holds."""
+    from shardlab.report.records import line_of
+
     with _files_of(revision) as (top, folder):
         command = [
             sys.executable,
@@ -86,22 +63,10 @@ def _explained(revision, options):
         report = json.loads(done.stdout[done.stdout.index("{") :])
         sent = {None: (report["memory"].get("peak", 0), options.program)}
         for move in report["moves"]:
-            key, place = _line(move, top)
+            key, place = line_of(move["file"], move["line"], move["kind"], top)
             bytes_before, first = sent.get(key, (0, place))
             sent[key] = (bytes_before + (move["times"] or 0) * (move["bytes"] or 0), first)
     return sent
-
-
-def _line(move, top):
-    """The line of code for which a program sends something, the same when lines are added above it;
-    and its place.
-    """
-    file, number, code = Path(move["file"] or "unknown"), move["line"], ""
-    if number and file.is_file():
-        lines = file.read_text("utf-8", "replace").splitlines()
-        code = lines[number - 1].strip() if number <= len(lines) else ""
-    name = str(file.relative_to(top)) if file.is_relative_to(top) else file.name
-    return (name, code, move["kind"]), f"{name}:{number}"
 
 
 @contextmanager

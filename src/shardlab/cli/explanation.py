@@ -17,6 +17,7 @@ examples:
   shardlab explain train:example --devices 8
   shardlab explain step.hlo.txt --mesh data=4,model=2 --chip v6e
   shardlab explain train:example --devices 8 --pod v5e:2x4 --json
+  shardlab explain train:example --devices 8 --try-remedies
   shardlab explain --compare origin/main HEAD train:example --devices 8
 
 A function is called without arguments, and returns what to explain, (step, args) or (step, args, kwargs):
@@ -45,6 +46,11 @@ def add_arguments(command):
     )
     command.add_argument(
         "--pod", metavar="NAME", help="compile for these chips, such as v5e:4x4 (not with --mesh)"
+    )
+    command.add_argument(
+        "--try-remedies",
+        action="store_true",
+        help="compile again with each remedy, and say what it gives (only of a function)",
     )
     command.add_argument(
         "--compare",
@@ -80,6 +86,8 @@ def run(options):
             "--mesh and --pod exclude each other; a pod's mesh has the axes of the arguments"
         )
     mesh = mesh_of(options.mesh) if options.mesh else None
+    if options.try_remedies and options.compare:
+        raise Wrong("--try-remedies and --compare exclude each other; try them on one revision")
     if options.compare:
         return compare.run(options)
     if options.devices is not None:
@@ -99,6 +107,11 @@ def run(options):
         except ValueError as error:
             raise Wrong(f"--pod: {error}") from None
     file = Path(options.program)
+    if file.is_file() and options.try_remedies:
+        raise Wrong(
+            f"--try-remedies needs a function, such as train:example; {file} is the text of a "
+            "program, which cannot be compiled with other specs"
+        )
     if file.is_file():
         program, args, kwargs = _read(file), (), {}
     elif re.fullmatch(r"[\w.]+:\w+", options.program):
@@ -111,7 +124,14 @@ def run(options):
     from shardlab.report.explain import explain
 
     try:
-        report = explain(program, *args, mesh=mesh, chip=options.chip, **kwargs)
+        report = explain(
+            program,
+            *args,
+            mesh=mesh,
+            chip=options.chip,
+            try_remedies=options.try_remedies,
+            **kwargs,
+        )
     except Exception as error:
         # what the program itself raises while it is traced and compiled, too
         raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None

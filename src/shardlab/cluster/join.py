@@ -5,9 +5,11 @@ it.
 import faulthandler
 import hashlib
 import inspect
+import ipaddress
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -30,11 +32,30 @@ def on_this_host(coordinator):
     It has no authentication, and by default listens on all interfaces.
     """
     host, _, port = coordinator.rpartition(":")
-    return (
-        {"coordinator_bind_address": f"127.0.0.1:{port}"}
-        if host in ("localhost", "127.0.0.1")
-        else {}
-    )
+    if host.lower() == "localhost":
+        host = "127.0.0.1"
+    try:
+        own = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name, which other hosts may need to reach
+        own = False
+    return {"coordinator_bind_address": f"{host}:{port}"} if own else {}
+
+
+def port_of_this_step():
+    """The coordinator's address for a later step of a Slurm job, for jax.distributed.initialize.
+
+    JAX takes the port from the job's number alone, so a second step would join the first one's
+    coordinator and end its processes.
+    """
+    own = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
+    step, nodes = (int(os.environ.get("SLURM_STEP_ID") or 0), os.environ.get("SLURM_STEP_NODELIST"))
+    if step == 0 or not nodes or any(os.environ.get(name) for name in own):
+        return {}
+    # node1 of "node1,node3", node001 of "node[001-004,007]"
+    host = "".join(re.match(r"([^,\[]+)(?:\[(\d+))?", nodes).groups(""))
+    # 1021, a prime, so that the next step and the next job do not have the same port
+    port = 61440 + (int(os.environ["SLURM_JOB_ID"]) + 1021 * step) % 4096
+    return {"coordinator_address": f"{host}:{port}"}
 
 
 def leave_at_once(kind, error, traceback):
@@ -134,6 +155,7 @@ def check_program():
     file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else "none"
     mine = {
+        "version of JAX": jax.__version__,
         "arguments": " ".join(sys.argv[1:]) or "none",
         f"text of {file.name}": f"SHA-256 {digest}",
     }
@@ -179,6 +201,8 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
                 )
             # JAX 0.7 does not choose it by itself
             options = {"cluster_detection_method": "mpi4py"} | options
+        if "OMPI_COMM_WORLD_SIZE" not in os.environ and "cluster_detection_method" not in options:
+            options = port_of_this_step() | options
     # SLURM_INTERACTIVE_STEP in slurm.h
     if expected > 1 and os.environ.get("SLURM_STEP_ID") == str(2**32 - 6):
         raise SystemExit(

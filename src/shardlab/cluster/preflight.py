@@ -139,6 +139,13 @@ def _counted(facts, processes, devices):
             "task per GPU"
         )
         return Check("processes", False, f"{shape}, but --devices {devices}", cure)
+    each = {}
+    for fact in facts:
+        each.setdefault(fact.get("devices", 1), []).append(fact["process"])
+    if len(each) > 1:
+        said = "; ".join(f"{count} in {names(who)}" for count, who in sorted(each.items()))
+        cure = "give every task the same GPUs: compare --gres and --gpus-per-task on the nodes"
+        return Check("processes", False, f"devices differ: {said}", cure)
     return Check("processes", True, shape)
 
 
@@ -246,10 +253,11 @@ def _cores(facts):
         "--hint=nomultithread"
     )
     if few:
+        who = [fact["process"] for fact in few if fact["host"] == few[0]["host"]]
         return Check(
             "cores",
             False,
-            f"{names(f['process'] for f in few)} on {few[0]['host']} has 1 core",
+            f"{names(who)} on {few[0]['host']} {'has' if len(who) == 1 else 'have'} 1 core",
             cure,
         )
     far = [
@@ -544,7 +552,7 @@ def _package_versions(seen):
     for distribution in importlib.metadata.distributions():
         name = str(distribution.name).lower()
         if name in PACKAGES or re.fullmatch(LIBRARIES, name):
-            versions[name] = distribution.version
+            versions.setdefault(name, distribution.version)  # Python imports the first one
     return versions | ({"driver": seen["driver"]} if seen["driver"] else {})
 
 

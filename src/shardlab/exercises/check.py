@@ -21,7 +21,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -102,7 +102,7 @@ class Exercise:
         whole numbers are compared exactly, up to the rounding of an answer that is a float.
     """
 
-    value: Any = None
+    value: Any = field(default=None, repr=False)  # a cell that shows an exercise shows no answer
     reference: Callable | None = None
     layout: Any = None
     args: tuple | None = None

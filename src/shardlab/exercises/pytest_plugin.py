@@ -20,6 +20,8 @@ import pytest
 
 __all__ = ["devices"]
 
+pytest_plugins = ("shardlab.report.pytest_plugin",)  # the fixture `explained`
+
 # devices that the fixture emulates where none were requested: a later test may need more than the
 # first
 _LEAST = 8

@@ -499,7 +499,8 @@ class Pod:
             An array on a single device becomes replicated.
 
         Returns:
-          A tuple of the same pytrees, with a `jax.ShapeDtypeStruct` for each array.
+          A tuple of the same pytrees, with a `jax.ShapeDtypeStruct` for each array; what is no
+          array, such as a static argument, stays.
 
         Raises:
           ValueError: no argument has a mesh, or the number of its devices is not that of this pod.
@@ -521,6 +522,8 @@ class Pod:
             mesh = self.mesh(shape, axes, axis_types=types, split=True)
 
         def abstract(leaf):
+            if not hasattr(leaf, "dtype"):
+                return leaf
             sharding = getattr(leaf, "sharding", None)
             spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

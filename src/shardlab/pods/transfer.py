@@ -1,5 +1,5 @@
-"""A program that names a mesh inside, for other devices: its shardings and its shard_maps get
-another mesh.
+"""A traced program, rewritten: its shardings and shard_maps get another mesh, or its constraints
+other specs.
 """
 
 import copy
@@ -12,7 +12,7 @@ import jax.extend
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-__all__ = ["transferred"]
+__all__ = ["rewritten", "transferred"]
 
 # newer versions of JAX have one class for both
 _PROGRAMS = (jax.extend.core.Jaxpr, jax.extend.core.ClosedJaxpr)
@@ -46,24 +46,22 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
       ValueError: the program names a mesh with other axes than `mesh`; the message names both.
     """  # noqa: E501
     traced = (f if hasattr(f, "trace") else jax.jit(f)).trace(*args, **kwargs)
-    swap = _Swap(mesh)
+    swap = _Rewriting(mesh)
     run = jax.extend.core.jaxpr_as_fun(swap.closed(traced.jaxpr))
     outs, out_tree = jax.tree.flatten(traced.out_info)
     shardings = [getattr(out, "sharding", None) for out in outs]
     shardings = [swap(one) if isinstance(one, NamedSharding) else None for one in shardings]
     info = jax.tree.leaves(traced.args_info)
-    fixed = []  # positions of static arguments, which the program knows
+    fixed, fixed_names = [], []  # static arguments, which the program knows
     if len(info) != len(jax.tree.leaves((args, kwargs))):
-        fixed = [
-            n
-            for n, arg in enumerate(args)
-            if not any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arg))
-        ]
+        fixed = [n for n, arg in enumerate(args) if not _has_arrays(arg)]
+        fixed_names = [name for name, arg in kwargs.items() if not _has_arrays(arg)]
 
     @functools.wraps(f)
     def moved(*args, **kwargs):
         dynamic = [arg for n, arg in enumerate(args) if n not in fixed]
-        return jax.tree.unflatten(out_tree, run(*jax.tree.leaves((dynamic, kwargs))))
+        named = {name: arg for name, arg in kwargs.items() if name not in fixed_names}
+        return jax.tree.unflatten(out_tree, run(*jax.tree.leaves((dynamic, named))))
 
     donated, start = [], 0
     for n, arg in enumerate(args):
@@ -75,25 +73,57 @@ def transferred(f: Callable, args: tuple, kwargs: dict[str, Any], mesh: Mesh) ->
         out_shardings=jax.tree.unflatten(out_tree, shardings),
         donate_argnums=donated,
         static_argnums=fixed,
+        static_argnames=fixed_names,
     )
 
 
-class _Swap:
-    """Replaces meshes in the parameters and types of a program."""
+def _has_arrays(arg):
+    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arg))
 
-    def __init__(self, mesh):
+
+def rewritten(
+    program: jax.extend.core.ClosedJaxpr, constraint: Callable[[Any], Any]
+) -> jax.extend.core.ClosedJaxpr:
+    """A traced program with other sharding constraints.
+
+    >>> from shardlab.pods.transfer import rewritten
+    >>> by_rows, whole = NamedSharding(mesh, P("y")), NamedSharding(mesh, P())
+    >>> traced = jax.jit(lambda a: jax.lax.with_sharding_constraint(2 * a, whole)).trace(jnp.ones(8))
+    >>> program = rewritten(traced.jaxpr, lambda equation: by_rows)
+    >>> [*program.jaxpr.eqns[1].params["sharding"].spec]
+    ['y']
+
+    Args:
+      program: as `jax.jit(f).trace(...).jaxpr` is.
+      constraint: called with the equation of each constraint, in inner programs too; returns the
+        sharding that it is to have, `equation.params["sharding"]` to leave it as it is, or None to
+        leave it out.
+    """  # noqa: E501
+    return _Rewriting(None, constraint).closed(program)
+
+
+class _Rewriting:
+    """Replaces meshes in the parameters and types of a program, unless the mesh is None, and
+    constraints."""
+
+    def __init__(self, mesh, constraint=None):
         self._mesh = mesh
+        self._constraint = constraint
 
     def closed(self, program):
-        """A program with its constants, which leave their devices."""
-        constants = [
-            np.asarray(value) if isinstance(value, jax.Array) else value for value in program.consts
-        ]
+        """A program with its constants, which leave their devices if it gets another mesh."""
+        constants = program.consts
+        if self._mesh is not None:
+            constants = [
+                np.asarray(value) if isinstance(value, jax.Array) else value for value in constants
+            ]
         return program.replace(jaxpr=self._program(program.jaxpr), consts=constants)
 
     def __call__(self, value):
         """The value, with another mesh in it; the same object where it names none."""
-        if isinstance(value, (Mesh, AbstractMesh)) and value.empty:
+        if isinstance(value, (Mesh, AbstractMesh, NamedSharding)) and (
+            self._mesh is None or (not isinstance(value, NamedSharding) and value.empty)
+        ):
             return value
         if isinstance(value, Mesh):
             return Mesh(
@@ -127,15 +157,23 @@ class _Swap:
     def _program(self, program):
         variables = {}
         new = lambda atoms: [self._variable(atom, variables) for atom in atoms]  # noqa: E731
-        equations = [
-            equation.replace(
-                invars=new(equation.invars),
-                outvars=new(equation.outvars),
-                params={name: self(value) for name, value in equation.params.items()},
-                ctx=self._context(equation.ctx),
+        equations = []
+        for equation in program.eqns:
+            params = equation.params
+            if self._constraint and equation.primitive.name == "sharding_constraint":
+                sharding = self._constraint(equation)
+                if sharding is None:
+                    (variables[id(equation.outvars[0])],) = new(equation.invars)
+                    continue
+                params = params | {"sharding": sharding}
+            equations.append(
+                equation.replace(
+                    invars=new(equation.invars),
+                    outvars=new(equation.outvars),
+                    params={name: self(value) for name, value in params.items()},
+                    ctx=self._context(equation.ctx),
+                )
             )
-            for equation in program.eqns
-        ]
         ends = {
             "invars": new(program.invars),
             "outvars": new(program.outvars),
@@ -147,21 +185,22 @@ class _Swap:
         """A variable or a number with its type on the new mesh; the old one stays, as JAX keeps it
         for other calls.
         """
+        if id(atom) in variables:
+            return variables[id(atom)]
         sharding = getattr(atom.aval, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+        if self._mesh is None or not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
             return atom
-        if id(atom) not in variables:
-            new = copy.copy(atom)
-            new.aval = atom.aval.update(sharding=self(sharding))
-            if hasattr(atom, "val"):  # newer versions keep a type of its own in a number
-                new.val = np.asarray(atom.val)
-            variables[id(atom)] = new
-        return variables[id(atom)]
+        new = copy.copy(atom)
+        new.aval = atom.aval.update(sharding=self(sharding))
+        if hasattr(atom, "val"):  # newer versions keep a type of its own in a number
+            new.val = np.asarray(atom.val)
+        variables[id(atom)] = new
+        return new
 
     def _context(self, context):
         """The context of an equation, which names the mesh that was set."""
         mesh = getattr(context, "cur_abstract_mesh", None)
-        if mesh is None or mesh.empty:
+        if self._mesh is None or mesh is None or mesh.empty:
             return context
         # not a copy: newer versions hand out the same object for equal contexts
         new = object.__new__(type(context))

@@ -18,7 +18,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import short_dtype, spec_text
 from shardlab.programs.kernels import inner_jaxprs
-from shardlab.programs.varying import communicated, opened, own_frames, parts_of_scan
+from shardlab.programs.varying import (
+    by_dimension,
+    communicated,
+    opened,
+    own_frames,
+    parts_of_scan,
+)
 
 __all__ = [
     "Column",
@@ -32,6 +38,7 @@ __all__ = [
 ]
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
+_SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
 _LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
     "pbroadcast", "pcast", "pvary", "reduce_precision", "reshape", "squeeze", "stop_gradient",
@@ -141,6 +148,7 @@ class Inheritance:
       flops: of all matrix products, on all devices together, each once.
       repeated: FLOPs of the products in which no operand has the axis of a `Loss`, by the `Loss`
         and the `Site` of the product.
+      searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
       orders: the `Order`s, each once, in the order of the program.
@@ -161,6 +169,7 @@ class Inheritance:
 
     flops: int = 0
     repeated: dict[Loss, Counter] = field(default_factory=dict)
+    searched: dict[Loss, Site] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
@@ -222,20 +231,7 @@ def _of_sharding(sharding, aval, number=None):
     rank = len(getattr(aval, "shape", ()))
     if not isinstance(sharding, NamedSharding):
         return _Value(((),) * rank, number)
-    return _Value(_by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
-
-
-def _by_dimension(spec, rank, sizes=None):
-    """For each dimension the axes of a spec; with `sizes` those that have several devices."""
-    entries = list(getattr(spec, "partitions", spec))[:rank]
-    entries += [None] * (rank - len(entries))
-    tuples = [
-        () if not isinstance(one, str | tuple) else (one,) if isinstance(one, str) else one
-        for one in entries
-    ]
-    if sizes is None:
-        return tuple(tuples)
-    return tuple(tuple(axis for axis in one if sizes.get(axis, 1) > 1) for one in tuples)
+    return _Value(by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
 
 
 class _Follower:
@@ -322,6 +318,10 @@ class _Follower:
         differs = communicated(equation, differs)
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
+        if name in _SEARCHES and manual is None:
+            for loss in values[0].lost:
+                if loss.axis not in values[0].named:
+                    self.shown.searched.setdefault(loss, self._place(equation))
         moved = values[0] if name in _LAYOUT and values else _Value()
         gathered = moved.gathered
         if name == "all_gather":
@@ -389,10 +389,16 @@ class _Follower:
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
         merged = ((),) * len(shape)
+        # An array and its transpose meet in no order that another spec would fix.
+        is_own = len({value.argument for value in values}) == 1 < len(values)
         for value in values:
             if len(value.axes) != len(shape):
                 continue
-            if merged != value.axes and sorted(sum(merged, ())) == sorted(sum(value.axes, ())):
+            if (
+                not (is_own and values[0].argument is not None)
+                and merged != value.axes
+                and sorted(sum(merged, ())) == sorted(sum(value.axes, ()))
+            ):
                 self._ordered(equation, value, merged, merged)
             merged = tuple(
                 mine if len(mine) >= len(theirs) else theirs
@@ -486,7 +492,7 @@ class _Follower:
             return result
         rank, sizes = len(aval.shape), sharding.mesh.shape
         free = set(params.get("unconstrained_dims") or ())
-        new = _by_dimension(sharding.spec, rank, sizes)
+        new = by_dimension(sharding.spec, rank, sizes)
         new = tuple(value.axes[d] if d in free else axes for d, axes in enumerate(new))
         kept = {axis for axes in new for axis in axes}
         lost = {loss for loss in value.lost if loss.axis not in kept}
@@ -506,7 +512,7 @@ class _Follower:
                     axis,
                     self._place(equation),
                     0,
-                    _by_dimension(sharding.spec, rank),
+                    by_dimension(sharding.spec, rank),
                     d,
                     before,
                     _type(aval),
@@ -534,7 +540,7 @@ class _Follower:
             zip(values, ins, equation.invars, strict=True)
         ):
             rank = len(getattr(variable.aval, "shape", ()))
-            named = {axis for axes in _by_dimension(spec, rank, sizes) for axis in axes}
+            named = {axis for axes in by_dimension(spec, rank, sizes) for axis in axes}
             inputs.append(_Value(((),) * rank, None, value.lost, frozenset(named)))
             for d, axes in enumerate(value.axes):
                 lost |= {
@@ -543,7 +549,7 @@ class _Follower:
                         axis,
                         self._place(equation),
                         number,
-                        _by_dimension(spec, rank),
+                        by_dimension(spec, rank),
                         d,
                         axes,
                         _type(variable.aval),
@@ -563,7 +569,7 @@ class _Follower:
             if again:
                 self.shown.repeated.setdefault(loss, Counter()).update(again)
         return [
-            _Value(_by_dimension(spec, rank, sizes), None, result.lost)
+            _Value(by_dimension(spec, rank, sizes), None, result.lost)
             for result, spec, rank in zip(results, outs, ranks, strict=True)
         ]
 
@@ -618,7 +624,7 @@ def _explicit(aval, axes):
     sharding = getattr(aval, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return axes
-    own = _by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
+    own = by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
     return tuple(mine or theirs for mine, theirs in zip(own, axes, strict=True))
 
 
@@ -710,7 +716,7 @@ def _flops(equation):
 def corrected(losses: Sequence[Loss]) -> str:
     """The spec that some `Loss`es of one operand are about, with all their axes, as text."""
     entries = list(losses[0].spec)
-    for loss in losses:
+    for loss in sorted(losses, key=lambda loss: loss.dimension):
         if any(loss.axis in axes for axes in entries):  # of several dimensions the first
             continue
         here = {*entries[loss.dimension], loss.axis}

@@ -46,6 +46,7 @@ _PASS_ON = (
     "slice",
     "transpose",
 )
+_UNSLICED = set(_PASS_ON) - {"dynamic-slice", "slice"}
 # JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
 # squeeze. To name one of them as the use would blame what stands in no program of the user.
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type",
@@ -274,6 +275,69 @@ class Origins:
             if here is not None and here[name].kind == "while"
             else ""
         )
+
+    def made(self, instruction: Instruction) -> tuple[str, str, str, int]:
+        """The operation and the pass of what makes a value, and its file and line: that of the
+        instruction, or the last known one in its fusion, or of its operand.
+        """
+        for _ in range(20):
+            lines = [instruction.line]
+            if instruction.kind == "fusion":
+                lines += reversed(instruction.called().lines.values())
+            for stack, place in map(self._metadata, lines):
+                if "(" in stack and place[1]:
+                    return _operation(stack), self._phase(stack), *place
+            names = [name for name in instruction.names if name in instruction.home.lines]
+            if instruction.kind not in (*_PASS_ON, *COLLECTIVES) or not names:
+                break
+            instruction = instruction.home[names[0]]
+        return "", "", "", 0
+
+    @promised()
+    def is_kept_in_shards(self, instruction: Instruction, devices: int) -> bool:
+        """Whether each of the devices that add keeps a shard of the sum: of a reduce-scatter, or by
+        slices of most of it.
+        """
+        # TPUs' compiler writes a reduce-scatter as a fusion
+        if instruction.kind.startswith(("reduce-scatter", "fusion")):
+            return True
+        here, whole, sliced = instruction.home, 0, 0
+        users = lambda name: self._uses.users(here).get(name, ())  # noqa: E731
+        parts = [name for name in users(instruction.name) if here[name].kind == "get-tuple-element"]
+        for name in parts or [instruction.name]:
+            size = _elements(here, name)
+            whole += size
+            sliced += size * any(
+                0 < devices * _elements(here, user) <= size for user in users(name)
+            )
+        return 2 * sliced > whole
+
+    @promised()
+    def is_same_in_loop(self, instruction: Instruction) -> bool:
+        """Whether the first operand of an instruction in the body of a loop is the same in each
+        iteration, up to its type and layout.
+        """
+        here, name = instruction.home, instruction.names[0] if instruction.names else None
+        for _ in range(100):
+            maker = here[name] if name in here.lines else None
+            if maker is None:
+                return False
+            if maker.kind == "fusion":
+                body = maker.called()
+                inside = {body[name].kind for name in body.lines}
+                if len(maker.names) != 1 or not inside <= {*_UNSLICED, "parameter"}:
+                    return False
+                name = maker.names[0]
+            elif maker.kind == "get-tuple-element":
+                place = int(maker.attribute("index"))
+                if here[maker.names[0]].kind != "parameter":
+                    return False
+                return self._carried(here, place) is not None
+            elif maker.kind in _UNSLICED:
+                name = maker.names[0]
+            else:
+                return False
+        return False
 
     @promised()
     def sliced_in_loop(self, instruction: Instruction) -> int:
@@ -591,7 +655,7 @@ class Origins:
             # JAX caches the trace of a jitted function such as jnp.nonzero with the line of the
             # program that called it first; this program's call follows it. But a line inside of the
             # function itself is right, whoever calls it.
-            is_old = call and places.count(call) == 1 == places.index(call)
+            is_old = call and places.index(call) == 1
             if is_old and chain[0][1].rpartition(".")[2] != jitted[1]:
                 return call
         return None

@@ -20,7 +20,7 @@ from shardlab.programs.hlo import (
     type_bytes,
 )
 
-__all__ = ["Uses"]
+__all__ = ["Uses", "is_constant", "is_in_loop"]
 
 # In a large unrolled program a value that everything depends on would be followed to its end.
 _MOST = 3_000
@@ -231,7 +231,10 @@ class Uses:
         return "" if factors & seen else usage
 
 
-_LINEAR = {*_SAME, "divide", "get-tuple-element", "multiply", "negate"} - {"dynamic-update-slice"}
+# A device that keeps its shard of a sum takes a slice of it.
+_LINEAR = {
+    *_SAME, "divide", "dynamic-slice", "get-tuple-element", "multiply", "negate", "slice",
+} - {"dynamic-update-slice"}  # fmt: skip
 
 
 def _is_carried(here, name, callers):
@@ -245,9 +248,30 @@ def _is_carried(here, name, callers):
             return here[value.names[0]].kind == "parameter"
         elif value.kind in _SAME and value.names:
             name = value.names[0]
+        # TPUs' compiler starts a sum in the first iteration: it selects zeros or what is carried.
+        elif value.kind == "select" and (kept := _of_selection(here, value)):
+            name = kept
         else:
             return False
     return False
+
+
+def _of_selection(here, value):
+    """The only branch of a selection that is no constant; "" if there is none."""
+    branches = [name for name in value.names[1:] if not is_constant(here, name)]
+    return branches[0] if len(branches) == 1 else ""
+
+
+def is_constant(here: Computation, name: str) -> bool:
+    """Whether a value is a constant, or made of one.
+
+    Args:
+      here, name: the computation, and the name of the value in it.
+    """
+    value = here[name]
+    while value.kind in ("bitcast", "broadcast", "convert", "copy", "reshape") and value.names:
+        value = here[value.names[0]]
+    return value.kind == "constant"
 
 
 def _entered(user, place):

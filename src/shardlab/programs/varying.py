@@ -5,7 +5,7 @@ may hold another value on each device, and nothing says so.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from shardlab.programs.origins import own_places
 __all__ = [
     "Mismatch",
     "are_checked",
+    "by_dimension",
     "communicated",
     "mismatches",
     "opened",
@@ -42,9 +43,12 @@ class Mismatch:
 
     Attributes:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
-        same on devices whose data differ.
+        same on devices whose data differ, "samples" if gradients of single samples are added over
+        devices, "indices" if devices look up the same places, each in its own shard, "backward" if
+        the backward pass of a sum over devices adds what is equal on them, and "defensive" if that
+        of a whole shard_map does.
       axes: the mesh axes along which that is so.
-      number: which result of the shard_map, from 0; 0 for noise.
+      number: which result of the shard_map, from 0; 0 for the others.
       function: the name of the function that is mapped.
       file, line: of the source: of the operation, or else of the function; "" and 0 if unknown.
     """
@@ -97,18 +101,31 @@ def _of_a_map(equation):
     sizes = equation.params["mesh"].shape
     if specs is None or len(specs) != len(body.outvars):
         return  # written in a way that we do not read
-    noisy = []
+    walk = _Body(sizes)
+    walk.divided |= {
+        variable: by_dimension(spec, len(getattr(variable.aval, "shape", ())), sizes)
+        for variable, spec in zip(body.invars, equation.params["in_specs"], strict=True)
+        if isinstance(spec, jax.sharding.PartitionSpec)
+    }
     inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
-    results = _Body(sizes, noisy).run(body, inputs)
+    results = walk.run(body, inputs)
     function, file, line = _function(body)
     if not equation.params.get("check_vma", True):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
-    for axes, place in noisy[:1]:
-        yield Mismatch(
-            "noise", tuple(sorted(axes)), 0, function, *(place if place[1] else (file, line))
-        )
+    kinds = ("noise", walk.noisy), ("samples", walk.samples), ("indices", walk.elsewhere)
+    marked = [(kind, places[:1]) for kind, places in kinds]
+    if not equation.params.get("check_vma", True):
+        is_whole = "transpose(" in str(equation.source_info.name_stack)
+        equal = [
+            (axes, place) for axes, place, in_backward in walk.equal if is_whole or in_backward
+        ]
+        marked += [("defensive" if is_whole else "backward", equal[:1])]
+    for kind, places in marked:
+        for axes, place in places:
+            where = place if place[1] else (file, line)
+            yield Mismatch(kind, tuple(sorted(axes)), 0, function, *where)
 
 
 class _Body:
@@ -116,8 +133,12 @@ class _Body:
     whether it is noise.
     """
 
-    def __init__(self, sizes, noisy):
-        self.sizes, self.noisy = sizes, noisy
+    def __init__(self, sizes):
+        # Where noise meets data that differ, where gradients of single samples are added, and where
+        # what is equal is: pairs of axes and place.
+        self.noisy, self.samples, self.equal, self.elsewhere = [], [], [], []
+        self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
+        self.sizes, self.cast, self.means = sizes, set(), set()
 
     def run(self, jaxpr, inputs):
         """The results of a jaxpr for the values of its inputs."""
@@ -133,6 +154,7 @@ class _Body:
     def _results(self, equation, values):
         name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
         together = frozenset().union(*(axes for axes, _ in values))
+        self._note(equation, values)
         if name in (*_EQUAL, *_SPREAD):
             each = [together] * count
             if name in _EQUAL and len(values) == count:
@@ -155,8 +177,55 @@ class _Body:
             if len(one.invars) == len(values) and len(one.outvars) == count
         ]
         if inner and name != "shard_map":
+            for atom, variable in zip(equation.invars, inner[0].invars, strict=True):
+                self.divided[variable] = self._axes_of(atom)
             return self.run(inner[0], values)
         return [(together, self._is_noise(equation, values))] * count
+
+    def _note(self, equation, values):
+        """Notes sums over devices that a backward pass adds and should not."""
+        name, stack = equation.primitive.name, str(equation.source_info.name_stack)
+        shapes = [getattr(one.aval, "shape", ()) for one in equation.invars]
+        if name in ("pvary", "pcast"):
+            self.cast |= set(shapes)
+        if name in ("pvary", "pcast", "convert_element_type", "copy"):
+            for atom, variable in zip(equation.invars, equation.outvars, strict=True):
+                self.divided[variable] = self._axes_of(atom)
+        if name == "gather":
+            self._note_indices(equation, values)
+        # What is divided by a number of devices before it is added is the gradient of a mean.
+        if name in ("div", "mul") and any(hasattr(atom, "val") for atom in equation.invars):
+            self.means |= set(equation.outvars)
+        if not name.startswith("psum"):
+            return
+        along = frozenset(communicated(equation, frozenset(self.sizes)) ^ frozenset(self.sizes))
+        along = frozenset(axis for axis in along if self.sizes[axis] > 1)
+        in_backward = "transpose(" in stack
+        # vmap(transpose(...)): each element of a batch has a gradient of its own. The parameter has
+        # one dimension less, so it is shared by all of them.
+        is_of_samples = re.search(r"(^|/)vmap\(transpose\(", stack) and any(
+            shape not in self.cast and shape[1:] in self.cast for shape in shapes
+        )
+        if along and is_of_samples:
+            self.samples.append((along, _place(equation)))
+        for atom, (axes, _) in zip(equation.invars, values, strict=False):
+            if equal := along - axes:
+                if in_backward and not hasattr(atom, "val") and atom in self.means:
+                    continue
+                self.equal.append((equal, _place(equation), in_backward))
+
+    def _axes_of(self, atom):
+        return () if hasattr(atom, "val") else self.divided.get(atom, ())
+
+    def _note_indices(self, equation, values):
+        """Notes indices of data that devices share along an axis of the dimension that they index:
+        each of them has another part of it.
+        """
+        own, indices = self._axes_of(equation.invars[0]), values[1][0]
+        indexed = equation.params["dimension_numbers"].start_index_map
+        along = {axis for d in indexed if d < len(own) for axis in own[d]}
+        if indices and along - indices and along & indices:
+            self.elsewhere.append((along - indices, _place(equation)))
 
     def _scan(self, equation, values):
         body = opened(equation.params["jaxpr"])
@@ -246,6 +315,27 @@ def opened(jaxpr: Any) -> Any:
 def _named(spec):
     """The axes that a `PartitionSpec` names; none for what is no spec."""
     return frozenset(axes_named(spec) if isinstance(spec, jax.sharding.PartitionSpec) else ())
+
+
+def by_dimension(
+    spec: Any, rank: int, sizes: Mapping[str, int] | None = None
+) -> tuple[tuple[str, ...], ...]:
+    """For each dimension the axes of a spec; with `sizes` those that have several devices.
+
+    Args:
+      spec: a `PartitionSpec`, or its entries.
+      rank: how many dimensions the array has.
+      sizes: of the mesh, by axis.
+    """
+    entries = list(getattr(spec, "partitions", spec))[:rank]
+    entries += [None] * (rank - len(entries))
+    tuples = [
+        () if not isinstance(one, str | tuple) else (one,) if isinstance(one, str) else one
+        for one in entries
+    ]
+    if sizes is None:
+        return tuple(tuples)
+    return tuple(tuple(axis for axis in one if sizes.get(axis, 1) > 1) for one in tuples)
 
 
 def own_frames(equation: Any) -> list[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """What causes a collective: what the program says, and what it does not say is called not known."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from linecache import getline
 
 import jax
@@ -10,9 +10,10 @@ from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import Origin
 
-__all__ = ["AT_INDICES", "SAME", "cause"]
+__all__ = ["AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected"]
 
 SAME = "every device computes the same"
+FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
@@ -28,7 +29,17 @@ _SHIFTS = {
     "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
     "pad": "padding",
     "reduce_window": "a window", "rev": "an array is reversed", "slice": "a slice",
+    "split": "a split",
 }  # fmt: skip
+_EXPECTED = (
+    "a gradient:",
+    "a sum that is written",
+    "a sum, mean or maximum",
+    "added by the backward pass of a shard_map:",
+    "the backward pass of a collective in a shard_map",
+    "the contracting dimension",
+    "written in a shard_map",
+)
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_TWO = (
     "add",
@@ -78,6 +89,8 @@ def cause(
     if move.kind == "all-gather":
         return _along(origin) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
+        if is_agreed(move.operands, origin):
+            return "a while_loop under vmap: devices agree whether one of them has to go on"
         return _of_a_sum(origin)
     if move.kind == "all-to-all":
         if origin.operation == "concatenate":
@@ -85,7 +98,7 @@ def cause(
                 "a concatenation along a sharded dimension: its rows belong to other devices than "
                 "before"
             )
-        return "the shards go from one dimension of the array to another"
+        return FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:
@@ -95,6 +108,28 @@ def cause(
                 )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+def is_agreed(operands: Sequence[str], origin: Origin) -> bool:
+    """Whether a collective tells the devices of a `while_loop` under `jax.vmap` whether one of them
+    has to go on.
+
+    Args:
+      operands: the types of its operands.
+      origin: where it comes from.
+    """
+    in_vmap = re.search(r"vmap\([^/]*\)/(.*/)?while(/cond\b.*)?$", origin.stack) is not None
+    return in_vmap and bool(operands) and {*operands} <= {"pred[]", "u32[]", "s32[]"}
+
+
+def is_expected(words: str) -> bool:
+    """Whether a cause is one of those that most correct programs have: sums of parts, parameters
+    that FSDP gathers, and what stands in a shard_map.
+
+    Args:
+      words: of `cause`.
+    """
+    return words.startswith(_EXPECTED) or words.endswith("on purpose)")
 
 
 def _by_hand(move, origin, is_checked):
@@ -171,6 +206,11 @@ def _along(origin):
     if origin.operation in ("argmax", "argmin", "reduce"):
         return (
             "a maximum and its index over a sharded dimension: the devices' candidates are compared"
+        )
+    if "roll" in inside:
+        return (
+            "jnp.roll by a computed number, along a dimension that is sharded: any device may "
+            "have its rows"
         )
     if origin.is_loop:
         return (

@@ -34,6 +34,7 @@ from shardlab.report.names import own_names, renamed, wrapper_of
 from shardlab.report.program import Compiled, locate
 from shardlab.report.reports import Comparison, Report
 from shardlab.report.storage import Array
+from shardlab.report.trials import Tried, with_trials
 
 __all__ = ["Array", "Comparison", "Move", "Report", "compare", "explain"]
 
@@ -43,14 +44,10 @@ def explain(
     *args: Any,
     mesh: Mesh | AbstractMesh | Pod | None = None,
     chip: str | hardware.Chip = "v5p",
+    try_remedies: bool = False,
     **kwargs: Any,
 ) -> Report:
     """Explain the program that `f(*args)` is compiled to: nothing runs.
-
-    On a mesh of 8 devices along d, for weights sharded as `P("d")` and replicated moments of Adam,
-    `explain(step, state, batch)` says that the weights are gathered in line 9 for the forward pass
-    and in line 9 for the backward pass, how many bytes that sends, and that the moments take eight
-    times the memory that they need.
 
     >>> w = jax.device_put(jnp.ones((256, 256)), NamedSharding(mesh, P("y", None)))
     >>> x = jax.device_put(jnp.ones((16, 256)), NamedSharding(mesh, P("y", None)))
@@ -70,6 +67,10 @@ def explain(
         inside.
       chip: the chip of the predicted times, a name or a `shardlab.hardware.Chip`; with a `Pod`
         always that of the pod.
+      try_remedies: whether to compile the program once more for each finding with a remedy that can
+        be compiled, such as another spec of an argument, a corrected constraint or a donation. The
+        finding then says what the program sends and holds with it, also where it is no better;
+        `Finding.tried` has the numbers.
 
     Returns:
       `Report`.
@@ -133,7 +134,7 @@ def explain(
     sizes |= {"gathered": judgement.kept} if judgement.kept else {}
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
-    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices)]
+    found = [*findings.of_arrays(arrays, results, mesh_left, report.devices, judgement.forward)]
     declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
     for kernel, size in report.kernels.items():
         declared[kernel] = size or declared.get(kernel, size)
@@ -142,7 +143,9 @@ def explain(
     repeats, trained = judgement.repeats, judgement.forward
     inheritance = program.inheritance
     tensor = inheritance.tensor if inheritance is not None else ()
-    if not judgement.is_in_specs:
+    # Of a program without a backward pass nothing tells weights from data.
+    told_apart = located.origins.is_differentiated or repeats > 1.5
+    if not judgement.is_in_specs and told_apart:
         found += findings.of_batch(
             arrays, results, report.moves, mesh_left, repeats, trained, tensor
         )
@@ -151,13 +154,23 @@ def explain(
     if not is_gradient:  # which replaces no argument
         found += findings.of_replacement(arrays, results)
         found += findings.of_unplaced(arrays, results)
+    result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    temporaries = tuple(storage.temporaries(located))
+    if not judgement.is_in_specs:
+        found += findings.of_exchanged(report.moves, arrays)
+    found += findings.of_temporaries(temporaries, sizes, located.origins.is_differentiated)
     found = tuple(findings.by_harm([*found, *report.findings]))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(report, findings=found, idle=idle, kernels=declared)
-    return replace(report, arrays=tuple(arrays), memory=sizes)
+    report = replace(report, arrays=tuple(arrays), memory=sizes, temporaries=temporaries)
+    if not try_remedies:
+        return report
+    tried = Tried(f, args, kwargs, shardings, result_arrays, located.meshes, chip, wrapper)
+    with _words_of_the_compiler(are_shown=False):  # of other programs than this one
+        return with_trials(report, tried)
 
 
 def compare(before: Report, after: Report) -> Comparison:
@@ -288,8 +301,10 @@ def _name(f):
 
 
 @contextmanager
-def _words_of_the_compiler():
-    """Collects what the compiler writes to standard error; at the end it is written again."""
+def _words_of_the_compiler(are_shown=True):
+    """Collects what the compiler writes to standard error; at the end it is written again, if it is
+    to be shown.
+    """
     messages = []
     sys.stderr.flush()
     with tempfile.TemporaryFile() as file:
@@ -302,7 +317,7 @@ def _words_of_the_compiler():
             os.close(stderr_copy)
             file.seek(0)
             text = file.read()
-            os.write(2, text)
+            os.write(2, text if are_shown else b"")
             messages += text.decode("utf-8", "replace").splitlines()
 
 

@@ -4,11 +4,12 @@ Each function that begins with `of_` yields a `Finding` for each fault that it f
 `shardlab.report.explain` calls them all.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
@@ -16,22 +17,34 @@ from shardlab.costs.communication.kinds import KINDS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.origins import Origin, Origins, where
+from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import AT_INDICES, SAME
+from shardlab.report.causes import AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
 from shardlab.report.names import pattern, stacked
+from shardlab.report.remedies import (
+    Donation,
+    OtherConstraints,
+    OtherSpecs,
+    Remedy,
+    Trial,
+    with_axis,
+)
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "is_of_data",
     "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants", "of_donation",
+    "of_exchanged",
     "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
-    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_unplaced",
-    "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
+    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
+    "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
+_MUCH = 1 / 4  # of all bytes: to send less takes memory
 _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
+_LARGE = 2**20  # bytes of temporaries that are worth a finding
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -51,22 +64,34 @@ _SCALES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change: a `title`, and what it `says`."""
+    """Something to change.
+
+    Attributes:
+      title: its kind.
+      says: where it is, and what to do.
+      remedy: what to do in a form that can be compiled; None if there is none.
+      tried: what compiling the remedy has shown; None if it was not asked for.
+    """
 
     title: str
     says: str
+    remedy: Remedy | None = field(default=None, compare=False)
+    tried: Trial | None = field(default=None, compare=False)
 
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added twice", "same noise",
+    "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "same noise", "indices into other shards",
     "constraint without an axis", "axis on two dimensions", "order of axes",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
-    "summed in a loop", "indices gathered", "avoidable communication",
+    "summed in a loop", "gathered in a loop", "loop that devices share", "indices gathered",
+    "avoidable communication",
     "many small collectives", "result on one device",
-    "gathered before a loop", "replicated", "other sharding", "not placed", "replicated result",
-    "closed-over constant",
+    "gathered before a loop", "stored in other shards", "other sharding", "not placed",
+    "largest temporaries",
+    ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
@@ -75,11 +100,28 @@ def by_harm(found: Iterable[Finding]) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
     memory.
     """
-    return sorted(found, key=lambda finding: _HARM.index(finding.title))
+    places = {
+        title: place
+        for place, titles in enumerate(_HARM)
+        for title in ((titles,) if isinstance(titles, str) else titles)
+    }
+    # Devices repeat products where a loop or a reshape has gathered what they multiply.
+    is_before = re.compile(r": (a loop \(scan, map\)|a reshape \(as)").search
+
+    def place(finding):
+        if finding.title == "avoidable communication" and is_before(finding.says):
+            return places["reshape of shards"]
+        return places[finding.title]
+
+    return sorted(found, key=place)
 
 
 def of_arrays(
-    arguments: Sequence[Any], results: Sequence[Any], mesh: Mapping[str, int], devices: int
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    mesh: Mapping[str, int],
+    devices: int,
+    forward: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -87,6 +129,8 @@ def of_arrays(
       arguments, results: as `shardlab.report.explain.Array`s.
       mesh: sizes by axis.
       devices: how many devices the program is for.
+      forward: the names of the arguments that the forward pass uses: others, such as an optimiser's
+        state, come before these where they take as much.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -113,14 +157,13 @@ def of_arrays(
         or array.bytes == array.whole
         or not used >= {axis for axis in array.replicated if axis in mesh}
     ]
-    yield from _replicated("replicated", advised, total, "the arguments", mesh)
+    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
     total += sum(array.bytes for array in results)
-    yield from _replicated(
-        "replicated result", unknown_results, total, "arguments and results", mesh
-    )
+    rows += _replicated("replicated result", unknown_results, total, "arguments and results", mesh)
+    yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
 def _layout(array):
@@ -155,7 +198,7 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh):
+def _replicated(title, arrays, total, whose, mesh, forward=()):
     groups, least, roots = {}, {}, _roots(arrays)
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
@@ -182,26 +225,63 @@ def _replicated(title, arrays, total, whose, mesh):
     )
     for total_bytes, axis, root, free, group in rows:
         ways = mesh[axis]
-        names = group[0][0].name if len(group) == 1 else f"{len(group)} arrays of {root}"
+        names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
-        yield Finding(
-            title,
-            (
-                f"{names}, {bytes_text(total_bytes)} on each device, {total_bytes / total:.0%} of "
-                f"{whose}, stored whole along {' and '.join(free)}; in shards along {axis}, which "
-                f"divides dimension {dimensions}, it would be {bytes_text(total_bytes // ways)}"
+        is_used = any(array.name in forward for array, _ in group)
+        yield (
+            saved((total_bytes, axis)) * (1 if is_used else 1.01),
+            Finding(
+                title,
+                (
+                    f"{names}, {bytes_text(total_bytes)} on each device, "
+                    f"{total_bytes / total:.0%} of {whose}, stored whole along "
+                    f"{' and '.join(free)}; in shards along {axis}, which divides dimension "
+                    f"{dimensions}, it would be {bytes_text(total_bytes // ways)}"
+                ),
+                _in_shards(group, axis) if title == "replicated" else None,
             ),
         )
+
+
+def _named(names, root):
+    """The names of a group of arrays in words: all if they are few, those of alike layers as one,
+    or else what they have in common.
+    """
+    if len(names) == 1:
+        return names[0]
+    patterns = sorted({pattern(name, stacked(names)) for name in names})
+    several = f"{len(names)} arrays"
+    if len(patterns) <= 3:
+        return (
+            f"{_listed(patterns)} ({several})" if len(names) > len(patterns) else _listed(patterns)
+        )
+    keys = [re.findall(r"\w+|\[[^]]*\]|\.\w+", name) for name in patterns]
+    shared = "".join(
+        same[0]
+        for same in itertools.takewhile(lambda one: len(set(one)) == 1, zip(*keys, strict=False))
+    )
+    return f"{several} of {shared or root}, such as {_listed(patterns[:2])}"
+
+
+def _in_shards(group, axis):
+    """The remedy that arrays, each with a dimension by axis, are in shards along an axis."""
+    return OtherSpecs(
+        tuple(
+            (array.number, with_axis(array.spec, _shape(array.type), axis, divided[axis]))
+            for array, divided in group
+        )
+    )
+
+
+def _shape(kind):
+    return tuple(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
 
 
 def _divided(array, mesh):
     """The mesh axes along which an array is replicated and could be sharded, each with a dimension
     that it divides.
     """
-    whole, local = (
-        list(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
-        for kind in (array.type, array.shard)
-    )
+    whole, local = map(_shape, (array.type, array.shard))
     rows = {}
     for axis in array.replicated:
         dimensions = [
@@ -313,7 +393,15 @@ def of_batch(
                     "shards along it whole, for both passes, and adding their gradients would send "
                     f"{bytes_text(gathered)}"
                 ),
+                _in_shards([(array, {axis: _of_the_batch(array, axis, mesh)})], axis),
             )
+
+
+def _of_the_batch(array, axis, mesh):
+    """The dimension of data that an axis can divide: rather one that is in shards already."""
+    whole, local = map(_shape, (array.type, array.shard))
+    divided = [d for d, size in enumerate(local) if size != whole[d] and size % mesh[axis] == 0]
+    return divided[0] if divided else _divided(array, mesh)[axis]
 
 
 def _is_step(arguments, results):
@@ -395,7 +483,7 @@ def of_donation(
             len(results) > 1 or alike[_layout(array)] == 1
         ):
             results_by_layout[_layout(array)] -= 1
-            could[re.match(r"args\[\d+\]|\w*", array.name)[0]] += array.bytes
+            could[_whole(array.name)] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         roots = [
             root or "them"
@@ -429,7 +517,21 @@ def of_donation(
                 f"results have the types and shardings of {bytes_text(could.total())} of {where}; "
                 f"if they replace it, {remedy} lets them take its memory"
             ),
+            Donation(
+                tuple(
+                    sorted(
+                        array.number
+                        for array in arguments
+                        if "them" in roots or _whole(array.name) in roots
+                    )
+                )
+            ),
         )
+
+
+def _whole(name):
+    """The argument of a function that an array is part of, by its name."""
+    return re.match(r"args\[\d+\]|\w*", name)[0]
 
 
 def of_partitioner(
@@ -444,7 +546,7 @@ def of_partitioner(
       said: the lines that the compiler wrote.
     """
     # Of a stand-in the partitioner only asks what it would cost, and a callback's device is meant.
-    left_out = r"%fake_parameter|maximal device="
+    left_out = r"%fake_parameter|maximal device=|single_device"
     seen = [
         line for line in said if "full rematerialization" in line and not re.search(left_out, line)
     ]
@@ -456,7 +558,7 @@ def of_partitioner(
             r"from sharding (.*) to (.*) efficiently for HLO operation %?(\S+) = ([^\s{]*)", first
         )
         what = (
-            f"{parts[4]}, from {parts[1]} to {parts[2]}"
+            f"{parts[4]}, from {_shards_said(parts[1])} to {_shards_said(parts[2])}"
             if parts
             else first.rpartition("] ")[2][:200]
         )
@@ -475,19 +577,35 @@ def of_partitioner(
     ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
+        remedy = None
         if origin.operation == "sharding_constraint" and origin.phase != "forward":
             advice = (
                 "this is the backward pass of a constraint, which holds for the gradient too; "
                 "leave the constraint out if the compiler gathers the array by itself, or give it "
                 "a jax.custom_vjp whose backward pass keeps the shards"
             )
+            remedy = OtherConstraints(origin.file, origin.line)
         yield Finding(
             "full rematerialisation",
             (
                 f"{_place(origin)}{largest} is gathered, and each device keeps only a shard of "
                 f"it: XLA's partitioner knows no other way from one layout to the other; {advice}"
             ),
+            remedy,
         )
+
+
+def _shards_said(sharding):
+    """A sharding of XLA's partitioner in words, such as "4 shards of dimension 3"; as it is, where
+    it is written in another way.
+    """
+    sizes = re.match(r"\{devices=\[([\d,]+)\]", sharding)
+    if not sizes:
+        return sharding
+    parts = list(map(int, sizes[1].split(",")))
+    parts = parts[:-1] if "last_tile_dim_replicate" in sharding else parts
+    shards = [f"{count} shards of dimension {n}" for n, count in enumerate(parts) if count > 1]
+    return " and ".join(shards) or "whole arrays"
 
 
 def _place(origin, calls=False):
@@ -625,31 +743,88 @@ def of_sums(moves: list[tuple[Collective, Instruction, Origin]]) -> Iterator[Fin
 def of_loops(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
 ) -> Iterator[Finding]:
-    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; `moves`
-    as above.
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them; arrays
+    that are gathered anew in every iteration; and loops for which devices agree in each whether to
+    go on. `moves` as above.
     """
+    yield from _summed_in_loops(moves, origins)
+    yield from _gathered_in_loops(moves, origins)
+    seen = set()
+    for move, _, origin in moves:
+        place = origin.file, origin.line
+        if move.times is None and is_agreed(move.operands, origin) and place not in seen:
+            seen.add(place)
+            along = f" along {' and '.join(move.axes)}" if move.axes else ""
+            yield Finding(
+                "loop that devices share",
+                f"{_place(origin)}in each iteration the devices{along} agree whether one of them "
+                "has to go on, so each waits for all, and the loop runs until the last is done; "
+                "how often, only the run decides. This is what jax.vmap makes of a while_loop: "
+                "put a shard_map over the batch around it, and each device stops by itself",
+            )
+
+
+def _gathered_in_loops(moves, origins):
+    """Arrays that are the same in each iteration of a loop, and gathered in each."""
+    total = sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
+    arrays = {}
+    for move, start, origin in moves:
+        is_gather = move.kind == "all-gather" and (move.times or 0) > 1 and move.bytes
+        if is_gather and origins.is_same_in_loop(start):
+            key = origin.file, origin.line, move.times
+            arrays.setdefault(key, []).append((move, start, origin))
+    for (file, line, times), gathers in arrays.items():
+        sent = sum(times * move.bytes for move, *_ in gathers)
+        if sent < max(_MUCH * total, 1024):
+            continue
+        size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
+        names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
+        what = _listed(sorted({*names}))
+        yield Finding(
+            "gathered in a loop",
+            f"{where(file, line)}: {what} {'is' if len({*names}) == 1 else 'are'} gathered "
+            f"{times:,} times, once in each iteration, although no iteration changes it: "
+            f"{bytes_text(sent)} are sent. With a constraint that gathers it before the loop it "
+            f"would be {bytes_text(sent // times)}, and each device would hold {bytes_text(size)} "
+            "until the end of the loop",
+        )
+
+
+def _summed_in_loops(moves, origins):
+    """Sums over devices in every iteration of a loop that only adds them up, or keeps them."""
     sums = {}
     for move, start, origin in moves:
-        if not _adds(start) or (move.times or 0) < 2 or not move.bytes:
+        if not KINDS[move.kind].adds or (move.times or 0) < 2 or not move.bytes:
+            continue
+        if not _is_sum_of_parts(start):
             continue
         usage = origins.in_loop(start)
-        if usage == "added" or (usage == "stacked" and move.bytes < _SMALL):
+        is_small = move.bytes < _SMALL and move.kind == "all-reduce"
+        if usage == "added" or (usage == "stacked" and is_small):
             key = usage, origin.file, origin.line
-            times, size = sums.get(key, (0, 0))
-            sums[key] = times + move.times, size + move.times * move.bytes
+            times, size, kinds, is_kept = sums.get(key, (0, 0, (), False))
+            sums[key] = (
+                times + move.times,
+                size + move.times * move.bytes,
+                (*kinds, move.kind),
+                is_kept or origins.is_kept_in_shards(start, max(map(len, move.groups))),
+            )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (usage, file, line), (times, size) in sums.items():
+    for (usage, file, line), (times, size, kinds, is_kept) in sums.items():
         if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
+            continue
+        if is_kept and size < _MUCH * all_bytes:  # shards of a sum take less memory
             continue
         place = f"{where(file, line)}: " if line else ""
         if usage == "added":
             yield Finding(
                 "summed in a loop",
                 (
-                    f"{place}{counted(times, 'all-reduce')}, at least one in every iteration, "
+                    f"{place}{counted(times, min(kinds))}, at least one in every iteration, "
                     f"send {bytes_text(size)}, although the loop only adds their results up: let "
                     "each device add up its own part, and sum over devices once after the loop"
+                    + (", which takes memory for the whole sum" if is_kept else "")
                 ),
             )
         else:
@@ -731,6 +906,38 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                     f"{'out_axes' if function else 'out_specs; check_vma=True makes it an error'}"
                 ),
             )
+        elif kind == "samples":
+            yield Finding(
+                "added over samples",
+                f"{place}: under vmap each sample has a gradient of its own, but the shard_map of "
+                f"`{mapped}` adds them along {along}: devices share the parameter, and the "
+                "gradient of what is shared is a sum over devices, here over samples that have "
+                f"nothing to do with each other. Make the parameter each device's own first: "
+                f'jax.lax.pcast(parameter, {axes!r}, to="varying")',
+            )
+        elif kind == "indices":
+            yield Finding(
+                "indices into other shards",
+                f"{place}: devices along {along} look up the same indices in the shard_map of "
+                f"`{mapped}`, each in its own shard of the data: data and indices are in shards "
+                f"along other axes. Name {along} for both in in_specs, or subtract where each "
+                "device's shard begins, by jax.lax.axis_index",
+            )
+        elif kind == "backward":
+            yield Finding(
+                "added twice",
+                f"{place}: the backward pass of a psum in the shard_map of `{mapped}` adds along "
+                f"{along} what is equal on its devices, because with check_vma=False a psum is the "
+                "transpose of a psum: the gradient is too large by their number. Differentiate "
+                "each device's own part, before the psum, or use check_vma=True",
+            )
+        elif kind == "defensive":
+            yield Finding(
+                "avoidable communication",
+                f"{place}: with check_vma=False the backward pass of the shard_map of `{mapped}` "
+                f"adds along {along} what is equal on its devices already; with check_vma=True JAX "
+                "knows that, and adds nothing",
+            )
         else:
             yield Finding(
                 "same noise",
@@ -803,6 +1010,11 @@ _REMEDIES = {
         "shard another dimension of what the loop takes apart",
     "a slice along a dimension that is sharded":
         "let another dimension be in shards there, with a constraint before the line",
+    "jnp.roll by a computed number":
+        "let another dimension be in shards there, with a constraint before the line",
+    "a split along a dimension that is sharded":
+        "give each part a weight of its own; or interleave the parts, so that each device's shard "
+        "has some of every part",
     "a callback runs on one device":
         "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
         "its shard",
@@ -840,6 +1052,30 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
                 f"{sent / total:.0%} of all; {_REMEDIES[words]}",
+            )
+
+
+def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Finding]:
+    """Arguments that are stored in shards of one dimension and used in shards of another, so that
+    each call exchanges them.
+
+    Args:
+      moves: the `shardlab.report.explain.Move`s.
+      arguments: as `shardlab.report.explain.Array`s.
+    """
+    total, lists = bytes_of(moves), stacked(array.name for array in arguments)
+    specs = {pattern(array.name, lists): array.spec for array in arguments}
+    for move in moves:
+        if move.kind != "all-to-all" or move.phase == "update" or move.array not in specs:
+            continue
+        if (move.total or 0) >= max(_LEAST * total, 1024) and FROM_ONE_TO_OTHER in move.cause:
+            along = f" along {' and '.join(move.axes)}" if move.axes else ""
+            yield Finding(
+                "stored in other shards",
+                f"{where(move.file, move.line)}: {move.array} is stored in shards by "
+                f"{specs[move.array]}, but used here in shards of another dimension, so each call "
+                f"exchanges {bytes_text(move.total)}{along}: give it the spec with which it is "
+                "used",
             )
 
 
@@ -892,9 +1128,21 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
 
 
 def _adds(instruction):
-    return instruction.kind.startswith("all-reduce") and any(
-        " add(" in callee.lines[callee.root] for callee, *_ in instruction.calls()
-    )
+    return instruction.kind.startswith("all-reduce") and _is_sum_of_parts(instruction)
+
+
+def _is_sum_of_parts(instruction):
+    """Whether a collective adds; TPUs' compiler writes a reduce-scatter as a fusion around an
+    all-reduce.
+    """
+    if instruction.kind == "fusion":
+        inside = instruction.called()
+        return any(
+            _is_sum_of_parts(inside[name])
+            for name in inside.lines
+            if inside[name].kind.startswith("all-reduce")
+        )
+    return any(" add(" in callee.lines[callee.root] for callee, *_ in instruction.calls())
 
 
 def _sum_before(instruction):
@@ -911,7 +1159,7 @@ def _sum_before(instruction):
         varying = [
             operand
             for operand in producer.names
-            if operand in here.lines and not _is_constant(here[operand])
+            if operand in here.lines and not is_constant(here, operand)
         ]
         scaled = producer.kind in ("divide", "multiply") or (
             producer.kind == "fusion"
@@ -923,13 +1171,62 @@ def _sum_before(instruction):
     return None
 
 
-def _is_constant(instruction):
-    while (
-        instruction.kind in ("broadcast", "bitcast", "copy", "convert", "reshape")
-        and instruction.names
-    ):
-        instruction = instruction.home[instruction.names[0]]
-    return instruction.kind == "constant"
+def of_temporaries(
+    temporaries: Sequence[Any], sizes: Mapping[str, int], is_differentiated: bool
+) -> Iterator[Finding]:
+    """Temporaries that are most of what a device holds at once, and how to hold less.
+
+    Args:
+      temporaries: the `shardlab.report.storage.Temporary`s, the most bytes first.
+      sizes: bytes of a device's memory, as `shardlab.report.storage.memory` returns them.
+      is_differentiated: whether the program has a backward pass.
+    """
+    kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
+    kept = [row for row in kept if row.is_stack or row.count > 2]
+    first = next(iter(temporaries), None)
+    peak, least = sizes["peak"], max(2 * sizes["arguments"], _LARGE)
+    if first is None:
+        return
+    single = first.bytes // first.count
+    kept_bytes = sum(row.bytes for row in kept)
+    if sizes.get("gathered", 0) > max(peak / 4, _LARGE):
+        kept_bytes = sizes["gathered"]
+        yield Finding(
+            "largest temporaries",
+            f"{bytes_text(kept_bytes)} of arguments are gathered in the forward pass and kept for "
+            f"the backward pass, {kept_bytes / peak:.0%} of what a device holds at once: "
+            "jax.checkpoint around each layer, with what gathers its weights inside, gathers them "
+            "again instead",
+        )
+    elif kept_bytes > max(2 / 3 * peak, least):
+        row = kept[0]
+        what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
+        remedy = (
+            "jax.checkpoint around the body of the loop keeps only what the loop carries"
+            if row.is_stack
+            else "jax.checkpoint around a layer keeps only its input, and lax.scan over stacked "
+            "layers reuses their memory"
+        )
+        yield Finding(
+            "largest temporaries",
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
+            f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
+            f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
+        )
+    elif single > max(peak / 3, least) and not first.is_stack:
+        made = f", made by {first.operation}" if first.operation else ""
+        chunks = (
+            "with jax.checkpoint around its body holds one part at a time, also for the backward "
+            "pass"
+            if is_differentiated
+            else "holds one part at a time"
+        )
+        yield Finding(
+            "largest temporaries",
+            f"{where(first.file, first.line)}: {first.type}{made}, {bytes_text(single)} on each "
+            f"device, {single / peak:.0%} of what it holds at once; a lax.scan over chunks of a "
+            f"dimension {chunks}",
+        )
 
 
 def constant_sizes(text: str) -> list[float]:

@@ -65,9 +65,10 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
-        for place in compiled.inheritance.repeated[loss]
+        for place in compiled.inheritance.repeated.get(loss, ())
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
+    told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
     partitioner = findings.of_partitioner(sent, origins, compiled.messages)
     constraints = {(place.file, place.line) for place, *_ in lost}
     found = (
@@ -78,7 +79,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_stacks(sent, origins),
         *findings.of_many(moves),
         *findings.of_indices(moves),
-        *findings.of_avoidable(moves),
+        *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
         *findings.of_repeated_products(again, devices * sum((each or {}).values())),
         *(
             one

@@ -12,10 +12,11 @@ from textwrap import wrap
 from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.programs.origins import where
+from shardlab.report.causes import is_expected
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.names import pattern, stacked
-from shardlab.report.storage import Array, whole_memory
+from shardlab.report.storage import Array, Temporary, whole_memory
 
 __all__ = ["Comparison", "Report"]
 
@@ -24,6 +25,7 @@ WIDE = 88  # columns
 LINES = 60  # of a report that is printed
 
 _COLUMNS = ("bytes", "ms", "times", "collective", "along", "overlap", "pass", "line")
+_AT_PEAK = ("at the peak", "", "temporary", "made by", "line")
 _STORED = ("stored", "", "argument", "type", "spec")
 
 
@@ -49,6 +51,8 @@ class Report:
         programs.
       kernels: kernels that communicate by themselves, by name, each with the bytes that it
         declares, or None: what they send is not in the program, and not in `bytes`.
+      temporaries: what is alive where a device holds most, as `Temporary`s, the most bytes first;
+        () for a text.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Report:
     findings: tuple[Finding, ...] = ()
     idle: int = 0
     kernels: dict[str, int | None] = field(default_factory=dict)
+    temporaries: tuple[Temporary, ...] = ()
 
     @property
     def bytes(self) -> int | None:
@@ -81,49 +86,61 @@ class Report:
 
     def __repr__(self) -> str:
         lines = [*_wrapped(self._head()), "", *_wrapped(self._sum())]
+        texts = [f"{n}. {one.title}: {one.says}" for n, one in enumerate(self.findings, 1)]
+        blocks = [_wrapped(text) for text in texts]
+        fitting = _fitting(blocks, LINES // 3 - 2, least=1)
+        lines += [""] if blocks else []
+        lines += [line for block in blocks[:fitting] for line in block]
+        left = len(blocks) - fitting
+        more = counted(left, "finding")
+        lines += [f"and {more} more: findings of the report has them"] if left else []
         if self.moves:
-            shown = self.moves[:MOST]
+            shown = self._shown(MOST)
             under = [_details(move) for move in shown]
             sentences = [_sentence(code, about, cause) for code, about, cause in under]
             blocks = _under([_COLUMNS, *map(_cells, shown)], "><", ["", *sentences])
-            fitting = _fitting(blocks, LINES // 2)
-            lines += [line for block in blocks[:fitting] for line in block]
-            lines += self._others(fitting - 1)
+            fitting = _fitting(blocks, LINES - len(lines) - LINES // 4)
+            if fitting < len(blocks):
+                by_move = dict(zip(shown, blocks[1:], strict=True))
+                shown = self._shown(fitting - 1)
+                blocks = [blocks[0], *map(by_move.__getitem__, shown)]
+            lines += ["", *(line for block in blocks for line in block), *self._others(shown)]
         rows = self._stored()
         lines += ["", *_wrapped(self._memory())]
         if rows:
             blocks = _table([_STORED, *rows[:MOST]], "><")
-            fitting = _fitting(blocks, LINES // 5)
+            fitting = _fitting(blocks, LINES // 7)
             lines += [line for block in blocks[:fitting] for line in block]
             left = len(rows) - fitting + 1
             kinds = "kinds" if left > 1 else "kind"
             lines += [f"and {left} {kinds} of smaller ones"] if left else []
-        found = [f"{n}. {one.title}: {one.says}" for n, one in enumerate(self.findings, 1)]
-        blocks = [["", *_wrapped(text)] for text in found]
-        fitting = _fitting(blocks, LINES - len(lines))
-        lines += [line for block in blocks[:fitting] for line in block]
-        left = len(blocks) - fitting
-        more = counted(left, "finding")
-        lines += ["", f"and {more} more: findings of the report has them"] if left else []
+        if at_peak := self._at_peak():
+            lines += ["", *(line for block in _table([_AT_PEAK, *at_peak], "><") for line in block)]
         return "\n".join(lines)
 
     def _repr_html_(self):
         paragraph = lambda text: f"<p>{escape(text)}</p>"  # noqa: E731
-        parts = [paragraph(self._head()), paragraph(self._sum())]
+        shown = self._shown(MOST)
+        parts = [paragraph(self._head()), paragraph(self._sum()), self._findings_html(shown)]
         if self.moves:
-            shown = self.moves[:MOST]
             details = map(_details, shown)
             under = [(code, "; ".join(filter(None, about))) for code, *about in details]
             parts += [
                 html_table(_COLUMNS, map(_cells, shown), under=under),
-                *map(paragraph, self._others(MOST)),
+                *map(paragraph, self._others(shown)),
             ]
         rows = self._stored()
         parts.append(paragraph(self._memory()))
         parts += [html_table(_STORED, rows[:MOST])] if rows else []
         if len(rows) > MOST:
             parts.append(paragraph(f"and {len(rows) - MOST} kinds of smaller ones"))
-        places = sorted({where(move.file, move.line) for move in self.moves[:MOST] if move.line})
+        if at_peak := self._at_peak():
+            parts.append(html_table(_AT_PEAK, at_peak))
+        return "".join(parts)
+
+    def _findings_html(self, shown):
+        """A list of the findings, each with the place of the row that it is about."""
+        places = sorted({where(move.file, move.line) for move in shown if move.line})
         items = ""
         for finding in self.findings:
             place = next((one for one in places if _names(finding, one)), "")
@@ -131,7 +148,27 @@ class Report:
             own = f' data-place="{escape(place)}" tabindex="0"' if place else ""
             title, says = escape(finding.title), escape(finding.says)
             items += f"<li{own}><strong>{title}</strong>: {says}</li>"
-        return "".join(parts) + (f"<ol>{items}</ol>" if items else "")
+        return f"<ol>{items}</ol>" if items else ""
+
+    def _shown(self, most):
+        """The moves that are printed, in their order: the longest, and of the others those that
+        surprise.
+
+        A third of the rows is for what a correct program seldom sends, and one of each kind comes
+        before a second one.
+        """
+        if len(self.moves) <= most:
+            return list(self.moves)
+        longest, others = self.moves[: most - most // 3], self.moves[most - most // 3 :]
+        kinds = {move.kind for move in longest}
+        newest = [
+            next(move for move in others if move.kind == kind)
+            for kind in dict.fromkeys(move.kind for move in others)
+            if kind not in kinds
+        ]
+        surprising = [move for move in others if not is_expected(move.cause)]
+        chosen = [*longest, *dict.fromkeys((*surprising, *newest, *others))][:most]
+        return [move for move in self.moves if move in chosen]
 
     def _head(self):
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.items())
@@ -155,13 +192,13 @@ class Report:
         if not self.moves:
             return f"{declared} {beside} sends nothing.".lstrip()
         size, time = bytes_text(self.bytes), _ms(self.seconds)
-        sent = f"{beside} sends {size} from each device, {time} on {self.chip}:"
+        sent = f"{beside} sends {size} from each device, {time} on {self.chip}."
         return f"{declared} {sent}".lstrip()
 
     def _others(self, shown):
-        others = replace(self, moves=self.moves[shown:])
+        others = replace(self, moves=tuple(move for move in self.moves if move not in shown))
         count, size = len(others.moves), bytes_text(others.bytes)
-        return [f"and {count} shorter ones: {size}, {_ms(others.seconds)}"] if count else []
+        return [f"and {count} others: {size}, {_ms(others.seconds)}"] if count else []
 
     def _memory(self):
         if not self.memory:
@@ -190,6 +227,21 @@ class Report:
         return [
             (bytes_text(total), f"{count} ×" if count > 1 else "", name, kind, spec)
             for (name, kind, spec), (count, total) in rows
+        ]
+
+    def _at_peak(self):
+        """The largest temporaries, where they are a good part of the memory."""
+        if self.memory.get("temporaries", 0) < self.memory.get("peak", 0) / 4:
+            return []
+        return [
+            (
+                bytes_text(one.bytes),
+                f"{one.count} ×" if one.count > 1 else "",
+                one.type,
+                ", ".join(filter(None, (one.operation, one.phase))) or "unknown",
+                where(one.file, one.line),
+            )
+            for one in self.temporaries[:3]
         ]
 
 
@@ -309,10 +361,10 @@ def _under(rows, align, texts):
     ]
 
 
-def _fitting(blocks, most):
+def _fitting(blocks, most, least=4):
     """How many blocks of lines fit, together: at least four, such as a heading and three rows."""
     lines = itertools.accumulate(map(len, blocks))
-    return max(min(4, len(blocks)), sum(total <= most for total in lines))
+    return max(min(least, len(blocks)), sum(total <= most for total in lines))
 
 
 def _table(rows, align):

@@ -6,15 +6,17 @@ Each function that begins with `of_` yields a `Finding` for each fault, as those
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.programs.inherited import Inheritance, corrected, text_of
+from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
+from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs
 
 __all__ = [
+    "corrections",
     "lost_axes",
     "of_casts",
     "of_columns",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
+_MUCH = 1 / 4  # of all bytes sent
 _EXCHANGES = ("all-to-all", "collective-permute")
 
 
@@ -43,6 +46,16 @@ def lost_axes(
       again: the (file, line) of products that several devices compute.
     """
     groups = {}
+    for loss in inheritance.searched:
+        sent = bytes_of(
+            move
+            for move in moves
+            if (move.file, move.line) == (loss.place.file, loss.place.line)
+            and move.kind == "all-gather"
+            and loss.axis in (move.axes or move.within or ())
+        )
+        if loss.kind == "constraint" and sent > max(_MUCH * bytes_of(moves), 1024):
+            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
     for loss, places in inheritance.repeated.items():
         if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
             continue
@@ -52,7 +65,8 @@ def lost_axes(
             for move in moves
         )
         if is_gathered or any((one.file, one.line) in again for one in places):
-            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+            group = groups.setdefault((loss.place, loss.spec, loss.type), [])
+            group += [loss] if loss not in group else []
     return groups
 
 
@@ -77,12 +91,17 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
-        products = sum((inheritance.repeated[loss] for loss in losses), Counter())
-        first = max(products, key=products.get)
+        known = (*inheritance.repeated, *inheritance.searched)
+        better = corrections(known, place.file, place.line, axes)
+        products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
+        searched = [inheritance.searched[loss] for loss in losses if loss in inheritance.searched]
+        first = max(products, key=products.get) if products else searched[0]
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
         done = (
-            f"and repeat the products of {where(first.file, first.line)}"
+            f"and each looks through all of it in {where(first.file, first.line)}"
+            if not products
+            else f"and repeat the products of {where(first.file, first.line)}"
             if any((one.file, one.line) in again for one in products)
             else f"and nothing in the products of {where(first.file, first.line)} has the axis"
         )
@@ -91,8 +110,31 @@ def of_lost_axes(
             f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
             f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
             f"devices along {' and '.join(axes)} all hold the whole of it, {done}; write "
-            f"{corrected(losses)}",
+            f"{better[kind, text_of(spec)]}",
+            OtherConstraints(
+                place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
+            ),
         )
+
+
+def corrections(
+    losses: Iterable[Loss], file: str, line: int, axes: Collection[str]
+) -> dict[tuple[str, str], str]:
+    """The specs that the constraints of a line should have, by their types and their specs.
+
+    Where a helper's line constrains several arrays, those of one type and spec get one spec.
+
+    Args:
+      losses: as `Inheritance.repeated` and `searched` have them.
+      file, line: of the constraints.
+      axes: that they lack.
+    """
+    alike = {}
+    for loss in losses:
+        is_here = (loss.place.file, loss.place.line) == (file, line)
+        if loss.kind == "constraint" and is_here and loss.axis in axes:
+            alike.setdefault((loss.type, text_of(loss.spec)), []).append(loss)
+    return {key: corrected(group) for key, group in alike.items()}
 
 
 def of_mapped(
@@ -173,6 +215,9 @@ def of_order(
             f"divides it in another order: {bytes_text(exchanged)} are exchanged along "
             f"{' and '.join(order.axes)}. With {order.better} for {name}, or the first order for "
             "both, its shards are already where they are needed",
+            OtherConstraints(order.place.file, order.place.line, (("", order.other, order.spec),))
+            if order.argument is None
+            else OtherSpecs(((order.argument, order.better),), with_copies=True),
         )
 
 
@@ -205,6 +250,7 @@ def of_columns(
             f"but {name} is in shards along {axis} in the dimension of {column.divided:,}: one of "
             f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}: then "
             "each device multiplies what it has, and one sum of the results is enough",
+            MovedAxis(argument, axis, column.contracted),
         )
 
 

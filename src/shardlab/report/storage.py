@@ -11,10 +11,21 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shardlab.arrays.layout import axes_named, itemsize, spec_text
+from shardlab.programs.liveness import alive_at_peak
 from shardlab.report import findings
 from shardlab.report.names import parameter_names, path_text, type_text
+from shardlab.report.program import Located
 
-__all__ = ["Array", "arguments", "memory", "results", "shardings", "whole_memory"]
+__all__ = [
+    "Array",
+    "Temporary",
+    "arguments",
+    "memory",
+    "results",
+    "shardings",
+    "temporaries",
+    "whole_memory",
+]
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,45 @@ class Array:
     donated: bool | None
     placed: bool | None = None
     number: int = -1
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """Temporaries of a type that one line makes, and that are alive where a device holds most.
+
+    Attributes:
+      type: of each on a device, such as "f32[4,32,512]".
+      count: how many are alive at once.
+      bytes: on each device, of all of them.
+      is_stack: whether a loop writes them part by part.
+      operation: JAX's name of what makes them, such as "dot_general"; "" if unknown.
+      phase: "forward", "backward" or "update"; "" if the program does not say.
+      file, line: of the source; "" and 0 if unknown.
+    """
+
+    type: str
+    count: int
+    bytes: int
+    is_stack: bool
+    operation: str
+    phase: str
+    file: str
+    line: int
+
+
+def temporaries(located: Located) -> list[Temporary]:
+    """What is alive at the peak of a program beside its arguments, the most bytes first.
+
+    Args:
+      located: the program with the origins of its instructions.
+    """
+    groups = {}
+    for one in alive_at_peak(located.program):
+        key = one.type, one.is_stack, *located.origins.made(one.instruction)
+        count, size = groups.get(key, (0, 0))
+        groups[key] = count + 1, size + one.bytes
+    rows = [Temporary(kind, *sums, *place) for (kind, *place), sums in groups.items()]
+    return sorted((row for row in rows if row.bytes), key=lambda row: -row.bytes)
 
 
 def results(compiled: Any, lowered: Any) -> list[Array]:

@@ -203,7 +203,10 @@ class refusal:
         if not file.startswith(_OWN) and "/src/shardlab/" not in file:
             error.add_note("This error is not the function's own: it does not say what to do.")
             return False
-        missing = [v for v in self.values if not re.search(rf"\b{re.escape(str(v))}\b", text)]
+        whole = [rf"(?<![\w-]){re.escape(str(v))}(?!\w)" for v in self.values]
+        missing = [
+            v for v, as_one in zip(self.values, whole, strict=True) if not re.search(as_one, text)
+        ]
         if missing:
             error.add_note(f"The error does not name {missing}.")
         return not missing

@@ -242,8 +242,9 @@ def explained(monkeypatch, tmp_path):
         def to_json(self):
             return '{"a": "report"}'
 
-    def explain(f, *args, mesh=None, chip="v5p", **kwargs):
-        calls.append(SimpleNamespace(f=f, args=args, mesh=mesh, chip=chip, kwargs=kwargs))
+    def explain(f, *args, mesh=None, chip="v5p", try_remedies=False, **kwargs):
+        said = {"mesh": mesh, "chip": chip, "tries": try_remedies, "kwargs": kwargs}
+        calls.append(SimpleNamespace(f=f, args=args, **said))
         if f == "raise":
             raise ValueError("no such thing\nas this")
         return Report()
@@ -274,7 +275,9 @@ def test_a_function_is_called_and_what_it_returns_explained(run, explained, tmp_
         '{"a": "report"}\n',
         "",
     )
-    first, second = explained
+    assert run("explain", "mine_a:whole", "--try-remedies")[0] == 0
+    first, second, third = explained
+    assert [one.tries for one in explained] == [False, False, True]
     assert first.f.__name__ == "step" and (first.args, first.kwargs, first.mesh, first.chip) == (
         (1, 2),
         {},
@@ -308,6 +311,8 @@ def test_a_file_is_read(run, explained, tmp_path):
         (("broken:whole",), "importing broken failed: broken.py:1: ZeroDivisionError"),
         (("lost.txt",), "'lost.txt' is no file, and no function"),
         (("mine_b.py",), "begins with HloModule"),
+        (("mine_b.py", "--try-remedies"), "--try-remedies needs a function, such as train:example"),
+        (("mine_b:whole", "--try-remedies", "--compare", "a", "b"), "exclude each other"),
         (("bytes.txt",), "bytes.txt cannot be read"),
         (("mine_b:whole", "--chip", "v5"), "no chip is called 'v5'"),
         (("mine_b:whole", "--mesh", "d"), "'d' is no mesh axis"),
@@ -410,7 +415,7 @@ def test_a_wrong_ledger_is_refused(refused, tmp_path):
 
 def test_help_has_examples_that_work(run, explained):
     status, out, err = run("--help")
-    counts = {"layout": 3, "plan": 3, "explain": 4, "ledger": 3, "grade": 2}
+    counts = {"layout": 3, "plan": 3, "explain": 5, "ledger": 3, "grade": 2}
     assert status == 0 and not err and all(name in out for name in counts)
     assert run() == (0, out, "")
     for command, count in counts.items():

@@ -555,6 +555,27 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
     )
 
 
+def test_of_two_versions_the_one_that_python_imports_is_told(tmp_path, monkeypatch):
+    for version in ("0.9.2", "0.8.0"):
+        folder = tmp_path / version / f"jax-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: jax\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(tmp_path / version))
+    assert preflight._package_versions({"driver": ""})["jax"] == "0.8.0"
+
+
+def test_processes_with_unequal_numbers_of_devices_are_not_ready():
+    facts = [fact(process, devices=devices) for process, devices in enumerate((1, 3))]
+    found = failures(facts, devices=4)["processes"]
+    assert found.detail == "devices differ: 1 in process 0; 3 in process 1"
+
+
+def test_several_processes_with_one_core_are_named_with_their_own_host():
+    hosts = ("node1", "node1", "node2")
+    facts = [fact(process, host, cores=[0]) for process, host in enumerate(hosts)]
+    assert failures(facts)["cores"].detail == "processes 0 and 1 on node1 have 1 core"
+
+
 @pytest.mark.slow
 def test_a_platform_that_is_not_there_is_said_with_its_cure(tmp_path):
     status, text, _ = end(begin(tmp_path, JAX_PLATFORMS="cuda"))

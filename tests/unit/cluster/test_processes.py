@@ -41,8 +41,17 @@ def nothing_is_left():
     yield
     if Processes.current:
         Processes.current.stop()
-    mine = psutil.Process().children(recursive=True)
-    assert not [child for child in mine if "ipyparallel" in " ".join(child.cmdline())]
+    assert not engines()
+
+
+def engines():
+    """The processes of this one that belong to ipyparallel."""
+    mine = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if "ipyparallel" in " ".join(child.cmdline()):
+                mine.append(child)
+    return mine
 
 
 @pytest.fixture
@@ -383,13 +392,11 @@ def test_an_interrupt_ends_the_group(capsys, interruptible, tmp_path):
 
 def test_no_port_is_one_that_an_outgoing_connection_could_take(group):
     """In the moment between choosing a port and using it, which on a busy machine is long."""
-    ours = [
-        p
-        for p in psutil.Process().children(recursive=True)
-        if "ipyparallel" in " ".join(p.cmdline())
-    ]
     ports = {
-        c.laddr.port for p in ours for c in p.net_connections() if c.status == psutil.CONN_LISTEN
+        c.laddr.port
+        for p in engines()
+        for c in p.net_connections()
+        if c.status == psutil.CONN_LISTEN
     }
     given = Path("/proc/sys/net/ipv4/ip_local_port_range")
     lowest = int(given.read_text().split()[0]) if given.exists() else 49152
@@ -524,3 +531,20 @@ def test_nothing_is_left_when_the_notebook_is_killed():
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "listens"),
+    [
+        ("localhost:8476", "127.0.0.1:8476"),
+        ("LOCALHOST:8476", "127.0.0.1:8476"),
+        ("127.0.0.2:8476", "127.0.0.2:8476"),
+        ("[::1]:8476", "[::1]:8476"),
+        ("10.0.0.7:8476", None),
+        ("node7:8476", None),
+    ],
+)
+def test_a_coordinator_of_this_host_alone_listens_to_no_other(coordinator, listens):
+    from shardlab.cluster.join import on_this_host
+
+    assert on_this_host(coordinator).get("coordinator_bind_address") == listens

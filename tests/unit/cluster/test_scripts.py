@@ -16,6 +16,7 @@ from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE
 
+from shardlab.cluster.join import port_of_this_step
 from shardlab.cluster.worker import free_ports
 
 pytestmark = pytest.mark.reads("book/cluster", "book/clusters.md", "src/shardlab")
@@ -477,6 +478,33 @@ def test_processes_with_other_arguments_or_another_file_end_and_say_what_differs
         out, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1 and "trains" not in out
         assert f"the processes run different programs, {says}" in out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("node1", "node1"),
+        ("n1,n3", "n1"),
+        ("gpu[001-004,007]", "gpu001"),
+        ("gpu[02,07],x", "gpu02"),
+    ],
+)
+def test_steps_of_one_job_have_coordinators_of_their_own(monkeypatch, nodes, host):
+    """JAX takes the port from the job's number alone: a second step would end the first."""
+    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "4242")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", nodes)
+
+    def address(step):
+        monkeypatch.setenv("SLURM_STEP_ID", str(step))
+        return port_of_this_step().get("coordinator_address", f"{host}:{61440 + 4242 % 4096}")
+
+    told = [address(step) for step in range(20)]
+    assert len(set(told)) >= 20 and {text.rpartition(":")[0] for text in told} == {host}
+    assert all(61440 <= int(text.rpartition(":")[2]) <= 65535 for text in told)
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "node1i:61440")
+    assert port_of_this_step() == {}
 
 
 TELLS = """

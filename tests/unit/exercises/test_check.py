@@ -794,3 +794,8 @@ def test_arrays_of_several_processes_are_compared_by_the_shards_of_each():
         and "NumPy array" in value[1]
         and "give Exercise a value" in drawn[1]
     )
+
+
+def test_a_cell_that_shows_an_exercise_shows_no_answer():
+    shown = repr(Exercise(value={"x": (2, 16, 4321)}, max_bytes=12))
+    assert "4321" not in shown and "max_bytes=12" in shown

@@ -1,5 +1,6 @@
 """Kernels that communicate, with and without the wait that they need."""
 
+import functools
 import logging
 
 import jax
@@ -90,18 +91,27 @@ def test_kernels_of_pl_kernel_are_watched_and_named():
         copy.start()
         copy.wait_recv()
 
-    def call(x):
+    def call(x, **costs):
         return pl.kernel(
             shifted,
             out_type=jax.ShapeDtypeStruct((8, 128), "float32"),
             mesh=pltpu.TensorCoreMesh(axis_name="core", num_cores=1),
             scratch_types=[pltpu.SemaphoreType.DMA] * 2,
+            **costs,
         )(x)
 
-    f = jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
     x = jax.device_put(X, NamedSharding(MESH, P("x")))
-    traced = jax.jit(f).trace(x).jaxpr.jaxpr
-    assert list(written(traced)) == [("shifted", None)]
+    sizes = {"flops": 0, "transcendentals": 0, "bytes_accessed": 0}
+    declared = pl.CostEstimate(**sizes, remote_bytes_transferred=4096)
+    for costs, size in ({}, None), ({"cost_estimate": declared}, 4096):
+        f = jax.shard_map(
+            functools.partial(call, **costs),
+            mesh=MESH,
+            in_specs=P("x"),
+            out_specs=P("x"),
+            check_vma=False,
+        )
+        assert list(written(jax.jit(f).trace(x).jaxpr.jaxpr)) == [("shifted", size)]
 
 
 def test_a_missing_wait_is_found_and_leaves_nothing_behind(capfd):

@@ -164,6 +164,20 @@ def with_statistics(w, x):
     return lax.scan(body, x, length=12)
 
 
+def test_a_second_program_has_its_own_line_of_a_map():
+    w, x = struct((64, 64)), struct((16, 32, 64), "d")
+
+    def first(w, x):
+        return lax.map(lambda row: jnp.tanh(row @ w), x)
+
+    def second(w, x):
+        return lax.map(lambda row: jnp.tanh(row @ w), x)
+
+    for f in (first, second, first):
+        (move,) = explain(f, w, x).moves
+        assert move.line == inspect.getsourcelines(f)[1] + 1, f.__name__
+
+
 def test_sums_in_a_loop_that_could_come_after_it_are_told():
     micro = struct((4, 64, 128), None, "d")
     (added,) = (
@@ -227,7 +241,7 @@ def test_rows_come_by_time_and_many_small_collectives_are_told():
     (many,) = (finding for finding in report.findings if finding.title == "many small collectives")
     assert (
         "% of the predicted time" in many.says
-        and f"and {len(report.moves) - 10} shorter ones" in repr(report)
+        and f"and {len(report.moves) - 10} others" in repr(report)
     )
     assert "many small collectives" not in titles(
         explain(accumulated, struct((128, 128)), struct((4, 64, 128), None, "d"))
@@ -685,7 +699,7 @@ def test_parameters_in_a_list_are_one_finding():
     weights = [on_grid((64, 64)) for _ in range(20)]
     report = explain(layers, weights, on_grid((512, 64), ("data", "fsdp")))
     replicated = [finding.says for finding in report.findings if finding.title == "replicated"]
-    assert len(replicated) == 1 and "20 arrays of weights" in replicated[0]
+    assert len(replicated) == 1 and "weights[*] (20 arrays), " in replicated[0]
     sharded = [
         jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=NamedSharding(GRID, P("fsdp")))
         for w in weights

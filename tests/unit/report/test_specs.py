@@ -26,6 +26,15 @@ def line(function, text):
     return f"{HERE}:{first + next(n for n, line in enumerate(lines) if text in line)}"
 
 
+def pod_of(backend):
+    """The pod whose compiler to ask; None for that of CPUs."""
+    if backend == "cpu":
+        return None
+    if Pod(backend).compiler is None:
+        pytest.skip("no compiler for TPUs is installed")
+    return Pod(backend)
+
+
 def found(report):
     return [f"{finding.title}: {finding.says}" for finding in report.findings]
 
@@ -34,10 +43,8 @@ def found(report):
 @pytest.mark.parametrize("name", CORRECT)
 def test_of_a_correct_step_nothing_is_wrong(name, backend):
     step, arguments, mesh = CORRECT[name]()
-    if backend != "cpu" and Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
     with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
-        report = explain(step, *arguments, mesh=None if backend == "cpu" else Pod(backend))
+        report = explain(step, *arguments, mesh=pod_of(backend))
     assert report.compiled_for == backend and report.bytes > 0
     assert not [f for f in report.findings if f.title not in ADVICE], report
 
@@ -284,3 +291,136 @@ def test_shardings_of_jit_are_transferred_to_the_pod():
     first, *others = ((one.bytes, one.memory, one.compiled_for) for one in reports)
     assert all(other == first for other in others) and first[2] == "v5e:2x4"
     assert {array.name: array.spec for array in reports[0].arrays}["w"] == 'P("data")'
+
+
+# --- Loops, samples and memory --------------------------------------------------------------------
+
+ROW = grid((8,), ("data",))
+
+
+def accumulated(w, xs):
+    def add(total, x):
+        return total + jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), None  # sums
+
+    return lax.scan(add, jnp.zeros_like(w), xs)[0]
+
+
+def chunked(w, xs):
+    @jax.checkpoint
+    def add(total, x):
+        return total + jnp.sum(jax.nn.logsumexp(x @ w, -1)), None  # gathers
+
+    return lax.scan(add, 0.0, xs)[0]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_what_a_loop_gathers_and_adds_in_each_iteration_is_told(backend):
+    xs = struct(ROW, (8, 256, 256), None, "data")
+    where = {"mesh": pod_of(backend)}
+    w = struct(ROW, (256, 1024), "data")
+    titles = {
+        finding.title: finding.says
+        for finding in explain(jax.jit(jax.grad(chunked)), w, xs, **where).findings
+    }
+    assert line(chunked, "# gathers") in titles["gathered in a loop"]
+    assert "w is gathered 8 times" in titles["gathered in a loop"] or backend != "cpu"
+    if backend == "cpu":  # TPUs' compiler moves sums behind the loop
+        assert "summed in a loop" in titles, titles
+        replicated = explain(jax.jit(accumulated), struct(ROW, (256, 1024)), xs)
+        assert line(accumulated, "# sums") in found(replicated)[0]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_a_while_loop_under_vmap_is_told_and_a_shard_map_mends_it(backend):
+
+    def solve(x):
+        return lax.while_loop(lambda x: jnp.abs(x).max() > 1e-3, lambda x: x - jnp.sin(x) / 9, x)
+
+    where = {"mesh": pod_of(backend)}
+    x = struct(ROW, (64, 256), "data")
+    assert found(explain(jax.vmap(solve), x, **where))[0].startswith("loop that devices share")
+    own = jax.shard_map(jax.vmap(solve), mesh=ROW, in_specs=P("data"), out_specs=P("data"))
+    assert explain(own, x, **where).moves == ()
+
+
+def per_sample(w, x):
+    one = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+    return jax.vmap(one, (None, 0))(w, x)
+
+
+def per_sample_of_its_own(w, x):
+    return per_sample(lax.pcast(w, "data", to="varying"), x)
+
+
+def of_each_member(w, x):
+    return jax.vmap(jax.grad(lambda w: jnp.mean((x @ w) ** 2)))(w)
+
+
+def test_gradients_of_samples_are_told_from_those_of_members():
+    mapped = lambda f, **specs: jax.shard_map(f, mesh=ROW, **specs)  # noqa: E731
+    specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
+    w, x = struct(ROW, (32, 16)), struct(ROW, (1024, 32), "data")
+    assert found(explain(mapped(per_sample, **specs), w, x))[0].startswith("added over samples")
+    titles = {f.title for f in explain(mapped(per_sample_of_its_own, **specs), w, x).findings}
+    assert "added over samples" not in titles
+    members = explain(
+        mapped(of_each_member, in_specs=(P(), P("data")), out_specs=P()),
+        struct(ROW, (4, 32, 16)),
+        x,
+    )
+    assert "added over samples" not in {f.title for f in members.findings}
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
+def test_offsets_over_fewer_axes_than_their_tokens_are_told(spec):
+    def kernel(tokens, offsets):
+        return jnp.take(tokens, offsets, axis=0, mode="clip")
+
+    both = ("data", "model")
+    tokens, offsets = struct(MESH, (1024, 64), both), struct(MESH, (64,), *spec, dtype="int32")
+    f = jax.shard_map(kernel, mesh=MESH, in_specs=(P(both), spec), out_specs=P(both))
+    titles = [finding.title for finding in explain(f, tokens, offsets).findings]
+    assert ("indices into other shards" in titles) == (spec == P("data"))
+
+
+@pytest.mark.parametrize("is_mean", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+def test_a_gradient_through_a_sum_over_devices_without_the_check(is_mean, check):
+    def step(w, x):
+        total = lax.pmean if is_mean else lax.psum
+        gradient = jax.grad(lambda w: total(jnp.sum((x @ w) ** 2), "data"))(w)
+        return gradient if check else lax.psum(gradient, "data")
+
+    f = jax.shard_map(step, mesh=ROW, in_specs=(P(), P("data")), out_specs=P(), check_vma=check)
+    w = jnp.ones((32, 16)) / 32
+    x = jnp.arange(512 * 32, dtype="float32").reshape(512, 32) % 7
+    right = jax.grad(lambda w: jnp.sum((x @ w) ** 2) / (8 if is_mean else 1))(w)
+    factor = float(jnp.max(jax.jit(f)(w, x)) / jnp.max(right))
+    report = explain(f, struct(ROW, (32, 16)), struct(ROW, (512, 32), "data"))
+    is_told = "added twice" in {finding.title for finding in report.findings}
+    assert is_told == (not check and not is_mean)
+    assert abs(factor - (1 if check else 8)) < 1e-3
+
+
+def test_logits_that_are_most_of_the_memory_are_told_with_their_line():
+    def loss(head, hidden):
+        logits = hidden @ head  # logits
+        return jnp.mean(jax.nn.logsumexp(logits, -1))
+
+    report = explain(jax.grad(loss), struct(ROW, (64, 8192)), struct(ROW, (4096, 64), "data"))
+    says = {finding.title: finding.says for finding in report.findings}["largest temporaries"]
+    assert line(loss, "# logits") in says or line(loss, "logsumexp") in says
+    assert "chunks" in says and report.temporaries[0].bytes > report.memory["peak"] / 3
+    assert "at the peak" in repr(report) and "at the peak" in report._repr_html_()
+
+
+def test_an_argument_that_is_exchanged_in_each_call_is_told():
+    def f(q, w):
+        latent = jnp.einsum("bnd,ndr->bnr", q, w)
+        latent = lax.with_sharding_constraint(latent, NamedSharding(ROW, P(None, "data")))
+        return jnp.sum(latent**2, -1)
+
+    report = explain(
+        f, struct(ROW, (64, 16, 64), None, "data"), struct(ROW, (16, 64, 512), None, None, "data")
+    )
+    assert any(one.startswith("stored in other shards") for one in found(report)), report

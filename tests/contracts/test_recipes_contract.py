@@ -1,0 +1,58 @@
+"""What readers copy from `recipes`, against NumPy and the gradient of the whole batch."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from contract import KINDS, bound, close, contract, reads, refusal, values
+from hypothesis import strategies as st
+
+pytestmark = reads("recipes")
+
+
+@contract(
+    "recipes", "pad", draws=100, quick=True,
+    rows=st.integers(0, 20), other=[0, 0, 0, 1], n=[1, 2, 3, 4, 8],
+    kind=KINDS, dtype=["float32", "int32", "uint8", "bool"],
+)  # fmt: skip
+def test_pad(pad, rows, other, n, kind, dtype):
+    """`pad` takes a tree of NumPy arrays of the same number of rows, at least one."""
+    with np.errstate(invalid="ignore"):
+        second = values(kind, (rows + other,), "float64", 1).astype(dtype)
+    batch = {"x": values(kind, (rows, 3, 2)), "y": [second]}
+    with refusal(other or not rows, rows):
+        padded, weights = pad(batch, n)
+        for a, b in zip(jax.tree.leaves(padded), jax.tree.leaves(batch), strict=True):
+            assert a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+            assert len(a) == len(weights) == -(-rows // n) * n
+            np.testing.assert_array_equal(a[:rows], b)
+            assert not a[rows:].any()
+        assert weights.dtype == "float32" and weights.tolist() == [1] * rows + [0] * (
+            len(weights) - rows
+        )
+
+
+def mean_loss(w, batch):
+    x, y = batch
+    return jnp.mean((jnp.tanh(x @ w["a"]) + w["b"] - y) ** 2)
+
+
+@contract(
+    "recipes", "accumulated", draws=25,
+    rows=[0, 1, 12, 15], parts=[1, 2, 3, 4, 5], kind=["normal", "zeros", "tiny", "nan"],
+)  # fmt: skip
+def test_accumulated(accumulated, rows, parts, kind):
+    """`accumulated` takes a loss that is a mean over the rows of a batch, and a number of parts
+    that divides the rows.
+    """
+    w = {"a": values("normal", (3, 2), seed=1), "b": values("normal", (2,), seed=2)}
+    batch = values(kind, (rows, 3)), values("normal", (rows, 2), seed=3)
+    with refusal(not rows or rows % parts, rows, parts):
+        found = jitted(bound(accumulated, loss=mean_loss, parts=parts))(params=w, batch=batch)
+        close(found, jax.grad(mean_loss)(w, batch), 1e-5)
+
+
+@cache
+def jitted(f):
+    return jax.jit(f)

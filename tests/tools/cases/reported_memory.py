@@ -1,0 +1,258 @@
+"""Programs that store more than they need."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from reports import public
+from steps import grid, struct
+
+
+@public(
+    "AI-Hypercomputer/maxtext#2242",
+    "The logits of a large vocabulary take most of the memory of a step; computed a chunk of the "
+    "batch at a time they do not.",
+    r"(logits|largest temporar|alive at the peak|chunk)",
+)
+def whole_logits():
+    mesh = grid((8,), ("data",))
+
+    def loss(params, tokens, targets):
+        hidden = params["embed"][tokens]
+        logits = hidden @ params["embed"].T
+        wanted = jnp.where(jnp.arange(8192) == targets[..., None], logits, 0).sum(-1)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - wanted)
+
+    def step(params, tokens, targets):
+        grads = jax.grad(loss)(params, tokens, targets)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = {"embed": struct(mesh, (8192, 64), None, "data")}
+    tokens = struct(mesh, (64, 256), "data", dtype="int32")
+    layouts = jax.tree.map(lambda p: p.sharding, params)
+    return jax.jit(step, donate_argnums=0, out_shardings=layouts), (params, tokens, tokens)
+
+
+@public(
+    "apple/axlearn#1068",
+    "To write many steps into a cache of keys, a one-hot array of batch x steps x length is made, "
+    "too large to store.",
+    r"(one.hot|largest temporar|alive at the peak)",
+)
+def one_hot_of_steps():
+    mesh = grid((8,), ("data",))
+
+    def write(cache, time, keys):
+        at = time[:, None] + jnp.arange(keys.shape[1])
+        hot = jax.nn.one_hot(at, cache.shape[1], dtype=keys.dtype)
+        new = jnp.einsum("bst,bsnh->btnh", hot, keys)
+        return jnp.where((hot.sum(1) > 0)[..., None, None], new, cache)
+
+    cache, keys = (struct(mesh, (8, length, 2, 32), "data") for length in (2048, 1024))
+    arguments = cache, struct(mesh, (8,), "data", dtype="int32"), keys
+    return jax.jit(write, donate_argnums=0), arguments
+
+
+@public(
+    "google-deepmind/optax#548",
+    "The state of the optimiser is made on a single device, although the parameters are sharded.",
+    r"result on one device",
+)
+def optimiser_on_one_device():
+    mesh = grid((8,), ("data",))
+
+    def init(params):
+        return {"first": jax.tree.map(jnp.zeros_like, params), "count": jnp.zeros((), jnp.int32)}
+
+    params = {"w": struct(mesh, (512, 512), "data"), "b": struct(mesh, (512,))}
+    return init, (params,)
+
+
+@public(
+    "google/flax#5172",
+    "Where the optimiser's state is sharded in another way than the model, a step returns the "
+    "model in the optimiser's layout.",
+    r"other sharding",
+)
+def model_takes_the_layout_of_its_optimiser():
+    mesh = grid((2, 4), ("x", "y"))
+
+    def step(params, moments, x, y):
+        def loss(w):
+            return jnp.sum((y - jax.nn.relu(x @ w["up"]) @ w["down"]) ** 2)
+
+        grads = jax.grad(loss)(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, grads)
+        layout = NamedSharding(mesh, P("x", "y"))
+        moments = lax.with_sharding_constraint(moments, {"up": layout, "down": layout})
+        return jax.tree.map(lambda p, m: p - 1e-3 * m, params, moments), moments
+
+    shapes = {"up": (128, 256), "down": (256, 128)}
+    params = {name: struct(mesh, shape) for name, shape in shapes.items()}
+    moments = {name: struct(mesh, shape, "x", "y") for name, shape in shapes.items()}
+    data = struct(mesh, (2048, 128), ("x", "y"))
+    return jax.jit(step, donate_argnums=(0, 1)), (params, moments, data, data)
+
+
+@public(
+    "jax-ml/jax#16278",
+    "A jitted loop that closes over a large array runs out of memory; as an argument the same "
+    "array is no problem.",
+    r"closed-over constant",
+)
+def closed_over():
+    mesh = grid((8,), ("data",))
+    big = jnp.sin(jnp.arange(16 * 256 * 256, dtype=jnp.float32)).reshape(16, 256, 256)
+
+    def step(x):
+        return lax.fori_loop(0, 16, lambda i, x: jnp.tanh(x @ big[i]), x)
+
+    return jax.jit(step, donate_argnums=0), (struct(mesh, (512, 256), "data"),)
+
+
+@public(
+    "jax-ml/jax#31250",
+    "A function traces and compiles twice: its argument is on no mesh in the first call and on one "
+    "in the second.",
+    r"not placed|compiles? again",
+)
+def result_on_a_mesh():
+    mesh = grid((8,), ("data",))
+
+    def step(x):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P())) + 1
+
+    return step, (jnp.zeros((), jnp.int32),)
+
+
+@public(
+    "marin-community/marin#1936",
+    "The activations that a loop over the layers keeps for the backward pass take 2.5 GB; two "
+    "nested loops would keep the square root of as many.",
+    r"(kept|largest temporar|alive at the peak).*(loop|scan|layer|line)",
+)
+def kept_by_each_layer():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x):
+        def loss(w):
+            layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+            return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w = struct(mesh, (64, 64, 64), None, "data")
+    f = jax.jit(step, donate_argnums=0, out_shardings=w.sharding)
+    return f, (w, struct(mesh, (512, 128, 64), "data"))
+
+
+@public(
+    "jax-ml/jax#18263",
+    "An array larger than a device is made on one device before it is sharded.",
+    r"result on one device|replicated result|closed-over constant",
+)
+def made_on_one_device():
+    mesh = grid((8,), ("data",))
+
+    def buffer(example):
+        return jnp.zeros((4096, *example.shape), example.dtype)
+
+    return buffer, (struct(mesh, (64, 8), "data"),)
+
+
+@public(
+    "vllm-project/tpu-inference#3004",
+    "The sharding configuration is not found while a model is loaded, so each chip holds all of "
+    "it: 9 GB instead of 2.2.",
+    r"^replicated: ",
+)
+def replicated_model():
+    mesh = grid((2, 4), ("data", "model"))
+
+    def decode(params, x):
+        hidden = jax.nn.gelu(x @ params["up"]) @ params["down"]
+        return jnp.argmax(hidden @ params["head"], -1)
+
+    shapes = {"up": (256, 1024), "down": (1024, 256), "head": (256, 8192)}
+    params = {name: struct(mesh, shape) for name, shape in shapes.items()}
+    return decode, (params, struct(mesh, (64, 256), "data"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#4409",
+    "The log-probabilities of sampled tokens need one array of logits in f32, 112 GB of it, which "
+    "rematerialisation cannot shrink; computed a chunk of the sequence at a time they fit.",
+    r"(logits|largest temporar|alive at the peak|chunk)",
+)
+def whole_log_probabilities():
+    mesh = grid((8,), ("data",))
+
+    def log_probabilities(head, hidden, tokens):
+        logits = hidden @ head
+        wanted = jnp.where(jnp.arange(16384) == tokens[..., None], logits, 0).sum(-1)
+        return wanted - jax.nn.logsumexp(logits, -1)
+
+    hidden = struct(mesh, (16, 512, 64), "data")
+    tokens = struct(mesh, (16, 512), "data", dtype="int32")
+    f = jax.jit(log_probabilities, out_shardings=tokens.sharding)
+    return f, (struct(mesh, (64, 16384), "data"), hidden, tokens)
+
+
+@public(
+    "jax-ml/jax#24332",
+    "`meshgrid` of two small vectors makes whole arrays on every device.",
+    r"replicated result",
+)
+def grid_of_coordinates():
+    mesh = grid((4, 2), ("x", "y"))
+
+    def coordinates(length):
+        line = jnp.linspace(0, 1, 2048) * length
+        return jnp.meshgrid(line, line)
+
+    return coordinates, (struct(mesh, ()),)
+
+
+@public(
+    "jax-ml/jax#25010",
+    "The weights that are gathered in the forward pass are kept for the backward pass; they should "
+    "be gathered twice.",
+    r"kept for the backward|gathered.*checkpoint",
+)
+def gathered_and_kept():
+    mesh = grid((8,), ("data",))
+
+    def loss(params, x):
+        whole, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+        for w in params:
+            w = lax.with_sharding_constraint(w, whole)
+            x = lax.with_sharding_constraint(jnp.tanh(x @ w), rows)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        grads = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = [struct(mesh, (512, 512), "data")] * 3
+    f = jax.jit(step, donate_argnums=0, out_shardings=[p.sharding for p in params])
+    return f, (params, struct(mesh, (64, 512), "data"))
+
+
+@public(
+    "AI-Hypercomputer/maxtext#5104",
+    "A setting that shards the optimiser over data-parallel devices does nothing: each device "
+    "holds all moments.",
+    r"^replicated: .*state",
+)
+def moments_on_every_device():
+    mesh = grid((8,), ("data",))
+
+    def step(params, state, x):
+        grads = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w["up"]) @ w["down"]) ** 2)(params)
+        state = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state, grads)
+        return jax.tree.map(lambda p, m: p - 1e-3 * m, params, state), state
+
+    shapes = {"up": (128, 512), "down": (512, 128)}
+    params, state = ({n: struct(mesh, s) for n, s in shapes.items()} for _ in range(2))
+    x = struct(mesh, (1024, 128), "data")
+    return jax.jit(step, donate_argnums=(0, 1)), (params, state, x)
