@@ -101,7 +101,8 @@ class Fitted:
         and for each hop within a node and between nodes. NCCL's own numbers for large messages;
         none for TPUs, whose `Chip` has them.
       dispatched: of the bandwidth between nodes, what a dispatcher reaches that sends a token once
-        to a node. DeepEP's own numbers: 43 to 58 GB/s on cards of 50, with what stays in the node.
+        to a node. DeepEP's own numbers: 58 and 51 GB/s on cards of 50 with 32 and 64 GPUs, of which
+        a quarter and an eighth stay in the node; so 43.5 and 44.6.
       while_sending: the share of a chip that is left for products while tokens are sent to their
         experts: all but 20 of 132 multiprocessors in DeepSeek-V3's step.
       bands: for each kind of plan how far off expected times were, on the runs that were left out.
@@ -109,8 +110,9 @@ class Fitted:
     Source: https://github.com/stas00/ml-engineering, network/benchmarks, and
     https://github.com/NVIDIA/nccl, src/graph/tuning.cc (ring and tree, protocol "Simple"), for
     NCCL; https://github.com/AI-Hypercomputer/tpu-recipes, microbenchmarks, for TPUs;
-    https://github.com/deepseek-ai/DeepEP, README.md, and https://arxiv.org/abs/2412.19437, section
-    3.2.2, for dispatchers; `shardlab.published` for the rest.
+    https://github.com/deepseek-ai/DeepEP, docs/legacy.md at 0297fc8 (its first version), and
+    https://arxiv.org/abs/2412.19437, sections 3.2.2 and 3.5.1, for dispatchers;
+    `shardlab.published` for the rest.
     """
 
     products: Mapping[str, float]
@@ -132,17 +134,17 @@ FITTED = {
         products={"A100": 0.62, "H100": 0.52},
         other=0.57,
         half={"bf16": 128.0, "narrow": 1310.0},
-        grouped={"bf16": Grouped(1.0, 10.0), "narrow": Grouped(1.0, 770.0)},
+        grouped={"bf16": Grouped(1.0, 10.0), "narrow": Grouped(0.76, 510.0)},
         links=0.8,
         network=0.75,
         call_seconds=8.4e-6,
         hop_seconds=3.4e-6,
         network_hop_seconds=14e-6,
-        dispatched=0.95,
+        dispatched=0.88,
         while_sending=112 / 132,
         bands={
-            "narrow mixture": Band(1.42, 9, 1.06, 1.0),
-            "mixture": Band(1.61, 9, 1.1, 1.0),
+            "narrow mixture": Band(1.49, 9, 0.98, 1.0),
+            "mixture": Band(1.61, 9, 1.07, 1.0),
             "long": Band(1.37, 27, 0.97, 0.963),
             "narrow": Band(1.27, 13, 1.03, 1.0),
             "pipeline": Band(1.3, 16, 1.07, 1.0),

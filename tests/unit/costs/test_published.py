@@ -129,12 +129,16 @@ def test_a_report_has_the_band_of_its_first_mesh(asked, kind):
 
 def test_mixtures_are_expected_by_the_width_of_their_experts_and_their_precision():
     """One share, 0.38, gave wide experts in bf16 0.46 of the time that they took, and DeepSeek-V3's
-    own run 1.00; that run is fitted.
+    own run 1.00. Those are left out; that run is one of seven fitted ones, which are as likely to
+    be slower than expected as faster.
     """
     took = {name: run.seconds / float(run.cost().expected_seconds) for name, run in RUNS.items()}
     grok = [took[name] for name in took if "Grok-1 on" in name and not RUNS[name].fit]
     assert len(grok) == 2 and grok == pytest.approx([1.0, 1.0], abs=0.06)
-    assert took["DeepSeek-V3, on 2,048 H800"] == pytest.approx(1, abs=0.15)
+    assert 0.99 <= took["DeepSeek-V3, on 2,048 H800"] <= 1.05
+    for kind in ("narrow mixture", "mixture"):
+        left = [took[run.name] for run in fit_planner.runs_of("gpu", False) if run.kind == kind]
+        assert 0.9 < np.median(left) < 1.1, kind
 
 
 def test_tokens_that_are_sent_once_to_a_node_cross_the_network_less_often():

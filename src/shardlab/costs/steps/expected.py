@@ -36,10 +36,8 @@ def expected_seconds(setting, parallelism, tokens, flops, in_layers, sent, updat
     )
     rows = np.maximum(tokens / micro, 1e-9)
     precision = "bf16" if setting.products == "bf16" else "narrow"
-    half, parts = (
-        rates.half[precision],
-        [],
-    )  # (share of the layers' products, their smallest dimension)
+    half = rates.half[precision]
+    parts = []  # (share of the layers' products, their smallest dimension)
     attention, ff = model.attention_parameters, model.ff_matmul_parameters
     parts.append(
         (
