@@ -42,7 +42,7 @@ function command(form) {
       `${option("cache", form.cache, "bf16")}${reserve}`;
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
-    `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "block")}` +
+    `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "")}` +
     `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}` +
     `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
 }

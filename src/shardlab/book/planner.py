@@ -258,7 +258,7 @@ def planner(
     command = (
         f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
     )
-    command += f" --remat {remat}" * (remat != "block")
+    command += f" --remat {remat}"
     without = (
         '<p class="planner-plain">Without JavaScript this page shows one plan. For another, '
         "install "
