@@ -315,6 +315,12 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
     [
         (("gpt", "v5p", 8, 4096), {}, "no model is called 'gpt'"),
         ((LLAMA, "v9", 8, 4096), {}, "no chip is called 'v9'"),
+        ((LLAMA, "H10", 8, 4096), {}, "did you mean 'H100'"),
+        ((LLAMA, "v5p-256", 8, 4096), {}, "counts 256 cores, two of each chip: write v5p 128"),
+        ((LLAMA, "v4-8", 8, 4096), {}, "write v4 4"),
+        ((LLAMA, "v5litepod-16", 8, 4096), {}, "v5litepod-16 has 16 chips: write v5e 16"),
+        ((LLAMA, "L4", 8, 4096), {}, "L4 is another card"),
+        ((LLAMA, "RTX 4090", 8, 4096), {}, "RTX 4090 is another card"),
         ((LLAMA, "v5p", 0, 4096), {}, "chips is 0"),
         ((LLAMA, "v5p", 8.0, 4096), {}, "chips is 8.0"),
         ((LLAMA, "v5p", 8, -1), {}, "batch_tokens is -1"),
